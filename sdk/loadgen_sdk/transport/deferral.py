@@ -46,14 +46,17 @@ class DeferralPolicy:
         self._next_pause_ns = DEFER_PAUSE_NS
 
     def count_reads(self, reads: int, merged_reads: int, *, is_timely: bool) -> None:
-        """Count the reads of one poll of the sockets that may be read late ("deferred").
+        """Count the reads of one poll of the deferred sockets.
+
+        A deferred socket does not wake the process when data arrives. It is read later, together
+        with others, which saves work. The counts tell whether it is read too late.
 
         Args:
             reads: How many sockets were read.
             merged_reads: How many of these reads held several events, of which only the newest has
-                an exact timestamp.
-            is_timely: The poll was made at its planned time. A late poll finds several events
-                because the process was busy, so its merged reads are no sign against deferring.
+                an exact timestamp. Many of them mean that deferring harms the measurement.
+            is_timely: The poll was made at its planned time. Reads of a late poll are not counted
+                as evidence: they are merged because the process was busy, not because of deferring.
         """
         self._reads += reads
         if is_timely:
@@ -65,11 +68,13 @@ class DeferralPolicy:
         return now - self._period_started_at > DECISION_PERIOD_NS
 
     def decide(self, now: int) -> bool:
-        """Decide whether to read sockets late ("defer"), from the reads of the last period.
+        """Decide from the reads of the last period whether to read sockets late ("defer").
 
         That is worthwhile if there are many reads, because it saves wake-ups of the process, and if
         few of them are merged: a merged read holds several events, of which only the newest has an
-        exact timestamp. The next period begins now.
+        exact timestamp. After too many merged reads, deferring pauses for a while.
+
+        The next period begins now.
 
         Args:
             now: The monotonic time, in ns.
@@ -80,11 +85,16 @@ class DeferralPolicy:
         reads_per_s = self._reads * _NS_PER_S // (now - self._period_started_at)
         has_too_many_merged = self._timely_merged_reads * READS_PER_MERGED_READ > self._timely_reads
         self._start_period(now)
+
         if self.is_deferring_worthwhile:
+            has_enough_reads = reads_per_s >= DEFER_DOWN_TO_READS_PER_S
+            is_worthwhile = has_enough_reads and not has_too_many_merged
             self._update_pause(now, has_too_many_merged)
-            is_worthwhile = reads_per_s >= DEFER_DOWN_TO_READS_PER_S and not has_too_many_merged
         else:
-            is_worthwhile = reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._paused_until
+            has_enough_reads = reads_per_s >= DEFER_FROM_READS_PER_S
+            is_pause_over = now >= self._paused_until
+            is_worthwhile = has_enough_reads and is_pause_over
+
         has_changed = is_worthwhile != self.is_deferring_worthwhile
         self.is_deferring_worthwhile = is_worthwhile
         return has_changed

@@ -97,18 +97,23 @@ class Exchange(ExchangeState):
     def deferrable_events(self) -> int:
         """How many of the next events of this response the receiver may read late, 0 for none.
 
-        Reading late saves time, and the kernel timestamps packets when they arrive (see
-        `receiver.py`). The last LAST_EVENTS of the requested output are read at once, because the
-        next request may wait for the end of this response. So are all events before the first
-        output, while no template for plain events is known, and of a server that writes chunks in
-        parts.
+        Events that are read late are read several at a time, which saves work. Their times stay
+        exact, because the kernel timestamps packets when they arrive. Two kinds of events are not
+        read late:
+
+        - The last LAST_EVENTS of the requested output, because the next request may wait for the
+          end of this response.
+        - All events before the first output, while the receiver cannot recognise plain events (it
+          has no template), and of a server that writes chunks in parts.
         """
         if not self.can_batch_reads or self.template is None or self.has_split_chunks:
             return 0
         is_length_known = self.requested_output_tokens > 0
-        expected_events = self.requested_output_tokens if is_length_known else MANY_EVENTS
-        events_so_far = self.reader.output_events if is_length_known else 0
-        return max(0, expected_events - events_so_far - LAST_EVENTS)
+        if not is_length_known:
+            return MANY_EVENTS - LAST_EVENTS
+        # A token is usually one event.
+        events_to_come = self.requested_output_tokens - self.reader.output_events
+        return max(0, events_to_come - LAST_EVENTS)
 
     # -- reads ---------------------------------------------------------------------------------
 
@@ -146,17 +151,20 @@ class Exchange(ExchangeState):
     ) -> None:
         """Count several plain events that came in one read. The arguments are an EventBatch.
 
-        Only the last of them arrived at the timestamp for certain. The others may have arrived up
-        to `uncertainty_ns` earlier, or at the same time if that is None.
+        Args:
+            timestamp: When the last of the events arrived for certain, monotonic in ns.
+            event_count: The number of events, at least 2.
+            uncertainty_ns: By how much the events before the last one may have arrived earlier.
+                None if all of them arrived together.
         """
-        if uncertainty_ns is None:
+        if uncertainty_ns is None:  # All of them arrived together.
             self.reader.count_plain_events(event_count, timestamp)
             return
-        # The reader takes a number in place of that many plain events.
-        last_event_count = 1
+        # The reader takes lists of events. A number in them stands for that many plain events.
+        events_before_last = event_count - 1
         self.reader.feed_with_uncertainty(
-            uncertain=[event_count - last_event_count],
-            certain=[last_event_count],
+            uncertain=[events_before_last],
+            certain=[1],
             timestamp=timestamp,
             uncertainty=uncertainty_ns,
         )
@@ -164,14 +172,19 @@ class Exchange(ExchangeState):
     def _feed_read(
         self, data: bytes, timestamp: int, read_at: int, empty_at: int, from_kernel: bool
     ) -> bool:
-        """Process one read. Return True when the response is over.
+        """Process one read of the response. The arguments are the fields of a `Read`, in order.
+
+        All times are monotonic, in ns.
 
         Args:
             data: The bytes.
             timestamp: When the newest packet of the data arrived.
             read_at: When the process had read the data, which is `timestamp` or later.
-            empty_at: When the socket was last known to be empty. No byte has arrived before.
-            from_kernel: The kernel made the timestamp.
+            empty_at: When the socket was last known to be empty. All the data arrived after that.
+            from_kernel: The kernel made the timestamp. Otherwise it is `read_at`.
+
+        Returns:
+            Whether the response is over, because it is complete or malformed.
         """
         self.bytes_received += len(data)
         try:
@@ -192,10 +205,10 @@ class Exchange(ExchangeState):
     ) -> None:
         """Pass the events of a read to the reader, with the uncertainty of their timestamp.
 
-        All events of a read have the timestamp of its newest packet, and those before the last may
-        have arrived earlier. After the first output, events that came in one write of the server
-        count as exact. Before it, their uncertainty is passed on too, because it is the uncertainty
-        of the measured time to first token.
+        All events of a read have the timestamp of its newest packet, although those before the last
+        may have arrived earlier. This uncertainty is 0 if the server wrote all of them at once.
+        Only before the first output, even that uncertainty counts, because it is the uncertainty of
+        the measured time to first token.
 
         Args:
             decoded: The events of the read.
@@ -203,16 +216,17 @@ class Exchange(ExchangeState):
             read_at: When the process had read it.
             empty_at: When the socket was last known to be empty, so that no event arrived earlier.
         """
-        reader = self.reader
-        has_first_output = reader.first_token != NEVER
+        has_first_output = self.reader.first_token != NEVER
         if not has_first_output:
             self._feed_until_first_output(decoded, timestamp, read_at, empty_at)
             return
-        chunks, events = decoded
-        # A server writes a chunk at once. Without chunks, only a single event is one write.
-        is_one_write = chunks == 1 and (self.response.is_chunked or count_events(events) == 1)
+        if self.response.is_chunked:
+            # A server writes a chunk at once.
+            is_one_write = decoded.chunks == 1
+        else:
+            is_one_write = decoded.chunks == 1 and count_events(decoded.events) == 1
         if is_one_write:
-            reader.feed(events, timestamp)
+            self.reader.feed(decoded.events, timestamp)
         else:
             self._feed_with_uncertainty(decoded, timestamp, earliest=empty_at)
 
@@ -243,6 +257,9 @@ class Exchange(ExchangeState):
     def _feed_with_uncertainty(self, decoded: DecodedRead, timestamp: int, earliest: int) -> None:
         """Pass the events of a read to the reader, and which of them may have arrived earlier.
 
+        The reader also learns whether the server sent all of them in one write, which is usually
+        one chunk of the body. Then their times are equal, even if they are uncertain.
+
         Args:
             decoded: The events of the read.
             timestamp: When the newest packet of the read arrived, in ns.
@@ -250,23 +267,26 @@ class Exchange(ExchangeState):
         """
         by_certainty = self._split_by_certainty(decoded)
         is_single_chunk = decoded.chunks == 1 and self.response.is_chunked
-        # A read that completes the response ends after the last chunk, which is one write.
-        is_whole_write = self.response.is_complete or not self._has_incomplete_event()
+        # After the end of the response, nothing of another write can be in the read.
+        has_part_of_next_write = not self.response.is_complete and self._has_incomplete_event()
         self.reader.feed_with_uncertainty(
             by_certainty.uncertain,
             by_certainty.certain,
             timestamp,
             uncertainty=timestamp - earliest,
-            is_one_write=is_single_chunk and is_whole_write,
+            is_one_write=is_single_chunk and not has_part_of_next_write,
         )
 
     def _split_by_certainty(self, decoded: DecodedRead) -> EventsByCertainty:
-        """Split the events of a read by whether they came with its newest packet for certain.
+        """Split the events of a read by whether they arrived at its timestamp for certain.
 
-        1. If a further event or chunk has begun, or the response has ended, none did: the newest
-           packet may hold nothing but the bytes after the events.
-        2. If the read is a single chunk, all did, because a server writes a chunk at once.
-        3. Otherwise, with several chunks or in a body without chunks, only the last event did.
+        The timestamp is the arrival of the newest packet of the read. There are three cases:
+
+        1. More bytes follow the last event: the beginning of another event, or the end of the
+           response. The newest packet may hold only these bytes, so every event is uncertain.
+        2. The events are one chunk, which a server writes at once. Every event is certain.
+        3. Otherwise, the last event ends with the newest packet and is certain. Those before it are
+           uncertain.
         """
         if self._has_incomplete_event():
             return EventsByCertainty(uncertain=decoded.events, certain=())
@@ -338,24 +358,34 @@ class Exchange(ExchangeState):
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
         """Return the events in a part of the body, which is a stream of events in chunks.
 
-        Usually the data begin with a chunk, so that whole chunks can be recognised in one pass
-        (`_decode_from_chunk_start`). They do not if a chunk was split between two reads. Then its
-        beginning was kept, and is put before the data, or was decoded already, and its end is
-        decoded by itself.
+        Usually the data begin with a chunk, so that whole chunks can be recognised in one pass. If
+        a chunk was split between two reads, there are two cases. Its beginning may have been kept
+        undecoded in `incomplete_chunk`, and is put before the data, which then begin with a chunk
+        too. Otherwise its beginning was decoded already, and the data continue within the chunk.
         """
         if self.is_at_chunk_start:
             return self._decode_from_chunk_start(data)
         if self.incomplete_chunk:
-            chunk_and_data = self.incomplete_chunk + data
+            data_from_chunk_start = self.incomplete_chunk + data
             self.incomplete_chunk = b""
             self.is_at_chunk_start = True
-            return self._decode_from_chunk_start(chunk_and_data)
+            return self._decode_from_chunk_start(data_from_chunk_start)
+        return self._decode_from_within_chunk(data)
+
+    def _decode_from_within_chunk(self, data: bytes) -> DecodedRead:
+        """Return the events in data that begin within a chunk whose beginning was decoded before.
+
+        The end of that chunk is decoded by itself, so that the chunks after it can be recognised in
+        one pass.
+        """
         bytes_to_chunk_end = self.response.missing_chunk_bytes
-        has_chunk_end = 0 < bytes_to_chunk_end < len(data)
-        if not has_chunk_end:
+        has_next_chunks = 0 < bytes_to_chunk_end < len(data)
+        if not has_next_chunks:
             return self._decode_body(data)
         end_of_chunk = self._decode_body(data[:bytes_to_chunk_end])
         next_chunks = data[bytes_to_chunk_end:]
+        # `_decode_body` has set `is_at_chunk_start`. It is false if an event goes on in the next
+        # chunk.
         if self.is_at_chunk_start:
             return _join_decoded(end_of_chunk, self._decode_from_chunk_start(next_chunks))
         return _join_decoded(end_of_chunk, self._decode_body(next_chunks))
@@ -363,46 +393,50 @@ class Exchange(ExchangeState):
     def _decode_from_chunk_start(self, data: bytes) -> DecodedRead:
         """Return the events in data that begin with a chunk.
 
-        Most data are whole chunks of whole events, which `parse_whole_chunks` recognises in one
-        pass. It only counts plain events, which differ from an earlier event of the response in
-        their text alone. Other chunks are decoded step by step. The first bytes of a chunk without
-        a complete event are kept until the rest arrives, so that it can be recognised as a whole.
+        Most data are whole chunks of whole events. `parse_whole_chunks` recognises them in one
+        pass, and only counts events that differ from an earlier one in their text alone. What
+        follows these chunks is decoded step by step. Only the first bytes of a chunk that hold no
+        complete event are kept in `incomplete_chunk` until the rest arrives, so that this chunk can
+        be recognised as a whole.
         """
         before_text, after_text = self.reader.template or NO_TEMPLATE
-        chunks, events, size_bytes = parse_whole_chunks(data, before_text, after_text)
+        chunks, events, parsed_bytes = parse_whole_chunks(data, before_text, after_text)
+        whole_chunks = DecodedRead(chunks, events)
         if chunks:
             # A byte order mark is possible at the start of the body only, which is now past.
             self.decoder.has_started = True
-        rest = data[size_bytes:]
+        rest = data[parsed_bytes:]
         if not rest:
-            return DecodedRead(chunks, events)
+            return whole_chunks
         if is_incomplete_event(rest):
             self.incomplete_chunk = rest
             self.is_at_chunk_start = False
-            return DecodedRead(chunks + 1, events)
-        return _join_decoded(DecodedRead(chunks, events), self._decode_body(rest))
+            # `chunks` includes an incomplete one at the end of a read.
+            return whole_chunks._replace(chunks=chunks + 1)
+        return _join_decoded(whole_chunks, self._decode_body(rest))
 
     def _decode_body(self, data: bytes) -> DecodedRead:
         """Decode a part of the body chunk by chunk, and return the events in it.
 
-        If the body is a stream of events, `is_at_chunk_start` becomes true if the part ends with a
-        whole chunk and a whole event. The next read may then be recognised without decoding. Any
-        other body has no events, and is stored until it is complete.
+        A body that is not a stream of events has no events, and is stored until it is complete. In
+        a stream, `is_at_chunk_start` becomes true if the part ends with a whole chunk that ends
+        with a whole event. The next read can then be recognised without decoding.
         """
         if not data:
             return NOTHING_DECODED
-        body_parts = self.response.feed(data)
-        chunks = len(body_parts)
+        # A body without chunks is a single part.
+        chunk_contents = self.response.feed(data)
+        chunk_count = len(chunk_contents)
         # The usual read has one chunk, which need not be copied.
-        content = body_parts[0] if chunks == 1 else b"".join(body_parts)
+        content = chunk_contents[0] if chunk_count == 1 else b"".join(chunk_contents)
         if not self.is_event_stream:
-            if chunks:
+            if chunk_count:
                 self._store_body_part(content)
-            return DecodedRead(chunks, events=())
-        events = self.decoder.feed(content) if chunks else []
-        is_between_chunks = self.response.is_chunked and self.response.between_chunks
-        self.is_at_chunk_start = is_between_chunks and self.decoder.between_events
-        return DecodedRead(chunks, events)
+            return DecodedRead(chunk_count, events=())
+        events = self.decoder.feed(content) if chunk_count else []
+        ends_with_whole_chunk = self.response.is_chunked and self.response.between_chunks
+        self.is_at_chunk_start = ends_with_whole_chunk and self.decoder.between_events
+        return DecodedRead(chunk_count, events)
 
     def _store_body_part(self, body_part: bytes) -> None:
         """Store a part of a body that is not a stream. Of an error body, the beginning is enough.
@@ -443,27 +477,35 @@ class Exchange(ExchangeState):
 
         1. An error response of the server, even if its body is cut short.
         2. An error event that the server sent before it closed the connection.
-        3. `reset`: the connection failed, or it was closed before any byte of a response.
+        3. `reset`: the system reports an error of the connection.
         4. `truncated`: the connection was closed regularly within the response.
 
         Args:
             error: The text of the system's error, or "" after a regular close.
         """
         status = self.response.status
-        if status >= 300:
+        if status == HEAD_INCOMPLETE:
+            return self._failure_without_head(error)
+        if status >= FIRST_ERROR_STATUS:
             return self._http_failure()
         if self.reader.error:
             return Failure("error_event", self.reader.error[:ERROR_TEXT_CHARS], status)
-        if status:
-            position = f"the body ended early, after {self.reader.output_events} output events"
-            if error:
-                return Failure("reset", f"{error}, {position}", status)
-            return Failure("truncated", position, status)
-        if self.bytes_received and not error:
+        position = f"the body ended early, after {self.reader.output_events} output events"
+        if error:
+            return Failure("reset", f"{error}, {position}", status)
+        return Failure("truncated", position, status)
+
+    def _failure_without_head(self, error: str) -> Failure:
+        """Return the failure of a response whose connection ended before its head was complete.
+
+        Args:
+            error: The text of the system's error, or "" after a regular close.
+        """
+        if error:
+            return Failure("reset", error)
+        if self.bytes_received:
             return Failure("truncated", "the connection ended within the response head")
-        return Failure(
-            "reset", error or "the connection was closed before the first byte of a response"
-        )
+        return Failure("reset", "the connection was closed before the first byte of a response")
 
     def _finish_response(self, timestamp: int, read_at: int) -> None:
         """End the exchange after a complete response, with or without a failure.
@@ -660,15 +702,16 @@ def feed_whole_body(
     Args:
         reader: The reader of the response.
         body: The whole body.
-        timestamp: When its end arrived.
-        stream_requested: The request asked for a stream.
+        timestamp: When its end arrived, monotonic in ns.
+        stream_requested: The request asked for a stream, and the server sent a whole body instead.
     """
+    # Some servers send a stream of events with the Content-Type of another body.
     is_mislabelled_stream = stream_requested and body.lstrip().startswith((b"data:", b"event:"))
     if is_mislabelled_stream:
+        reader.first_event = timestamp
         reader.parse_error = (
             "the response is a stream of events, but its Content-Type is not text/event-stream"
         )
-        reader.first_event = timestamp
         return
     reader.feed([body], timestamp)
     has_output = reader.first_token != NEVER
@@ -676,8 +719,8 @@ def feed_whole_body(
         return
     reader.first_event_tokens = reader.usage().output or 0
     if stream_requested:
+        reader.first_token = NEVER  # The time of the first token is not known.
         reader.remark = NOT_STREAMED
-        reader.first_token = NEVER
 
 
 def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failure:

@@ -75,7 +75,9 @@ class _ChunkBounds(NamedTuple):
 def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tuple[int, int]:
     """Count the chunks and events of a read, if it holds plain events only.
 
-    A plain event differs from an earlier event of the response in its text alone.
+    A plain event differs from an earlier event of the response in its text alone. The usual read
+    has one event, and its result is (1, 1). A large read of several chunks is not counted, because
+    such a read is passed on at once in any case.
 
     Args:
         data: The bytes of the read, which begin with a chunk.
@@ -83,19 +85,17 @@ def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tu
         after_text: The bytes after its text.
 
     Returns:
-        The number of chunks and of events, such as (1, 1) for the usual read of one event. If the
-        read holds anything else, or is large and has several chunks, the number of events is 0, and
-        that of chunks has no meaning.
+        The number of chunks and the number of events. If the number of events is 0, the read is not
+        counted, and the number of chunks means nothing.
     """
     if _is_one_plain_event(data, before_text, after_text):
         return 1, 1
     plain = scan_plain_chunks(data, before_text, after_text)
-    is_all_plain = plain.size_bytes == len(data)
-    is_single_chunk = plain.chunks == 1
-    is_small = len(data) < _LARGE_READ_BYTES
-    if is_all_plain and (is_single_chunk or is_small):
-        return plain.chunks, plain.events
-    return plain.chunks, 0
+    has_only_plain_events = plain.size_bytes == len(data)
+    is_large_read = len(data) >= _LARGE_READ_BYTES
+    if not has_only_plain_events or (is_large_read and plain.chunks > 1):
+        return plain.chunks, 0
+    return plain.chunks, plain.events
 
 
 def _is_one_plain_event(data: bytes, before_text: bytes, after_text: bytes) -> bool:
@@ -111,19 +111,22 @@ def _is_one_plain_event(data: bytes, before_text: bytes, after_text: bytes) -> b
         before_text: The bytes of a plain event before its text, from the template.
         after_text: The bytes after its text.
     """
-    prefix = _single_event_prefix(len(data))
+    prefix = _single_event_prefix(len(data))  # `14 CRLF data: `
     if prefix is None:
         return False
     text_start = len(prefix) + len(before_text)
     text_end = len(data) - len(_SINGLE_EVENT_SUFFIX) - len(after_text)
-    if text_end <= text_start:
+    has_text = text_start < text_end
+    if not has_text:
         return False
-    has_prefix = data.startswith(prefix) and data.startswith(before_text, len(prefix))
-    has_suffix = data.endswith(_SINGLE_EVENT_SUFFIX) and data.startswith(after_text, text_end)
-    if not has_prefix or not has_suffix:
+    # The second argument of `startswith` is the position at which the bytes must be.
+    begins_like_event = data.startswith(prefix) and data.startswith(before_text, len(prefix))
+    ends_like_event = data.startswith(after_text, text_end) and data.endswith(_SINGLE_EVENT_SUFFIX)
+    if not begins_like_event or not ends_like_event:
         return False
     text = data[text_start:text_end]
-    return text in _plain_texts or _is_new_plain_text(text)
+    is_known_text = text in _plain_texts
+    return is_known_text or _is_new_plain_text(text)
 
 
 def _single_event_prefix(read_bytes: int) -> bytes | None:
@@ -144,12 +147,14 @@ def _single_event_prefix(read_bytes: int) -> bytes | None:
 
 
 def _size_line_of_chunk_read(read_bytes: int) -> bytes | None:
-    """Return the size line, without its line end, of a read of this size that is a whole chunk.
+    r"""Return the size line, without its line end, of a read of this size that is a whole chunk.
 
-    Such a read is the size line, CRLF, the content and CRLF. For 20 bytes the size line is `f`: it
-    takes 1 byte, and CRLF twice 4, which leaves 15 (hexadecimal f) for the content. The digits
-    themselves take bytes, so each number of digits is tried. No number fits 21 bytes, for example:
-    one digit leaves 16, which is `10`, and two digits leave 15, which is `f`. Return None then.
+    Such a read is the size of the content in hexadecimal digits, CRLF, the content and CRLF. A read
+    of 20 bytes, for example, is `f\r\n`, 15 bytes of content and `\r\n`, and hexadecimal f is 15.
+
+    The size of the content depends on the number of digits and the other way round, so each number
+    of digits is tried. None may fit: of 21 bytes, one digit leaves 16 bytes of content, whose size
+    has two digits (10), and two digits leave 15, whose size has one (f). Return None then.
     """
     line_ends_bytes = 2 * len(_CHUNK_END)
     for digit_count in range(1, _MAX_SIZE_DIGITS):
@@ -261,13 +266,15 @@ def parse_whole_chunks(
 ) -> tuple[int, list[EventOrCount], int]:
     """Recognise the events in whole chunks at the beginning of `data`.
 
-    How many chunks are recognised is left to the implementation, because the caller decodes the
-    rest. This one recognises plain events only, and nothing without a template (`before_text` is
-    empty). The compiled one also recognises other events that are one line of data each.
+    This implementation recognises chunks of plain events, which differ from an earlier event in
+    their text alone, and nothing before the template is known. The compiled one recognises other
+    usual events too. The result is right in both cases, because the caller decodes the bytes after
+    the chunks that were recognised.
 
     Args:
         data: A part of a chunked body that begins with a chunk and an event.
-        before_text: The bytes of a plain event before its text, from the template.
+        before_text: The bytes of a plain event before its text, from the template. Empty if no
+            template is known.
         after_text: The bytes after its text.
 
     Returns:

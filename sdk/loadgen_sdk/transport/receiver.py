@@ -116,6 +116,11 @@ NEVER_NS = 1 << 62
 WAIT_FOREVER_MS = -1
 """As a wait of `Receiver.receive`: there is no limit."""
 
+_WAIT_FOREVER_S = -1.0
+"""The same as a wait of `epoll.poll`."""
+
+_MS_PER_S = 1000
+
 NO_TIMER = -1
 """As the `timer_limit` of `Receiver.receive`: no response is awaited, so no timer is set."""
 
@@ -210,15 +215,18 @@ class SocketBuffer:
     def __init__(self, fd: int, now: int) -> None:
         """Create the empty buffer of a socket that is opened at `now` (monotonic, in ns).
 
-        The class docstring describes each attribute. The receiver fills the first two groups, and
-        the owner of the connection (such as a `Pool`) sets the other two.
+        The class docstring describes each attribute. The receiver fills the first three groups. The
+        owner of the connection, such as a `Pool`, sets the other two.
         """
-        # Reads that the owner has not taken yet, and plain events that were only counted
+        # The reads that the owner has not taken yet
         self.reads: list[Read | PlainRun] = []
+        self.is_queued = False
+
+        # Reads after them whose events differ from earlier ones in their text alone ("plain"). Only
+        # their timestamps and sizes are stored, until they are added to `reads` as one `PlainRun`.
         self.plain_arrivals: list[int | EventBatch] = []
         self.plain_bytes = 0
         self.plain_read_at = 0
-        self.is_queued = False
 
         # The state of the socket
         self.fd = fd
@@ -292,33 +300,34 @@ class Receiver:
         self._queue = queue
         self._buffers: dict[int, SocketBuffer] = {}  # by descriptor
 
-        # The clocks
+        # The clocks: the monotonic time, and what to add to a kernel timestamp (wall clock)
         self.now = monotonic_ns()
         self._wall_to_monotonic_ns = self.now - time_ns()
 
-        # The latest poll of each epoll
+        # When the latest polls began
         self.poll_started_at = self.now
         self.last_poll_at = self.now
         self._last_deferred_poll_at = self.now
-        self.ready_count = 0
 
-        # The counts since the start
+        # Counts of descriptors, polls and reads
+        self.ready_count = 0  # of the latest polls only
         self.queued_reads = 0
         self.poll_count = 0
         self.read_count = 0
         self._merged_read_count = 0  # reads of deferred sockets that held several events
 
-        # What is planned
+        # When to poll next, and when the caller has to act. 0 means that no time is set yet.
         self.wake_at = NEVER_NS
         self.timer_armed_for = 0
         self.next_poll_at = 0
-        self._read_count_when_planned = 0
+        self._read_count_when_planned = 0  # `read_count` when the next poll was planned
 
-        # Deferring
+        # Deferring: whether and how many sockets are read late
         self.is_deferring = False
         self._deferred_socket_count = 0
         self._deferral_policy = DeferralPolicy(self.now)
 
+        # Until there is heavy traffic, deferred sockets wake the process like any other.
         epoll.register(deferred_epoll.fileno(), _EPOLLIN)
 
     def add(self, buffer: SocketBuffer) -> None:
@@ -440,8 +449,14 @@ class Receiver:
         """Poll and read repeatedly, until there is work for the caller or the time `return_at`.
 
         Each pass of the loop polls the first epoll, reads the ready sockets, and then, if it is
-        time for that, polls and reads the deferred sockets. If a request is due and many sockets
-        are ready, the method returns before it reads them, so that the caller sends on time.
+        time for that, polls and reads the deferred sockets, whose events are not urgent. The method
+        returns
+
+        - before it reads, if a request is due and many sockets are ready, so that the caller sends
+          the request on time,
+        - when there are reads to deliver or unhandled events,
+        - at `return_at`, and
+        - when nothing was ready within the longest wait.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
@@ -459,12 +474,15 @@ class Receiver:
             is_request_due = self.now >= self.wake_at
             if is_request_due and len(ready) > MAX_READY_BEFORE_SENDING:
                 return []
+
             unhandled = self._read_ready(ready)
             if self._is_deferred_poll_due(ready, was_deferring):
                 self._poll_and_read_deferred()
             # With unhandled events the caller acts now, and sets the timer afterwards.
             self._end_pass(NO_TIMER if unhandled else timer_limit)
-            if unhandled or self._queue or self.now >= return_at:
+
+            has_reads_to_deliver = len(self._queue) > 0
+            if unhandled or has_reads_to_deliver or self.now >= return_at:
                 return unhandled
             # While deferring, an unlimited wait consists of many waits of DEFER_WAIT_MS.
             can_wait_longer = was_deferring and max_wait_ms == WAIT_FOREVER_MS
@@ -478,12 +496,13 @@ class Receiver:
         return_at: int,
         tick_at: int,
         open_exchanges: set[object],
-        *_delivery: object,
+        *_unused: object,
     ) -> list[tuple[int, int]] | None:
         """Receive until `return_at`, `tick_at` or `wake_at`, whichever comes first.
 
-        The compiled receiver also delivers what it has read, in the same call. This one leaves
-        delivering to the caller, and only accepts the same arguments.
+        The compiled receiver has a method of the same name, which also passes on ("delivers") what
+        it has read. This one only receives, and its caller delivers afterwards. It accepts the same
+        arguments, so that the caller need not know which of the two it has.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
@@ -491,7 +510,8 @@ class Receiver:
             tick_at: When the caller has periodic work to do, in ns.
             open_exchanges: The requests in flight. Only while there are any, the timer is set for
                 the next poll.
-            _delivery: How the compiled receiver delivers: for how many ns, and to which function.
+            _unused: Two arguments for the compiled receiver: for how many ns to deliver, and the
+                function to call with each buffer.
 
         Returns:
             The (descriptor, events) pairs that the caller has to handle (see `receive`). The
@@ -524,18 +544,20 @@ class Receiver:
         return ready
 
     def _wait_s(self, max_wait_ms: int) -> float:
-        """Return how long the next poll may wait, in seconds, or a negative number for no limit.
+        """Return how long the next poll may wait, in seconds, or _WAIT_FOREVER_S for no limit.
 
         While sockets are deferred, a poll waits only until it is time to poll them. DEFER_WAIT_MS,
         the shortest wait that epoll supports, is exact enough for that.
+
+        Args:
+            max_wait_ms: The longest wait, 0 for none, or WAIT_FOREVER_MS.
         """
-        wait_ms = max_wait_ms
-        if self.is_deferring and max_wait_ms:
-            is_deferred_poll_later = self.next_poll_at > self.now
-            wait_ms = DEFER_WAIT_MS if is_deferred_poll_later else 0
-        if wait_ms < 0:
-            return wait_ms
-        return wait_ms / 1000
+        if max_wait_ms == 0:
+            return 0.0
+        if self.is_deferring:
+            is_deferred_poll_due = self.now >= self.next_poll_at
+            return 0.0 if is_deferred_poll_due else DEFER_WAIT_MS / _MS_PER_S
+        return _WAIT_FOREVER_S if max_wait_ms < 0 else max_wait_ms / _MS_PER_S
 
     def _is_deferred_poll_due(self, ready: list[tuple[int, int]], was_deferring: bool) -> bool:
         """Return True if the deferred sockets are to be polled now.
@@ -568,9 +590,8 @@ class Receiver:
     def _read_ready(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Read the sockets that the first epoll has just reported.
 
-        A socket that is reported now was empty when the poll before this one began, because that
-        poll did not report it. This bounds when its data can have arrived, so it is noted in the
-        read.
+        A socket that is reported now was empty when the previous poll began, because that poll did
+        not report it. So its data have arrived since then. This time is stored with each read.
 
         Args:
             ready: The descriptors with their events, such as `[(7, EPOLLIN)]`.
@@ -580,8 +601,8 @@ class Receiver:
             are still connecting, and sockets that can be written.
         """
         previous_poll_at = self.last_poll_at
-        has_all_ready = len(ready) < MAX_READY  # A full list may leave out ready sockets.
-        if has_all_ready:
+        is_report_complete = len(ready) < MAX_READY
+        if is_report_complete:
             self.last_poll_at = self.poll_started_at
         deferred_fd = self._deferred_epoll.fileno()
         unhandled: list[tuple[int, int]] = []
@@ -592,48 +613,65 @@ class Receiver:
             if buffer is None or not buffer.is_readable:  # the timer, or a socket that connects
                 unhandled.append((fd, events))
                 continue
-            if events & _EPOLLOUT:
+            can_be_written = events & _EPOLLOUT
+            if can_be_written:
                 unhandled.append((fd, events))
-            if events & _READABLE_OR_BROKEN and not buffer.ended_at:
+            can_be_read = events & _READABLE_OR_BROKEN
+            if can_be_read and not buffer.ended_at:
                 self._read_socket(buffer, previous_poll_at)
         return unhandled
 
     def _poll_and_read_deferred(self) -> None:
         """Poll the deferred sockets, whose events are not urgent, and read those that are ready.
 
-        A socket leaves the deferred epoll if data may be left in it after the read, because this
-        epoll is edge-triggered: it reports arriving data only once. It also leaves it if its
-        connection has failed, and if its next events are urgent.
+        The reads are counted for the decision whether deferring is worthwhile. The next poll
+        follows after DEFER_NS, or at once if this one may have left out ready sockets.
         """
         poll_started_at = self.now
+        is_timely = self.is_deferring and poll_started_at < self.next_poll_at + DEFER_NS
         ready = self._deferred_epoll.poll(0, MAX_DEFERRED_READY)
         self.ready_count += len(ready)
-        previous_poll_at = self._last_deferred_poll_at
-        has_all_ready = len(ready) < MAX_DEFERRED_READY  # A full list may leave out ready sockets.
-        if has_all_ready:
-            self._last_deferred_poll_at = poll_started_at
-        is_timely = self.is_deferring and poll_started_at < self.next_poll_at + DEFER_NS
-        merged_read_count_before = self._merged_read_count
+        merged_reads = self._read_deferred(ready)
+        self._deferral_policy.count_reads(len(ready), merged_reads, is_timely=is_timely)
 
+        is_report_complete = len(ready) < MAX_DEFERRED_READY
+        if is_report_complete:
+            self._last_deferred_poll_at = poll_started_at
+        if self.is_deferring:
+            self.next_poll_at = self.now + DEFER_NS if is_report_complete else self.now
+
+    def _read_deferred(self, ready: list[tuple[int, int]]) -> int:
+        """Read the deferred sockets that the second epoll has just reported.
+
+        A socket moves back to the first epoll if its next events are urgent, if its connection has
+        failed, or if the read may have left data in it: the second epoll is edge-triggered, so it
+        would not report these data again.
+
+        Args:
+            ready: The descriptors with their events, such as `[(7, EPOLLIN)]`.
+
+        Returns:
+            How many of the reads were merged: they hold several events of a stream, of which only
+            the newest has an exact timestamp.
+        """
+        merged_reads_before = self._merged_read_count
         for fd, events in ready:
             buffer = self._buffers[fd]
-            self._read_socket(buffer, previous_poll_at)
+            self._read_socket(buffer, self._last_deferred_poll_at)
+            may_have_more_data = buffer.is_last_read_full
             has_failed = events != _EPOLLIN
             is_urgent = buffer.events_until_urgent <= 0
-            if buffer.is_last_read_full or has_failed or is_urgent:
+            if may_have_more_data or has_failed or is_urgent:
                 self.stop_deferring(buffer)
-
-        merged_reads = self._merged_read_count - merged_read_count_before
-        self._deferral_policy.count_reads(len(ready), merged_reads, is_timely=is_timely)
-        if self.is_deferring:
-            self.next_poll_at = self.now + DEFER_NS if has_all_ready else self.now
+        return self._merged_read_count - merged_reads_before
 
     def _end_pass(self, timer_limit: int) -> None:
-        """After reading, reconsider whether to defer sockets, and plan the next poll.
+        """End one pass of polling and reading: reconsider deferring, and plan the next poll.
 
-        No poll is planned while sockets are deferred, because they are polled about every
-        millisecond anyway. A poll that is planned for soon is put off, because a poll was just
-        made.
+        Deferred sockets are read late to save time, and are polled about every millisecond. While
+        there are any, no other poll is planned. Otherwise a new time is planned for the next poll
+        if its present time is past or less than PLAN_AHEAD_NS away, because this pass has just
+        polled and another poll so soon would tell nothing new.
 
         Args:
             timer_limit: The latest time for which the timer may be set, or NO_TIMER.
@@ -641,8 +679,10 @@ class Receiver:
         self.poll_started_at = self.now
         if self._deferral_policy.is_decision_due(self.now):
             self._reconsider_deferring()
+        if self.is_deferring:
+            return
         is_next_poll_soon = self.now > self.next_poll_at - PLAN_AHEAD_NS
-        if is_next_poll_soon and not self.is_deferring:
+        if is_next_poll_soon:
             self._plan_next_poll(timer_limit)
 
     def _reconsider_deferring(self) -> None:
@@ -687,8 +727,14 @@ class Receiver:
     def _read_socket(self, buffer: SocketBuffer, previous_poll_at: int) -> None:
         """Read one socket once, with the kernel's timestamp, and store what was read in its buffer.
 
-        An end or an error of the connection is noted in the buffer. `now` becomes the time after
-        the read.
+        There are three outcomes:
+
+        1. The socket has nothing to read, and nothing is stored.
+        2. The connection has ended or failed. This is noted in the buffer, for its owner.
+        3. There are data. They are stored with the last time at which the socket was known to be
+           empty, which is the earliest time at which they can have arrived.
+
+        In each case, `now` becomes the time after the read.
 
         Args:
             buffer: The buffer of the socket.
@@ -704,10 +750,14 @@ class Receiver:
             data = b""
         self.now = monotonic_ns()
         self.read_count += 1
-        if not data:
+
+        has_ended = not data
+        if has_ended:
             buffer.ended_at = self.now
             self._enqueue(buffer)
             return
+
+        # This must be computed before the new read is noted in the buffer.
         empty_at = _last_known_empty_at(buffer, previous_poll_at)
         buffer.is_last_read_full = len(data) == READ_BYTES
         if not buffer.is_last_read_full:
@@ -774,7 +824,8 @@ class Receiver:
         """Store the timestamp and the number of the events of a read if all of them are plain.
 
         A plain event differs from an earlier one of the response in its text alone, as the template
-        of the buffer says. Several events in one chunk are one write of the server and have arrived
+        of the buffer says. A single event is stored as its timestamp, and several as an
+        `EventBatch`. Several events in one chunk are one write of the server and have arrived
         together. Events in several chunks may have arrived one by one since the socket was empty,
         so their timestamp is uncertain.
 
@@ -784,20 +835,22 @@ class Receiver:
         if buffer.template is None:
             return False
         before_text, after_text = buffer.template
-        chunks, events = count_plain_events(read.data, before_text, after_text)
-        if not events:
+        chunk_count, event_count = count_plain_events(read.data, before_text, after_text)
+        if event_count == 0:
             return False
-        has_several_writes = chunks > 1
-        if events == 1:
+
+        is_merged_read = chunk_count > 1
+        if event_count == 1:
             buffer.plain_arrivals.append(read.timestamp)
         else:
-            uncertainty_ns = read.timestamp - read.empty_at if has_several_writes else None
-            buffer.plain_arrivals.append(EventBatch(read.timestamp, events, uncertainty_ns))
+            uncertainty_ns = read.timestamp - read.empty_at if is_merged_read else None
+            buffer.plain_arrivals.append(EventBatch(read.timestamp, event_count, uncertainty_ns))
         buffer.plain_bytes += len(read.data)
         buffer.plain_read_at = read.read_at
+
         if buffer.is_deferred:
-            buffer.events_until_urgent -= events
-            if has_several_writes:
+            buffer.events_until_urgent -= event_count
+            if is_merged_read:
                 self._merged_read_count += 1
         return True
 
@@ -825,32 +878,38 @@ class Receiver:
 
 
 def _last_known_empty_at(buffer: SocketBuffer, previous_poll_at: int) -> int:
-    """Return the last time at which the socket of a buffer is known to have been empty.
+    """Return the last time at which the socket of a buffer is known to have been empty, in ns.
 
-    Either a read emptied the socket, or a poll did not report it. Such a poll proves nothing if the
-    last read left bytes in the socket, or if the socket was moved to its epoll after the poll.
+    There are two proofs that a socket was empty. A read took less than it could, or a poll of the
+    epoll that watches the socket did not report it. A poll proves nothing if the epoll did not
+    watch the socket at that time, or if the last read left data: the epoll of deferred sockets
+    reports arriving data only once, and is silent about data that were left.
 
     Args:
         buffer: The buffer, before the next read is noted in it.
         previous_poll_at: When the last poll began that did not report the socket.
     """
-    was_in_epoll = previous_poll_at > buffer.epoll_changed_at
-    if was_in_epoll and not buffer.is_last_read_full:
-        return max(buffer.emptied_at, previous_poll_at)
-    return buffer.emptied_at
+    was_watched = previous_poll_at > buffer.epoll_changed_at
+    has_poll_proof = was_watched and not buffer.is_last_read_full
+    if not has_poll_proof:
+        return buffer.emptied_at
+    return max(buffer.emptied_at, previous_poll_at)
 
 
 def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
     r"""Return whether the owner of a buffer must be called for the read that was just stored.
 
-    A read is urgent if the owner wants every read, or if it may end the response: it ends like the
-    last chunk, `0\r\n\r\n`, or is so small that it may be the last bytes of that chunk. With a
-    template, plain events are only counted, so a read that was stored is something else and urgent.
-    Waiting for more saves nothing if many reads wait already, or if the read is large.
+    A read is urgent in three cases:
+
+    1. The owner wants every read.
+    2. It may end the response. It ends like the last chunk, `0\r\n\r\n`, or is so small that it may
+       be the last bytes of that chunk. If the buffer has a template, usual reads are only counted,
+       so any read that had to be stored may be the end.
+    3. Waiting for more would save nothing, because many reads wait already or the read is large.
     """
     wants_every_read = not buffer.can_batch_reads
-    is_no_plain_event = buffer.template is not None
-    if wants_every_read or is_no_plain_event:
+    is_unusual_read = buffer.template is not None
+    if wants_every_read or is_unusual_read:
         return True
     if len(buffer.reads) >= MAX_BATCHED_READS or len(read.data) >= LARGE_READ_BYTES:
         return True

@@ -369,9 +369,15 @@ class ExchangeState:
 def update_read_urgency(exchange: ExchangeState) -> None:
     """Note how the receiver may treat the next reads of a response that goes on.
 
-    After the first output, it may collect reads before it passes them on, because nothing waits
-    for them, unless `on_output` wants each event at once. It may also count plain events by the
-    template of the reader, if the next byte begins a chunk.
+    Three fields of the exchange are updated:
+
+    - `can_batch_reads`: Nothing waits for single events after the first output, so the receiver may
+      collect reads before it passes them on. An application with `on_output` wants each event at
+      once.
+    - `template`: The receiver may count events that differ from an earlier one in their text alone,
+      if the next byte begins a chunk.
+    - `has_split_chunks`: A read that could be collected has ended within a chunk, so this server
+      writes chunks in parts. This stays true until the end of the response.
     """
     has_first_output = exchange.reader.first_token != NEVER
     is_chunked_stream = exchange.is_event_stream and exchange.response.is_chunked

@@ -127,8 +127,7 @@ class ResponseReaderState:
     ) -> None:
         """Start with an empty response.
 
-        Timestamps are NEVER until their event has come. The class docstring describes each
-        attribute.
+        The class docstring describes each attribute. "" stands for a text that has not come.
 
         Args:
             timeline: The event timeline that gets the time of each output event.
@@ -140,25 +139,29 @@ class ResponseReaderState:
         self.timeline = timeline
         self.on_output = on_output
 
-        # Timestamps of events, and the largest gap between output events, in ns
+        # Timestamps of events, in ns. They are NEVER until the event has come.
         self.first_event = NEVER  # of any kind
         self.first_token = NEVER  # the first output, reasoning included
         self.first_answer = NEVER  # the first output that is not reasoning
         self.last_token = NEVER
         self.end = NEVER  # the last output or finish reason
+
+        # The largest gap between output events, in ns
         self.max_gap = 0
 
-        # By how much these timestamps may be too late, in ns
+        # By how much these timestamps and this gap may be wrong, in ns
         self.first_token_uncertainty = 0
         self.max_gap_uncertainty = 0
         self.uncertain_timestamp = NEVER
         self.timestamp_uncertainty = 0
 
-        # What the response says
+        # The number of events, and the token counts of the server
         self.output_events = 0
-        self.first_event_tokens = 0
         self.unknown_output_events = 0
+        self.first_event_tokens = 0
         self.usage_counts: UsageFields | None = None
+
+        # What else the response says
         self.finish_reason = ""
         self.error = ""
         self.parse_error = ""
@@ -172,7 +175,8 @@ class ResponseReaderState:
         self.tool_deltas: list[msgspec.Raw] = []
 
         # Plain events differ from an earlier one in their text alone. They are recognised by a
-        # template, the bytes before and after the text, and are not decoded.
+        # template, the bytes before and after the text, and are not decoded. With the count
+        # NO_MORE_TEMPLATES, learning a template is never worthwhile.
         self.template: tuple[bytes, bytes] | None = None
         self.plain_events = 0
         self.learned_templates = NO_MORE_TEMPLATES if expects_few_events else 0
@@ -206,10 +210,11 @@ def is_plain_text(text: bytes) -> bool:
 def count_leading_plain_events(
     events: Sequence[EventOrCount], start: int, before: bytes, after: bytes
 ) -> tuple[int, int]:
-    """Count the consecutive plain events from the index `start` on, up to the first other event.
+    """Count the plain events at the index `start` and after it, up to the first other event.
 
-    A plain event differs from an earlier one in its text alone. Of the items [event, 3, other] from
-    index 0 on, in which the event is plain, the result is (2, 4): two items, four events.
+    A plain event differs from an earlier one in its text alone. For example, [plain, 3, other] has
+    two items before the first other event. They stand for four plain events: the first item is one
+    event, and the number 3 stands for three. From index 0, the result is therefore (2, 4).
 
     Args:
         events: Payloads of events. A number stands for that many plain events, which were counted

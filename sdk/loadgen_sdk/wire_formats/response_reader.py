@@ -118,23 +118,27 @@ class ResponseReader(ResponseReaderState):
             timestamp: The timestamp of the read.
             uncertainty: How much earlier the uncertain events may have arrived, in ns.
             is_one_write: All events came in one write of the server, so that they arrived together.
-                The timeline and the largest gap are exact then.
+                Their times in the timeline, and the largest gap, are exact then.
         """
         max_gap_before_read = self.max_gap
         uncertain_outputs = self._feed_and_count_outputs(uncertain, timestamp, uncertainty)
         certain_outputs = self._feed_and_count_outputs(certain, timestamp, uncertainty=0)
-        inexact_outputs = uncertain_outputs
-        if certain_outputs:
-            self.uncertain_timestamp = NEVER
-        elif uncertain_outputs:
+
+        is_last_output_uncertain = uncertain_outputs > 0 and certain_outputs == 0
+        if is_last_output_uncertain:
             self._note_uncertain_last_output(timestamp, uncertainty)
-            if self.finish_reason:  # The last output counts as exact (see that method).
-                inexact_outputs -= 1
-        if is_one_write:
-            inexact_outputs = 0
+        elif certain_outputs:
+            self.uncertain_timestamp = NEVER  # The timestamp of the last output is exact.
+
+        inexact_outputs = 0 if is_one_write else uncertain_outputs
+        if inexact_outputs and is_last_output_uncertain and self.finish_reason:
+            # Servers send the last output together with the finish reason, so the client is not to
+            # blame for that one. `_note_uncertain_last_output` has the details.
+            inexact_outputs -= 1
         if inexact_outputs:
             self.timeline.uncertainties.append((uncertainty, inexact_outputs))
         elif self.max_gap > max_gap_before_read:
+            # The largest gap ends in this read, all of whose times are exact.
             self.max_gap_uncertainty = 0
 
     def _feed_and_count_outputs(
@@ -163,27 +167,34 @@ class ResponseReader(ResponseReaderState):
     def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
         """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns.
 
-        Plain events that follow each other are counted together. Every other event is decoded. A
-        number among the events stands for that many plain events, which were recognised before.
+        A plain event differs from an earlier event of the response in its text alone. The bytes
+        before and after that text are the template, which is None until it is known. Consecutive
+        plain events are counted together, and every other event is decoded.
+
+        Args:
+            events: Payloads of events. A number stands for that many plain events, which were
+                recognised by the template before.
+            timestamp: When the newest of the events arrived, monotonic in ns.
+            uncertainty: By how much they may have arrived earlier, in ns.
         """
         if events and self.first_event == NEVER:
             self.first_event = timestamp
-        position = 0
-        while position < len(events):
+        index = 0
+        while index < len(events):
             if self.template is not None:
                 before_text, after_text = self.template
                 plain_items, plain_events = count_leading_plain_events(
-                    events, position, before_text, after_text
+                    events, index, before_text, after_text
                 )
                 if plain_items:
                     self.count_plain_events(plain_events, timestamp, uncertainty)
-                    position += plain_items
+                    index += plain_items
                     continue
-            payload = events[position]
-            assert not isinstance(payload, int), "a number needs a template, which counts it above"
+            payload = events[index]
+            assert not isinstance(payload, int), "numbers come only after the template is known"
             if payload != b"[DONE]":
                 self._feed_payload(payload, timestamp, uncertainty)
-            position += 1
+            index += 1
 
     def count_plain_events(self, count: int, timestamp: int, uncertainty: int = 0) -> None:
         """Count plain events that came together, as one gap and `count` output events.
@@ -328,12 +339,19 @@ class ResponseReader(ResponseReaderState):
         return min(uncertainty, mean_gap)
 
     def _feed_payload(self, payload: bytes | NamedEvent, timestamp: int, uncertainty: int) -> None:
-        """Process one event that was not recognised as plain.
+        """Decode one event and process its fields. Nothing is done if it has no fields.
 
         The usual event is one of a chat, which is decoded in one step. Every other one is converted
-        to the fields of a chat event first. A usual event may become the template by which later
-        events are recognised as plain, unless the text is kept or passed on, because plain events
-        are not decoded.
+        to the fields of a chat event first.
+
+        A usual event may become the template: the bytes around its text, by which later events that
+        differ in the text alone are counted without being decoded. That is not possible if an
+        application needs the texts.
+
+        Args:
+            payload: The data of the event, with its name if it has one.
+            timestamp: When the event arrived, monotonic in ns.
+            uncertainty: By how much it may have arrived earlier, in ns.
         """
         event: EventFields | None = None
         if isinstance(payload, bytes):
@@ -346,14 +364,16 @@ class ResponseReader(ResponseReaderState):
             event = self._read_unusual_event(payload, event)
         if event is None:
             return
-        if self.text_pieces is not None and not self.response_id:
+
+        is_text_kept = self.text_pieces is not None
+        if is_text_kept and not self.response_id:
             self.response_id = id_of(payload)
         if event.choices:
             has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
-            is_text_needed = self.text_pieces is not None or self.on_output is not None
+            is_text_needed = is_text_kept or self.on_output is not None
             can_be_template = is_usual and has_output and not is_text_needed
-            if can_be_template and self._is_learning_worthwhile():
-                self._learn_template(event, _json_of(payload))
+            if can_be_template:
+                self._learn_template(event, payload)
         self._read_other_fields(event, payload)
 
     def _read_other_fields(self, event: EventFields, payload: bytes | NamedEvent) -> None:
@@ -407,13 +427,19 @@ class ResponseReader(ResponseReaderState):
     def _feed_choice(self, choice: ChoiceFields, timestamp: int) -> bool:
         """Process one choice of an event and return whether the choice has output.
 
-        Streams have a `delta`, other chats a `message`, and completions a `text`.
+        The output of a chat is in an object with several fields, which is named `delta` in a stream
+        and `message` in a whole response. A completion, which is not a chat, has only a `text`.
+
+        Args:
+            choice: The choice.
+            timestamp: When the event arrived, monotonic in ns.
         """
         delta = choice.message if choice.delta is None else choice.delta
         text = choice.text if delta is None else delta.content
-        output_kind = "answer" if text else _kind_of_output_without_text(choice, delta)
         if self.text_pieces is not None:
             self._keep_output(self.text_pieces, text, delta)
+
+        output_kind = "answer" if text else _kind_of_output_without_text(choice, delta)
         if output_kind == "answer" and self.first_answer == NEVER:
             self.first_answer = timestamp
         if choice.finish_reason:
@@ -425,14 +451,17 @@ class ResponseReader(ResponseReaderState):
     ) -> None:
         """Add the output of a choice to the texts and tool calls of the response.
 
+        A choice usually has one kind of output. The first of these is added: the text, together
+        with tool calls that come with it, the reasoning, or tool calls alone.
+
         Args:
-            text_pieces: The pieces of the text of the response so far.
-            text: The text of the choice.
-            delta: Its delta or its message, or None for a completion.
+            text_pieces: The list `self.text_pieces`, which is not None here.
+            text: The text of the choice, or None or "" if it has none.
+            delta: Its delta or its message, or None for a completion, which has only a text.
         """
         if text:
             text_pieces.append(text)
-            # The usual event has no tool calls. The first comparison saves it a call of `is_set`.
+            # The usual text has no tool calls. The first comparison saves it a call of `is_set`.
             if delta is not None and delta.tool_calls is not ABSENT and is_set(delta.tool_calls):
                 self.tool_deltas.append(delta.tool_calls)
             return
@@ -501,8 +530,8 @@ class ResponseReader(ResponseReaderState):
         earned_templates = self.plain_events // _EVENTS_PER_TEMPLATE
         return self.learned_templates <= _FREE_TEMPLATES + earned_templates
 
-    def _learn_template(self, event: EventFields, payload: bytes) -> None:
-        """Learn from an event how the plain events of this response look.
+    def _learn_template(self, event: EventFields, payload: bytes | NamedEvent) -> None:
+        """Learn from an event how the plain events of this response look, if that is worthwhile.
 
         A plain event differs from this one in its text alone. The template is the pair of the bytes
         before and after the text: for the payload `{"text":"Hi","n":1}` it is `{"text":"` and
@@ -511,24 +540,29 @@ class ResponseReader(ResponseReaderState):
         No template is learned if the event has more than a text, from a payload with escapes or
         line ends, or if the text is in the payload twice, so that its place is not certain.
         """
+        if not self._is_learning_worthwhile():
+            return
+        json_text = _json_of(payload)
         text = _sole_text(event)
-        has_escapes_or_line_ends = b"\\" in payload or b"\n" in payload
+        has_escapes_or_line_ends = b"\\" in json_text or b"\n" in json_text
         if not text or has_escapes_or_line_ends:
             return
         json_string = b'"%s"' % text.encode()
-        if payload.count(json_string) != 1:
+        if json_text.count(json_string) != 1:
             return
-        before_string, after_string = payload.split(json_string)
+        before_string, after_string = json_text.split(json_string)
         self.template = (before_string + b'"', b'"' + after_string)
         self.learned_templates += 1
 
     def _read_usage(self, counts: UsageFields) -> None:
-        """Store the usage of an event, if it says more than the one that was stored before.
+        """Store the token counts of an event, if they say more than those stored before.
 
-        A response may have several: with continuous usage, each event has the counts so far. The
-        last one with output tokens is stored, or else the first one. If it lacks the prompt tokens,
-        those of the earlier one are added to it.
+        A server may send counts once at the end, or with each event the counts so far. The latest
+        counts with output tokens are stored, because they include those before them. Until there
+        are any, the first counts are stored. If the later counts lack the prompt tokens, those of
+        the earlier ones are added.
         """
+        # The value of a field that was not sent is UNSET for one name and None for the other.
         has_prompt_count = (
             counts.input_tokens is not None or counts.prompt_tokens is not msgspec.UNSET
         )
@@ -554,12 +588,15 @@ class ResponseReader(ResponseReaderState):
     def _read_unusual_event(
         self, payload: bytes | NamedEvent, event: EventFields | None
     ) -> EventFields | None:
-        """Return the fields of an event that is not a usual one of a chat, or None if it has none.
+        """Return the fields of an event that is not a usual event of a chat, which has choices.
+
+        An event of another API is converted to the fields of a chat event. Return None if the event
+        has no fields, such as `[DONE]`.
 
         Args:
-            payload: The event.
-            event: Its fields without choices, if it could be decoded in one step. It may then be an
-                event of another API.
+            payload: The data of the event, with its name if it has one.
+            event: Its fields, if it was decoded in one step and has no choices. None if it could
+                not be decoded in this way, because a field has an unexpected type.
         """
         if event is None:
             event = self._read_refused_event(payload)
@@ -571,9 +608,9 @@ class ResponseReader(ResponseReaderState):
     def _read_refused_event(self, payload: bytes | NamedEvent) -> EventFields | None:
         """Return the fields of an event that msgspec refuses to decode, or None if it has none.
 
-        Such an event is named, `[DONE]`, `null`, or JSON in which a field has an unexpected type.
-        Text that is not JSON is an error, except in a named event, which is an extension of the
-        server.
+        msgspec refuses an event with a name, the end mark `[DONE]`, a JSON value that is no object,
+        such as `null`, and an object in which a field has an unexpected type. Only the first and
+        the last of these can have fields.
         """
         if isinstance(payload, NamedEvent) and self._read_named_event(payload):
             return None
@@ -583,14 +620,20 @@ class ResponseReader(ResponseReaderState):
         try:
             value = self._decode_leniently(json_text)
         except NOT_JSON:
-            if not isinstance(payload, NamedEvent) and not self.parse_error:
-                shown_text = json_text[:_MAX_SHOWN_EVENT_BYTES]
-                self.parse_error = f"an event is not JSON: {shown_text!r}"
+            # A named event is an extension of the server, which need not be JSON.
+            if not isinstance(payload, NamedEvent):
+                self._note_parse_error(json_text)
             return None
         if not isinstance(value, dict):
             return None
         event_of_other_api = read_other_api(value)
         return read_event(value) if event_of_other_api is None else event_of_other_api
+
+    def _note_parse_error(self, json_text: bytes) -> None:
+        """Note that an event is not JSON. Only the first such event of a response is noted."""
+        if not self.parse_error:
+            text_start = json_text[:_MAX_SHOWN_EVENT_BYTES]
+            self.parse_error = f"an event is not JSON: {text_start!r}"
 
     def _read_named_event(self, event: NamedEvent) -> bool:
         """Store a named event that is an error or the server's own timing.
@@ -618,16 +661,18 @@ class ResponseReader(ResponseReaderState):
     def _read_error(self, event: EventFields, payload: bytes | NamedEvent) -> None:
         """Store the text of an error in an event, unless an earlier event had one.
 
-        The field `error` is one, unless it is empty, such as `{}`. In an event without choices and
-        usage, any value of `error`, `message` or `detail` but null is one.
+        Servers send errors in the field `error`, `message` or `detail`. A non-empty `error` is
+        always an error. Some servers send an empty one (`{}`), a `message` or a `detail` with usual
+        events too. These are errors only if the event has no choices and no usage.
         """
         has_error_field = is_set(event.error) or is_set(event.message) or is_set(event.detail)
         if not has_error_field:
             return
-        has_content = bool(event.choices) or event.usage is not None
         has_nonempty_error = bytes(event.error) not in EMPTY
-        if has_nonempty_error or not has_content:
-            self.error = self.error or error_text(_json_of(payload))
+        is_usual_event = bool(event.choices) or event.usage is not None
+        is_error = has_nonempty_error or not is_usual_event
+        if is_error and not self.error:
+            self.error = error_text(_json_of(payload))
 
     def _read_timing(self, event: EventFields) -> None:
         """Keep the server's own timing of llama-server, Dynamo or vLLM."""
@@ -667,16 +712,19 @@ def _kind_of_output_without_text(
 ) -> _OutputKind | None:
     """Return which kind of output a choice without text has, or None if it has no output.
 
-    It is reasoning, or a tool call, a refusal or token ids, which belong to the answer.
+    The two kinds are "reasoning" and "answer". Tool calls, refusals and token ids are parts of the
+    answer.
 
     Args:
-        choice: The choice.
-        delta: Its delta or its message, or None for a completion.
+        choice: The choice, whose text is empty.
+        delta: Its delta or its message, or None for a completion, which has neither.
     """
     if delta is not None:
-        if delta.reasoning_content or delta.reasoning:
+        has_reasoning = bool(delta.reasoning_content or delta.reasoning)
+        if has_reasoning:
             return "reasoning"
-        if _tool_calls_of(delta) is not None or delta.refusal or delta.token_ids:
+        has_tool_calls = _tool_calls_of(delta) is not None
+        if has_tool_calls or delta.refusal or delta.token_ids:
             return "answer"
     return "answer" if choice.token_ids else None
 
