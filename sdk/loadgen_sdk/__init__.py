@@ -92,14 +92,17 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"{__name__}.{module_name}")
     except ModuleNotFoundError as error:
-        # Only a missing module of our own is one of loadgen-wire.
-        is_own_module = (error.name or "").startswith(f"{__name__}.")
-        if not is_own_module:
+        # All modules of this package that may be missing belong to loadgen-wire. Any other missing
+        # module is a dependency, whose error is passed on.
+        missing_module = error.name or ""
+        is_in_this_package = missing_module.startswith(f"{__name__}.")
+        if not is_in_this_package:
             raise
         raise ImportError(
             f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'"
         ) from None
     value = getattr(module, name)
+    # Python finds the name in the module from now on, and does not call this function again.
     globals()[name] = value
     return value
 

@@ -237,11 +237,11 @@ class OpenTable(Generic[RowT]):
         return _PluginGuard(plugin, self).wrap(function, check)
 
     def cached_fields(self, *fields: str) -> tuple[tuple[str, ...], ...]:
-        """Return the values of these text fields for each row of a plug-in, from a cache file.
+        """Return the values of these text fields for each row that a plug-in adds to the table.
 
-        For example, `cached_fields("name")` returns `(("acme",), ("other",))`. Importing the
-        plug-ins would make `--help` slow, so they are imported only if a package was installed or
-        removed since the cache was written.
+        For example, `cached_fields("name")` returns `(("acme",), ("other",))` for plug-ins that add
+        the rows "acme" and "other". Importing the plug-ins would make `--help` slow. So the values
+        are stored in a cache file, and read from it until a package is installed or removed.
         """
         if not self._is_enabled:
             return ()
@@ -253,14 +253,15 @@ class OpenTable(Generic[RowT]):
         values_by_row = [
             tuple(str(getattr(row, field)) for field in fields) for row in self.plugin_rows()
         ]
-        # The state is taken after the import, which may have created a __pycache__ and so changed
-        # the modification time of a directory.
+        # The import of a plug-in may create a __pycache__, which changes the installation state. So
+        # the state is read only now.
         cache[cache_key] = {"state": _installation_state(), "rows": values_by_row}
         _write_cache(cache)
         return tuple(values_by_row)
 
     @property
     def _is_enabled(self) -> bool:
+        """Whether plug-ins may be loaded: neither the caller nor the environment forbids it."""
         return _ENABLED.get() and os.environ.get(SWITCH) != "0"
 
     def _record_use(self, plugin: Plugin[Any]) -> None:
@@ -268,18 +269,18 @@ class OpenTable(Generic[RowT]):
 
     @cached_property
     def _plugins(self) -> tuple[Plugin[RowT], ...]:
-        """Load all entry points of the table once, and report those that fail on stderr."""
+        """Load the plug-ins of all entry points of the table, in the order of their packages.
+
+        This is done once per process. A plug-in that cannot be loaded has an `error`, which is also
+        printed to stderr, because the user may miss its row in the table.
+        """
         entry_points = installed.entry_points(self.group)
         used_names = set(self.names(include_plugins=False))
         plugins: list[Plugin[RowT]] = []
         for entry_point in sorted(entry_points, key=lambda point: (_package(point), point.name)):
             plugin = self._load_plugin(entry_point, used_names)
             if plugin.error:
-                message = (
-                    f"plug-in {plugin} is not used: {plugin.error} ({SWITCH}=0 "
-                    "turns all plug-ins off)"
-                )
-                print(message, file=sys.stderr)
+                _print_load_error(plugin)
             used_names.add(plugin.name)
             plugins.append(plugin)
         return tuple(plugins)
@@ -320,33 +321,47 @@ class OpenTable(Generic[RowT]):
         return _find_field_of_wrong_type(cast(msgspec.Struct, row))
 
 
+def _print_load_error(plugin: Plugin[Any]) -> None:
+    """Print to stderr why a plug-in cannot be loaded, and how to turn all plug-ins off."""
+    switch_hint = f"({SWITCH}=0 turns all plug-ins off)"
+    print(f"plug-in {plugin} is not used: {plugin.error} {switch_hint}", file=sys.stderr)
+
+
 def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
     """Return an error message about the first field of a row that has a wrong type, or "".
 
-    A msgspec Struct does not check types when a plug-in creates it, so they are derived from the
-    defaults of the class here. `msgspec.structs.fields` is not used, because it imports the types
-    of all fields.
+    A msgspec Struct does not check types when a plug-in creates it. A field without a default must
+    be a text or a function here, and any other one must have the type of its default. The declared
+    types (`msgspec.structs.fields`) are not used, because resolving them imports further modules.
     """
     names = row.__struct_fields__
-    defaults = row.__struct_defaults__  # Only the last fields have one.
+    defaults = row.__struct_defaults__
+    # Fields without a default come first, so the defaults belong to the last fields.
     required_count = len(names) - len(defaults)
-    for name in names[:required_count]:
+    required_names = names[:required_count]
+    optional_names = names[required_count:]
+    for name in required_names:
         value = getattr(row, name)
         is_valid = isinstance(value, str) or callable(value)
         if not is_valid:
             return f"the field {name} is neither a text nor a function"
-    for name, default in zip(names[required_count:], defaults, strict=True):
-        type_error = _type_error(getattr(row, name), default)
-        if type_error:
-            return f"the field {name} is {type_error}"
+    for name, default in zip(optional_names, defaults, strict=True):
+        mismatch = _describe_type_mismatch(getattr(row, name), default)
+        if mismatch:
+            return f"the field {name} is {mismatch}"
     return ""
 
 
-def _type_error(value: object, default: object) -> str:
+def _describe_type_mismatch(value: object, default: object) -> str:
     """Return why a value cannot replace the default of a field, such as "not a str, but int".
 
-    Return "" if it can. It must have the type of the default. A field whose default is None is an
-    optional function. msgspec has the default of a mutable field, such as a list, as a Factory.
+    Return "" if it can. It must have the type of the default. A default of None stands for an
+    optional function.
+
+    Args:
+        value: The value of the field.
+        default: Its default in `__struct_defaults__`. For a list or another mutable default, that
+            is a msgspec factory, whose `factory` is the type.
     """
     actual_name = type(value).__name__
     if default is None:
@@ -413,10 +428,11 @@ class _PluginGuard:
         self._table = table
 
     def wrap(self, function: Callable[P, ResultT], check: Check | None) -> Callable[P, ResultT]:
-        """Return a function that does the same and converts exceptions to the error of the table.
+        """Return a function that does the same as one of the plug-in, but raises another error.
 
-        If the function returns a context manager or an iterator, the exceptions of that are
-        converted as well.
+        An exception in the code of the plug-in is raised as the error of the table, which names the
+        plug-in. If the function returns a context manager or an iterator, this applies to their
+        code, too.
 
         Args:
             function: A function of the plug-in.
@@ -427,7 +443,7 @@ class _PluginGuard:
 
         @wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> ResultT:
-            with self:
+            with self:  # `__exit__` converts the exceptions.
                 result = function(*args, **kwargs)
                 if check is not None:
                     check(result, *args)

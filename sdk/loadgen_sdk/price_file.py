@@ -110,23 +110,24 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     def long_prompt_price(self) -> PerToken | None:
         """Return the price of a request with more than `above_prompt_tokens` prompt tokens.
 
-        Return None if the length of the prompt does not matter. A kind of tokens without an amount
-        for long prompts costs the same as in a short one.
+        Return None if the length of the prompt does not matter. If the file states no amount for
+        long prompts for a kind of tokens, these cost the same as in a short prompt.
         """
         if self.above_prompt_tokens is None:
             return None
+        input_amount = _first_amount(self.per_million_input_above, self.per_million_input)
+        output_amount = _first_amount(self.per_million_output_above, self.per_million_output)
+        cached_amount = _first_amount(self.per_million_cached_above, self.per_million_cached)
+        cache_write_amount = _first_amount(
+            self.per_million_cache_write_above, self.per_million_cache_write
+        )
         return msgspec.structs.replace(
             self,
-            per_million_input=_first_amount(self.per_million_input_above, self.per_million_input),
-            per_million_output=_first_amount(
-                self.per_million_output_above, self.per_million_output
-            ),
-            per_million_cached=_first_amount(
-                self.per_million_cached_above, self.per_million_cached
-            ),
-            per_million_cache_write=_first_amount(
-                self.per_million_cache_write_above, self.per_million_cache_write
-            ),
+            per_million_input=input_amount,
+            per_million_output=output_amount,
+            per_million_cached=cached_amount,
+            per_million_cache_write=cache_write_amount,
+            # The result does not depend on the length of the prompt any more.
             above_prompt_tokens=None,
             per_million_input_above=None,
             per_million_output_above=None,
@@ -366,8 +367,10 @@ def latest_prices(
     """Return the prices that were in force on a day: of each offer, the latest one until that day.
 
     An offer is what a price is for, such as a model of a provider in a region. A file may keep old
-    prices of an offer, so that old results can be priced as they were. The order of the prices
-    stays. Several prices of one offer and date are all returned.
+    prices of an offer, so that old results can be priced as they were. Of prices of one offer from
+    January, March and June, for example, the one from March was in force in April.
+
+    The order of the prices stays. Several prices of one offer and date are all returned.
 
     Args:
         entries: The prices.
@@ -379,14 +382,13 @@ def latest_prices(
     def start_of(entry: Entry) -> date:
         return valid_since(get_as_of(entry))
 
-    candidates = [entry for entry in entries if day is None or start_of(entry) <= day]
+    started = [entry for entry in entries if day is None or start_of(entry) <= day]
     latest_start_by_offer: dict[object, date] = {}
-    for entry in candidates:
-        offer = get_offer(entry)
-        latest_start = latest_start_by_offer.get(offer, date.min)
-        latest_start_by_offer[offer] = max(latest_start, start_of(entry))
+    for entry in sorted(started, key=start_of):
+        # A later price of the offer replaces this date.
+        latest_start_by_offer[get_offer(entry)] = start_of(entry)
     return [
-        entry for entry in candidates if start_of(entry) == latest_start_by_offer[get_offer(entry)]
+        entry for entry in started if start_of(entry) == latest_start_by_offer[get_offer(entry)]
     ]
 
 
@@ -419,8 +421,9 @@ def read_prices(
 ) -> dict[str, TokenPrice]:
     """Return the price of each model in a price file, such as the one for `loadgen cost --prices`.
 
-    Only the entries of `per_token:` are read. Of several prices of one offer the latest is used. A
-    file whose name does not end in .json needs PyYAML.
+    Only the entries of `per_token:` are read. If the file has prices of several dates for the same
+    provider, model and conditions, the latest is used. A file whose name does not end in .json
+    needs PyYAML.
 
     Args:
         path: The file.
@@ -430,20 +433,38 @@ def read_prices(
         WrongUse: The file cannot be read, `loadgen cost` would refuse it, it has no such price, or
             it has two for one model. The message names the key.
     """
-    prices = [entry.price for entry in _read_entries(Path(path), f"{path}")]
+    path_text = f"{path}"
+    prices = [entry.price for entry in _read_entries(Path(path), path_text)]
     if provider is not None:
         prices = [price for price in prices if price.provider == provider]
-    latest = latest_prices(prices, lambda price: price.offer, lambda price: price.as_of)
-    if not latest:
+    current_prices = latest_prices(
+        prices, get_offer=lambda price: price.offer, get_as_of=lambda price: price.as_of
+    )
+    if not current_prices:
         of_provider = f" of {provider}" if provider is not None else ""
-        message = f"{path} has no price per token{of_provider}"
+        message = f"{path_text} has no price per token{of_provider}"
         raise WrongUse("no_price", message, _EXAMPLE_HINT)
-    price_by_model: dict[str, PerToken] = {}
-    for price in latest:
-        if price.model in price_by_model:
-            raise _ambiguous_model(f"{path}", first=price_by_model[price.model], second=price)
-        price_by_model[price.model] = price
+    price_by_model = _index_by_model(current_prices, path_text)
+    # An application computes with floats, and the file has decimal numbers.
     return {model: _token_price(price) for model, price in price_by_model.items()}
+
+
+def _index_by_model(prices: Sequence[PerToken], path_text: str) -> dict[str, PerToken]:
+    """Return the prices by the name of their model.
+
+    Args:
+        prices: The prices.
+        path_text: The path of their file, with which the message of an error begins.
+
+    Raises:
+        WrongUse: Two prices are for models of the same name.
+    """
+    price_by_model: dict[str, PerToken] = {}
+    for price in prices:
+        if price.model in price_by_model:
+            raise _ambiguous_model(path_text, first=price_by_model[price.model], second=price)
+        price_by_model[price.model] = price
+    return price_by_model
 
 
 class _FileEntry(NamedTuple):
@@ -456,7 +477,9 @@ class _FileEntry(NamedTuple):
 def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
     """Return the prices in a file, after all checks that `loadgen cost` makes.
 
-    `path_text` is the path as the caller has written it, with which each error begins.
+    Args:
+        path: The file.
+        path_text: The path as the caller has written it. The message of each error begins with it.
 
     Raises:
         WrongUse: The file cannot be read, or has a mistake. The message names the key.
@@ -465,10 +488,7 @@ def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
     if not isinstance(content, Mapping):
         message = f"{path_text}: the top level must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
-    raw_entries = content.get("per_token") or ()
-    if not isinstance(raw_entries, Sequence) or isinstance(raw_entries, str):
-        message = f"{path_text}: per_token must be a list"
-        raise WrongUse("wrong_type", message, "start each item with a dash")
+    raw_entries = _raw_entries(content, path_text)
     if "currency" not in content:
         raise WrongUse("missing_key", f'{path_text}: missing "currency"', _EXAMPLE_HINT)
     currency = _parse_value(f"{path_text}: currency", parse_currency, content["currency"])
@@ -478,6 +498,19 @@ def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
         entries.append(_FileEntry(index, price))
     _check_duplicates(path_text, entries)
     return entries
+
+
+def _raw_entries(content: Mapping[str, Any], path_text: str) -> Sequence[object]:
+    """Return the list `per_token` of a price file as it is, or an empty one if it is missing.
+
+    Raises:
+        WrongUse: `per_token` is not a list.
+    """
+    raw_entries = content.get("per_token") or ()
+    if not isinstance(raw_entries, Sequence) or isinstance(raw_entries, str):
+        message = f"{path_text}: per_token must be a list"
+        raise WrongUse("wrong_type", message, "start each item with a dash")
+    return raw_entries
 
 
 def _check_duplicates(path_text: str, entries: Sequence[_FileEntry]) -> None:
@@ -537,7 +570,7 @@ def _float_or_none(amount: Decimal | None) -> float | None:
 
 
 def _parse_entry(location: str, raw_entry: object, file_currency: str) -> PerToken:
-    """Return the price of one entry of `per_token:`, after all checks of its keys.
+    """Check one entry of `per_token:` and return its price.
 
     Args:
         location: The place of the entry in the file, for messages: "prices.yaml: per_token[0]".
@@ -554,10 +587,13 @@ def _parse_entry(location: str, raw_entry: object, file_currency: str) -> PerTok
     values: dict[str, Any] = {"currency": file_currency}
     for field in msgspec.structs.fields(PerToken):
         key = field.name
-        if field.required and key not in raw_entry:
-            raise WrongUse("missing_key", f'{location}: missing "{key}"', _EXAMPLE_HINT)
-        if key in raw_entry and not _is_left_empty(field, raw_entry[key]):
-            values[key] = _parse_value(f"{location}.{key}", FIELD_PARSERS[key], raw_entry[key])
+        if key not in raw_entry:
+            if field.required:
+                raise WrongUse("missing_key", f'{location}: missing "{key}"', _EXAMPLE_HINT)
+            continue
+        raw_value = raw_entry[key]
+        if not _is_left_empty(field, raw_value):
+            values[key] = _parse_value(f"{location}.{key}", FIELD_PARSERS[key], raw_value)
     price = PerToken(**values)
     _check_entry(location, price)
     return price

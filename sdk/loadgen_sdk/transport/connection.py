@@ -138,8 +138,8 @@ class ClientConnection(SocketBuffer):
 def connect_socket(address: Address, source: str) -> socket.socket:
     """Return a socket that has begun to connect, and whose packets the kernel timestamps.
 
-    It does not block, and sends small writes at once (TCP_NODELAY). Kernel timestamps exist on
-    Linux only, and where they are refused, the receiver uses the time of the read.
+    The socket does not block. The caller waits until it can be written, and TCP has then connected
+    or failed.
 
     Args:
         address: The address of the server.
@@ -148,22 +148,41 @@ def connect_socket(address: Address, source: str) -> socket.socket:
     Raises:
         OSError: The connection cannot be begun.
     """
-    family, sockaddr = address
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if _IS_LINUX:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        _configure_socket(sock)
         if source:
-            if _IS_LINUX:
-                sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-            sock.bind((source, 0))
-        error_number = sock.connect_ex(sockaddr)
-        if error_number and error_number not in _IN_PROGRESS:
+            _bind_to_source(sock, source)
+        error_number = sock.connect_ex(address.sockaddr)
+        has_failed = error_number != 0 and error_number not in _IN_PROGRESS
+        if has_failed:
             raise OSError(error_number, os.strerror(error_number))
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _configure_socket(sock: socket.socket) -> None:
+    """Make a socket non-blocking, send small writes at once, and request kernel timestamps.
+
+    Kernel timestamps exist on Linux only. If the kernel refuses them, the receiver uses the time of
+    the read instead.
+    """
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if _IS_LINUX:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+def _bind_to_source(sock: socket.socket, source: str) -> None:
+    """Let a socket connect from this local address, with a port that the kernel chooses.
+
+    On Linux the port is chosen when the socket connects, so that connections to several targets can
+    share a port.
+    """
+    if _IS_LINUX:
+        sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    any_port = 0
+    sock.bind((source, any_port))

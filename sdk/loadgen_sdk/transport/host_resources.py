@@ -7,11 +7,12 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..errors import TargetUnusable
 
 T = TypeVar("T")
+ArgumentT = TypeVar("ArgumentT")
 
 _AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 """An item of the result of `getaddrinfo`: family, type, protocol, canonical name and address."""
@@ -69,37 +70,57 @@ def _resolver_name(host: str) -> str | bytes:
     return host.encode() if host.isascii() else host
 
 
-async def _run_in_thread(function: Callable[[], T]) -> T:
-    """Return what `function` returns in a thread of its own, or raise what it raises.
+class _ThreadCall(Generic[T]):
+    """A call of a function in a thread of its own, whose result an event loop awaits.
 
-    If this is cancelled, nothing waits for the thread. The thread may end after the future was
-    cancelled, or even after the loop was closed, and its result is then dropped.
+    Attributes:
+        future: The result of the function, or the exception that it raised.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
 
-    def set_result(result: T) -> None:
-        if not future.done():
-            future.set_result(result)
+    def __init__(self, function: Callable[[], T]) -> None:
+        """Prepare the call. The running event loop gets its result."""
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self._loop.create_future()
 
-    def set_exception(error: Exception) -> None:
-        if not future.done():
-            future.set_exception(error)
+    def start(self) -> None:
+        """Start the thread. The process does not wait for it when it exits."""
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def run() -> None:
-        """Call the function in the thread and pass its result to the loop."""
-        # call_soon_threadsafe raises RuntimeError if the loop was closed meanwhile.
+    def _run(self) -> None:
+        """Call the function, in the thread, and pass its result or exception to the loop."""
         try:
-            result = function()
+            result = self._function()
         except Exception as error:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(set_exception, error)
+            self._call_in_loop(self._set_exception, error)
         else:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(set_result, result)
+            self._call_in_loop(self._set_result, result)
 
-    threading.Thread(target=run, daemon=True).start()
-    return await future
+    def _call_in_loop(self, callback: Callable[[ArgumentT], None], argument: ArgumentT) -> None:
+        """Let the loop call `callback`. Nothing happens if the loop was closed meanwhile."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def _set_result(self, result: T) -> None:
+        """Complete the future, unless it was cancelled meanwhile."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def _set_exception(self, error: Exception) -> None:
+        """Fail the future, unless it was cancelled meanwhile."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+async def _run_in_thread(function: Callable[[], T]) -> T:
+    """Return the result of a function that blocks, which is called in a thread of its own.
+
+    An exception of the function is raised here. If this coroutine is cancelled, nothing waits for
+    the thread, and its result is dropped.
+    """
+    call = _ThreadCall(function)
+    call.start()
+    return await call.future
 
 
 def raise_file_limit(needed: int) -> int:

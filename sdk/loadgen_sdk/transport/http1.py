@@ -49,20 +49,24 @@ def merge_headers(
 ) -> list[tuple[str, str]]:
     """Return the headers of a request: those of this client, then those of the user.
 
-    A header of the user replaces the one of the same name. If the user sets a credential (any
-    header of CREDENTIALS), all our API keys are left out, because a key from the environment is not
-    meant for a server for which the user specifies another one. User and password of the URL are
-    meant for this server, so only the user's own `Authorization` replaces them.
+    A header of the user replaces the one of the same name. A credential of the user, such as
+    `api-key` (see CREDENTIALS), replaces every API key of this client, also one in another header.
+    The key of this client may come from the environment and be meant for another server. User and
+    password of the URL are meant for this server, so only an `Authorization` header replaces them.
+
+    Args:
+        own_headers: The headers of this client, as (name, value) pairs.
+        user_headers: The headers that the user specifies.
     """
     own_headers = list(own_headers)
     user_headers = list(user_headers)
-    replaced_names = {name.lower() for name, _ in user_headers}
-    sets_credential = not replaced_names.isdisjoint(CREDENTIALS)
+    user_names = {name.lower() for name, _ in user_headers}
+    user_sets_credential = not user_names.isdisjoint(CREDENTIALS)
     merged: list[tuple[str, str]] = []
     for name, value in own_headers:
-        is_replaced = name.lower() in replaced_names
-        is_obsolete_key = sets_credential and _is_api_key(name, value)
-        if not is_replaced and not is_obsolete_key:
+        is_replaced = name.lower() in user_names
+        is_unwanted_key = user_sets_credential and _is_api_key(name, value)
+        if not is_replaced and not is_unwanted_key:
             merged.append((name, value))
     return merged + user_headers
 
@@ -360,12 +364,16 @@ class ResponseParser(ResponseState):
         return [data[:bytes_left]]
 
     def _feed_chunked(self, data: bytes) -> list[bytes]:
-        """Parse a part of a chunked body and return the contents of its chunks.
+        r"""Parse a part of a chunked body and return the contents of its chunks.
 
-        The usual read of a stream is exactly one chunk, or the last chunk that ends the body. Both
-        are recognised first, without the general parsing.
+        The usual read of a stream is exactly one chunk, or the last chunk, `0\r\n\r\n`, which ends
+        the body. Both are recognised first, without the general parsing.
+
+        Args:
+            data: The next bytes of the body. They may begin and end anywhere within a chunk.
         """
-        if not self._bytes_left and not self._unparsed:
+        is_within_chunk = self._bytes_left > 0 or self._unparsed != b""
+        if not is_within_chunk:
             content = _content_of_single_chunk(data)
             if content is not None:
                 return [content]
@@ -375,14 +383,16 @@ class ResponseParser(ResponseState):
         if self._unparsed:
             data = self._unparsed + data
             self._unparsed = b""
-        pieces: list[bytes] = []
+        # Each step parses the size line or the content of a chunk, and returns the position after
+        # it. The contents are added to `contents`.
+        contents: list[bytes] = []
         position = 0
         while position < len(data):
             if self._bytes_left:
-                position = self._feed_content(data, position, pieces)
+                position = self._feed_content(data, position, contents)
             else:
                 position = self._feed_size_line(data, position)
-        return pieces
+        return contents
 
     def _feed_content(self, data: bytes, position: int, pieces: list[bytes]) -> int:
         """Parse the content of a chunk from `position`, and return the position after it.
@@ -414,13 +424,17 @@ class ResponseParser(ResponseState):
     def _feed_incomplete_content(
         self, data: bytes, position: int, content_end: int, pieces: list[bytes]
     ) -> None:
-        """Add the content of a chunk as far as it has come, and keep a part of its line end.
+        r"""Add the content of a chunk as far as it has come, and keep a part of its line end.
+
+        Of the chunk `5\r\nhello\r\n`, the data may end after `hel`: this is added, and nothing is
+        kept. If they end after `hello\r`, the content is added, and `\r` waits in `_unparsed` for
+        the rest of the line end.
 
         Args:
             data: The bytes to parse, which end within the chunk.
             position: Where the content, or the rest of it, begins.
-            content_end: Where the content will end, at or after the end of `data`, or up to one
-                byte before it if only the LF is missing.
+            content_end: The position after the last byte of the content. It is beyond the end of
+                the data if a part of the content is missing.
             pieces: The list to which the content is added.
         """
         available_end = min(len(data), content_end)

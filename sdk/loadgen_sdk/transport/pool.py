@@ -224,9 +224,13 @@ class Pool:
         self.target = target
         self.model = model
         self.server_profile = server_profile
+
+        # What is requested, and what is kept of each response
         self._stream = options.get("stream", True)
         self._keep_text = options.get("keep_text", False)
         self._keep_headers = options.get("keep_headers", False)
+
+        # How requests are encoded
         body_format = BodyFormat(
             server_profile,
             target.api,
@@ -235,9 +239,10 @@ class Pool:
             extra_body=options.get("extra_body"),
             continuous_usage=options.get("continuous_usage", False),
         )
+        # An attribute instead of a method, because it is called for each request.
         self.prepare = BodyEncoder(body_format).encode
 
-        # How connections are made
+        # How connections are made, and the head of each request, which depends on the proxy
         self._proxy = options.get("proxy")
         self._route = self._make_route(options.get("tls"))
         self._head = self._build_head(options.get("api_key"), options.get("headers", ()))
@@ -247,7 +252,7 @@ class Pool:
         # Time limits
         self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
         self._stall_timeout_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
-        self._max_idle_ns = int(server_profile.max_idle_s * 1e9)
+        self._max_idle_ns = int(server_profile.max_idle_s * NS_PER_S)
 
         self._use_reactor(options.get("reactor"))
         self._init_connection_state()
@@ -358,8 +363,8 @@ class Pool:
     async def _open_connections(self, connections: int) -> None:
         """Open this many connections and wait until all of them are ready.
 
-        Only the first FIRST_OPENS begin here. Each one that becomes ready begins another (see
-        `connection_made`), so that the server is not flooded.
+        At most FIRST_OPENS of them are begun here, so that the server is not flooded. Each one that
+        becomes ready begins another in `connection_made`, which also completes `_all_opened`.
 
         Raises:
             TargetUnusable: The connections cannot be opened, or not within OPEN_TIMEOUT_S.
@@ -369,7 +374,8 @@ class Pool:
         self._connections_left_to_open = connections
         self._max_spares_while_opening = connections
         self._addresses.forget_refusals()
-        for _ in range(min(connections, FIRST_OPENS)):
+        connections_to_begin = min(connections, FIRST_OPENS)
+        for _ in range(connections_to_begin):
             self._open_spare_connection()
         try:
             with self._receiving_ticks():
@@ -382,6 +388,7 @@ class Pool:
                 "check that the server is running",
             ) from None
         finally:
+            # From now on, connections are opened as requests need them.
             self._all_opened = None
             self._max_spares_while_opening = SPARE_CONNECTIONS
 
@@ -751,16 +758,18 @@ class Pool:
         """Make the connection idle or close it, and report the completion of its request.
 
         The connection is free before the report, because `on_done` may send the next request of the
-        virtual user. In the usual case, the compiled receiver makes the connection idle by a single
-        call. It leaves this to Python (None) if the server has limited the use of the connection,
-        and so does the Python receiver always.
+        virtual user.
         """
-        completed_exchange = self._try_recycle(
+        # The usual case is a single call of the compiled receiver, which makes the connection idle
+        # and returns its exchange. It returns None and does nothing if the server has limited the
+        # use of the connection. The receiver in Python always returns None.
+        recycled_exchange = self._try_recycle(
             connection, self._idle, self._in_flight, self._open_exchanges
         )
-        if completed_exchange is not None:
-            completed_exchange.report_completion()
+        if recycled_exchange is not None:
+            recycled_exchange.report_completion()
             return
+
         exchange = connection.exchange
         assert isinstance(exchange, Exchange)
         if _can_reuse(connection, exchange.response):
@@ -862,9 +871,14 @@ class Pool:
 
         To spread the work, each tick checks only some of the requests in flight, so that all of
         them are checked once within a period. `_stall_checks` has those that are still to be
-        checked in this period. It is a copy, because ended requests leave `_in_flight` meanwhile.
+        checked in this period. It is a copy of `_in_flight`, which changes meanwhile, so some of
+        its requests may have ended.
+
+        Args:
+            now: The monotonic time, in ns.
         """
-        if not self._stall_checks:
+        is_new_period = not self._stall_checks
+        if is_new_period:
             self._stall_checks = deque(self._in_flight)
         checks_left = self._stall_checks_per_tick()
         while self._stall_checks and checks_left:
@@ -873,9 +887,11 @@ class Pool:
             if not isinstance(connection, ClientConnection):
                 continue  # The request has ended, or its connection has just failed.
             checks_left -= 1
-            # An event may have been read and not processed yet.
+            # An event may have been read and not processed yet. Process it, because it means that
+            # the request has not stalled. It may also complete the request.
             self.reactor.deliver(connection)
-            if self._has_stalled(exchange, now) and not exchange.is_reported:
+            has_ended = exchange.is_reported
+            if not has_ended and self._has_stalled(exchange, now):
                 text = f"no event for {self._stall_timeout_ns / NS_PER_S:g} s"
                 self.cancel(exchange, Failure("timeout_stall", text))
 
@@ -992,15 +1008,22 @@ def _is_idle_timeout(
     """Return True if the server ended the idle connection before it saw the request.
 
     Some servers send a response with the status 408 (Request Timeout) when they close an idle
-    connection. A request that was sent at that moment gets it as its response. It can be told from
-    a timeout of the request itself, because it is the first response after the connection was idle,
-    and comes within STALE_NS. A request is sent again at most once.
+    connection. A request that was sent at that moment gets it as its response, and is sent again on
+    another connection, at most once.
+
+    The same status may also mean that the server gave up this request. But then the connection was
+    not idle before, or the response comes more than STALE_NS after the request.
+
+    Args:
+        connection: The connection that carries the request.
+        exchange: The request and its response so far.
+        first_read: The oldest read that was not processed yet.
     """
     has_response = exchange.head_received_at != NEVER
     if has_response or exchange.resend_count or not _was_idle(connection):
         return False
-    data = first_read[0]
-    timestamp = first_read[1]
+    # The compiled receiver makes plain tuples, so the items are unpacked by their positions.
+    data, timestamp = first_read[:2]
     if not isinstance(data, bytes):  # It is a `PlainRun`, which has no head of a response.
         return False
     is_soon_after_sending = timestamp < exchange.sent_at + STALE_NS

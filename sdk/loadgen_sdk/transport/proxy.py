@@ -56,8 +56,6 @@ def tunnel_refusal(response: bytes) -> str:
 def proxy_for(target: Target, url: str | None) -> Proxy | None:
     """Return the proxy for a target, or None if there is none.
 
-    Only a proxy that is reached by plain HTTP is supported. Its URL may lack the `http://`.
-
     Args:
         target: The target.
         url: The URL of the proxy, "" for no proxy, or None to follow the environment.
@@ -65,24 +63,35 @@ def proxy_for(target: Target, url: str | None) -> Proxy | None:
     Raises:
         WrongUse: The proxy cannot be used.
     """
-    if url is None:
-        url = _proxy_of_environment(target)
-    if not url:
-        return None
+    proxy_url = _proxy_of_environment(target) if url is None else url
+    return _parse_proxy_url(proxy_url) if proxy_url else None
+
+
+def _parse_proxy_url(url: str) -> Proxy:
+    """Parse the URL of a proxy, such as `http://user:password@host:3128` or `host:3128`.
+
+    Raises:
+        WrongUse: The proxy is not reached by plain HTTP, or the host or the port is not valid.
+    """
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         host = parts.hostname
         port = parts.port or DEFAULT_PORT
-    except ValueError:  # It is no valid port.
-        host = None
-        port = DEFAULT_PORT
-    if parts.scheme != "http" or not host:
-        raise WrongUse(
-            "invalid_url",
-            "this proxy cannot be used",
-            'use proxy="http://HOST:PORT" (not https or SOCKS), or proxy="" for no proxy',
-        )
+    except ValueError:  # The port is not valid.
+        raise _unusable_proxy() from None
+    is_plain_http = parts.scheme == "http"
+    if not is_plain_http or not host:
+        raise _unusable_proxy()
     return Proxy(host, port, parse_userinfo(parts.netloc).authorization)
+
+
+def _unusable_proxy() -> WrongUse:
+    """Return the error for a proxy that this client does not support."""
+    return WrongUse(
+        "invalid_url",
+        "this proxy cannot be used",
+        'use proxy="http://HOST:PORT" (not https or SOCKS), or proxy="" for no proxy',
+    )
 
 
 def _proxy_of_environment(target: Target) -> str:

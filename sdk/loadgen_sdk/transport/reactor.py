@@ -120,21 +120,25 @@ class Reactor:
         self.delivery_slice_ns = DELIVERY_SLICE_NS
         self.open_exchanges: set[object] = set()
 
-        # The sockets, and the receiver that reads them
+        # What reports ready sockets
         self._loop = loop
         self._has_epoll = hasattr(select, "epoll")
         self._poll = self._create_poll()
         self._deferred_poll = self._create_poll()  # for sockets that may be read late
         self._timer: Timer = create_timer(loop)
+
+        # The sockets, and the receiver that reads them
         self._connections: dict[int, ClientConnection] = {}  # by descriptor
         self._queue: deque[ClientConnection] = deque()  # connections with reads to deliver
         self._receiver = Receiver(self._poll, self._deferred_poll, self._timer, self._queue)
-        # These are called for each request, so their calls go straight to the receiver.
+
+        # Methods of the receiver that the reactor offers as its own. They are called for each
+        # request, and an attribute costs less than a method that only passes the call on.
         self.stop_deferring = self._receiver.stop_deferring
         self.try_send_on_idle = self._receiver.try_send_on_idle
         self.try_recycle = self._receiver.try_recycle
 
-        # The state of the current turn, which is one call from the event loop
+        # The state of the current turn
         self.turn_count = 0
         self._next_tick_at = monotonic_ns()
         self._is_turn_running = False
@@ -353,8 +357,8 @@ class Reactor:
     def _run_pass(self, turn_ends_at: int) -> bool:
         """Read what is ready, call `on_wake` and `on_tick` when they are due, and deliver.
 
-        A pass is one step of a turn, which is one call from the event loop. Nothing is read while
-        too many reads wait for delivery, so that memory stays bounded.
+        A pass is one step of a turn, which is one call from the event loop. A turn has several
+        passes only in a load generator, for which `turn_ns` is above 0.
 
         Args:
             turn_ends_at: When to return to the event loop, monotonic in ns.
@@ -364,13 +368,19 @@ class Reactor:
         """
         self.turn_count += 1
         has_backlog = self._receiver.queued_reads >= BACKLOG_LIMIT
-        now = self._wake_and_deliver(monotonic_ns()) if has_backlog else self._receive(turn_ends_at)
+        if has_backlog:
+            # Nothing more is read before reads are delivered, so that memory stays bounded.
+            now = self._wake_and_deliver(monotonic_ns())
+        else:
+            now = self._receive(turn_ends_at)
         if now >= self._next_tick_at:
             self._run_tick(now)
+
         has_single_pass = self.turn_ns == 0
         if has_single_pass or now >= turn_ends_at:
             return False
-        if self._receiver.ready_count or self._queue:  # There is traffic.
+        has_traffic = self._receiver.ready_count > 0 or len(self._queue) > 0
+        if has_traffic:
             return True
         return self.on_idle is not None and self.on_idle()
 
@@ -455,13 +465,15 @@ class Reactor:
             self._send_unsent(connection)
 
     def _clear_timer(self) -> None:
-        """Clear the timer after it has fired.
+        """Clear the timer after it has fired, and note what that proves about the sockets.
 
-        The poll that reported the timer returned after it fired. So every socket that this poll did
-        not report was empty at the time for which the timer was set.
+        A poll reported the timer, so it looked at all sockets after the time for which the timer
+        was set. Every socket that it did not report was therefore still empty at that time. This
+        counts like a poll that began then.
         """
         receiver = self._receiver
-        receiver.last_poll_at = max(receiver.last_poll_at, receiver.timer_armed_for)
+        fired_at = receiver.timer_armed_for
+        receiver.last_poll_at = max(receiver.last_poll_at, fired_at)
         self._forget_armed_timer()
         self._timer.clear()
 
@@ -610,7 +622,8 @@ class Reactor:
 
         Two steps may close the connection: decryption if the handshake fails, and the owner.
         """
-        decrypted = self._decrypt_reads(connection, tls, reads)
+        # No `PlainRun` is among them, since the receiver counts only events that are not encrypted.
+        decrypted = self._decrypt_reads(connection, tls, reads)  # type: ignore[arg-type]
         if connection.is_closed:
             return
         if connection.state == "open" and decrypted.error is None:
@@ -635,32 +648,33 @@ class Reactor:
             self._report_connection_end(connection, ended_at, error_text)
 
     def _decrypt_reads(
-        self, connection: ClientConnection, tls: TlsStream, reads: list[Read | PlainRun]
+        self, connection: ClientConnection, tls: TlsStream, reads: list[Read]
     ) -> _DecryptedReads:
         """Return what the reads of a connection hold after decryption, with their timestamps.
 
-        Reads of the handshake hold nothing for the owner. They may open the connection, or close it
-        after an error. Decryption ends at the end of the TLS stream or at an error.
+        Reads of the TLS handshake, and of the response of a proxy before it, hold nothing for the
+        owner. They may open the connection, or close it after an error. Decryption ends at the end
+        of the TLS stream or at an error.
 
         Args:
             connection: The connection.
             tls: Its TLS layer.
-            reads: The encrypted reads. A `PlainRun` is never among them, because the receiver only
-                counts events of connections without TLS.
+            reads: The encrypted reads, in their order.
         """
         result = _DecryptedReads()
-        for encrypted_read in reads:
-            data, timestamp, read_at, empty_at, from_kernel = encrypted_read  # type: ignore[misc]
+        # The compiled receiver makes plain tuples, so the fields of a read have no names here.
+        for encrypted_data, timestamp, read_at, empty_at, from_kernel in reads:
             result.last_timestamp = timestamp
-            self._receive_encrypted(connection, tls, data)
+            self._receive_encrypted(connection, tls, encrypted_data)
             if connection.is_closed:
                 break
-            if connection.state != "open":
+            is_handshake_over = connection.state == "open"
+            if not is_handshake_over:
                 continue
             decrypted = tls.decrypt()
             if decrypted.data:
-                read = Read(decrypted.data, timestamp, read_at, empty_at, from_kernel)
-                result.reads.append(read)
+                decrypted_read = Read(decrypted.data, timestamp, read_at, empty_at, from_kernel)
+                result.reads.append(decrypted_read)
             result.has_ended = decrypted.has_ended
             result.error = decrypted.error
             if result.has_ended or result.error is not None:

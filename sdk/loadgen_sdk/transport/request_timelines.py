@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..request import Completion, Failure
@@ -81,10 +82,11 @@ class RequestTimelines:
         name: str,
         **options: Any,
     ) -> object:
-        """Send a request as `Pool.send` does, and record the timestamps of its events at its end.
+        """Send a request as `Pool.send` does, and record the timestamps of its output events.
 
         The client writes the events to a timeline of this request alone. `tick` moves them to
-        `timeline` about every second, and the rest is moved when the request ends.
+        `timeline` about every second, and the rest is moved when the request ends. Only then the
+        timestamps are recorded.
 
         Args:
             request: The request, for the completion.
@@ -97,16 +99,19 @@ class RequestTimelines:
         """
         open_request = _OpenRequest(timeline)
         self._open_requests[name] = open_request
-
-        def record_and_report(completion: Completion) -> None:
-            del self._open_requests[name]
-            open_request.move_events()
-            self._record(name, open_request.all_timestamps())
-            on_done(completion)
-
+        end_request = partial(self._end_request, name, on_done)
         return self._client.send(
-            request, body, due, record_and_report, open_request.timeline, name=name, **options
+            request, body, due, end_request, open_request.timeline, name=name, **options
         )
+
+    def _end_request(
+        self, name: str, on_done: Callable[[Completion], None], completion: Completion
+    ) -> None:
+        """Record the timestamps of a request that has ended, and pass its completion on."""
+        open_request = self._open_requests.pop(name)
+        open_request.move_events()
+        self._record(name, open_request.all_timestamps())
+        on_done(completion)
 
     def cancel(self, exchange: object, failure: Failure) -> None:
         """End a request now with this failure."""

@@ -38,6 +38,10 @@ _CHARACTERS_OF_PATHS = "/%:@!$&'()*+,;=~-._"
 _AZURE_DEPLOYMENT = re.compile(r"^(?P<root>.*?)/openai/deployments/(?P<name>[^/]+)$")
 _API_VERSION = re.compile(r"/v\d+(?:alpha|beta)?\d*$")
 _CREDENTIAL_NAME = re.compile(r"(?i)auth|key|token|secret")
+_PLAUSIBLE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}")
+_UNIX_SOCKET_HINT = (
+    "let the server listen on a TCP port, or run: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
+)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,21 +95,23 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         parts = _split_url(url)
         port = _port_of(parts)
         host = _to_idna(parts.hostname or "")  # _split_url has made sure that there is one.
-        is_azure_host = host.endswith(_AZURE_HOSTS)
-        is_azure = server == "azure" or (server in (None, "auto") and is_azure_host)
+        is_azure = _is_azure(host, server)
         prefixes = _find_prefixes(_path_of_api(parts.path), is_azure, deployment, parts.query)
         userinfo = parse_userinfo(parts.netloc)
         redacted_query = _redact_query(parts.query)
         return cls(
+            # Where to connect
             host=host,
             port=port,
             tls=_uses_tls(parts),
+            # The API and its request paths
             api=api,
             root=prefixes.root,
             base=prefixes.base,
             query=f"?{parts.query}" if parts.query else "",
             azure=is_azure or prefixes.deployment != "",
             deployment=unquote(prefixes.deployment),
+            # User and password, and what may be shown of the URL
             basic=userinfo.authorization,
             secrets=_spellings((*userinfo.secrets, *redacted_query.secrets)),
             redacted=_redacted_form(parts, host, prefixes.base, redacted_query.text),
@@ -193,13 +199,20 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.api == "messages" and key.text != "" and not key.is_bearer_token
 
     def _key_header(self, key: _ApiKey) -> tuple[str, str] | None:
-        """Return the header with a key as every API but that of Anthropic itself expects it.
+        """Return the header with an API key, as most servers expect it, or None to send none.
 
-        Return None if there is no key, if Anthropic gets it as `x-api-key` already, or if user and
-        password in the URL take its place.
+        Azure expects a key as `api-key`, and other servers as a bearer token. No such header is
+        sent in three cases:
+
+        - There is no key.
+        - The target is Anthropic's own server, which gets the key as `x-api-key`. Other servers
+          with the same API may not know that header, and get both.
+        - User and password in the URL take the place of a bearer token, in the same header.
         """
+        if not key.text:
+            return None
         is_anthropic = self.host == MESSAGES_HOST
-        if not key.text or (is_anthropic and self._sends_x_api_key(key)):
+        if is_anthropic and self._sends_x_api_key(key):
             return None
         if self.azure and not key.is_bearer_token:
             return ("api-key", key.text)
@@ -304,7 +317,8 @@ def _check_at_sign(url: str) -> None:
 def _check_scheme(url: str) -> None:
     """Raise TargetUnusable if a URL has no scheme, or another one than http and https.
 
-    What is before `://` is quoted only if it looks like a scheme, since it may be anything.
+    The message does not quote what may be a secret: a URL with a user or a query, or text before
+    `://` that does not look like a scheme.
     """
     scheme, separator, _ = url.partition("://")
     if not separator:
@@ -316,14 +330,10 @@ def _check_scheme(url: str) -> None:
         )
     if scheme.lower() in ("http", "https"):
         return
-    is_plausible = re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]{0,15}", scheme)
-    scheme_text = f"scheme {scheme!r}" if is_plausible else "scheme"
-    hint = "use http:// or https://"
-    if "unix" in scheme.lower():
-        hint = (
-            "let the server listen on a TCP port, or run: socat "
-            "TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
-        )
+    looks_like_scheme = _PLAUSIBLE_SCHEME.fullmatch(scheme) is not None
+    scheme_text = f"scheme {scheme!r}" if looks_like_scheme else "scheme"
+    is_unix_socket = "unix" in scheme.lower()
+    hint = _UNIX_SOCKET_HINT if is_unix_socket else "use http:// or https://"
     raise TargetUnusable("invalid_url", f"the URL's {scheme_text} is not supported", hint)
 
 
@@ -358,6 +368,12 @@ def _split_url(url: str) -> SplitResult:
             "invalid_url", f"{_redact_url(url)} contains no host", "write http://host:8000"
         )
     return parts
+
+
+def _is_azure(host: str, server: str | None) -> bool:
+    """Return True if a server is Azure, as the user specified or, without that, by its host."""
+    is_kind_specified = server not in (None, "auto")
+    return server == "azure" if is_kind_specified else host.endswith(_AZURE_HOSTS)
 
 
 def _uses_tls(parts: SplitResult) -> bool:
@@ -430,8 +446,9 @@ def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _P
 
     The first of these rules that applies decides:
 
-    1. `/openai/deployments/NAME`, or `deployment` and an api-version on Azure: a deployment.
-    2. A path that ends with a version, such as `/x/v1`: the path of the API.
+    1. The path names a deployment of Azure (`/openai/deployments/NAME`), or the user named one
+       besides the URL: the path of the deployment.
+    2. The path ends with a version, such as `/x/v1`: the path of the API.
     3. Any other path: the path of the server, to which `/v1` is added, or `/openai/v1` on Azure.
 
     Args:
@@ -443,22 +460,39 @@ def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _P
     Raises:
         TargetUnusable: A URL of a deployment of Azure lacks the api-version.
     """
-    version_match = _API_VERSION.search(path)
     deployment_path = path
-    has_plain_path = version_match is None and _AZURE_DEPLOYMENT.match(path) is None
-    if is_azure and deployment and has_plain_path and _has_api_version(query):
-        root = path.removesuffix("/openai")
-        deployment_path = f"{root}/openai/deployments/{quote(deployment, safe='')}"
+    if is_azure and deployment:
+        deployment_path = _add_deployment(path, deployment, query)
     deployment_match = _AZURE_DEPLOYMENT.match(deployment_path)
     if deployment_match is not None:
         _require_api_version(query)
-        return _Prefixes(deployment_match["root"], deployment_path, deployment_match["name"])
+        return _Prefixes(
+            root=deployment_match["root"],
+            base=deployment_path,
+            deployment=deployment_match["name"],
+        )
+    version_match = _API_VERSION.search(path)
     if version_match is not None:
         return _Prefixes(root=path[: version_match.start()], base=path, deployment="")
     if is_azure:
-        root = path.removesuffix("/openai")
-        return _Prefixes(root, base=f"{root}/openai/v1", deployment="")
+        azure_root = path.removesuffix("/openai")
+        return _Prefixes(root=azure_root, base=f"{azure_root}/openai/v1", deployment="")
     return _Prefixes(root=path, base=f"{path}/v1", deployment="")
+
+
+def _add_deployment(path: str, deployment: str, query: str) -> str:
+    """Return the path of a deployment of Azure that the user named besides the URL.
+
+    For the path `/x` it is `/x/openai/deployments/NAME`. A path that names a deployment or a
+    version itself stays as it is. So does any path without an api-version in the query, which
+    requests to a deployment need.
+    """
+    names_version = _API_VERSION.search(path) is not None
+    names_deployment = _AZURE_DEPLOYMENT.match(path) is not None
+    if names_version or names_deployment or not _has_api_version(query):
+        return path
+    root = path.removesuffix("/openai")
+    return f"{root}/openai/deployments/{quote(deployment, safe='')}"
 
 
 def _has_api_version(query: str) -> bool:

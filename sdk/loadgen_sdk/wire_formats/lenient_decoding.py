@@ -25,6 +25,9 @@ from .implementation import token_count
 _INVALID_COUNT = -1
 """Stands for output tokens that are no count, so that they are not taken for missing ones."""
 
+_OUTPUT_COUNTS = ("completion_tokens", "output_tokens")
+"""The fields of a usage that state the output tokens, in the chat API and in the other APIs."""
+
 
 def decode_leniently(text: bytes) -> Any:
     """Return the value of JSON that a strict decoder may refuse.
@@ -141,8 +144,9 @@ def read_counts(usage: dict[str, Any]) -> UsageFields:
 def _read_counts(usage: Any) -> UsageFields:
     """Return the token counts of a usage object in which some counts may be of a wrong type.
 
-    Such a count is None, as if it were missing. Only for output tokens it is _INVALID_COUNT, so
-    that the probe can warn of a server that sends impossible numbers.
+    A count of a wrong type, such as "12" or 1.5, is None, as if it were missing. Output tokens of a
+    wrong type are _INVALID_COUNT instead, so that the probe can warn of a server that sends
+    impossible numbers.
     """
     if not isinstance(usage, dict):
         return UsageFields()
@@ -150,13 +154,14 @@ def _read_counts(usage: Any) -> UsageFields:
     for name in UsageFields.__struct_fields__:
         if name not in usage:
             continue
-        if name.endswith("_details"):
-            counts[name] = _read_details(usage[name])
-        else:
-            counts[name] = token_count(usage[name])
-    for name in ("completion_tokens", "output_tokens"):
-        is_sent = usage.get(name) is not None
-        if is_sent and counts[name] is None:
+        value = usage[name]
+        is_object = name.endswith("_details")  # such as `prompt_tokens_details`
+        if is_object:
+            counts[name] = _read_details(value)
+            continue
+        counts[name] = token_count(value)
+        is_invalid = value is not None and counts[name] is None
+        if is_invalid and name in _OUTPUT_COUNTS:
             counts[name] = _INVALID_COUNT
     return UsageFields(**counts)
 

@@ -166,24 +166,31 @@ def _read_complete_blocks(content: object) -> list[DeltaFields]:
     """Convert the content blocks of a message that was not streamed to messages of a chat.
 
     The result has one item with all thinking, one with all text and, if there are any, one with all
-    tool calls. The arguments of a tool call are an object in the Messages API, and become a text
-    with JSON, as in a chat.
+    tool calls. The first two are there even if they have no text, and count as no output then.
+
+    Args:
+        content: The field `content` of the message. Anything but a list has no blocks.
     """
     if not isinstance(content, list):
         return []
     blocks = [block for block in content if isinstance(block, dict)]
-    pieces = [
+    messages = [
         DeltaFields(reasoning=_joined_texts(blocks, "thinking")),
         DeltaFields(content=_joined_texts(blocks, "text")),
     ]
-    tool_calls = [
-        _convert_tool_use(block, arguments=msgspec.json.encode(block.get("input")).decode())
-        for block in blocks
-        if _is_tool_use(block)
-    ]
+    tool_calls = [_convert_complete_tool_use(block) for block in blocks if _is_tool_use(block)]
     if tool_calls:
-        pieces.append(DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode(tool_calls))))
-    return pieces
+        messages.append(DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode(tool_calls))))
+    return messages
+
+
+def _convert_complete_tool_use(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool use that was not streamed as a tool call of a chat.
+
+    Its arguments are an object in the Messages API, and a text with JSON in a chat.
+    """
+    json_arguments = msgspec.json.encode(block.get("input")).decode()
+    return _convert_tool_use(block, json_arguments)
 
 
 def _joined_texts(blocks: list[dict[str, Any]], field: str) -> str | None:

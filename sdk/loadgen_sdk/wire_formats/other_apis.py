@@ -27,16 +27,19 @@ def convert_to_chat_event(
         payload: The event itself.
         decode: Decodes JSON, and raises one of NOT_JSON.
     """
-    for numbers in (event.data, event.results):
-        if numbers is not ABSENT:
-            return _complete_response(event, numbers)
-    has_fields_of_other_api = event.output is not ABSENT or event.type != ""
-    if not has_fields_of_other_api:
+    if event.data is not ABSENT:
+        return _complete_response(event, numbers=event.data)
+    if event.results is not ABSENT:
+        return _complete_response(event, numbers=event.results)
+    may_be_other_api = event.output is not ABSENT or event.type != ""
+    if not may_be_other_api:
         return None
+    json_text = payload if isinstance(payload, bytes) else payload.data
     try:
-        value = decode(payload if isinstance(payload, bytes) else payload.data)
+        value = decode(json_text)
     except NOT_JSON:
-        # `event` was decoded all the same, because its decoder skips fields that it does not know.
+        # The decoder of `event` skips fields that it does not know without checking them. This one
+        # checks every field.
         return None
     return read_other_api(value) if isinstance(value, dict) else None
 

@@ -76,21 +76,21 @@ def encode_body(request: Request, body_format: BodyFormat) -> bytes:
     """Return the JSON body of a request. The same input gives the same bytes.
 
     The fields of the API come first. Those of the user, from `request.extra` and then from
-    `body_format.extra_body`, are merged into them as JSON merge patches (RFC 7396). An output limit
-    of the user replaces `request.max_tokens`. With `request.exact_output`, fields that force this
-    output length are added, unless the user requests an earlier end by `stop`. Sampling fields such
-    as the temperature are sent only if the user specifies them.
+    `body_format.extra_body`, are merged into them as JSON merge patches (RFC 7396). A user who sets
+    the output limit or stop sequences in this way overrides `request.max_tokens` and
+    `request.exact_output`.
 
     Raises:
         TargetUnusable: The prompt consists of token ids, and the API or the server accepts none.
         ValueError: The request has neither messages nor a prompt.
     """
-    patches = [patch for patch in (request.extra, body_format.extra_body) if patch]
-    fields = {"model": body_format.model, **_build_api_fields(request, body_format, patches)}
-    if body_format.api == "messages":
-        patches = [convert_chat_fields(patch) for patch in patches]
-    for patch in patches:
-        fields = merge_patch(fields, patch)
+    user_patches = [patch for patch in (request.extra, body_format.extra_body) if patch]
+    fields = {"model": body_format.model, **_build_api_fields(request, body_format, user_patches)}
+    is_messages_api = body_format.api == "messages"
+    for patch in user_patches:
+        # Users name the fields as in OpenAI's chat API. Anthropic's has other names for some.
+        api_patch = convert_chat_fields(patch) if is_messages_api else patch
+        fields = merge_patch(fields, api_patch)
     return _encode_json(fields)
 
 
@@ -197,17 +197,20 @@ class BodyEncoder:
     def _make_template(self, request: Request) -> _BodyTemplate | None:
         """Return the bytes before and after the prompt in the body of a request, or None.
 
-        They depend on nothing but the output length if two bodies with different prompts have the
-        same. Otherwise there is no template, and neither if the prompt is not in exactly one place,
-        for example because the user sets the same text in another field.
+        Two bodies are encoded that differ in their prompts only. If the bytes around both prompts
+        are the same, they do not depend on the prompt, and serve every request of the same output
+        length.
+
+        There is no template if they differ. There is none either if a prompt is not in exactly one
+        place of its body, for example because the user sets the same text in another field.
         """
         templates = []
         for prompt in _TEMPLATE_PROMPTS:
             body = encode_body(msgspec.structs.replace(request, prompt=prompt), self._body_format)
-            bytes_around_prompt = body.split(_encode_json(prompt))
-            if len(bytes_around_prompt) != 2:
+            json_prompt = _encode_json(prompt)
+            if body.count(json_prompt) != 1:
                 return None
-            before, after = bytes_around_prompt
+            before, after = body.split(json_prompt)
             templates.append(_BodyTemplate(before, after))
         first_template, second_template = templates
         return first_template if first_template == second_template else None

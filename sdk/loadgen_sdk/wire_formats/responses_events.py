@@ -78,9 +78,9 @@ def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaField
 def _read_ended_response(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
     """Return the finish reason, the usage and the error of a response that has ended.
 
-    A stream has sent its output before, so that only the output of a response that was not streamed
-    is returned, too. A response in another state, as in the event `response.in_progress`, gives an
-    event without choices.
+    The output is returned too if the response was not streamed. A stream has sent it in earlier
+    events, so that it would be counted twice. A response that has not ended, as in the event
+    `response.in_progress`, gives an event without choices.
 
     Args:
         response: The response object.
@@ -93,11 +93,9 @@ def _read_ended_response(response: dict[str, Any], *, is_streamed: bool) -> Even
     if status == "failed":
         error = response.get("error") or {"message": "the response failed"}
         return EventFields(error=msgspec.Raw(msgspec.json.encode(error)))
-    items = [item for item in response.get("output") or () if isinstance(item, dict)]
-    choice = ChoiceFields(
-        message=None if is_streamed else _read_output(items),
-        finish_reason=_finish_reason(response, items),
-    )
+    output_items = [item for item in response.get("output") or () if isinstance(item, dict)]
+    new_output = None if is_streamed else _read_output(output_items)
+    choice = ChoiceFields(message=new_output, finish_reason=_finish_reason(response, output_items))
     usage = response.get("usage")
     counts = read_counts(usage) if isinstance(usage, dict) else None
     return EventFields(choices=[choice], usage=counts)

@@ -153,22 +153,30 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
     It has durations and timestamps in seconds. All timestamps are of one clock of the server, so
     that their differences are durations: the prefill is the time from the arrival to the first
     token, without the queue. Older versions have no timestamp of the first token, and state only
-    how long the launch of the prefill took.
+    how long the launch of the prefill took. A value that the server does not state is None.
+
+    Args:
+        timing: The object `meta_info`. A text is not in this format and gives no timing.
     """
     if isinstance(timing, str):
         return NO_SERVER_TIMING
-    queue_ns = _seconds_to_ns(timing.get("queue_time"))
+    # Timestamps
     arrival_ns = _seconds_to_ns(timing.get("request_sent_to_scheduler_ts"))
     first_token_ns = _seconds_to_ns(timing.get("prefill_finished_ts"))
     last_token_ns = _seconds_to_ns(timing.get("decode_finished_ts"))
-    ttft_ns = _difference(first_token_ns, arrival_ns)
-    prefill_launch_ns = _sum(
-        _seconds_to_ns(timing.get("prefill_launch_delay")),
-        _seconds_to_ns(timing.get("prefill_launch_latency")),
-    )
+
+    # Durations
+    queue_ns = _seconds_to_ns(timing.get("queue_time"))
+    time_to_first_token_ns = _difference(first_token_ns, arrival_ns)
+    prefill_ns = _difference(time_to_first_token_ns, queue_ns)
+    if prefill_ns is None:  # an older version
+        prefill_ns = _sum(
+            _seconds_to_ns(timing.get("prefill_launch_delay")),
+            _seconds_to_ns(timing.get("prefill_launch_latency")),
+        )
     return ServerTiming(
         queue_ns=queue_ns,
-        prefill_ns=_first_known(_difference(ttft_ns, queue_ns), prefill_launch_ns),
+        prefill_ns=prefill_ns,
         decode_ns=_difference(last_token_ns, first_token_ns),
         cached_tokens=_token_count(timing.get("cached_tokens")),
         drafted_tokens=_token_count(timing.get("spec_draft_token_num")),
