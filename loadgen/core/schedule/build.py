@@ -94,25 +94,27 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeeds:
     """Return the seeds from which the arrival times of a stage are drawn.
 
-    They are derived from the `schedule_seed` of the workload, or else from the seed of the run.
-
-    The `loadgen_seed` is derived from the index of the stage too, so that two Poisson stages do not
-    have the same arrival times. One stage is an exception, so that a run of MLPerf LoadGen can be
-    reproduced: LoadGen has one stage, whose `schedule_rng_seed` it uses as it is. So a
-    `schedule_seed` is used as it is for the first measured Poisson stage.
-
-    The `numpy_seed` is the same for all stages, because the index of the stage is added later, when
-    the NumPy generator is created.
+    Both come from the `schedule_seed` of the workload, or from the seed of the run if it sets none.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
-    reproduces_loadgen = (
-        workload.schedule_seed is not None and stage_index == _first_measured_poisson(workload)
-    )
-    if reproduces_loadgen:
+    if _reproduces_mlperf_loadgen(workload, stage_index):
+        # MLPerf LoadGen uses its `schedule_rng_seed` as it is.
         loadgen_seed = base_seed
     else:
+        # With one seed for all of them, two Poisson stages would have the same arrival times.
         loadgen_seed = seeds.derived(base_seed, "arrivals", stage_index)
+    # `seeds.generator` adds the index of the stage to this seed later.
     return _StageSeeds(loadgen_seed=loadgen_seed, numpy_seed=base_seed)
+
+
+def _reproduces_mlperf_loadgen(workload: Workload, stage_index: int) -> bool:
+    """Return True if a stage has the arrival times of MLPerf LoadGen with the same seed.
+
+    LoadGen has a single Poisson stage, whose seed is set explicitly. The stage that corresponds to
+    it here is the first measured one with Poisson arrivals.
+    """
+    has_explicit_seed = workload.schedule_seed is not None
+    return has_explicit_seed and stage_index == _first_measured_poisson(workload)
 
 
 def _first_measured_poisson(workload: Workload) -> int | None:
@@ -188,8 +190,9 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
     """Return the arrival times of an open loop, drawn as its arrival process says.
 
     Poisson arrivals use the generator of MLPerf LoadGen (`loadgen_seed`), and the other random ones
-    a NumPy generator (`numpy_seed`). Raises ValueError for a closed loop, whose requests arrive
-    when earlier ones have ended.
+    a NumPy generator (`numpy_seed`). The duration or the number of requests of the stage ends the
+    arrivals; only a Poisson stage may have minimums instead (`at_least`). Raises ValueError for a
+    closed loop, whose requests arrive when earlier ones have ended.
     """
     rng = seeds.generator(stage_seeds.numpy_seed, "arrivals", stage_index)
     bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
@@ -197,13 +200,13 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
         case Constant(rate=rate):
             return arrivals.constant_arrivals(rate, **bounds)
         case Poisson(rate=rate) if stage.at_least is not None:
-            minimum = stage.at_least
             return arrivals.poisson_arrivals_at_least(
                 rate,
                 seed=stage_seeds.loadgen_seed,
-                min_duration_ns=minimum.duration_ns,
-                min_count=minimum.count,
-                multiple_of=minimum.passes_of,
+                min_duration_ns=stage.at_least.duration_ns,
+                min_count=stage.at_least.count,
+                # Complete passes over a data set of this many samples.
+                multiple_of=stage.at_least.passes_of,
             )
         case Poisson(rate=rate):
             return arrivals.poisson_arrivals(rate, seed=stage_seeds.loadgen_seed, **bounds)

@@ -109,24 +109,26 @@ class InterruptedSlots:
             yield from self.slots_of_session(stage, session_index, virtual_user, session_due_ns)
 
     def slots_of_arrivals(
-        self, stage: ScheduledStage, start_ns: int | None, first_index: int = 0
+        self, stage: ScheduledStage, start_ns: int | None, arrived_count: int = 0
     ) -> Iterator[DispatchedSlot]:
         """Yield the slots of the sessions of an open loop that had not arrived.
 
-        Sessions are dealt to the shards in turn: with 2 shards, shard 1 sends the sessions 1, 3, 5
-        and so on. With `first_index` 2, its first two have arrived, so the slots of 5 come first.
+        A shard is the part of the schedule that one worker sends. Sessions are dealt to the shards
+        in turn: with 2 shards, shard 1 sends the sessions 1, 3, 5 and so on. If `arrived_count` is
+        2, the sessions 1 and 3 have arrived, so the slots of session 5 come first.
 
         Args:
             stage: The open loop.
-            start_ns: When the stage began in ns, or None if it has not begun.
-            first_index: How many sessions of this shard have arrived.
+            start_ns: When the stage began in ns, or None if it has not begun. Its slots have no due
+                time then.
+            arrived_count: How many sessions of this shard have arrived.
         """
-        shard_count = self._schedule.shard_count
-        session_index = stage.first_session + self._schedule.shard_index + first_index * shard_count
-        for arrival_ns in self._schedule.arrivals_ns_of(stage)[first_index:].tolist():
-            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrival_ns
+        arrivals_ns = self._schedule.arrivals_ns_of(stage).tolist()
+        first_session = stage.first_session + self._schedule.shard_index
+        for position in range(arrived_count, len(arrivals_ns)):
+            session_index = first_session + position * self._schedule.shard_count
+            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrivals_ns[position]
             yield from self.slots_of_session(stage, session_index, virtual_user=None, due_ns=due_ns)
-            session_index += shard_count
 
 
 def has_planned_slots(stage: ScheduledStage) -> bool:

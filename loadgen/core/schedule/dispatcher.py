@@ -92,14 +92,18 @@ class _SessionProgress(msgspec.Struct):
         has_due_time[0] = True
         return cls(index, session, unmet_predecessors, has_due_time)
 
-    def take_remaining_turns(self) -> list[int]:
+    def turns_without_due_time(self) -> list[int]:
+        """Return the turns that have neither started nor a due time."""
+        return [turn for turn, has_due_time in enumerate(self.has_due_time) if not has_due_time]
+
+    def take_turns_without_due_time(self) -> list[int]:
         """Return the turns without a due time, and mark them so that no call returns them again."""
-        turns = [turn for turn, has_due_time in enumerate(self.has_due_time) if not has_due_time]
+        turns = self.turns_without_due_time()
         for turn in turns:
             self.has_due_time[turn] = True
         return turns
 
-    def cancel_turn(self) -> None:
+    def cancel_due_turn(self) -> None:
         """Record that a turn with a due time will not start, which also ends the session."""
         self.open_turns -= 1
         self.is_over = True
@@ -188,6 +192,9 @@ class Dispatcher:
     ) -> None:
         """Begin the first stage of a schedule at time 0.
 
+        A slot is one request of the schedule. A request is in prefill from its start to its first
+        output. A session is a single request, a conversation or a task.
+
         Args:
             schedule: The schedule, or the shard of it that this worker sends.
             max_in_flight: The limit of requests that have been sent and have not ended, for open
@@ -222,7 +229,8 @@ class Dispatcher:
         self._waiting_users: deque[_WaitingUser] = deque()
         # Slots that `take_due_slots` returns as dropped.
         self._dropped: deque[DispatchedSlot] = deque()
-        # Set by `stop`: the requests in flight that a virtual user sent as single requests.
+        # Requests of virtual users that were in flight at `stop` and belong to no conversation or
+        # task. They show `unsent_slots` which users were sending.
         self._single_requests_at_stop: list[DispatchedSlot] = []
 
         # -- Stages --
@@ -295,9 +303,9 @@ class Dispatcher:
     ) -> None:
         """Report that a request ended at `now_ns`, and schedule what follows it.
 
-        A request is one turn of a session: of a conversation or task, or a session of its own. The
-        turns that waited for it follow, or are dropped if it failed. After the last turn of a
-        session, the virtual user that sent it begins its next session. In an open loop there are no
+        A request is one turn of a conversation or task, or a session of its own. The turns that
+        waited for it follow, or are dropped if it failed. When the session has ended, its virtual
+        user begins its next session, or ends too if the stage is over. In an open loop there are no
         virtual users, so nothing follows a session.
 
         Args:
@@ -318,18 +326,19 @@ class Dispatcher:
         if self._is_stopped:
             return
 
-        ends_with_stage = False
+        is_cut_by_stage_end = False
         if slot.session is not None:
             progress = self._sessions[slot.session]
-            ends_with_stage = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
-            if progress.open_turns:
-                return  # The session continues.
+            is_cut_by_stage_end = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
+            has_turns_in_progress = progress.open_turns > 0
+            if has_turns_in_progress:
+                return
             del self._sessions[slot.session]
 
         # The session has ended.
         if slot.virtual_user is None:
             self._release_capacity(slot.stage, now_ns)
-        elif ends_with_stage:
+        elif is_cut_by_stage_end:
             # The virtual user ends too, because its stage is over before its next turn is due.
             self._release_capacity(slot.stage, now_ns + pause_ns)
         else:
@@ -383,17 +392,20 @@ class Dispatcher:
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the next slot that is due and may start, or None if there is none.
 
-        Slots that waited for room in prefill come first, then all others by their due times. A
-        stage that is due begins before its first slots are looked for. While there is no room in
-        prefill, slots of virtual users are moved to the queue for it. A slot of an open loop is
-        returned even then, because the caller drops it instead of letting it wait.
+        Slots that waited for room in prefill (the number of requests without a first output is
+        limited) come first, then all others by their due times. This also begins the next stage if
+        that is due before the next slot, because the stage brings slots of its own.
+
+        While there is no room in prefill, due slots of virtual users move to the queue for it. A
+        slot of an open loop is returned even then: the caller drops it instead of letting it wait.
         """
         if self._waiting_for_prefill:
             waiting_slot = self._take_slot_waiting_for_prefill()
             if waiting_slot is not None:
                 return waiting_slot
         while True:
-            while self._next_stage_ns <= now_ns and self._is_next_stage_first():
+            # Several stages can be due at once: some may be empty, or this call comes late.
+            while self._next_stage_ns <= now_ns and self._next_stage_precedes_next_slot():
                 self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
             slot = self._pop_due_slot(now_ns)
             if slot is None:
@@ -418,7 +430,7 @@ class Dispatcher:
             self._discard_waiting_slot(slot)
         return None
 
-    def _is_next_stage_first(self) -> bool:
+    def _next_stage_precedes_next_slot(self) -> bool:
         """Return True if the next stage begins before the next slot of the current stage is due.
 
         At the same time, an arrival comes before the next stage, to which it does not belong. A
@@ -441,14 +453,14 @@ class Dispatcher:
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached.
 
-        A slot of a closed loop is never dropped, because the number of virtual users limits it.
-        Return the slot; its `drop_reason` is "" if it was started. If a turn of a conversation or
-        task is dropped, the rest of its session is dropped with it.
+        A slot is one request of the schedule. One of a closed loop is never dropped, because the
+        number of virtual users limits it. Return the slot; its `drop_reason` is "" if it was
+        started. If a turn of a conversation or task is dropped, the rest is dropped with it.
         """
         drop_reason = self._reached_limit() if pending_slot.virtual_user is None else ""
         if self._max_turns == 1:
-            # All sessions are single requests, and the id of a slot is the number of its session.
-            # This saves two calls per request.
+            # All sessions are single requests, so the id of a slot is the number of its session.
+            # The general case below gives the same values, but costs two more calls per request.
             session = SINGLE_REQUEST
             slot_id = pending_slot.session_index
         else:
@@ -471,13 +483,14 @@ class Dispatcher:
         return slot
 
     def _record_start(self, slot: DispatchedSlot, session: Session) -> None:
-        """Record that a request is in flight and, if it is the first of its session, that it began.
+        """Record that a request is in flight. If it is the first of its session, begin the session.
 
-        A stage counts its active virtual users or, in an open loop, its active sessions. The first
-        turn of an open-loop session is counted here; virtual users are counted in `_begin_user`.
+        An open-loop session counts as active in its stage from its first request on. A closed loop
+        counts virtual users instead of sessions, and `_begin_user` has already counted this one.
         """
         self._in_flight[slot.slot_id] = slot
-        if self._max_in_prefill < _UNLIMITED:
+        is_prefill_limited = self._max_in_prefill < _UNLIMITED
+        if is_prefill_limited:
             # Without a limit nothing reads this set, so requests need not be added and removed.
             self._in_prefill.add(slot.slot_id)
         is_first_turn = slot.turn == 0
@@ -515,7 +528,7 @@ class Dispatcher:
         progress: _SessionProgress,
         slot: DispatchedSlot,
         now_ns: int,
-        ok: bool,
+        succeeded: bool,
         drop_reason: str,
     ) -> bool:
         """Schedule or drop the turns that waited for a finished turn of a conversation or task.
@@ -524,42 +537,41 @@ class Dispatcher:
             progress: What has happened in the session so far.
             slot: The turn that finished.
             now_ns: When it finished.
-            ok: Whether it succeeded. After a failure the waiting turns are dropped.
+            succeeded: Whether the turn succeeded. After a failure the waiting turns are dropped.
             drop_reason: The reason that is recorded for dropped turns.
 
         Returns:
-            Whether the session ends now because its stage does: the next turn would be due after
-            the end of the stage.
+            True if the end of the stage cuts the session short: a next turn would be due after it,
+            so no further turn starts.
         """
         progress.open_turns -= 1
         if progress.is_over:
-            return False  # It has ended before, and this turn was still in flight.
-        if ok:
-            return self._schedule_next_turns(progress, slot, now_ns)
+            return False  # The session was over before; this turn was only still in flight.
+        if succeeded:
+            self._schedule_next_turns(progress, slot, now_ns)
+            return progress.is_over  # True if a next turn would be due after the stage.
         self._fail_session(progress, slot, now_ns, drop_reason)
         return False
 
     def _schedule_next_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
-    ) -> bool:
-        """Schedule the turns of a session that have waited only for `slot`, which has ended.
+    ) -> None:
+        """Schedule the turns of a session that waited for `slot`, which has ended at `now_ns`.
 
-        A turn is due one pause after the end of the last of the turns that it waits for. A turn
-        that would be due after the end of its stage never starts, and the session is over. Return
-        True in that case, else False.
+        A turn is due one pause after the end of the last of the turns that it waits for. One that
+        would be due after the end of its stage never starts. The session is marked as over then.
         """
         stage_end_ns = self._stages[slot.stage].end_ns
-        for turn in progress.session.successors[slot.turn]:
-            due_ns = progress.record_predecessor_end(turn, now_ns)
+        for next_turn in progress.session.successors[slot.turn]:
+            due_ns = progress.record_predecessor_end(next_turn, now_ns)
             if due_ns is None:
-                continue  # It waits for another turn, too.
+                continue  # The turn still waits for another one.
             if due_ns >= stage_end_ns:
                 progress.is_over = True
-            else:
-                progress.has_due_time[turn] = True
-                progress.open_turns += 1
-                self._schedule(due_ns, progress.index, turn, slot.stage, slot.virtual_user)
-        return progress.is_over
+                continue
+            progress.has_due_time[next_turn] = True
+            progress.open_turns += 1
+            self._schedule(due_ns, progress.index, next_turn, slot.stage, slot.virtual_user)
 
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
@@ -578,16 +590,14 @@ class Dispatcher:
         """Drop the rest of a conversation or task after its turn `slot` was dropped at a limit.
 
         The prompts of later turns contain the response to the dropped one, so they cannot be sent.
+        If turn 0 was dropped, the session never begins, and there is no progress of it to update.
         """
-        session_index = self._session_index_of(slot.slot_id)
         if slot.turn == 0:
-            # The session has not begun, so `_sessions` does not contain it and its stage does not
-            # count it as active.
             later_turns = range(1, session.turn_count)
             self._drop_turns(slot, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED)
             return
-        progress = self._sessions[session_index]
-        progress.cancel_turn()
+        progress = self._sessions[self._session_index_of(slot.slot_id)]
+        progress.cancel_due_turn()
         self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
         self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
 
@@ -611,13 +621,11 @@ class Dispatcher:
         parallel branches may already have a due time; they are dropped, too. Turns in flight
         continue.
         """
-        turns = progress.take_remaining_turns()
-        # Each open turn is in flight or has a due time.
+        dropped_turns = progress.take_turns_without_due_time()
+        # Without an open turn no turn has a due time, and the search for them is saved.
         if progress.open_turns:
-            turns_with_due_time = self._remove_pending_turns(progress.index)
-            progress.open_turns -= len(turns_with_due_time)
-            turns += turns_with_due_time
-        self._drop_turns(slot, progress.session, sorted(turns), now_ns, drop_reason)
+            dropped_turns += self._cancel_turns_with_due_time(progress)
+        self._drop_turns(slot, progress.session, sorted(dropped_turns), now_ns, drop_reason)
 
     def _drop_turns(
         self,
@@ -649,8 +657,12 @@ class Dispatcher:
             )
             self._dropped.append(dropped_slot)
 
-    def _remove_pending_turns(self, session_index: int) -> list[int]:
-        """Remove and return the turns of a session that have a due time and have not started."""
+    def _cancel_turns_with_due_time(self, progress: _SessionProgress) -> list[int]:
+        """Remove and return the turns of a session that have a due time and have not started.
+
+        They no longer count as open turns of the session.
+        """
+        session_index = progress.index
         turns = [
             slot.turn
             for slot in (*self._pending, *self._waiting_for_prefill)
@@ -662,18 +674,20 @@ class Dispatcher:
             self._waiting_for_prefill = deque(
                 slot for slot in self._waiting_for_prefill if slot.session_index != session_index
             )
+        progress.open_turns -= len(turns)
         return turns
 
     def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
         """Discard a slot that was still waiting for room in prefill when its stage ended.
 
-        Only slots of virtual users wait. A virtual user sends one session at a time, so it ends
-        with the session of the slot, which makes room for a virtual user of a later stage.
+        Only slots of virtual users wait for that. With the end of its stage a virtual user ends
+        after the session that it is sending, and leaves its place to a user of a later stage: at
+        once if the slot is the first turn of the session, else when no turn is in flight any more.
         """
         has_session_begun = slot.turn > 0
         if has_session_begun:
             progress = self._sessions[slot.session_index]
-            progress.cancel_turn()
+            progress.cancel_due_turn()
             self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
         else:
             self._release_capacity(slot.stage, slot.due_ns)
@@ -688,10 +702,12 @@ class Dispatcher:
         has no such session.
         """
         stage = self.schedule.stages[slot.stage]
-        session_index = slot.slot_id // self._max_turns  # `_session_index_of` without a call.
+        # This is `_session_index_of`, written out because it runs after every request.
+        session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
         is_before_end = due_ns < self._stages[slot.stage].end_ns
+        # Without a number of sessions, only the duration of the stage limits them.
         has_session_left = (
             stage.session_count is None or next_session < stage.first_session + stage.session_count
         )
@@ -708,10 +724,12 @@ class Dispatcher:
     ) -> None:
         """Count a finished session of a closed loop, and schedule the next stage if it can begin.
 
-        The stage has a fixed number of sessions. The next stage begins when the last of them has
-        finished. If the next stage is a closed loop too, it begins as soon as a virtual user of
-        this stage has no session left. The users of the next stage then replace those of this stage
-        one by one, so that the number of requests in flight stays the same.
+        The stage has a fixed number of sessions. There are two rules for the next stage:
+
+        - It begins when the last session of this stage has finished.
+        - If it is a closed loop too, it begins earlier: when the first virtual user of this stage
+          has no session left. Its users then replace those of this stage one by one, so that the
+          number of requests in flight stays the same.
 
         Args:
             stage: The stage of the session.
@@ -720,9 +738,11 @@ class Dispatcher:
         """
         progress = self._stages[stage.index]
         progress.unfinished_sessions -= 1
-        is_finished = progress.unfinished_sessions == 0
+        is_stage_finished = progress.unfinished_sessions == 0
         hands_over = is_last_of_user and self._is_followed_by_closed_loop(stage)
-        if stage is self._current_stage and (is_finished or hands_over):
+        can_next_stage_begin = is_stage_finished or hands_over
+        # After a hand-over, sessions of this stage still finish when the next one has begun.
+        if stage is self._current_stage and can_next_stage_begin:
             self._schedule_next_stage(now_ns)
 
     def _session_index_of(self, slot_id: int) -> int:
@@ -758,12 +778,12 @@ class Dispatcher:
         self._stages.append(progress)
         self._current_stage = stage
         self._current_start_ns = start_ns
-        self._next_stage_ns = _NEVER_NS
-        # A closed loop has no arrivals, so its cursor is at the end from the beginning.
+        # An open loop sends sessions at arrival times; a closed loop has none, and virtual users.
         self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
         if stage.is_closed_loop:
             self._begin_users(stage, start_ns)
 
+        self._next_stage_ns = _NEVER_NS
         end_ns = _known_end_ns(stage, start_ns, progress.unfinished_sessions)
         if end_ns is not None:
             self._schedule_next_stage(end_ns)
@@ -771,19 +791,17 @@ class Dispatcher:
     def _initial_progress(self, stage: ScheduledStage, start_ns: int) -> _StageProgress:
         """Return the progress of a stage that begins at `start_ns`.
 
-        Two things depend on the kind of the stage. Virtual users must be stopped at the end of a
-        closed loop with a duration; an open loop needs no such time, because all of its arrivals
-        are before its end. And if a stage ends with the last of its sessions, they are counted
-        down, beginning with all sessions that this worker sends.
+        If the stage ends with the last of its sessions, `unfinished_sessions` counts down from the
+        number that this worker sends. All other stages end at a time and need no count: it is 0.
         """
-        end_of_users_ns = _NEVER_NS
-        if stage.is_closed_loop and stage.length_ns is not None:
-            end_of_users_ns = start_ns + stage.length_ns
         unfinished_sessions = 0
         ends_with_last_session = stage.is_end_unknown
         if ends_with_last_session:
             unfinished_sessions = self.schedule.session_count_in_shard(stage)
-        return _StageProgress(end_ns=end_of_users_ns, unfinished_sessions=unfinished_sessions)
+        return _StageProgress(
+            end_ns=_end_of_virtual_users_ns(stage, start_ns),
+            unfinished_sessions=unfinished_sessions,
+        )
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
         """Let the virtual users of a stage begin, or wait for those of earlier stages to end.
@@ -875,35 +893,36 @@ class Dispatcher:
     def _unsent_pending_slots(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
         """Yield the slots that had a due time but had not started at `stop`, and what follows them.
 
-        There are two kinds of pending slots. A later turn of a session is yielded alone. A first
-        turn begins the next session of a virtual user, and is yielded with the rest of that session
-        and all later sessions of the user. Arrivals of an open loop are not among them; see
-        `_unsent_arrivals_of_current_stage`.
+        There are two kinds of pending slots. A first turn begins the next session of a virtual
+        user, and is yielded with the rest of that session and all later sessions of the user. A
+        later turn of a session is yielded alone. Nothing is yielded for a stage that a duration
+        ends, because nobody knows how many slots it would have reached.
         """
         for slot in (*self._pending, *self._waiting_for_prefill):
             stage = self.schedule.stages[slot.stage]
-            is_later_turn = slot.turn > 0
-            if is_later_turn and has_planned_slots(stage):
-                yield interrupted.create_slot(
-                    stage, slot.session_index, slot.turn, slot.virtual_user, slot.due_ns
-                )
-            elif not is_later_turn:
+            is_first_turn = slot.turn == 0
+            if is_first_turn:
                 assert slot.virtual_user is not None, "only virtual users have pending first turns"
                 yield from interrupted.slots_of_user(
                     stage, slot.virtual_user, slot.session_index, slot.due_ns
+                )
+            elif has_planned_slots(stage):
+                yield interrupted.create_slot(
+                    stage, slot.session_index, slot.turn, slot.virtual_user, slot.due_ns
                 )
 
     def _unsent_turns_of_sessions(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
         """Yield the turns of begun sessions that still waited for a response at `stop`.
 
         They have no due time yet; `_unsent_pending_slots` yields the turns that have one. If a
-        virtual user sends the session, all later sessions of that user follow it.
+        virtual user sends the session, all later sessions of that user follow it. A stage that a
+        duration ends has no planned slots: how many it would have reached is not known.
         """
         for session_index, progress in self._sessions.items():
             stage = self._stage_of_session(session_index)
             virtual_user = stage.user_of_session(session_index)
             if has_planned_slots(stage):
-                for turn in progress.take_remaining_turns():
+                for turn in progress.turns_without_due_time():
                     yield interrupted.create_slot(
                         stage, session_index, turn, virtual_user, due_ns=NOT_APPLICABLE
                     )
@@ -963,6 +982,17 @@ class Dispatcher:
             for stage in reversed(self.schedule.stages)
             if stage.first_session <= session_index
         )
+
+
+def _end_of_virtual_users_ns(stage: ScheduledStage, start_ns: int) -> int:
+    """Return the time from which on the virtual users of a stage start nothing more.
+
+    Only a closed loop with a duration has such a time; for all other stages it is _NEVER_NS. An
+    open loop needs none, because all of its arrivals are before its end.
+    """
+    if stage.is_closed_loop and stage.length_ns is not None:
+        return start_ns + stage.length_ns
+    return _NEVER_NS
 
 
 def _known_end_ns(stage: ScheduledStage, start_ns: int, sessions_in_shard: int) -> int | None:

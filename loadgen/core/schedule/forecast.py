@@ -127,9 +127,9 @@ class _StageForecast(NamedTuple):
 def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float) -> _StageForecast:
     """Return the expected number of requests and duration of a stage, None where not known.
 
-    An open loop has both in its schedule. A closed loop may end after a duration or after a number
-    of requests, and the other one is estimated. Each virtual user sends its requests one after the
-    other, so by Little's law `users = requests / duration * response time`.
+    An open loop has both in its schedule. A closed loop may only have one of them, a duration or a
+    number of requests; the other one is estimated. Each virtual user sends its requests one after
+    the other, so by Little's law `users = requests / duration * response time`.
 
     `response_s` is the time of one response in seconds, or 0 if it is not known. Nothing is
     estimated then.
@@ -138,13 +138,14 @@ def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float
     duration_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
     if not response_s:
         return _StageForecast(request_count, duration_s)
+
     users = len(schedule.virtual_users_of(stage))
-    if duration_s is None and request_count is not None:
-        # A shard may have no virtual users. Its request count is 0 then, so any divisor will do.
-        duration_s = request_count * response_s / max(users, 1)
-    elif duration_s and request_count is None:
+    if request_count is None and duration_s:
         estimated_requests = users * duration_s / response_s
         request_count = estimated_requests
+    elif duration_s is None and request_count is not None:
+        # A shard without virtual users sends no requests; `max` avoids a division by 0.
+        duration_s = request_count * response_s / max(users, 1)
     return _StageForecast(request_count, duration_s)
 
 

@@ -268,10 +268,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         The iterator is infinite if only a duration limits the stage.
         """
         max_turns = self.max_turns
-        for index in self._session_indexes_of(stage):
-            if stage.session_count is not None and index >= stage.session_count:
-                return
-            session_index = stage.first_session + index
+        for index_in_stage in self._session_indexes_of(stage):
+            session_index = stage.first_session + index_in_stage
             if max_turns == 1:
                 yield session_index
             else:
@@ -293,19 +291,23 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         per round. With 3 users, shard 0 has the users 0 and 2. They send the sessions 0 and 2 in
         the first round, 3 and 5 in the second, and 6 and 8 in the third.
 
-        The iterator does not end at the number of sessions; the caller must stop there.
+        The iterator ends before the first session that the stage does not have. It is infinite if
+        only a duration limits the stage.
         """
         if not stage.is_closed_loop:
-            return itertools.count(self.shard_index, self.shard_count)
+            return _count_up(self.shard_index, self.shard_count, end=stage.session_count)
         virtual_users = self.virtual_users_of(stage)
         if not virtual_users:
             return iter(())
-        first_sessions_of_rounds = itertools.count(0, stage.concurrency)
-        return (
+        first_sessions_of_rounds = _count_up(0, stage.concurrency, end=stage.session_count)
+        session_indexes = (
             first_session + virtual_user
             for first_session in first_sessions_of_rounds
             for virtual_user in virtual_users
         )
+        # The last round may have fewer sessions than there are virtual users.
+        session_end = math.inf if stage.session_count is None else stage.session_count
+        return (index for index in session_indexes if index < session_end)
 
     def _is_in_shard(self, stage: ScheduledStage, session_count: int) -> NDArray[np.bool_]:
         """Return, for each session of a stage, whether it belongs to this shard."""
@@ -336,14 +338,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             yield self.slot_id(session_index, turn, session)
 
     def slot_id(self, session_index: int, turn: int, session: Session) -> int:
-        """Return the slot id of a turn of a session.
+        """Return the slot id of a turn (a request of a session, numbered from 0).
 
-        Each session has `max_turns` ids in a row, and turn i has the i-th of them. Only the last
-        turn of a conversation or task has the last one, so that its id shows where the session
-        ends. With `max_turns` 5, the turns 0, 1 and 2 of session 2 have the ids 10, 11 and 14.
+        Each session has a range of `max_turns` ids, the size of the largest session. A turn has the
+        position of its number in the range, but the last turn of a conversation or task has the
+        last position, so that its id shows where the session ends. With `max_turns` 5, session 2
+        has the range 10 to 14. If it has 3 turns, they have 10, 11 and 14; 12 and 13 are unused.
         """
         is_last_turn = not session.is_single_request and turn + 1 == session.turn_count
-        position = self.max_turns - 1 if is_last_turn else turn
+        last_position = self.max_turns - 1
+        position = last_position if is_last_turn else turn
         return session_index * self.max_turns + position
 
     def first_slot_id(self, session_index: int) -> int:
@@ -351,11 +355,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return next(self.session_slot_ids(session_index))
 
     def turn_of(self, slot_id: int) -> int:
-        """Return the turn of a slot in its session. This is the inverse of `slot_id`.
+        """Return the turn of a slot in its session, from 0. This is the inverse of `slot_id`.
 
-        With `max_turns` 5, a conversation with 3 turns uses the ids 0, 1 and 4 of its 5 ids: the
-        last turn always has the last id. A single request only uses the first id. Raises IndexError
-        for an id that the session does not use.
+        Each session has a range of `max_turns` ids, the size of the largest session. With
+        `max_turns` 5, session 2 has the range 10 to 14. A conversation of 3 turns uses 10 for turn
+        0, 11 for turn 1 and 14 for turn 2: the last turn has the last id. A single request uses 10.
+        Raises IndexError for an id that the session does not use, such as 12 and 13.
         """
         session_index, position = divmod(slot_id, self.max_turns)
         session = self.sessions.get(session_index)
@@ -364,8 +369,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 raise IndexError(slot_id)
             return 0
         last_turn = session.turn_count - 1
-        if position == self.max_turns - 1:
+        last_position = self.max_turns - 1
+        if position == last_position:
             return last_turn
+        # Between the ids of the earlier turns and that of the last turn are unused ones.
         if position >= last_turn:
             raise IndexError(slot_id)
         return position
@@ -411,6 +418,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             is_slot_in_shard = np.repeat(is_in_shard, turn_counts)
             columns_by_stage.append(stage_columns.select(is_slot_in_shard))
         return SlotColumns.concatenate(columns_by_stage)
+
+
+def _count_up(start: int, step: int, end: int | None) -> Iterator[int]:
+    """Iterate over `start`, `start + step` and so on, as long as they are below `end`.
+
+    This is `range` with an optional end: None means that the numbers never end.
+    """
+    if end is None:
+        return itertools.count(start, step)
+    return iter(range(start, end, step))
 
 
 def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
@@ -492,35 +509,30 @@ def _build_columns(
         first: The position in the stage of the first session, from 0.
         count: The number of sessions.
     """
-    session_indexes = stage.first_session + np.arange(first, first + count, dtype=np.int64)
-    sessions = schedule.sessions.columns(stage.first_session + first, count)
-    turn_counts = sessions.turn_counts
+    first_session = stage.first_session + first
+    sessions = schedule.sessions.columns(first_session, count)
+    session_numbers = np.arange(first_session, first_session + count, dtype=np.int64)
 
     # From here on each array has one value per slot: `np.repeat` repeats the value of a session for
     # each of its turns.
-    turn = _number_turns(turn_counts)
-    session_index = np.repeat(session_indexes, turn_counts)
-    first_slot_id = session_index * schedule.max_turns
-    is_single_request = np.repeat(sessions.is_single_request, turn_counts)
-
-    # The first turn of a session is due at a time or waits for another session. Every later turn
-    # waits for an earlier one of its session. That is never the last one, so its position among
-    # the ids of the session is its turn.
-    is_first_turn = turn == 0
-    first_turns = _first_turns(schedule, stage, session_indexes)
-    due_ns = np.full(len(turn), NOT_APPLICABLE)
-    due_ns[is_first_turn] = first_turns.due_ns
-    predecessor = first_slot_id + sessions.predecessor
-    predecessor[is_first_turn] = first_turns.predecessor
+    turn = _number_turns(sessions.turn_counts)
+    session_number = np.repeat(session_numbers, sessions.turn_counts)
+    is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
+    first_slot_id = session_number * schedule.max_turns
+    start_conditions = _start_conditions(
+        first_turns=_start_conditions_of_first_turns(schedule, stage, session_numbers),
+        is_first_turn=turn == 0,
+        predecessor_in_session=first_slot_id + sessions.predecessor,
+    )
     return SlotColumns(
         slot_id=first_slot_id + _id_positions(turn, sessions, schedule.max_turns),
-        due_ns=due_ns,
-        predecessor=predecessor,
+        due_ns=start_conditions.due_ns,
+        predecessor=start_conditions.predecessor,
         pause_ns=sessions.pause_ns,
         stage=np.full(len(turn), stage.index),
-        session=np.where(is_single_request, NOT_APPLICABLE, session_index),
+        session=np.where(is_single_request, NOT_APPLICABLE, session_number),
         turn=turn,
-        virtual_user=_virtual_users(stage, session_index),
+        virtual_user=_virtual_users(stage, session_number),
     )
 
 
@@ -556,31 +568,56 @@ def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
     return (session_indexes - stage.first_session) % stage.concurrency
 
 
-class _FirstTurns(NamedTuple):
-    """Due time and predecessor of the first turn of each of several sessions."""
+class _StartConditions(NamedTuple):
+    """When each of several slots starts: at a due time, or after another slot.
+
+    A value that a slot does not have is NOT_APPLICABLE.
+    """
 
     due_ns: Ints
     predecessor: Ints
+    """The id of the slot that must end first."""
 
 
-def _first_turns(schedule: Schedule, stage: ScheduledStage, session_indexes: Ints) -> _FirstTurns:
+def _start_conditions(
+    first_turns: _StartConditions, is_first_turn: NDArray[np.bool_], predecessor_in_session: Ints
+) -> _StartConditions:
+    """Return when each slot of several sessions starts.
+
+    Args:
+        first_turns: When the first turn of each session starts.
+        is_first_turn: For each slot, whether it is the first turn of its session.
+        predecessor_in_session: For each slot that is a later turn, the slot of the same session
+            that it waits for. That is never the last turn, so its id is the first slot id of the
+            session plus its turn. The values of first turns are not used, and are overwritten.
+    """
+    due_ns = np.full(len(is_first_turn), NOT_APPLICABLE)
+    due_ns[is_first_turn] = first_turns.due_ns
+    predecessor = predecessor_in_session
+    predecessor[is_first_turn] = first_turns.predecessor
+    return _StartConditions(due_ns, predecessor)
+
+
+def _start_conditions_of_first_turns(
+    schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
+) -> _StartConditions:
     """Return when the first turn of each session is due, or which slot it waits for.
 
     In an open loop every session has an arrival time and waits for no slot. `session_indexes` are
     consecutive sessions of the stage.
     """
     if stage.is_closed_loop:
-        return _first_turns_of_users(schedule, stage, session_indexes)
+        return _start_conditions_of_users(schedule, stage, session_indexes)
     arrivals_ns = stage.arrivals_ns[session_indexes - stage.first_session]
-    return _FirstTurns(
+    return _StartConditions(
         due_ns=(stage.start_ns or 0) + arrivals_ns,
         predecessor=np.full(len(session_indexes), NOT_APPLICABLE, np.int64),
     )
 
 
-def _first_turns_of_users(
+def _start_conditions_of_users(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
-) -> _FirstTurns:
+) -> _StartConditions:
     """Return when the first turn of each session of a closed loop is due, or what it waits for.
 
     Virtual users take turns in sending the sessions. With a concurrency of 3, user 0 sends the
@@ -591,31 +628,36 @@ def _first_turns_of_users(
     index_in_stage = session_indexes - stage.first_session
     is_first_of_user = index_in_stage < stage.concurrency
     due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+    predecessor = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+
     virtual_users = index_in_stage[is_first_of_user]  # User i sends session i of the stage.
     due_ns[is_first_of_user] = (stage.start_ns or 0) + stage.user_starts_ns(virtual_users)
 
-    is_later_session = np.logical_not(is_first_of_user)
-    predecessor = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
-    previous_sessions = session_indexes[is_later_session] - stage.concurrency
-    if len(previous_sessions):
-        predecessor[is_later_session] = _last_slot_ids(
-            schedule, first=int(previous_sessions[0]), count=len(previous_sessions)
+    previous_sessions_of_users = session_indexes[~is_first_of_user] - stage.concurrency
+    if len(previous_sessions_of_users):
+        # They are consecutive like `session_indexes`, so the first one and their number define
+        # them.
+        predecessor[~is_first_of_user] = _last_slot_ids(
+            schedule,
+            first_session=int(previous_sessions_of_users[0]),
+            session_count=len(previous_sessions_of_users),
         )
-    return _FirstTurns(due_ns, predecessor)
+    return _StartConditions(due_ns, predecessor)
 
 
-def _last_slot_ids(schedule: Schedule, first: int, count: int) -> Ints:
-    """Return the id of the last slot of each of `count` sessions, from session `first` on.
+def _last_slot_ids(schedule: Schedule, first_session: int, session_count: int) -> Ints:
+    """Return the id of the last slot (the last request) of each of several consecutive sessions.
 
-    Each session has `max_turns` ids in a row, from `session * max_turns` on. The last turn of a
-    conversation or task always has the last of them, so that the end of a session is recognized by
-    the id alone. A single request has no end to recognize, and has the first id like any first
-    turn. With 5 ids, the last slot of session 2 is 14 in a conversation, and 10 as a single
-    request.
+    Each session has a range of `max_turns` ids, which starts at `session * max_turns`. The last
+    request of a conversation or task always has the last id of the range, and a single request has
+    the first one. With `max_turns` 5, session 2 has the range 10 to 14. Its last slot is 14 if it
+    is a conversation, and 10 if it is a single request.
     """
-    first_slot_ids = np.arange(first, first + count, dtype=np.int64) * schedule.max_turns
+    session_numbers = np.arange(first_session, first_session + session_count, dtype=np.int64)
+    first_slot_ids = session_numbers * schedule.max_turns
     if schedule.max_turns == 1:
         return first_slot_ids  # Each session has a single id, its first and last one.
-    sessions = schedule.sessions.columns(first, count)
-    last_positions = np.where(sessions.is_single_request, 0, schedule.max_turns - 1)
-    return first_slot_ids + last_positions
+    sessions = schedule.sessions.columns(first_session, session_count)
+    last_position = schedule.max_turns - 1
+    positions = np.where(sessions.is_single_request, 0, last_position)
+    return first_slot_ids + positions

@@ -191,19 +191,20 @@ class Conversations(SessionSequence):
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return `count` conversations, from conversation `first` on, as columns.
 
-        Turn i waits for turn i - 1 and for a pause. Turn 0 has neither predecessor nor pause.
+        Turn i waits for turn i - 1 and for a pause. Turn 0 has neither predecessor nor pause. For
+        example, the predecessors of two conversations with 3 turns are [-1, 0, 1, -1, 0, 1], where
+        -1 is NOT_APPLICABLE.
         """
-        # The arrays have a row for each conversation and a column for each turn.
-        shape = (count, self.max_turns)
-        predecessors = np.broadcast_to(np.arange(self.max_turns) - 1, shape)
-        predecessors = np.where(predecessors < 0, NOT_APPLICABLE, predecessors)
-        pauses_ns = np.zeros(shape, np.int64)
+        predecessors_of_conversation = np.arange(self.max_turns) - 1
+        predecessors_of_conversation[0] = NOT_APPLICABLE
+        # One row per conversation and one column per turn.
+        pauses_ns = np.zeros((count, self.max_turns), np.int64)
         if count:
             pauses_ns[:, 1:] = self._pauses_of(first, count)
         return SessionColumns(
             turn_counts=self.turn_counts(first, count),
             is_single_request=np.zeros(count, np.bool_),
-            predecessor=predecessors.reshape(-1),
+            predecessor=np.tile(predecessors_of_conversation, count),
             pause_ns=pauses_ns.reshape(-1),
         )
 
@@ -380,22 +381,23 @@ class MixedSessions(SessionSequence):
         """Return `count` sessions, from session `first` on, as columns.
 
         The columns `predecessor` and `pause_ns` have one row per turn, the turns of each session
-        one after the other: turn counts of 1, 3 and 1 make the sessions begin in the rows 0, 1 and
-        4. They are filled in two steps: first with the values of single requests, which most
-        sessions usually are, and then with the turns of each conversation or task.
+        one after the other. With turn counts of 1, 3 and 1, session 1 has the rows 1 to 3. All rows
+        begin with the values of a single request, because most sessions usually are one. Then the
+        rows of each conversation or task are overwritten.
         """
         class_indexes = self._draw_classes(first, count)
         has_several_turns = self._has_several_turns[class_indexes]
         turn_counts = self.turn_counts(first, count)
-        predecessors = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
-        pauses_ns = np.zeros(len(predecessors), np.int64)
+        row_ends = np.cumsum(turn_counts)
+        row_count = int(turn_counts.sum())
+        predecessors = np.full(row_count, NOT_APPLICABLE)
+        pauses_ns = np.zeros(row_count, np.int64)
 
-        rows_after_session = np.cumsum(turn_counts)
-        first_rows = rows_after_session - turn_counts
         for position in np.flatnonzero(has_several_turns).tolist():
             class_sessions = self._sessions_of_class[class_indexes[position]]
             session_columns = class_sessions.columns(first=first + position, count=1)
-            rows_of_session = slice(first_rows[position], rows_after_session[position])
+            row_end = row_ends[position]
+            rows_of_session = slice(row_end - turn_counts[position], row_end)
             predecessors[rows_of_session] = session_columns.predecessor
             pauses_ns[rows_of_session] = session_columns.pause_ns
         return SessionColumns(
@@ -421,25 +423,39 @@ def build_sessions(
 ) -> SessionSequence:
     """Return the sessions that the requests of a workload form.
 
-    Requests that do not belong to conversations, tasks or recorded sessions are single requests.
+    A session is a conversation, a task (a graph of requests), a session of a trace that is replayed
+    as such, or else a single request.
     """
-    if isinstance(requests, Mix):
-        mixed_sessions = MixedSessions(requests, seed)
-        has_only_single_requests = mixed_sessions.max_turns == 1
-        # Single requests of all classes are scheduled in the same way, so their classes need not be
-        # drawn here.
-        return SingleRequests() if has_only_single_requests else mixed_sessions
-    if isinstance(requests, Task):
-        return Tasks(requests, seed)
-    if isinstance(requests, FromTrace) and requests.replay == "sessions":
-        # Runs without a trace do not need these modules.
-        from loadgen.core.workload import trace_sessions, traces
-
-        trace = traces.read_replayed_trace(requests)
-        return ReplayedSessions(trace_sessions.build_sessions(trace))
-    if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
-        return Conversations(seed, requests.turns.tool_time, requests.turns.count)
+    match requests:
+        case Mix():
+            return _build_mixed_sessions(requests, seed)
+        case Task():
+            return Tasks(requests, seed)
+        case FromTrace(replay="sessions"):
+            return _build_replayed_sessions(requests)
+        case Synthetic(turns=turns) if turns is not None and turns.count > 1:
+            return Conversations(seed, turns.tool_time, turns.count)
     return SingleRequests()
+
+
+def _build_mixed_sessions(mix: Mix, seed: int) -> SessionSequence:
+    """Return the sessions of several request classes.
+
+    If all classes send single requests, these are scheduled alike, so that the class of each need
+    not be drawn for the schedule.
+    """
+    mixed_sessions = MixedSessions(mix, seed)
+    has_only_single_requests = mixed_sessions.max_turns == 1
+    return SingleRequests() if has_only_single_requests else mixed_sessions
+
+
+def _build_replayed_sessions(requests: FromTrace) -> SessionSequence:
+    """Return the sessions that a trace recorded."""
+    # Runs without a trace do not need these modules.
+    from loadgen.core.workload import trace_sessions, traces
+
+    trace = traces.read_replayed_trace(requests)
+    return ReplayedSessions(trace_sessions.build_sessions(trace))
 
 
 def _highest_turn(predecessors: Sequence[int]) -> int:
