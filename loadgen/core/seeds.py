@@ -36,18 +36,17 @@ def salt_of(seed: int, requested: str | None) -> str:
     """Return the salt of a run, a text that decides how its prompts begin.
 
     Runs with different salts share no prompts, so a server cannot answer one from the prefix cache
-    that another one filled.
+    that another one filled. There are three cases:
 
-    Args:
-        seed: The seed of the run.
-        requested: The salt that the user requested, FRESH for a random one, or None for the one
-            that follows from the seed.
+    - The user requested a salt: it is returned.
+    - The user requested FRESH: a random salt, another one in every call.
+    - None, the user requested none: the salt follows from the seed, so a run can be repeated.
     """
+    if requested is None:
+        return f"{derived(seed, 'salt'):x}"
     if requested == FRESH:
         return f"{fresh():x}"
-    if requested is not None:
-        return requested
-    return f"{derived(seed, 'salt'):x}"
+    return requested
 
 
 def salt_of_run(seed: int, requested: str | None, run_name: str) -> str:
@@ -131,8 +130,11 @@ def draw_fractions(seed: int, name: str, ids: NDArray[np.int64]) -> NDArray[np.f
 def _mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the random 64-bit numbers that splitmix64 computes from its states.
 
-    The shifts and factors are the published ones ("variant 13" of Stafford's mixing functions).
-    Products are reduced modulo 2^64, as the algorithm requires.
+    The shifts and factors are copied from the reference implementation
+    (https://prng.di.unimi.it/splitmix64.c). They are "variant 13" of the mixing functions that D.
+    Stafford found by search, so there is no formula for them: with these values, each bit of the
+    state changes about half of the bits of the result. Products are reduced modulo 2^64, as the
+    algorithm requires, because uint64 overflows silently in arrays.
     """
     import numpy as np
 

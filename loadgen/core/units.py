@@ -181,6 +181,10 @@ def count(text: str) -> int:
     return int(number)
 
 
+_LOWEST_RATE_PER_S = 1e-6
+"""One event in a million seconds, which is between eleven and twelve days."""
+
+
 def rate_per_s(text: str, default_unit: str | None = None) -> float:
     """Return the events per second of `10/s` or `600/min`, always above zero.
 
@@ -197,13 +201,7 @@ def rate_per_s(text: str, default_unit: str | None = None) -> float:
     text = text.strip()
     if text == "inf":
         return math.inf
-    if re.fullmatch(NUMBER, text):
-        if default_unit is None:
-            raise InvalidValueError(
-                "invalid_value", "needs a unit", f"write {text}/s or {text}/min"
-            )
-        text += f"/{default_unit}"
-    match = _RATE.fullmatch(text)
+    match = _RATE.fullmatch(_add_unit_of_rate(text, default_unit))
     if match is None:
         raise InvalidValueError("invalid_value", "must be a rate", RATE_HINT)
     if match["unit"] not in SECONDS_PER_UNIT:
@@ -211,13 +209,26 @@ def rate_per_s(text: str, default_unit: str | None = None) -> float:
             "invalid_value", f'has the unknown unit "/{match["unit"]}"', RATE_HINT
         )
     rate = float(Decimal(match["number"]) / SECONDS_PER_UNIT[match["unit"]])
-    if rate < 1e-6:
+    if rate < _LOWEST_RATE_PER_S:
         raise InvalidValueError(
             "out_of_range",
             "must be at least one event in eleven days",
             "to pause, leave the stage out",
         )
     return rate
+
+
+def _add_unit_of_rate(text: str, default_unit: str | None) -> str:
+    """Return the text of a rate with a unit of time: `10` becomes `10/s` with the default "s".
+
+    Raises `InvalidValueError` for a number without a unit if there is no default.
+    """
+    is_number_without_unit = re.fullmatch(NUMBER, text) is not None
+    if not is_number_without_unit:
+        return text
+    if default_unit is None:
+        raise InvalidValueError("invalid_value", "needs a unit", f"write {text}/s or {text}/min")
+    return f"{text}/{default_unit}"
 
 
 def rate_or_zero_per_s(text: str) -> float:

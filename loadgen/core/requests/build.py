@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
 
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
+
 
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
@@ -24,8 +25,20 @@ if TYPE_CHECKING:
 APIS_WITH_IMAGES = ("chat", "responses", "messages")
 
 
+RequestsKind = Literal["mix", "trace", "file", "task", "synthetic"]
+"""The kinds of requests that a workload may have."""
+
+
+class HasRequests(Protocol):
+    """A workload, or one class of a mix."""
+
+    @property
+    def requests(self) -> Any:
+        """The requests as the workload describes them."""
+
+
 def build_prompts(
-    workload: Any,
+    workload: HasRequests,
     seed: int,
     salt: int,
     tokenizer: Tokenizer,
@@ -46,10 +59,7 @@ def build_prompts(
     """
     requests = workload.requests
     kind = _kind_of(requests)
-    if kind != "mix":
-        _check_api_returns_text(requests, kind, target.api)
-    if kind in ("trace", "synthetic"):
-        _check_documents(requests, target.api)
+    _check_api_serves(requests, kind, target.api)
     match kind:
         case "mix":
             return _build_mix(requests, seed, salt, tokenizer, target)
@@ -63,25 +73,41 @@ def build_prompts(
         case "task":
             return TaskPrompts(requests, seed, salt, tokenizer, target)
         case "synthetic":
-            _check_images(requests, target.api)
             return SyntheticPrompts(requests, seed, salt, tokenizer, target)
+        case _:
+            assert_never(kind)
 
 
-def _kind_of(requests: Any) -> Literal["mix", "trace", "file", "task", "synthetic"]:
+def _kind_of(requests: Any) -> RequestsKind:
     """Return the kind of the requests of a workload.
 
-    It is recognized by a field that only this kind has. Testing for the class would import
-    pydantic, which workers do not need.
+    The classes of requests are models of pydantic, and `isinstance` would import it. That takes
+    long, and workers do not need it. So a kind is recognized by a field that only its class has.
     """
-    if hasattr(requests, "classes"):
-        return "mix"
-    if hasattr(requests, "trace"):
-        return "trace"
-    if hasattr(requests, "path"):
-        return "file"
-    if hasattr(requests, "steps"):
-        return "task"
+    kinds_by_field: dict[str, RequestsKind] = {
+        "classes": "mix",
+        "trace": "trace",
+        "path": "file",
+        "steps": "task",
+    }
+    for field, kind in kinds_by_field.items():
+        if hasattr(requests, field):
+            return kind
     return "synthetic"
+
+
+def _check_api_serves(requests: Any, kind: RequestsKind, api: str) -> None:
+    """Raise UserError if an API cannot serve requests of a workload.
+
+    The classes of a mix are checked one by one when their requests are built.
+    """
+    if kind == "mix":
+        return
+    _check_api_returns_text(requests, kind, api)
+    if kind in ("trace", "synthetic"):
+        _check_documents(requests, api)
+    if kind == "synthetic":
+        _check_images(requests, api)
 
 
 def _build_mix(
@@ -106,20 +132,22 @@ def _read_trace(requests: FromTrace) -> Trace | TraceSessions:
     return trace
 
 
-def _check_api_returns_text(requests: Any, kind: str, api: str) -> None:
+def _check_api_returns_text(requests: Any, kind: RequestsKind, api: str) -> None:
     """Raise UserError if requests continue earlier responses, but the API does not return text.
 
     Tasks and conversations do so: a later request contains the responses to earlier ones. The
     responses to embeddings and rankings are numbers, which no message can contain.
     """
-    if api not in NON_GENERATIVE_APIS:
-        return
+    returns_text = api not in NON_GENERATIVE_APIS
     is_conversation = kind == "synthetic" and requests.turns is not None
-    if kind != "task" and not is_conversation:
+    if returns_text:
         return
-    hint = "leave out turns"
     if kind == "task":
         hint = "use kind: embed or kind: rerank in a step of a task"
+    elif is_conversation:
+        hint = "leave out turns"
+    else:
+        return
     problem = f"a response of the {api} API is not text, so no later request can continue it"
     raise UserError("unsupported", problem, f"--api {api}", hint)
 

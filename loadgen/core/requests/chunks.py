@@ -51,6 +51,7 @@ class Corpus:
     def __init__(self, spec: ChunkSpec, key: bytes) -> None:
         """Compute the popularity of each chunk of the corpus by Zipf's law.
 
+        A chunk is a passage of a document, of which a retrieval system puts several into a prompt.
         The chunk of rank k, counted from 1, is drawn in proportion to 1 / k^zipf.
 
         Args:
@@ -63,8 +64,10 @@ class Corpus:
         ranks = np.arange(1, spec.corpus + 1, dtype=float)
         weights = ranks**-spec.zipf
         self._cumulative_shares = np.cumsum(weights) / weights.sum()
-        # The chunks of a prompt are needed for its text and for its lengths, so they are cached.
-        self.chunks_of = functools.lru_cache(PROMPTS_CACHED)(self._draw_chunks)
+        # `chunks_of` has a cache, because the chunks of a prompt are needed for its text and for
+        # its lengths. The cache belongs to this instance, so that it is freed with it.
+        add_cache = functools.lru_cache(maxsize=PROMPTS_CACHED)
+        self.chunks_of = add_cache(self._draw_chunks)
 
     def _draw_chunks(self, prompt_index: int) -> tuple[int, ...]:
         """Draw the chunks of a prompt, none of them twice.
@@ -73,16 +76,16 @@ class Corpus:
         so uneven that this does not happen, the most popular other chunks are added. These have the
         lowest numbers.
         """
-        chunks: dict[int, None] = {}  # The keys are used as a set that keeps its order.
+        drawn_chunks: list[int] = []
         for attempt in range(MAX_DRAWS):
-            chunks.update(dict.fromkeys(self._draw_with_repeats(prompt_index, attempt)))
-            if len(chunks) >= self._chunks_per_prompt:
-                return tuple(chunks)[: self._chunks_per_prompt]
-        for popular_chunk in range(len(self._cumulative_shares)):
-            if len(chunks) == self._chunks_per_prompt:
-                break
-            chunks[popular_chunk] = None
-        return tuple(chunks)
+            drawn_chunks = _without_repeats(
+                drawn_chunks + self._draw_with_repeats(prompt_index, attempt)
+            )
+            if len(drawn_chunks) >= self._chunks_per_prompt:
+                return tuple(drawn_chunks[: self._chunks_per_prompt])
+        chunks_by_popularity = range(len(self._cumulative_shares))
+        chunks = _without_repeats([*drawn_chunks, *chunks_by_popularity])
+        return tuple(chunks[: self._chunks_per_prompt])
 
     def _draw_with_repeats(self, prompt_index: int, attempt: int) -> list[int]:
         """Draw as many chunks as a prompt has, by their popularity. A chunk may be drawn twice.
@@ -129,6 +132,11 @@ class Corpus:
             anywhere=repeated_chunks / chunk_count,
             after_same_chunks=repeated_prefixes / chunk_count,
         )
+
+
+def _without_repeats(chunks: list[int]) -> list[int]:
+    """Return chunks in their order, each at its first position only."""
+    return list(dict.fromkeys(chunks))
 
 
 def _prefix_hashes(chunks: tuple[int, ...]) -> Iterator[int]:

@@ -24,6 +24,10 @@ REQUESTS_HASHED_TOGETHER = 8
 
 DIGEST_MODULUS = 1 << 128
 
+_NO_SALT = 0
+"""`sum_of_hashes` takes a salt with each text, to tell equal texts apart. Here all texts differ,
+because each contains the id of its request."""
+
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -56,20 +60,17 @@ class Digest:
     def _sum_hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
         """Return the sum of the hashes of requests, as a little-endian number.
 
-        The hash of a request covers its id and what the workload decides: the length of the
-        response, the messages or the prompt, and further body fields. Real replies of a server are
-        left out. The hashes are added up, because a sum does not depend on the order of the
-        requests: workers send them in different orders.
+        The hash of a request covers its id, its requested lengths, its texts and further body
+        fields. Real replies of a server, which later requests of a conversation contain, are left
+        out, because they differ in every run. The hashes are added up, because a sum does not
+        depend on the order of the requests: workers send them in different orders.
         """
-        # `sum_of_hashes` takes a salt with each text, to tell equal texts apart. These texts all
-        # differ, because each contains the id of its request.
-        no_salt = 0
-        has_real_replies = not self.includes_replies
         hashed_texts = []
         for request_id, request in requests:
             messages = request.messages
-            if messages is not None and has_real_replies:
+            if messages is not None and not self.includes_replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
+            # What the workload decides. Fingerprints of earlier runs depend on this order.
             content = (
                 request_id,
                 request.max_tokens,
@@ -78,7 +79,7 @@ class Digest:
                 request.prompt,
                 request.extra,
             )
-            hashed_texts.append((no_salt, _encode_json(content)))
+            hashed_texts.append((_NO_SALT, _encode_json(content)))
         return sum_of_hashes(hashed_texts)
 
     def add_sum(self, count: int, hash_sum: bytes) -> None:

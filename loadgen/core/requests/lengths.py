@@ -82,21 +82,24 @@ def context_lengths(
     """Return the sum of prompt and output tokens of each request that generates text.
 
     It must fit into the context window of the model, which is checked before a run. Embeddings and
-    rankings are left out, because their sequences are read one by one.
+    rankings are left out: they generate nothing, and the model reads each of their sequences in a
+    context of its own.
 
     Args:
         first_requests: The lengths of the first requests, by request id.
-        template_tokens: The tokens that the server adds to a prompt, if they are known.
-        token_ratio: How many tokens the server counts for one token of the workload, if known.
+        template_tokens: The tokens that the server adds to a prompt, or None if they are not known.
+        token_ratio: How many tokens the server counts for one token of the workload, or None if
+            that is not known.
     """
+    added_tokens = 0 if template_tokens is None else template_tokens
     ratio = token_ratio or 1.0
-    generative_requests = [
-        lengths for lengths in first_requests.values() if lengths.non_generative_requests == 0
-    ]
-    return [
-        round(lengths.input_tokens * ratio) + (template_tokens or 0) + lengths.output_tokens
-        for lengths in generative_requests
-    ]
+    context_tokens = []
+    for lengths in first_requests.values():
+        generates_text = lengths.non_generative_requests == 0
+        if generates_text:
+            prompt_tokens = round(lengths.input_tokens * ratio) + added_tokens
+            context_tokens.append(prompt_tokens + lengths.output_tokens)
+    return context_tokens
 
 
 def task_lengths(

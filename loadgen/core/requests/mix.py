@@ -92,21 +92,24 @@ class MixPrompts:
     def class_and_id(self, request_id: int) -> ClassRequest:
         """Return the class of a request of the mix, and the id of the request in that class.
 
-        Both number the requests session by session, with a block of ids for each session. The
-        blocks of the mix are as large as those of its largest class. If they have 5 ids, the ids 10
-        to 14 belong to session 2. If the class of this session has blocks of 3 ids, the session
-        has the ids 6 to 8 there: 10 is request 6 of the class, and 11 is request 7. The last id 14
-        is the last request 8. The ids 12 and 13 are not used.
+        Each session has a block of ids in the mix and another one in its class, which may be
+        smaller. With blocks of 5 ids in the mix and 3 in the class, session 2 has the ids 10 to 14
+        of the mix and 6 to 8 of the class:
+
+            mix    10  11  12      13      14
+            class   6   7  unused  unused   8
 
         Raises IndexError for an id that is not used.
         """
         session, position = divmod(request_id, self.turns)
         class_index = self.class_of(session)
-        ids_per_session = self.class_prompts[class_index].turns
-        position_in_class = _position_in_class(position, self.turns, ids_per_session)
+        ids_per_session_in_class = self.class_prompts[class_index].turns
+        position_in_class = _position_in_class(
+            position, ids_in_mix=self.turns, ids_in_class=ids_per_session_in_class
+        )
         if position_in_class is None:
             raise IndexError(request_id)
-        first_id_in_class = session * ids_per_session
+        first_id_in_class = session * ids_per_session_in_class
         return ClassRequest(class_index, first_id_in_class + position_in_class)
 
     def __getitem__(self, request_id: int) -> Request:
@@ -149,14 +152,15 @@ class MixPrompts:
         session 2 have the ids 10, 11 and 14. A single request has the first id.
         """
         prompts = self.class_prompts[self.class_of(session)]
-        first_id = session * self.turns
-        if prompts.turns == 1:
-            yield first_id
+        first_id_of_block = session * self.turns
+        last_id_of_block = first_id_of_block + self.turns - 1
+        is_single_request = prompts.turns == 1
+        if is_single_request:
+            yield first_id_of_block
             return
-        request_count = _count_session_requests(prompts, session)
-        yield from range(first_id, first_id + request_count - 1)
-        last_id = first_id + self.turns - 1
-        yield last_id
+        requests_before_last = _count_session_requests(prompts, session) - 1
+        yield from range(first_id_of_block, first_id_of_block + requests_before_last)
+        yield last_id_of_block
 
     def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a prompt as it is built, or None if they are unknown."""
@@ -188,30 +192,31 @@ class MixPrompts:
         return messages
 
 
-def _position_in_class(position: int, mix_ids: int, class_ids: int) -> int | None:
-    """Convert the position of a request in its session from the ids of a mix to those of its class.
+def _position_in_class(position: int, *, ids_in_mix: int, ids_in_class: int) -> int | None:
+    """Return which request of a session has the id at a position in the session's block of ids.
 
-    A session has more ids in the mix than in its class, so the mix leaves some unused. They are not
-    at the end, because the last request of a session must have the last id: this is how the
-    schedule recognizes the end of a session. With 5 ids in the mix and 3 in the class, the
-    positions 0, 1 and 4 of the mix are 0, 1 and 2 in the class, and 2 and 3 are unused.
+    A session has a block of ids in the mix, and its class may number the same requests with fewer
+    ids. The unused ids of the mix are before its last one, because the last request of a session
+    must have the last id: this is how the schedule recognizes the end of a session. With 5 ids in
+    the mix and 3 in the class, the positions 0, 1 and 4 of the mix are 0, 1 and 2 in the class.
 
     Args:
-        position: The position among the ids of the session in the mix, from 0.
-        mix_ids: How many ids each session of the mix has.
-        class_ids: How many ids each session of the class has, 1 for single requests. A single
-            request has no end to recognize, and has the first id.
+        position: The position in the block of the mix, from 0.
+        ids_in_mix: The number of ids in a block of the mix.
+        ids_in_class: The number of ids of a session in its class. It is 1 for single requests,
+            which have the first id, because there is no end of a session to recognize.
 
     Returns:
         The position in the class, or None for an id that the session does not use.
     """
-    if class_ids == 1:
+    is_single_request = ids_in_class == 1
+    if is_single_request:
         return 0 if position == 0 else None
-    last_of_mix = mix_ids - 1
-    last_of_class = class_ids - 1
-    if position == last_of_mix:
-        return last_of_class
-    is_used = position < last_of_class
+    last_position_in_mix = ids_in_mix - 1
+    last_position_in_class = ids_in_class - 1
+    if position == last_position_in_mix:
+        return last_position_in_class
+    is_used = position < last_position_in_class
     return position if is_used else None
 
 

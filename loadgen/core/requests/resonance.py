@@ -70,12 +70,12 @@ def find_resonance(
 def _is_likely_harmless(common_factor: int, excess_load: float | None) -> bool:
     """Return True if the servers have similar loads although each always gets the same samples.
 
-    If the lengths of responses are not known, the number of samples of a server decides. With a
-    common factor of 2, each server gets every second sample. The means of so many samples differ
-    little, as a rule. With a large factor each server gets few samples, and they may differ much.
+    If the lengths of responses are not known, the number of samples that a server gets decides: the
+    means of many samples differ little, but those of a few may differ much.
 
     Args:
-        common_factor: Each server gets only every sample whose number is the same modulo this.
+        common_factor: Each server gets one of so many samples, for example every second one with a
+            factor of 2.
         excess_load: By which fraction the load of the most loaded server is above the mean, or None
             if it is not known.
     """
@@ -104,9 +104,10 @@ def _excess_of_largest_group(
 ) -> float | None:
     """Return by which fraction the largest group of samples has more output than the mean group.
 
-    A group is what one server gets: with the common factor 2, one server gets the samples 0, 2, 4,
-    ... and another one 1, 3, 5, ... in every pass over the data set. With the output tokens 300,
-    100, 300 and 100, the groups have 600 and 200 tokens. The mean is 400, so the result is 0.5.
+    A sample is a row of the data set. The samples are divided into `common_factor` groups, and a
+    server always gets the same group: with the factor 2, some servers get the samples 0, 2, 4, ...
+    and the others 1, 3, 5, ... With the output tokens 300, 100, 300 and 100, the groups have 600
+    and 200 tokens. The mean is 400, so the result is 0.5.
 
     Return None if the output tokens of the samples are not known.
     """
@@ -115,9 +116,13 @@ def _excess_of_largest_group(
         return None
     # The listed lengths repeat until each sample has one.
     repetitions = sample_count // len(output_tokens)
-    tokens_of_samples = np.tile(output_tokens, repetitions)
-    group_means = [tokens_of_samples[group::common_factor].mean() for group in range(common_factor)]
-    return float(max(group_means) / tokens_of_samples.mean() - 1)
+    tokens_by_sample = np.tile(output_tokens, repetitions)
+    tokens_by_group = [
+        tokens_by_sample[first_sample::common_factor] for first_sample in range(common_factor)
+    ]
+    # All groups have equally many samples, so their means compare like their sums.
+    largest_mean = max(tokens.mean() for tokens in tokens_by_group)
+    return float(largest_mean / tokens_by_sample.mean() - 1)
 
 
 def _listed_values(requests: Requests, field: str) -> NDArray[np.int64] | None:

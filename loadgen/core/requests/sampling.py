@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 KEY_PREFIX = "loadgen prompts 1"  # The number is the version of the drawing method.
 KEY_BYTES = 32
 
+INDEX_BYTES = 8  # the length of an index in the hash of a draw
+BYTES_PER_NORMAL_VALUE = 16  # two 64-bit integers, for the Box-Muller transform
+
 MAX_REDRAWS = 100  # attempts to draw a value inside [min, max] before it is clamped
 MAX_EXPONENT = 700.0  # exp() of a larger number overflows
 # A float has 53 significant bits. Of a random 64-bit integer, `(integer >> UNUSED_BITS) *
@@ -183,10 +186,11 @@ def _standard_normal_values(
     sqrt(-2 ln u) * cos(2 pi v). The results equal those of `_standard_normal_value`, which computes
     one number at a time, so that it does not matter how many lengths are drawn together.
     """
-    random_words = np.frombuffer(_first_attempt_bytes(key, purpose, indices), "<u8")
-    # Each index has two 64-bit integers.
-    u = _uniform_numbers(random_words[0::2])
-    v = _uniform_numbers(random_words[1::2])
+    random_data = _random_bytes_of_first_draws(key, purpose, indices)
+    random_integers = np.frombuffer(random_data, dtype="<u8")  # 64 bits each, little-endian
+    integers_by_index = random_integers.reshape(-1, 2)
+    u = _uniform_numbers(integers_by_index[:, 0])
+    v = _uniform_numbers(integers_by_index[:, 1])
     normal: NDArray[np.float64] = np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * math.pi * v)
     return normal
 
@@ -201,18 +205,21 @@ def _uniform_numbers(random_words: NDArray[np.uint64]) -> NDArray[np.float64]:
     return (numbers_of_53_bits + 0.5) * UNIT_OF_53_BITS
 
 
-def _first_attempt_bytes(key: bytes, purpose: str, indices: Sequence[int]) -> bytes:
-    """Return `random_bytes(key, f"{purpose} 0", index, 16)` of all indices, one after the other.
+def _random_bytes_of_first_draws(key: bytes, purpose: str, indices: Sequence[int]) -> bytes:
+    """Return the random bytes of the first draw for each index, one after the other.
 
-    The hash of the key, with which all of these hashes begin, is computed once and copied.
+    A value outside the bounds of its distribution is drawn again, and each draw has a number; the
+    first one is 0. The result is that of `random_bytes(key, f"{purpose} 0", index,
+    BYTES_PER_NORMAL_VALUE)` for all indices. It is faster, because the key, with which the hash of
+    every index begins, is hashed once and the state is copied.
     """
     hash_of_key = hashlib.shake_128(key)
-    purpose_of_attempt = f"{purpose} 0".encode()
+    purpose_of_first_draw = f"{purpose} 0".encode()
     joined_bytes = bytearray()
     for index in indices:
-        hasher = hash_of_key.copy()
-        hasher.update(index.to_bytes(8, "little") + purpose_of_attempt)
-        joined_bytes += hasher.digest(16)
+        index_hash = hash_of_key.copy()
+        index_hash.update(index.to_bytes(INDEX_BYTES, "little") + purpose_of_first_draw)
+        joined_bytes += index_hash.digest(BYTES_PER_NORMAL_VALUE)
     return bytes(joined_bytes)
 
 
@@ -304,15 +311,16 @@ def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> Length
     """
     cumulative_weights = list(accumulate(weights))  # [2, 3, 3] in the example
     total_weight = cumulative_weights[-1]
-    # The last value with a weight above 0.
-    last_index = bisect_left(cumulative_weights, total_weight)
+    # The first value that reaches the total weight: those after it have the weight 0.
+    last_drawable_index = bisect_left(cumulative_weights, total_weight)
 
     def sample(key: bytes, purpose: str, index: int) -> int:
         random_bits = random_integer(key, purpose, index, 8)
         # The upper 53 of the 64 bits, as many as a float has, give a number from 0 to below 1.
         uniform_number = (random_bits >> UNUSED_BITS) * UNIT_OF_53_BITS
-        drawn_index = bisect_right(cumulative_weights, uniform_number * total_weight)
-        # The product can be rounded up to the total weight, which is above all values.
-        return values[min(drawn_index, last_index)]
+        random_weight = uniform_number * total_weight
+        drawn_index = bisect_right(cumulative_weights, random_weight)
+        # Rounding can make `random_weight` equal to the total weight, after the last value.
+        return values[min(drawn_index, last_drawable_index)]
 
     return sample

@@ -67,23 +67,25 @@ class SyntheticPrompts(GeneratedPrompts):
 
         Args:
             requests: The requests as the workload describes them.
-            seed: Decides lengths and choices.
+            seed: Decides what is drawn for each request: its lengths, its prefix and its chunks.
             salt: Decides the words of the texts, together with the seed. Another salt gives
                 prompts of the same lengths that a prefix cache does not know.
             tokenizer: Counts tokens and supplies the words of the texts.
             target: What is known of the server that the requests are sent to.
         """
+        # Natural prompts are passages of a book. All others are random words.
         is_natural = requests.prompts == "natural"
         super().__init__(seed, salt, tokenizer, target.template_tokens, is_natural=is_natural)
-        self._workload_requests = requests
+        self._settings = requests
         self._api = target.api
         self._sample_input = length_sampler(requests.input_tokens)
         self._sample_output = length_sampler(requests.output_tokens)
         self._corpus = _build_corpus(requests.chunks, self._lengths_key)
         # The most common kind of prompts, which `_first_message` builds in a faster way: they have
-        # no common beginnings, no passages of a book, and exactly one token per word.
+        # exactly one token per word, no passages of a book and no common beginnings.
+        has_one_token_per_word = tokenizer.is_additive
         self._has_random_words_only = (
-            tokenizer.is_additive and not is_natural and not _shares_prefixes(requests)
+            has_one_token_per_word and not is_natural and not _shares_prefixes(requests)
         )
         self._prepare_conversations(requests.turns)
 
@@ -108,8 +110,8 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         if self._api == "embeddings":
             return True
-        has_system_message = self._workload_requests.system_tokens > 0
-        has_images = self._workload_requests.images is not None
+        has_system_message = self._settings.system_tokens > 0
+        has_images = self._settings.images is not None
         has_documents = self._api == "rerank"
         is_conversation = self.turns > 1
         return not (has_system_message or has_images or has_documents or is_conversation)
@@ -176,7 +178,7 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         conversation, turn = divmod(request_id, self.turns)
         first_id = request_id - turn
-        tokens = self._workload_requests.system_tokens + self._first_message_tokens(conversation)
+        tokens = self._settings.system_tokens + self._first_message_tokens(conversation)
         for earlier_id in range(first_id, request_id):
             tokens += self.requested_output_tokens(earlier_id)
         # Every turn but the first begins with the result of a tool.
@@ -203,7 +205,7 @@ class SyntheticPrompts(GeneratedPrompts):
                 the response to a request, "tool" for the tool result that a later request sends.
             indices: The numbers of conversations for "input", else the ids of requests.
         """
-        requests = self._workload_requests
+        requests = self._settings
         if purpose == "input":
             prompt_lengths = sample_lengths(
                 requests.input_tokens, self._lengths_key, purpose, indices
@@ -222,7 +224,7 @@ class SyntheticPrompts(GeneratedPrompts):
         Conversations of one prefix group begin with the same text. The group is drawn at random.
         """
         choice = random_integer(self._lengths_key, "which prefix", conversation, 8)
-        return choice % self._workload_requests.prefixes
+        return choice % self._settings.prefixes
 
     def shared_tokens(self, conversation: int) -> int:
         """Return the length of the prefix that a conversation shares with its prefix group."""
@@ -325,9 +327,9 @@ class SyntheticPrompts(GeneratedPrompts):
         template are in the cache anyway, so they count towards it. The last HEAD_TOKENS tokens of
         the message are never shared, because they make each prompt different.
         """
-        cache_hit_rate = self._workload_requests.cache
+        cache_hit_rate = self._settings.cache
         if cache_hit_rate is None:
-            return min(message_tokens, self._workload_requests.shared_prefix_tokens)
+            return min(message_tokens, self._settings.shared_prefix_tokens)
         cached_tokens = round(cache_hit_rate * (message_tokens + self._template_tokens))
         shared_tokens = cached_tokens - self._template_tokens
         return max(0, min(shared_tokens, message_tokens - HEAD_TOKENS))
@@ -335,23 +337,23 @@ class SyntheticPrompts(GeneratedPrompts):
     # -- texts -----------------------------------------------------------------------------------
 
     def _first_message(self, conversation: int) -> Text:
-        """Return the first user message of a conversation: a shared prefix and a unique text.
+        """Return the first user message of a conversation: a shared beginning and a unique text.
 
-        The shared prefix is the chunks of a corpus, or the prefix of a group of conversations. If
-        the workload has neither, the message is all unique.
+        The message begins with chunks of a corpus, or with the prefix that a group of conversations
+        has in common. If the workload has neither, the message is all unique.
         """
         tokens = self._first_message_tokens(conversation)
         if self._has_random_words_only:
-            # The result is that of `_unique_text` below. This way skips checks that cannot fail
-            # here, because it runs once per request.
+            # This is what `_unique_text` returns for such prompts, without checks that always pass.
+            # It is written out because it runs once per request.
             head = self._texts.unique_head(conversation, tokens)
             return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
         if self._corpus is not None:
             return self._message_with_chunks(conversation, tokens, self._corpus)
         shared_tokens = self._shared_prefix_tokens(tokens)
-        if shared_tokens == 0:
-            return self._unique_text(conversation, tokens)
-        return self._message_with_prefix(conversation, tokens, shared_tokens)
+        if shared_tokens > 0:
+            return self._message_with_prefix(conversation, tokens, shared_tokens)
+        return self._unique_text(conversation, tokens)
 
     def _message_with_prefix(self, conversation: int, tokens: int, shared_tokens: int) -> Text:
         """Return a message of `tokens` tokens that begins with the prefix of its prefix group."""
@@ -396,7 +398,7 @@ class SyntheticPrompts(GeneratedPrompts):
         input_tokens: int | None = sum(message.tokens for message in messages)
         input_source: str = self._tokenizer.tag
         # Only the server knows how many tokens an image or one of its own replies has.
-        has_images = self._workload_requests.images is not None
+        has_images = self._settings.images is not None
         has_real_replies = replies is not None
         if has_images or has_real_replies:
             input_tokens = None
@@ -421,8 +423,8 @@ class SyntheticPrompts(GeneratedPrompts):
         the real responses by turn, or None to generate them.
         """
         conversation, turn = divmod(request_id, self.turns)
-        if self._workload_requests.system_tokens:
-            system = self._texts.shared_text("system", 0, self._workload_requests.system_tokens)
+        if self._settings.system_tokens:
+            system = self._texts.shared_text("system", 0, self._settings.system_tokens)
             yield _Message("system", system.text, system.tokens)
         first_message = self._first_message(conversation)
         content = self._first_message_content(request_id, first_message.text)
@@ -448,7 +450,7 @@ class SyntheticPrompts(GeneratedPrompts):
 
     def _first_message_content(self, request_id: int, text: str) -> str | list[dict[str, Any]]:
         """Return the content of a first message: the text, with the images of the request."""
-        images = self._workload_requests.images
+        images = self._settings.images
         if images is None:
             return text
         parts: list[dict[str, Any]] = [{"type": "text", "text": text}]

@@ -160,14 +160,15 @@ class TaskGraphs:
         chat_turns = [
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
-        # One random number of 128 bits decides both. It is so large that its remainder and its
-        # quotient are practically independent.
+        # One random number of 128 bits decides both: its remainder the chat, and its quotient the
+        # token. It is so large that the two are practically independent.
         random_number = random_integer(self._key, "leaves at", task_index, 16)
-        token_choice, chat_choice = divmod(random_number, len(chat_turns))
-        turn = chat_turns[chat_choice]
+        random_quotient, chat_index = divmod(random_number, len(chat_turns))
+        turn = chat_turns[chat_index]
         # A response of one token has no token before the last one, so the user receives that one.
-        latest_token = max(1, self.output_tokens(task_index, turn) - 1)
-        return Abandonment(turn, tokens=1 + token_choice % latest_token)
+        max_received_tokens = max(1, self.output_tokens(task_index, turn) - 1)
+        received_tokens = 1 + random_quotient % max_received_tokens
+        return Abandonment(turn, tokens=received_tokens)
 
     def draw_turns_and_copies(self, step: str, task_index: int) -> tuple[int, int]:
         """Return how many turns a step has in a task, and how many copies of it run in parallel."""
@@ -230,24 +231,31 @@ class _GraphBuilder:
         step comes after. So these steps must have been added before.
         """
         turn_count, copy_count = self._graphs.draw_turns_and_copies(name, self._task_index)
-        predecessors: list[int] = []
-        for previous_step in self._steps[name].after:
-            predecessors += self._last_turns[previous_step]
-        self._last_turns[name] = []
-        for _ in range(copy_count):
-            self.requests.append(self._build_first_request(name, tuple(predecessors)))
-            for _ in range(turn_count - 1):
-                self.requests.append(self._build_later_request(name))
-            self._last_turns[name].append(len(self.requests) - 1)
+        predecessors = [
+            last_turn
+            for previous_step in self._steps[name].after
+            for last_turn in self._last_turns[previous_step]
+        ]
+        self._last_turns[name] = [
+            self._add_copy_of_step(name, turn_count, tuple(predecessors)) for _ in range(copy_count)
+        ]
+
+    def _add_copy_of_step(self, name: str, turn_count: int, predecessors: tuple[int, ...]) -> int:
+        """Add the requests of one copy of a step, and return the turn of the last of them.
+
+        A turn is the position of a request in the task. The first request of the copy waits for
+        `predecessors`, each other one for the request before it.
+        """
+        self.requests.append(self._build_first_request(name, predecessors))
+        for _ in range(turn_count - 1):
+            self.requests.append(self._build_later_request(name))
+        return len(self.requests) - 1
 
     def _build_first_request(self, step_name: str, predecessors: tuple[int, ...]) -> TaskRequest:
-        """Return the first request (turn) of a step.
+        """Return the first request of a step.
 
-        It begins a new conversation or continues that of an earlier request. What it sends is a
-        user message of its own, an earlier message again, the result of a tool that ran before it,
-        or the responses of parallel branches. `TaskRequest` explains its fields.
-
-        Requests are identified by their turn, their position in the task.
+        It begins a new conversation or continues that of an earlier request. Requests are
+        identified by their turn, which is their position in the task.
 
         Args:
             step_name: The name of the step.
@@ -262,13 +270,15 @@ class _GraphBuilder:
         return TaskRequest(
             step=step_name,
             predecessors=predecessors,
+            pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_think_time),
+            is_first_of_step=True,
+            # What it sends: the conversation so far, the responses of parallel branches, the result
+            # of a tool, and a new user message or one that was sent before.
             continued_turn=continued_turn,
             branch_turns=self._find_branch_turns(step, predecessors, continued_turn),
             tool_of_result=self._tool_of_result(step_name, tool),
             has_message=has_message,
-            pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_think_time),
             repeated_message_turn=self._find_repeated_message(step, predecessors),
-            is_first_of_step=True,
         )
 
     def _draw_first_tool(
@@ -337,8 +347,8 @@ class _GraphBuilder:
 
         A turn is the position of a request in the task. After parallel branches, such as
         sub-agents, a chat continues the conversation of one of them and receives the responses of
-        the others. Two kinds of requests receive none: an embedding or ranking, because its input
-        is only a text, and a chat that begins a new conversation with a user message.
+        the others. The result is empty for an embedding or ranking, whose input is only a text, and
+        for a chat that begins a new conversation with a user message.
 
         Args:
             step: The step.
@@ -347,8 +357,9 @@ class _GraphBuilder:
         """
         if step.kind != "chat":
             return ()
-        begins_with_message = continued_turn is None and step.input_tokens is not None
-        if begins_with_message:
+        begins_conversation = continued_turn is None
+        has_user_message = step.input_tokens is not None
+        if begins_conversation and has_user_message:
             return ()
         return tuple(
             turn for turn in predecessors if self._is_chat(turn) and turn != continued_turn
@@ -357,19 +368,23 @@ class _GraphBuilder:
     def _find_repeated_message(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
         """Return the earlier turn whose user message the first request of a step sends again.
 
-        A step without a message of its own repeats one in two cases. It comes after an embedding or
-        ranking, whose response is no text to continue. Or it is an embedding or ranking itself,
-        which needs a text. Any other chat continues with the responses before it, so the result is
-        None.
+        A step without a message of its own repeats one in two cases:
+
+        - It comes after an embedding or ranking. Their responses are numbers, so a chat sends the
+          message again that was embedded or ranked.
+        - It is an embedding or ranking itself, which needs a text: the latest user message.
+
+        Return None in all other cases.
         """
         is_first_of_task = not predecessors
-        has_own_message = step.input_tokens is not None
-        if is_first_of_task or has_own_message:
+        has_message = step.input_tokens is not None
+        if is_first_of_task or has_message:
             return None
         non_generative_turns = [turn for turn in predecessors if not self._is_chat(turn)]
         if non_generative_turns:
             return _find_turn_of_message(self.requests, non_generative_turns[0])
-        if step.kind in ("embed", "rerank"):
+        is_embedding_or_ranking = step.kind in ("embed", "rerank")
+        if is_embedding_or_ranking:
             return _find_turn_of_message(self.requests, predecessors[0])
         return None
 

@@ -45,7 +45,7 @@ class _Context(NamedTuple):
 class _Response(NamedTuple):
     """A response as later requests send it, and its content tokens. They are 0 for a real one."""
 
-    turn: AssistantTurn
+    message: AssistantTurn
     tokens: int
 
 
@@ -73,12 +73,12 @@ class _AddedLengths(NamedTuple):
 
     Attributes:
         documents: The documents that it sends.
-        other_tokens: The tokens of the messages and results that it sends, without documents.
+        tokens_without_documents: The tokens of the messages and results that it sends.
         output_tokens: The requested tokens of its response.
     """
 
     documents: _Documents
-    other_tokens: int
+    tokens_without_documents: int
     output_tokens: int
 
 
@@ -139,12 +139,12 @@ class TaskPrompts(GeneratedPrompts):
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in task.known_tools.values())
 
-        # By tool, and by step.
-        self._result_length_samplers = _result_length_samplers(task)
-        self._message_length_samplers = _message_length_samplers(task)
-        self._document_sources = _document_sources(task, self._lengths_key)
+        # From these the lengths and documents of each request are drawn.
+        self._result_length_samplers = _build_result_length_samplers(task)
+        self._message_length_samplers = _build_message_length_samplers(task)
+        self._document_sources = _build_document_sources(task, self._lengths_key)
 
-        # Each instance has caches of its own, which are freed with it.
+        # The caches belong to the instance, not to the class, so that they are freed with it.
         self._cached_added_lengths = functools.lru_cache(LENGTHS_CACHED)(self._added_lengths)
         self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
             self._build_scripted_context
@@ -234,27 +234,31 @@ class TaskPrompts(GeneratedPrompts):
     def prompt_segments(self, request_id: int) -> list[PromptSegment]:
         """Return the segments of a prompt in order, for the prefix cache of the simulated server.
 
-        A segment is a part of the prompt with an identity and a length. Prompts that begin with
-        equal segments share that beginning, so the cache compares segments in place of texts. The
-        first segment is the tool definitions and the system message. After it come the segments of
-        each request of the conversation, from the first one to this request.
+        A segment is a part of the prompt with an identity (its owner) and a length. Prompts that
+        begin with equal segments share that beginning, so the cache compares segments in place of
+        texts. In their order the segments are
+
+        - the tool definitions and the system message, which are those of the step that began the
+          conversation
+        - for each earlier request of the conversation and for this one: each document, and then all
+          its messages, together with the response to it (this request has none yet)
         """
         task_index, turn = self.task_and_turn(request_id)
-        context_turns = self._context_turns(task_index, turn)
-        first_step = self.graphs[task_index][context_turns[0]].step
+        conversation_turns = self._context_turns(task_index, turn)
+        first_step = self.graphs[task_index][conversation_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
-        segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
-        for context_turn in context_turns:
-            lengths = self._cached_added_lengths(task_index, context_turn)
+        segments = [PromptSegment(owner=first_step, tokens=self._tools_tokens + system_tokens)]
+        for earlier_turn in conversation_turns:
+            lengths = self._cached_added_lengths(task_index, earlier_turn)
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
-            # The messages of the request and the response to it are one segment. The last request
-            # is this one, which has no response yet.
-            tokens = lengths.other_tokens
-            if context_turn != turn:
+            tokens = lengths.tokens_without_documents
+            has_response = earlier_turn != turn
+            if has_response:
                 tokens += lengths.output_tokens
-            context_request_id = task_index * self.turns + context_turn
-            segments.append(PromptSegment(context_request_id, tokens))
+
+            owner_id = task_index * self.turns + earlier_turn
+            segments.append(PromptSegment(owner=owner_id, tokens=tokens))
         return segments
 
     def _context_turns(self, task_index: int, turn: int) -> list[int]:
@@ -291,7 +295,7 @@ class TaskPrompts(GeneratedPrompts):
         documents = self._documents(task_index, turn)
         return _AddedLengths(
             documents,
-            other_tokens=self._new_tokens(task_index, turn) - documents.tokens,
+            tokens_without_documents=self._new_tokens(task_index, turn) - documents.tokens,
             output_tokens=self.graphs.output_tokens(task_index, turn),
         )
 
@@ -319,16 +323,17 @@ class TaskPrompts(GeneratedPrompts):
     def _message_tokens(self, task_index: int, turn: int) -> int:
         """Return the content tokens of the user message that a request sends.
 
-        A repeated message is as long as the original one.
+        Some requests repeat the user message of an earlier one. The repeated text is the same, so
+        its length is decided by the request that sent the message first, the original.
 
         The chat template of the server adds tokens to each conversation. The workload requests the
         length of the complete prompt, so the message that begins a conversation is shorter by these
-        tokens. That is decided by the request that sent the message first, because a repeated
-        message must be the same text.
+        tokens.
         """
         original_turn = self._original_turn_of_message(task_index, turn)
         original_request = self.graphs[task_index][original_turn]
         sample_length = self._message_length_samplers[original_request.step]
+        # The same index always draws the same length.
         draw_index = self._draw_index(task_index, original_turn)
         tokens = sample_length(self._lengths_key, "input", draw_index)
 
@@ -516,23 +521,27 @@ class TaskPrompts(GeneratedPrompts):
             replies: The real responses of earlier turns. Other responses come from the seed.
         """
         request = self.graphs[task_index][turn]
-        results = self._tool_results(task_index, turn, replies)
+        tool_results = self._tool_results(task_index, turn, replies)
         user_texts = self._document_texts(task_index, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task_index, turn))
-        added_texts = user_texts + [result.output for result in results]
+        new_texts = user_texts + [result.output for result in tool_results]
         if request.continued_turn is None:
-            return self._build_new_context(request.step, added_texts)
+            return self._build_new_context(request.step, new_texts)
 
         continued_context = self._context(task_index, request.continued_turn, replies)
         response = self._response(task_index, request.continued_turn, replies)
-        draw_index = self._draw_index(task_index, turn)
         messages = continued_context.messages.copy()
-        messages += self._response_messages(draw_index, response.turn, results)
+        messages += self._response_messages(
+            # From this number the ids of tool calls are drawn.
+            draw_index=self._draw_index(task_index, turn),
+            response=response.message,
+            results=tool_results,
+        )
         messages += [{"role": "user", "content": text.text} for text in user_texts]
 
-        added_tokens = response.tokens + sum(text.tokens for text in added_texts)
-        return _Context(messages, continued_context.tokens + added_tokens)
+        new_tokens = response.tokens + sum(text.tokens for text in new_texts)
+        return _Context(messages, continued_context.tokens + new_tokens)
 
     def _build_new_context(self, step_name: str, texts: list[Text]) -> _Context:
         """Return a system message, if the step has one, and one user message with all texts.
@@ -554,20 +563,22 @@ class TaskPrompts(GeneratedPrompts):
     ) -> list[_ToolResult]:
         """Return the tool results that a request sends.
 
-        The responses of parallel branches come first. Each is sent as if its step were a tool that
+        The responses of parallel branches (sub-agents) come first. A chat API has no message for
+        the response of a sub-agent, so the step of the branch is sent as if it were a tool that
         returned the response. Last comes the result of the tool that ran before the request.
         """
         request = self.graphs[task_index][turn]
         results: list[_ToolResult] = []
         for branch_turn in request.branch_turns:
             response = self._response(task_index, branch_turn, replies)
-            output = Text(response.turn.text, response.tokens)
-            results.append(_ToolResult(self.graphs[task_index][branch_turn].step, output))
+            output = Text(response.message.text, response.tokens)
+            branch_step = self.graphs[task_index][branch_turn].step
+            results.append(_ToolResult(tool=branch_step, output=output))
         if request.tool_of_result:
             draw_index = self._draw_index(task_index, turn)
             tokens = self._result_tokens(task_index, turn)
             output = self._texts.history_text("tool", draw_index, tokens)
-            results.append(_ToolResult(request.tool_of_result, output))
+            results.append(_ToolResult(tool=request.tool_of_result, output=output))
         return results
 
     def _response(
@@ -584,6 +595,10 @@ class TaskPrompts(GeneratedPrompts):
     ) -> list[dict[str, Any]]:
         """Return the message of the assistant and a message for each tool result after it.
 
+        Without tool results, the message has the text of the response. With them it has a call for
+        each. If the response made no calls, its text moves into the arguments of the first call
+        that is invented for it (`_invent_tool_call`), so the message has no text.
+
         Args:
             draw_index: The number of the request, from which the ids of invented calls are drawn.
             response: The response of the assistant, real or drawn from the seed.
@@ -592,8 +607,8 @@ class TaskPrompts(GeneratedPrompts):
         if not results:
             return [{"role": "assistant", "content": response.text}]
         calls = self._tool_calls(draw_index, response, results)
-        # Without calls of its own, the text of a response is the argument of an invented call.
-        content = response.text if response.calls and response.text else None
+        has_text_and_calls = bool(response.calls and response.text)
+        content = response.text if has_text_and_calls else None
         assistant_message = {"role": "assistant", "content": content, "tool_calls": calls}
         tool_messages = [
             {"role": "tool", "tool_call_id": call["id"], "content": result.output.text}
@@ -621,9 +636,9 @@ class TaskPrompts(GeneratedPrompts):
     ) -> dict[str, Any]:
         """Return a tool call that a response lacks, so that a tool result can be sent after it.
 
-        If the response has no call at all, its text becomes the argument of the first invented
-        call. So a generated response, which is only a text, has its tokens in the call, like the
-        real response of a model that calls a tool.
+        A generated response is only a text. A model that calls a tool spends its tokens on the
+        arguments of the call, so the text becomes the argument of the first invented call. Later
+        calls, and calls that are added to real ones, have no arguments.
 
         Args:
             draw_index: The number of the request, from which the id of the call is drawn.
@@ -632,7 +647,8 @@ class TaskPrompts(GeneratedPrompts):
             response: The response that the call is added to.
         """
         arguments = {}
-        if not response.calls and call_index == 0:
+        is_only_text = not response.calls
+        if is_only_text and call_index == 0:
             arguments["input"] = response.text
         id_bytes = random_bytes(self._texts_key, f"call {call_index}", draw_index, CALL_ID_BYTES)
         return {
@@ -667,12 +683,12 @@ class _DocumentSource(NamedTuple):
     sample_count: LengthSampler
 
 
-def _result_length_samplers(task: Task) -> dict[str, LengthSampler]:
+def _build_result_length_samplers(task: Task) -> dict[str, LengthSampler]:
     """Return the sampler of the result length of each tool whose result the model gets."""
     return {name: length_sampler(tool.result_tokens) for name, tool in task.known_tools.items()}
 
 
-def _message_length_samplers(task: Task) -> dict[str, LengthSampler]:
+def _build_message_length_samplers(task: Task) -> dict[str, LengthSampler]:
     """Return the sampler of the message length of each step with a user message of its own."""
     return {
         name: length_sampler(step.input_tokens)
@@ -681,7 +697,7 @@ def _message_length_samplers(task: Task) -> dict[str, LengthSampler]:
     }
 
 
-def _document_sources(task: Task, key: bytes) -> dict[str, _DocumentSource]:
+def _build_document_sources(task: Task, key: bytes) -> dict[str, _DocumentSource]:
     """Return the source of the documents of each step that sends some. `key` decides the draws."""
     return {
         name: _build_document_source(step.documents, key)

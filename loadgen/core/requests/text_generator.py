@@ -103,17 +103,17 @@ class TextGenerator:
         With them a prompt is unknown to a prefix cache. There are HEAD_TOKENS words. If the text
         has fewer `tokens`, only so many are returned, and another text may begin with them too.
 
-        Each index has its own head number. The words are the digits of that number: the first word
-        is a digit to the base of all start words, the others are digits to the base of all inner
-        words. Different numbers therefore have different words.
+        The possible heads are numbered, and each index has a head number of its own. A head number
+        is converted to words as a number is converted to decimal digits, by repeated division. With
+        10 words per place and 4 places, number 4725 would be the words 5, 2, 7 and 4.
         """
         inner_word_count = len(self._inner_words)
         head_number = self._head_order.position_of(index)
-        remaining_number, digit = divmod(head_number, len(self._start_words))
-        head = [self._start_words[digit]]
+        remaining_number, word_index = divmod(head_number, len(self._start_words))
+        head = [self._start_words[word_index]]
         for _ in range(HEAD_TOKENS - 1):
-            remaining_number, digit = divmod(remaining_number, inner_word_count)
-            head.append(self._inner_words[digit])
+            remaining_number, word_index = divmod(remaining_number, inner_word_count)
+            head.append(self._inner_words[word_index])
         return head[:tokens]
 
     def exact_text(
@@ -177,9 +177,9 @@ class TextGenerator:
     ) -> str:
         """Return a prefix and `word_count` words after it, without counting tokens.
 
-        The words are the head and then random words. If texts are natural, a passage of the book
-        comes between them. Random words then only fill what is left of the length if the next word
-        of the book would exceed it.
+        The text is the prefix, the head (its first words), and then random words. For natural
+        texts, a passage of a book follows the head instead. If the next word of the book would have
+        too many tokens, random words fill the missing ones.
 
         Args:
             purpose: What the text is for. Texts for different purposes differ.
@@ -188,16 +188,18 @@ class TextGenerator:
             head: The first words.
             prefix: A text before them, which is not counted.
         """
-        remaining_words = word_count - len(head)
-        if remaining_words <= 0:
+        words_after_head = word_count - len(head)
+        if words_after_head <= 0:
             return prefix + "".join(head[:word_count])
         passage = ""
+        random_word_count = words_after_head
         if self._book is not None:
             position = random_integer(self._key, purpose + " passage", index, INDEX_BYTES)
-            passage, remaining_words = self._book.passage(position, remaining_words)
-        beginning = "".join((prefix, *head, passage))
-        choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * remaining_words)
-        return self._write_words(beginning, choices)
+            passage, random_word_count = self._book.passage(position, words_after_head)
+        text_before_random_words = "".join((prefix, *head, passage))
+        # Each random word is chosen by this many random bytes.
+        choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * random_word_count)
+        return self._write_words(text_before_random_words, choices)
 
 
 class _Permutation:
@@ -256,22 +258,25 @@ class Book:
             word would be too long.
         """
         start = position % self._word_count
-        complete_books, last_tokens = divmod(max_tokens, self._tokens)
-        end = self._end_of_passage(start, last_tokens)
-        missing_tokens = last_tokens - (self._tokens_before[end] - self._tokens_before[start])
+        # A very long passage is the complete book, several times, and then a part of it. Both are
+        # read from two copies of the book, in which neither has a break.
+        complete_books, tokens_of_part = divmod(max_tokens, self._tokens)
+        complete_book = self._words_of_two_copies[start : start + self._word_count]
+        end_of_part = self._end_of_passage(start, tokens_of_part)
+        part = self._words_of_two_copies[start:end_of_part]
 
-        # In two copies of the book, a passage of up to one book has no break.
-        book_from_start = self._words_of_two_copies[start : start + self._word_count]
-        last_part = self._words_of_two_copies[start:end]
-        return "".join(book_from_start * complete_books + last_part), missing_tokens
+        true_tokens_of_part = self._tokens_before[end_of_part] - self._tokens_before[start]
+        missing_tokens = tokens_of_part - true_tokens_of_part
+        return "".join(complete_book * complete_books + part), missing_tokens
 
     def _end_of_passage(self, start: int, max_tokens: int) -> int:
-        """Return the number of the first word that is not part of a passage of `max_tokens` tokens.
+        """Return the number of the first word that no longer fits into a passage.
 
-        For words of 1, 2, 1 and 3 tokens, `_tokens_before` is [0, 1, 3, 4, 7]. A passage of 4
-        tokens that begins with word 1 ends before word 3, because at most 1 + 4 tokens may be
-        before its end.
+        The passage begins with word `start` and has at most `max_tokens` tokens. For words of 1, 2,
+        1 and 3 tokens, `_tokens_before` is [0, 1, 3, 4, 7]. A passage from word 1 on with at most 4
+        tokens has the words 1 and 2 (3 tokens), so the result is 3: with word 3 it would have 6.
         """
+        # The tokens from the beginning of the book to the latest possible end of the passage.
         token_limit = self._tokens_before[start] + max_tokens
-        # The last position with at most `token_limit` tokens before it.
-        return bisect_right(self._tokens_before, token_limit) - 1
+        positions_within_limit = bisect_right(self._tokens_before, token_limit)
+        return positions_within_limit - 1

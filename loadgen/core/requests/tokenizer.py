@@ -291,19 +291,26 @@ def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWor
 
     - Inside: two copies of the word after another word (the anchor) add two tokens.
     - Start: the word and a word that passed the first test are two tokens.
+
+    Texts are encoded one by one. The batch method of the library would start threads, and this
+    process could then not be forked for building bodies.
     """
     if not candidates:
         return _OneTokenWords([], [])
-    # Texts are encoded one by one. The batch method of the library would start threads, and this
-    # process could then not be forked for building bodies.
+
+    def count_tokens(text: str) -> int:
+        return len(encode(text))
+
     # The candidate with the fewest tokens is the least likely to merge with other words.
-    anchor = min(candidates, key=lambda word: len(encode(word)))
-    expected_tokens = len(encode(anchor)) + 2
+    anchor = min(candidates, key=count_tokens)
+    tokens_with_two_copies = count_tokens(anchor) + 2
     inner_words = [
-        word for word in candidates if len(encode(f"{anchor} {word} {word}")) == expected_tokens
+        word
+        for word in candidates
+        if count_tokens(f"{anchor} {word} {word}") == tokens_with_two_copies
     ]
     if not inner_words:
         return _OneTokenWords([], [])
     inner_word = inner_words[0]
-    start_words = [word for word in inner_words if len(encode(f"{word} {inner_word}")) == 2]
+    start_words = [word for word in inner_words if count_tokens(f"{word} {inner_word}") == 2]
     return _OneTokenWords(start_words, [f" {word}" for word in inner_words])

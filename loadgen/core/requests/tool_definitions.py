@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadgen.core.requests.text_generator import TextGenerator
 from loadgen.core.requests.tokenizer import Tokenizer
 
 MAX_FITTING_ATTEMPTS = 8
 """The lengths of a description that are tried before the closest definition is used."""
+
+
+class _FittingAttempt(NamedTuple):
+    """A definition, and how many tokens it lacks. The number is negative if it has too many."""
+
+    definition: dict[str, Any]
+    missing_tokens: int
 
 
 def build_tool_definition(
@@ -19,24 +26,23 @@ def build_tool_definition(
 
     Only the length of the description can be chosen. The tokens of the other parts are not known
     exactly, because a tokenizer may merge the ends of the description with the JSON around it. So
-    the description is made longer or shorter by the tokens that are missing, until the definition
-    has the requested number. If no attempt gives exactly that, the closest definition is returned.
+    a definition is built, its tokens are counted, and the length of the description is corrected by
+    the difference, until the definition has exactly `tokens` tokens. If no attempt succeeds, the
+    closest definition is returned.
     """
     shortest_definition = _tool_definition(name, description="x")
     description_tokens = tokens - _count_json_tokens(shortest_definition, tokenizer)
-    closest_definition = shortest_definition
-    closest_difference: int | None = None
+    attempts: list[_FittingAttempt] = []
     for _ in range(MAX_FITTING_ATTEMPTS):
         description = texts.exact_text(f"definition {name}", 0, max(1, description_tokens)).text
         definition = _tool_definition(name, description)
         missing_tokens = tokens - _count_json_tokens(definition, tokenizer)
-        if closest_difference is None or abs(missing_tokens) < closest_difference:
-            closest_definition = definition
-            closest_difference = abs(missing_tokens)
+        attempts.append(_FittingAttempt(definition, missing_tokens))
         if missing_tokens == 0:
             break
         description_tokens += missing_tokens
-    return closest_definition
+    closest_attempt = min(attempts, key=lambda attempt: abs(attempt.missing_tokens))
+    return closest_attempt.definition
 
 
 def _count_json_tokens(definition: dict[str, Any], tokenizer: Tokenizer) -> int:

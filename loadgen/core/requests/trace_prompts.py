@@ -125,47 +125,48 @@ class TracePrompts(GeneratedPrompts):
         """Return the row, session and turn of a request id in a replay of sessions.
 
         A session is a conversation, or a single request. Each session that is sent has a block of
-        `turns` ids: with 5, the ids 10 to 14 belong to session 2. If the trace has recorded 3
-        sessions, session 4 repeats the recorded session 1, in the second cycle through the trace.
+        `turns` ids. The sessions of the trace are sent one after the other, and then again from the
+        first (in the next cycle). For example, with blocks of 5 ids and 3 recorded sessions, id 21
+        is position 1 in the block of session 4, which is recorded session 1 in cycle 1.
 
         Raises IndexError for an id that the session does not use.
         """
-        session_number, id_in_session = divmod(request_id, self.turns)
-        cycle, recorded_session = divmod(session_number, len(sessions))
-        turn = self._turn_of_id(sessions, recorded_session, id_in_session)
+        sent_session, position = divmod(request_id, self.turns)
+        cycle, recorded_session = divmod(sent_session, len(sessions))
+        turn = self._turn_at_position(sessions, recorded_session, position)
         if turn is None:
             raise IndexError(request_id)
         row = int(sessions.rows(recorded_session)[turn])
-        if sessions.is_single_request[recorded_session]:
-            return TraceRequest(cycle, row, SINGLE_REQUEST_SESSION, turn)
-        return TraceRequest(cycle, row, session_number, turn)
+        is_single_request = sessions.is_single_request[recorded_session]
+        session = SINGLE_REQUEST_SESSION if is_single_request else sent_session
+        return TraceRequest(cycle, row, session, turn)
 
-    def _turn_of_id(
-        self, sessions: TraceSessions, recorded_session: int, id_in_session: int
+    def _turn_at_position(
+        self, sessions: TraceSessions, recorded_session: int, position: int
     ) -> int | None:
-        """Return which turn of a session (from 0) has one of the ids of the session.
+        """Return which turn (request) of a session has the id at a position in the session's block.
 
-        Each session has `self.turns` ids, as many as the longest one needs. The last turn of a
-        shorter session has the last id, so that the schedule recognizes the end of a session by the
-        id alone, and the other turns have the first ids. With 5 ids, a conversation of 3 turns uses
-        the ids 0, 1 and 4. A single request, which has no end to recognize, uses id 0.
+        Each session has a block of `self.turns` ids, as many as the longest session needs. Turn i
+        has the id at position i, but the last turn has the last id of the block, so that the
+        schedule recognizes the end of a session by the id alone. In a block of 5 ids, the turns 0,
+        1 and 2 of a conversation have the positions 0, 1 and 4. A single request has position 0.
 
         Args:
             sessions: The recorded sessions.
             recorded_session: The number of one of them.
-            id_in_session: The position of the id among those of the session, from 0.
+            position: The position in its block of ids, from 0.
 
         Returns:
-            The turn, or None for an id that the session does not use.
+            The turn, or None if the session does not use this id.
         """
         if sessions.is_single_request[recorded_session]:
-            return 0 if id_in_session == 0 else None
-        last_id = self.turns - 1
+            return 0 if position == 0 else None
+        last_position = self.turns - 1
         last_turn = int(sessions.turn_counts[recorded_session]) - 1
-        if id_in_session == last_id:
+        if position == last_position:
             return last_turn
-        is_used = id_in_session < last_turn
-        return id_in_session if is_used else None
+        is_used = position < last_turn
+        return position if is_used else None
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -227,20 +228,21 @@ class TracePrompts(GeneratedPrompts):
         """Return a prompt: a text for each block that has a hash, and a unique text after them.
 
         A hash of the trace stands for a block of tokens that other prompts with this hash have as
-        well. A prompt without hashes shares nothing: it begins with a head, which is a few words
-        that no other prompt begins with, and goes on with random words.
+        well. A prompt without hashes shares nothing with others: its first words, the head, already
+        differ from those of all other prompts.
         """
         prompt_tokens = self.requested_input_tokens(request_id)
-        block_texts = self._shared_block_texts(request, prompt_tokens)
-        if not block_texts.texts:
+        shared_blocks = self._shared_block_texts(request, prompt_tokens)
+        if not shared_blocks.texts:
             head = self._texts.unique_head(request_id, prompt_tokens)
             return self._texts.exact_text("user", request_id, prompt_tokens, head)
 
-        unique_tokens = prompt_tokens - block_texts.tokens
-        text = "".join(block_texts.texts) + self._text_after_blocks(request_id, unique_tokens)
+        unique_tokens = prompt_tokens - shared_blocks.tokens
+        unique_text = self._text_after_blocks(request_id, unique_tokens)
+        text = "".join(shared_blocks.texts) + unique_text
+        # The token counts of texts only add up if the tokenizer never merges words with neighbours.
         if self._tokenizer.is_additive:
             return Text(text, prompt_tokens)
-        # The tokens of the blocks may not add up, so the whole prompt is counted.
         return Text(text, self._tokenizer.count(text))
 
     def _text_after_blocks(self, request_id: int, tokens: int) -> str:
