@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
 
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
-
 from loadgen.core import seeds
 from loadgen.core.errors import UserError
 from loadgen.core.requests.file_prompts import FilePrompts
