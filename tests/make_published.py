@@ -31,12 +31,34 @@ NEXT = """
 - [Size a deployment](../guides/size-and-cost.md) shows how to use them.
 """
 
-IGNORED = (
-    "the time to read prompts, which Offline hides in its mean of 272.7 output tokens per sample",
-    "latency (the median sample waited 37 to 40 minutes)",
-    "how long users wait and think",
-    "peaks, routing and lost machines",
-)
+NUMBERS_INTRODUCTION = """
+In November 2025, Microsoft and Signal65 reported that a rack with 72 GB300 GPUs had generated more
+than one million tokens per second. The table repeats numbers from these reports as they were
+printed. We checked each of them, and the remarks below the table say what we found.
+"""
+MLPERF_INTRODUCTION = """
+The table shows how many output tokens per second each system generated in the three scenarios of
+MLPerf. In Offline, all requests are sent at once. In Server, requests arrive at random and have
+generous latency limits. In Interactive, the limits are strict.
+"""
+LATENCY_INTRODUCTION = """
+These latencies were measured at the request rates that the submitters chose. Other rates lead to
+other latencies, so compare two systems only if their rates per GPU are similar.
+"""
+LIMITS_INTRODUCTION = """
+A run is valid only if its TTFT p99 and its TPOT p99 are within the limits of this table. The other
+columns describe the data set of each benchmark: how many samples it has, how long their inputs and
+outputs may be in tokens, and the mean length of the reference outputs.
+"""
+CAPACITY_INTRODUCTION = """
+The report of the GB300 rack also contained a table that says how many requests per second the rack
+can serve for four kinds of applications. This section shows how those numbers were computed, and
+why they are not a capacity that users would see.
+"""
+NODES_INTRODUCTION = """
+The result of the rack consists of 18 separate runs, one for each virtual machine of four GPUs.
+This section shows how the published total follows from them.
+"""
 
 
 def page() -> str:
@@ -71,21 +93,22 @@ def _is_shown(note: str, shown: frozenset[str]) -> bool:
 
 def _section(
     source: published.PublishedTable[published.R],
+    introduction: str,
     head: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
     *after: str,
     left: int = 1,
     unit: str = "",
 ) -> Section:
-    """Return a section with the rows of a published table, its source and its notes."""
+    """Return a section: introduction, rows of a published table, remarks, notes and source."""
     return section(
         source.title + unit,
+        Paragraph(" ".join(introduction.split())),
+        Table(head, rows, label_columns=left),
+        Bullets([*after, *published.list_notes(source)]),
         Paragraph(
             f"Source: {source.source}. Date: {source.date}. Quality: {source.quality}.", "soft"
         ),
-        Table(head, rows, label_columns=left),
-        Bullets(after),
-        Bullets(published.list_notes(source), "warn"),
     )
 
 
@@ -109,15 +132,16 @@ def _nodes() -> Section:
     ratio = rack.single_clock / rack.sum_of_rates - 1
     return _section(
         source,
+        NODES_INTRODUCTION,
         (),
         (),
         f"Each virtual machine reached {rack.slowest_node:,.0f} to {rack.fastest_node:,.0f} "
         f"tokens/s, with a mean of {rack.mean:,.0f} and a median of {rack.median:,.0f}.",
         f"The published rate of the rack, {rack.sum_of_rates:,.0f} tokens/s, is the sum of these "
-        "rates. The machines did not finish at the same time, though. All tokens divided by the "
-        f"time of the slowest machine are {rack.single_clock:,.0f} tokens/s ({ratio:+.1%}). This "
-        'page calls that the rate "on a single clock".',
-        "The results of all machines are in loadgen/data/reference/nodes.yaml.",
+        "rates. But the machines did not finish at the same time. If all tokens are divided by the "
+        f"time of the slowest machine, the rate is {rack.single_clock:,.0f} tokens/s "
+        f'({ratio:+.1%}). This page calls it the rate "on a single clock".',
+        "The results of all machines are in the file loadgen/data/reference/nodes.yaml.",
     )
 
 
@@ -129,6 +153,7 @@ def _mlperf() -> Section:
 
     return _section(
         source,
+        MLPERF_INTRODUCTION,
         (
             "round",
             "system",
@@ -150,8 +175,9 @@ def _mlperf() -> Section:
             )
             for row in source.rows
         ],
-        'In the column "quality", "verified" means that MLCommons verified the result, and '
-        '"summary" that only the summary of the round contains it.',
+        "Quality: MLCommons verified the results that are marked as verified. For the rows marked "
+        "as summary, only the summary of the round was available to us.",
+        "Round: 99 and 99.9 are the accuracy that the round demands, in percent of the reference.",
         left=2,
         unit=", output tokens/s",
     )
@@ -159,18 +185,16 @@ def _mlperf() -> Section:
 
 def _latency() -> Section:
     columns = (
-        ("run", "{0.run}, {0.scenario}"),
+        ("system and scenario", "{0.run}, {0.scenario}"),
         ("GPUs", "{0.gpus}"),
-        ("qps", "{0.target_qps:g}"),
-        ("tok/request", "{0.tokens_per_request:.2f}"),
-        ("TTFT p50 ms", "{0.ttft_p50_ms:g}"),
-        ("p99", "{0.ttft_p99_ms:g}"),
-        ("TPOT p50 ms", "{0.tpot_p50_ms:g}"),
-        ("p99", "{0.tpot_p99_ms:g}"),
-        ("latency p50 s", "{0.latency_p50_s:g}"),
-        ("p99", "{0.latency_p99_s:g}"),
+        ("requests/s", "{0.target_qps:g}"),
+        ("output tokens per request", "{0.tokens_per_request:.0f}"),
+        ("TTFT p50 and p99, ms", "{0.ttft_p50_ms:g} and {0.ttft_p99_ms:g}"),
+        ("TPOT p50 and p99, ms", "{0.tpot_p50_ms:g} and {0.tpot_p99_ms:g}"),
+        ("E2E latency p50 and p99, s", "{0.latency_p50_s:g} and {0.latency_p99_s:g}"),
     )
-    return _section(published.load_latencies(), *_cells(columns, published.load_latencies().rows))
+    source = published.load_latencies()
+    return _section(source, LATENCY_INTRODUCTION, *_cells(columns, source.rows))
 
 
 def _limits() -> Section:
@@ -188,44 +212,48 @@ def _limits() -> Section:
     ]
     head = (
         "benchmark",
-        "TTFT p99 ms",
-        "TPOT p99 ms",
+        "TTFT p99, ms",
+        "TPOT p99, ms",
         "samples",
-        "max in",
-        "max out",
-        "mean out",
+        "longest input",
+        "longest output",
+        "mean output",
         "data set",
     )
-    return _section(source, head, rows)
+    return _section(source, LIMITS_INTRODUCTION, head, rows)
 
 
 def _capacity() -> Section:
     source = published.load_profiles()
     rack = published.compute_rack_rates(published.load_nodes().rows)
     columns = (
-        ("profile", "{0.profile.profile}: {0.profile.title}"),
-        ("tokens", "{0.profile.tokens:,}"),
-        ("output", "{0.profile.output:,}"),
-        ("published", "~{0.profile.published_per_s:,.0f}/s"),
-        ("again", "{0.per_token:,.1f}/s"),
-        ("by output", "{0.per_output_token:,.0f}/s"),
-        ("on one clock", "{0.per_output_token_on_single_clock:,.0f}/s"),
+        ("application", "{0.profile.title} ({0.profile.profile})"),
+        ("tokens per request", "{0.profile.tokens:,}"),
+        ("of these, output", "{0.profile.output:,}"),
+        ("published requests/s", "~{0.profile.published_per_s:,.0f}"),
+        ("recomputed from all tokens", "{0.per_token:,.1f}"),
+        ("from output tokens only", "{0.per_output_token:,.0f}"),
+        ("from output tokens, on a single clock", "{0.per_output_token_on_single_clock:,.0f}"),
     )
     return _section(
         source,
+        CAPACITY_INTRODUCTION,
         *_cells(columns, [published.recompute_profile(row, rack) for row in source.rows]),
-        f"again: {rack.sum_of_rates:,.1f} tokens/s divided by input and output tokens, as "
-        "published. "
-        "by output: divided by the output tokens only. on one clock: the same with "
-        f"{rack.single_clock:,.0f} tokens/s.",
-        f"This arithmetic ignores {'; '.join(IGNORED)}.",
+        "The published numbers are the output rate of the rack divided by all tokens of a request, "
+        f"input and output: {rack.sum_of_rates:,.1f} tokens/s / 2,500 tokens = 440.4 requests/s "
+        "for RAG. But the rack's rate counts output tokens only.",
+        f"The last column uses {rack.single_clock:,.0f} tokens/s, the rate on a single clock.",
+        "None of the columns is a capacity for users. In the Offline scenario there is no latency "
+        "limit: the median sample waited 37 to 40 minutes. The samples are short, with 272.7 "
+        "output tokens on average, so the time for longer prompts is missing. Peaks of the load, "
+        "the pauses of users, routing, and machines that fail are not considered either.",
     )
 
 
 def _single_results() -> Section:
     source = published.load_numbers()
     rows = [(row.name, f"{row.value} {row.unit}".strip()) for row in source.rows]
-    return _section(source, ("figure", "published"), rows, left=2)
+    return _section(source, NUMBERS_INTRODUCTION, ("number", "as published"), rows, left=2)
 
 
 SECTIONS = (_single_results, _mlperf, _latency, _limits, _capacity, _nodes)

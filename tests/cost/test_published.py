@@ -65,7 +65,7 @@ def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
         "62,111.7",
         "1,030,085",
         "944,902",
-        "1,693.8/s",
+        "1,693.8",
         "4.375",
         "deepseek-r1 Interactive",
         "verified",
