@@ -62,7 +62,7 @@ def make_four_calls(client: Any, refused_client: Any) -> list[str]:
     return exception_names
 
 
-def create_clients(url: str, refusing: str) -> tuple[Any, Any]:
+def create_clients(url: str, refusing: str) -> tuple[object, object]:
     """Return an OpenAI client of the endpoint and one of the refusing endpoint."""
     import openai
 
@@ -273,7 +273,7 @@ def run_instructor(observer: Callable[[Any], None], url: str, refusing_url: str)
     class Person(BaseModel):
         name: str
 
-    def extract_person(openai_client: Any, attempts: int) -> None:
+    def extract_person(openai_client: object, attempts: int) -> None:
         """Let instructor parse a response, in so many attempts."""
         json_client = instructor.from_openai(openai_client, mode=instructor.Mode.JSON)
         json_client.chat.completions.create(
@@ -380,10 +380,10 @@ def create_forwarding_app(
             completion = await create_chat(client)
         return {"text": completion.choices[0].message.content}
 
-    async def respond_streamed() -> Any:
+    async def respond_streamed() -> object:
         return StreamingResponse(forward_pieces(MAX_TOKENS))
 
-    async def respond_long() -> Any:
+    async def respond_long() -> object:
         return StreamingResponse(forward_pieces(5000))
 
     async def respond_refused() -> Any:

@@ -19,7 +19,7 @@ import rig
 WARM_UP_TOKENS = 1  # tokens of the request that opens a connection
 
 
-def request_body(tokens: int) -> dict[str, Any]:
+def request_body(tokens: int) -> dict[str, object]:
     """Return the JSON body of a chat request for exactly this many tokens."""
     value: dict[str, Any] = {
         "model": "sim",
@@ -134,7 +134,7 @@ async def run_aiohttp_lines(
     return sum(counts)
 
 
-def run_closed_loop(url: str, concurrency: int, tokens: int, requests: int) -> dict[str, Any]:
+def run_closed_loop(url: str, concurrency: int, tokens: int, requests: int) -> dict[str, object]:
     """Send requests with aiohttp from `concurrency` virtual users, and return the events received.
 
     Each virtual user sends its next request when it has read the response line by line. Together

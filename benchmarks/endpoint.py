@@ -165,7 +165,7 @@ def run_case(case: Case) -> EndpointRun:
         log_path = f"{scratch}/log"
         with start_endpoint(Options(**options, log=log_path)) as endpoint:
 
-            def run_client() -> dict[str, Any]:
+            def run_client() -> dict[str, object]:
                 started_s = time.monotonic()
                 StreamReader(endpoint.url, case).read_all()
                 return {"wall_s": time.monotonic() - started_s}

@@ -36,7 +36,7 @@ RATE_FRACTIONS = {"openai": 0.08}  # of that rate: it is saturated long before t
 MOST_OF_BASELINE, LEAST_OF_OPENAI, LEAST_OF_LINES = 1.7, 15.0, 3.0  # ratios of CPU per event
 
 
-def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, Any]:
+def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, object]:
     """Run one contender against an endpoint of its own and return its result."""
     rate *= RATE_FRACTIONS.get(name, 1.0)
     itl_ms = streams / rate * 1e3

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -455,7 +456,7 @@ def describe_short_runs(offline: dict[str, Any], result_dir: Path) -> str:
     )
 
 
-def format_length(result: dict[str, Any]) -> str:
+def format_length(result: Mapping[str, object]) -> str:
     """Return the scheduled seconds of a run."""
     return f"{result['scheduled_s']:,.0f}" if result["scheduled_s"] else "all at once"
 

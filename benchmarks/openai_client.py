@@ -53,7 +53,7 @@ class OpenAIClient:
         stream: bool = True,
         api_key: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
-        extra_body: Mapping[str, Any] | None = None,
+        extra_body: Mapping[str, object] | None = None,
         timeout_ns: int = 600 * 1_000_000_000,
         stall_timeout_ns: int = 120 * 1_000_000_000,
         tls: Tls | None = None,
@@ -275,7 +275,7 @@ class OpenAIClient:
         else:
             _read_complete_response(exchange, response)
 
-    async def _call_package(self, body: bytes | memoryview, headers: dict[str, str]) -> Any:
+    async def _call_package(self, body: bytes | memoryview, headers: dict[str, str]) -> object:
         """Call the package with our request body, and return its response object.
 
         Fields that are its required parameters are passed by name, the rest as `extra_body`.
@@ -323,7 +323,7 @@ class OpenAIClient:
         return Failure(failure.kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
 
 
-def _read_complete_response(exchange: Exchange, response: Any) -> None:
+def _read_complete_response(exchange: Exchange, response: object) -> None:
     """Feed a response that was not streamed to the reader; all of its tokens came at once."""
     received_ns = monotonic_ns()
     reader = exchange.reader
@@ -343,7 +343,7 @@ def _headers(name: str, header_lines: bytes) -> dict[str, str]:
     return ({"X-Request-Id": name} if name else {}) | {field: value for field, _, value in lines}
 
 
-async def _trace(exchange: Exchange, name: str, _: Any) -> None:
+async def _trace(exchange: Exchange, name: str, _: object) -> None:
     """Record the times of the HTTP library's steps; the library calls this at each of them."""
     if name == "connection.connect_tcp.started":
         exchange.is_connection_reused = False

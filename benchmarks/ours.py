@@ -12,6 +12,7 @@ import contextlib
 import os
 import resource
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -54,7 +55,9 @@ def run_load(
         return _measure_run(url, Path(run_dir), workload)
 
 
-def _write_workload(folder: Path, requests: dict[str, Any], flags: dict[str, Any]) -> Workload:
+def _write_workload(
+    folder: Path, requests: Mapping[str, object], flags: Mapping[str, object]
+) -> Workload:
     """Write a workload file with this block of requests and load it with the options."""
     workload_path = folder / "bench.yaml"
     workload_path.write_text(f"name: bench\nrequests: {requests}\n".replace("'", ""))
@@ -113,7 +116,7 @@ class StartGate:
         return self.start_ns
 
 
-def _measure_run(url: str, folder: Path, workload: Workload) -> dict[str, Any]:
+def _measure_run(url: str, folder: Path, workload: Workload) -> dict[str, object]:
     """Run a workload in this process and return what its load cost.
 
     The steps are those of `loadgen.core.execution.run.execute`, with one worker.
@@ -147,7 +150,7 @@ def _measure_run(url: str, folder: Path, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _count_requests(folder: Path, reads: int) -> dict[str, Any]:
+def _count_requests(folder: Path, reads: int) -> dict[str, object]:
     """Return the counts of a stored run; `reads` is how often its sockets were read."""
     rows = store.read_run(folder).rows
     events = int(rows["output_events"].sum())
@@ -160,7 +163,7 @@ def _count_requests(folder: Path, reads: int) -> dict[str, Any]:
     }
 
 
-def run_streams(url: str, streams: int, tokens: int) -> dict[str, Any]:
+def run_streams(url: str, streams: int, tokens: int) -> dict[str, object]:
     """Run a closed loop of `streams` concurrent requests, one request each."""
     flags: dict[str, Any] = {
         "concurrency": streams,

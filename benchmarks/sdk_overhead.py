@@ -170,7 +170,7 @@ def measure_added_us_blocking(wrap_client: Callable[[Any], Any], rounds: int) ->
     timestamps = PackageTimestamps()
     original_create = Completions.create
 
-    def create_with_timestamps(*args: Any, **kwargs: Any) -> Any:
+    def create_with_timestamps(*args: Any, **kwargs: Any) -> object:
         timestamps.began_ns = time.thread_time_ns()
         response = original_create(*args, **kwargs)
         timestamps.ended_ns = time.thread_time_ns()
@@ -196,7 +196,7 @@ def measure_added_us_async(
     timestamps = PackageTimestamps()
     original_create = AsyncCompletions.create
 
-    async def create_with_timestamps(*args: Any, **kwargs: Any) -> Any:
+    async def create_with_timestamps(*args: Any, **kwargs: Any) -> object:
         timestamps.began_ns = time.thread_time_ns()
         response = await original_create(*args, **kwargs)
         timestamps.ended_ns = time.thread_time_ns()
@@ -297,7 +297,7 @@ def create_stubs(*observers: Any, **options: Any) -> tuple[Callable[..., Any], C
         """Return the completion."""
         return completion
 
-    def respond_with_headers(**_: Any) -> Any:
+    def respond_with_headers(**_: Any) -> object:
         """Report the response headers and return the completion."""
         record_response_headers(headers)
         return completion
@@ -316,15 +316,15 @@ class PreparedChunks:
 
         self.chunks = [ChatCompletionChunk.model_validate(CHUNK)] * CHUNKS
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> object:
         yield from self.chunks
 
-    async def __aiter__(self) -> Any:
+    async def __aiter__(self) -> object:
         for chunk in self.chunks:
             yield chunk
 
 
-def observe_chunks(chunks: PreparedChunks) -> Any:
+def observe_chunks(chunks: PreparedChunks) -> object:
     """Return the stream as an application gets it from an instrumented client."""
     from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import ObservedCall
@@ -399,7 +399,7 @@ def create_prometheus() -> Any:
     return Prometheus(CollectorRegistry(), labels=("feature",))
 
 
-def create_telemetry() -> Any:
+def create_telemetry() -> object:
     """Return an OpenTelemetry observer with the SDK's own providers, as in an application.
 
     Spans are sampled and dropped.

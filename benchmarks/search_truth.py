@@ -459,7 +459,7 @@ def measure_bisection_s(problem: SearchProblem, guess: float, count: int) -> flo
 
 def measure_search(
     problem: SearchProblem, guess: float, seed: int, true_rate: float, *, near: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run a search and return what it found, its error, its cost and its trials."""
     started_s = time.process_time()
     search = run_search(problem, guess, seed, near=near)

@@ -43,7 +43,7 @@ class Cost(NamedTuple):
     summary: Any  # without what differs between two runs of one seed
 
 
-def without_varying_keys(value: Any) -> Any:
+def without_varying_keys(value: object) -> object:
     """Return a summary without keys of the wall clock, the machine and resource use."""
     if isinstance(value, dict):
         return {

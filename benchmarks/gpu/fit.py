@@ -146,7 +146,7 @@ def fit_constants(preset: Preset, request: SingleRequest) -> Constants:
     )
 
 
-def preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, Any]:
+def preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, object]:
     """Return what the preset says of machine, model and engine."""
     machine = json.loads((output_dir / "steps/look.json").read_bytes())
     engine = json.loads((output_dir / "steps/engine.json").read_bytes())

@@ -52,7 +52,7 @@ def select_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _format_value(value: Any, digits: int = 1) -> str:
+def _format_value(value: object, digits: int = 1) -> str:
     """Return a value as text: "" for None, and a float with so many decimal places."""
     if value is None:
         return ""
@@ -107,7 +107,7 @@ def describe_gpus(machine: Mapping[str, Any]) -> str:
     )
 
 
-def describe_label(machine: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+def describe_label(machine: Mapping[str, object], engine: Mapping[str, object]) -> str:
     """Return the sentence that says what kind of figures the page has."""
     gpus = describe_gpus(machine)
     is_measurement = bool(gpus) and engine.get("shape") != "tiny"
@@ -143,7 +143,7 @@ LOAD_COLUMNS = (
 )
 
 
-def format_loads(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+def format_loads(steps: Mapping[str, Mapping[str, object] | None]) -> str:
     """Return the table of the steps that are loads: those with facts of `select_facts`."""
     rows = [
         format_load(name, result)
@@ -153,7 +153,7 @@ def format_loads(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     return rig.format_table(LOAD_COLUMNS, rows)
 
 
-def format_load(name: str, facts: Mapping[str, Any]) -> list[str]:
+def format_load(name: str, facts: Mapping[str, object]) -> list[str]:
     """Return the row of a load."""
     cached_share = facts["cached_share"]
     return [

@@ -178,20 +178,20 @@ class Session:
 # -- the steps --
 
 
-def run_doctor(session: Session) -> dict[str, Any]:
+def run_doctor(session: Session) -> dict[str, object]:
     """Check the endpoint with `loadgen doctor`."""
     output = session.run_loadgen("doctor", "--url", session.url, *session.target_options, "--json")
     report: dict[str, Any] = json.loads(output)
     return report
 
 
-def run_alone(session: Session) -> dict[str, Any]:
+def run_alone(session: Session) -> dict[str, object]:
     """Run one request at a time; `fit.py` fits a preset to this load."""
     options = ["-c", "1", *session.duration_options()]
     return page.select_facts(session.run_load("alone", "summarization", *options))
 
 
-def run_closed_loop(session: Session, profile: str) -> dict[str, Any]:
+def run_closed_loop(session: Session, profile: str) -> dict[str, object]:
     """Run a profile in a closed loop and return the facts that the page prints of it."""
     options = ["-c", str(session.concurrency), *session.duration_options()]
     return page.select_facts(session.run_load(f"{profile}-closed", profile, *options))
@@ -208,14 +208,14 @@ def typical_tpot_ms(run_facts: dict[str, Any]) -> float:
     return float(run_facts["tpot_p50_ms"] or run_facts["ttft_p50_ms"])
 
 
-def run_open_loop(session: Session, profile: str) -> dict[str, Any]:
+def run_open_loop(session: Session, profile: str) -> dict[str, object]:
     """Run a profile in an open loop, at a fraction of the rate of its closed loop."""
     rate = OPEN_LOOP_FRACTION * closed_loop_rate(session, profile)
     options = ["--request-rate", f"{rate:.4g}", *session.duration_options()]
     return page.select_facts(session.run_load(f"{profile}-open", profile, *options))
 
 
-def run_same_prompts(session: Session, name: str) -> dict[str, Any]:
+def run_same_prompts(session: Session, name: str) -> dict[str, object]:
     """Send some prompts, the same in each step, so that the second step meets a warm prefix cache.
 
     There are no more prompts than slots, because llama.cpp keeps one prompt in each slot.

@@ -131,7 +131,7 @@ TOKENIZER_CONFIG = {
 WORDS_PER_FILE = 32  # of the vocabulary: a larger one is trained on more files
 
 
-def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
+def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, object]:
     """Train a byte-level BPE tokenizer, write its files and return the content of tokenizer.json.
 
     The text is the source of Python's standard library, because every machine has it.
@@ -158,7 +158,7 @@ def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
     return trained
 
 
-def model_config(shape: Shape) -> dict[str, Any]:
+def model_config(shape: Shape) -> dict[str, object]:
     """Return config.json of transformers."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -254,7 +254,7 @@ _ALIGNMENT = 32  # bytes, of the data of each tensor
 _Q4_0_VALUES, _Q4_0_BYTES = 32, 18  # a block: a scale of two bytes and 32 numbers of four bits
 
 
-def _encode_value(value_type: int, value: Any) -> bytes:
+def _encode_value(value_type: int, value: object) -> bytes:
     """Encode a metadata value of GGUF: its type, then the value.
 
     A list is an array: the type of its items, their number, and the items without their types.

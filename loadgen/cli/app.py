@@ -52,7 +52,7 @@ class LazyGroup(Group):
         row = COMMANDS.find(cmd_name)
         return None if row is None else create_command(row)
 
-    def invoke(self, ctx: Context) -> Any:
+    def invoke(self, ctx: Context) -> object:
         """Run the command. Raises Abort on Ctrl-C, which typer would turn into a silent exit."""
         try:
             return super().invoke(ctx)
@@ -93,7 +93,7 @@ def summarize_commands() -> list[CommandSummary]:
     return sorted(summaries, key=lambda summary: group_order.index(summary.group))
 
 
-def create_command(row: CommandRow) -> Any:
+def create_command(row: CommandRow) -> object:
     """Import the command of a row of the table, and return it as a command of click.
 
     A row refers to a function or, for a command with subcommands, to a `typer.Typer`.

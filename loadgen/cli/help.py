@@ -90,7 +90,7 @@ class Command(TyperCommand):
         help_names = {"help_option_names": ["-h", "--help", "--help-all"]}
         super().__init__(name, context_settings=help_names | (context_settings or {}), **settings)
 
-    def invoke(self, ctx: Context) -> Any:
+    def invoke(self, ctx: Context) -> object:
         """Run the command, unless a URL was given where it takes a file or folder."""
         check_no_url_is_a_path(self.params, ctx.params)
         return super().invoke(ctx)

@@ -255,8 +255,8 @@ class VirtualTimeNotice:
 
 
 def collect_options(
-    values: Mapping[str, Any], options: Mapping[str, Option], set_keys: Mapping[str, Option]
-) -> dict[str, Any]:
+    values: Mapping[str, object], options: Mapping[str, Option], set_keys: Mapping[str, Option]
+) -> dict[str, object]:
     """Return the options that were specified or have a default, by keyword.
 
     The values of `--set KEY=VALUE` are added under their keys.
@@ -280,7 +280,7 @@ def collect_options(
     return collected | _parse_set_pairs(set_pairs, set_keys)
 
 
-def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> dict[str, Any]:
+def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> dict[str, object]:
     """Return the values of `--set KEY=VALUE`, by keyword.
 
     A key may be written with dashes. The value stays a text, which the parser of the option reads

@@ -29,7 +29,7 @@ _HEADER_VALUE = r"[\t\x20-\x7e\xa0-\xff]*"
 _FRAMING_HEADERS = ("content-length", "transfer-encoding")
 
 
-def parse_text(value: Any) -> str:
+def parse_text(value: object) -> str:
     """Return a text or a path as text. Raises units.InvalidValueError for an empty one.
 
     An empty text comes from an environment variable that is not set, as in `--model "$MODEL"`. It
@@ -48,7 +48,7 @@ def parse_text(value: Any) -> str:
     return text
 
 
-def parse_mapping(value: Any) -> dict[str, Any]:
+def parse_mapping(value: object) -> dict[str, object]:
     """Return a copy of a mapping."""
     if not isinstance(value, Mapping):
         raise units.InvalidValueError(
@@ -59,19 +59,19 @@ def parse_mapping(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def parse_texts(value: Any) -> tuple[str, ...]:
+def parse_texts(value: object) -> tuple[str, ...]:
     """Return the texts of a sequence; any other value counts as a sequence of one."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(map(str, value))
     return (str(value),)
 
 
-def parse_pairs(value: Any) -> Mapping[str, object] | tuple[str, ...]:
+def parse_pairs(value: object) -> Mapping[str, object] | tuple[str, ...]:
     """Return a mapping as it is, and anything else as texts like KEY=VALUE."""
     return value if isinstance(value, Mapping) else parse_texts(value)
 
 
-def parse_switch(value: Any) -> bool:
+def parse_switch(value: object) -> bool:
     """Return a bool; nothing else counts as one."""
     if not isinstance(value, bool):
         raise units.InvalidValueError(
@@ -87,7 +87,7 @@ class ChoiceParser:
         """Accept these texts."""
         self.choices = choices
 
-    def __call__(self, value: Any) -> str:
+    def __call__(self, value: object) -> str:
         """Return the value. Raises units.InvalidValueError if it is none of the choices."""
         if value not in self.choices:
             raise units.InvalidValueError(
@@ -114,14 +114,14 @@ class CountParser:
         return int(value)
 
 
-def parse_workers(value: Any) -> int:
+def parse_workers(value: object) -> int:
     """Return a number of worker processes; 0 stands for auto."""
     if value == "auto":
         return 0
     return CountParser("a number from 1, or auto")(value)
 
 
-def parse_percentiles(value: Any) -> tuple[float, ...]:
+def parse_percentiles(value: object) -> tuple[float, ...]:
     """Return percentiles such as "25,99.5" or "p25,p99.5" as ascending quantiles: 0.25, 0.995.
 
     Raises units.InvalidValueError unless all of them are numbers between 0 and 100.
@@ -141,7 +141,7 @@ def parse_percentiles(value: Any) -> tuple[float, ...]:
     return tuple(sorted(quantiles))
 
 
-def parse_server(value: Any) -> str:
+def parse_server(value: object) -> str:
     """Return the name of a kind of server: auto, or one of this package or of a plug-in."""
     from loadgen_sdk.wire_formats.server_profiles import SERVERS, server_names
 
@@ -150,14 +150,14 @@ def parse_server(value: Any) -> str:
     return ChoiceParser(*server_names())(value)
 
 
-def parse_system_file(value: Any) -> SystemDescription:
+def parse_system_file(value: object) -> SystemDescription:
     """Read the description of the system under test."""
     from loadgen.core.execution import system_file
 
     return system_file.read_system_file(Path(parse_text(value)))
 
 
-def parse_pem_file(value: Any) -> str:
+def parse_pem_file(value: object) -> str:
     """Return the path of a PEM file that exists."""
     path = parse_text(value)
     if not Path(path).is_file():
@@ -165,7 +165,7 @@ def parse_pem_file(value: Any) -> str:
     return path
 
 
-def read_key_file(value: Any) -> str:
+def read_key_file(value: object) -> str:
     """Return the API key that a file contains, without white space around it.
 
     Raises units.InvalidValueError if the file is missing, cannot be read or is not UTF-8 text.
@@ -183,7 +183,7 @@ def read_key_file(value: Any) -> str:
         ) from None
 
 
-def parse_output_folder(value: Any) -> str:
+def parse_output_folder(value: object) -> str:
     """Return the path of a folder that can be created and written into, or an object store's URL.
 
     Nothing is created, so the check covers permissions and names, but not a full disk.
@@ -246,7 +246,7 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
     return body
 
 
-def parse_header_name(value: Any) -> str:
+def parse_header_name(value: object) -> str:
     """Return the name of a header, like X-Session-ID."""
     if not isinstance(value, str) or not re.fullmatch(_HEADER_NAME, value):
         raise units.InvalidValueError(
@@ -255,7 +255,7 @@ def parse_header_name(value: Any) -> str:
     return value
 
 
-def parse_headers(value: Any) -> tuple[tuple[str, str], ...]:
+def parse_headers(value: object) -> tuple[tuple[str, str], ...]:
     """Return header names and values, of a mapping, of pairs, or of texts like NAME: VALUE.
 
     Raises CombinedError with every header that cannot be sent; no error message contains a value.
@@ -323,7 +323,7 @@ def _check_header(name: str, value: str) -> UserError | None:
     return None
 
 
-def parse_metrics_pages(value: Any) -> tuple[str, ...]:
+def parse_metrics_pages(value: object) -> tuple[str, ...]:
     """Return where the metrics of the servers are read: auto, off, drain, or URLs."""
     from loadgen.core.sidecars import page_addresses
 
@@ -334,7 +334,7 @@ def parse_metrics_pages(value: Any) -> tuple[str, ...]:
     return pages
 
 
-def parse_energy_pages(value: Any) -> tuple[str, ...]:
+def parse_energy_pages(value: object) -> tuple[str, ...]:
     """Return where the energy of the GPUs is read: auto, off, nvidia-smi, or URLs."""
     from loadgen.core.sidecars import page_addresses
 
@@ -347,7 +347,7 @@ def parse_energy_pages(value: Any) -> tuple[str, ...]:
     return pages
 
 
-def parse_profile(value: Any) -> ProfilerOptions:
+def parse_profile(value: object) -> ProfilerOptions:
     """Return which stage the server's profiler records, and for how long."""
     from loadgen.core.sidecars import profiler
 

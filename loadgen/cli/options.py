@@ -179,7 +179,7 @@ def add_options(
     return decorate
 
 
-def _is_option_group(annotation: Any) -> bool:
+def _is_option_group(annotation: object) -> bool:
     """Return True for a dataclass whose fields are options.
 
     `Invocation` is a dataclass, too, but its fields are no options. `_expand_parameter` replaces a
@@ -252,12 +252,12 @@ def _create_parameter(name: str, option: Option) -> inspect.Parameter:
     )
 
 
-def _create_keyword_parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
+def _create_keyword_parameter(name: str, annotation: object, **default: Any) -> inspect.Parameter:
     """Return a keyword-only parameter. Without `default=`, typer requires it."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, **default)
 
 
-def _create_invocation(ctx: typer.Context, options: Mapping[str, Any]) -> Invocation:
+def _create_invocation(ctx: typer.Context, options: Mapping[str, object]) -> Invocation:
     """Return the invocation of a command: its name, its options and the whole command line.
 
     `run_command_line` of `app.py` stores the command line as the `obj` of click's root context. The

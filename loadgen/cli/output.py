@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from loadgen.core import format
 from loadgen.core.errors import TargetError, UserError
@@ -54,13 +54,13 @@ def print_status(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON on stdout."""
     print(format.document(value).decode(), end="", flush=True)
 
 
 def print_result(
-    value: Any,
+    value: object,
     report: Report | str,
     *,
     as_json: bool,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadgen.core.errors import UserError
 
 KINDS = ("workload", "contract", "prices", "targets")
 
 
-def build_file_schema(kind: str) -> dict[str, Any]:
+def build_file_schema(kind: str) -> dict[str, object]:
     """Return the JSON Schema (draft 2020-12) of a kind of file that people write.
 
     Editors use it to complete and check such files. `KINDS` lists the kinds.

@@ -122,7 +122,7 @@ def _build_output(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"store": output} if is_url else {"out": Path(output)}
 
 
-def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dict[str, Any]:
+def _parse_values(options: Mapping[str, object], errors: list[LoadgenError]) -> dict[str, object]:
     """Return the values of the specified options that are settings, converted by their parsers.
 
     An option whose value is not accepted is left out, and its error is added to `errors`.
@@ -147,7 +147,7 @@ def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dic
     return values
 
 
-def _find_conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
+def _find_conflicts(values: Mapping[str, object]) -> list[LoadgenError]:
     """Return an error for each pair of specified options that cannot be combined."""
     errors: list[LoadgenError] = []
     if values.get("targets") is not None and values.get("url"):

@@ -57,7 +57,7 @@ class NodeFacts(NamedTuple):
     limits: resource_limits.MachineLimits
     file_digests: dict[str, str]
 
-    def to_message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, object]:
         """Return the facts in plain types, which a driver with another version can unpickle."""
         return {
             HOST_KEY: self.host,

@@ -158,7 +158,7 @@ class RayAgent:
         return result
 
 
-def _retrieve_exception(result: asyncio.Future[Any]) -> None:
+def _retrieve_exception(result: asyncio.Future[object]) -> None:
     """Mark the exception of a result as seen, because not every caller awaits the result."""
     if not result.cancelled():
         result.exception()

@@ -118,7 +118,7 @@ class RayDriver:
         ray.shutdown()
 
 
-def acquire_lease(holder: str, option: str) -> Any:
+def acquire_lease(holder: str, option: str) -> object:
     """Return the actor that reserves the cluster for this command.
 
     Only one actor of its name can exist. If another command holds the lease, the error names that

@@ -15,7 +15,6 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic, monotonic_ns
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -378,7 +377,7 @@ def _without_duplicates(errors: Sequence[LoadgenError]) -> list[LoadgenError]:
     return list(errors_by_text.values())
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[object]]) -> None:
     """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()

@@ -10,7 +10,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
 
 from loadgen.core import format
 from loadgen.core.results.manifest import ReasonCode
@@ -130,7 +129,7 @@ def render_json(comparison: CostComparison) -> str:
     return format.document(document).decode()
 
 
-def _ratio_to_json(ratio: CostRatio) -> dict[str, Any]:
+def _ratio_to_json(ratio: CostRatio) -> dict[str, object]:
     """Return the comparison of two costs under its documented keys."""
     return {
         **_select_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
@@ -139,7 +138,7 @@ def _ratio_to_json(ratio: CostRatio) -> dict[str, Any]:
     }
 
 
-def _sensitivity_to_json(sensitivity: Sensitivity) -> dict[str, Any]:
+def _sensitivity_to_json(sensitivity: Sensitivity) -> dict[str, object]:
     """Return a sensitivity under its documented keys."""
     return {
         "offer": sensitivity.result_name,
@@ -150,7 +149,7 @@ def _sensitivity_to_json(sensitivity: Sensitivity) -> dict[str, Any]:
     }
 
 
-def _break_even_to_json(break_even: BreakEven) -> dict[str, Any]:
+def _break_even_to_json(break_even: BreakEven) -> dict[str, object]:
     """Return a break-even under its documented keys."""
     return {
         "rent": break_even.machines,
@@ -161,7 +160,7 @@ def _break_even_to_json(break_even: BreakEven) -> dict[str, Any]:
     }
 
 
-def _commitment_to_json(commitment: CommitmentComparison) -> dict[str, Any]:
+def _commitment_to_json(commitment: CommitmentComparison) -> dict[str, object]:
     """Return the comparison with a commitment under its documented keys."""
     return {
         "committed": commitment.committed,
@@ -171,12 +170,12 @@ def _commitment_to_json(commitment: CommitmentComparison) -> dict[str, Any]:
     }
 
 
-def _select_fields(value: object, *names: str) -> dict[str, Any]:
+def _select_fields(value: object, *names: str) -> dict[str, object]:
     """Return some fields of an object by their names, as JSON values."""
     return {name: _to_json_value(getattr(value, name)) for name in names}
 
 
-def _to_json_value(value: Any) -> Any:
+def _to_json_value(value: object) -> object:
     """Convert amounts of money in a value, also in nested ones, to strings that JSON can hold.
 
     A `Decimal` becomes a string of digits without an exponent, because a JSON number would be read
@@ -194,7 +193,7 @@ def _to_json_value(value: Any) -> Any:
     return value
 
 
-def _result_to_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
+def _result_to_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, object]:
     """Return everything about one result as JSON values: its price, its costs and its notes.
 
     Args:
@@ -242,7 +241,7 @@ def _result_to_json(result: PricedResult, differences: Sequence[ReasonCode]) -> 
     }
 
 
-def _price_to_json(price: Price) -> dict[str, Any]:
+def _price_to_json(price: Price) -> dict[str, object]:
     """Return what identifies a price, as JSON values. Its amounts are in the costs already."""
     if isinstance(price, Rented):
         kind = "rented"
@@ -258,7 +257,7 @@ def _price_to_json(price: Price) -> dict[str, Any]:
     }
 
 
-def _costs_to_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
+def _costs_to_json(costs: Mapping[str, UnitCost | None]) -> dict[str, object]:
     """Return the cost of each unit with its interval and its parts. None without a cost."""
     return {
         unit: None if cost is None else _select_fields(cost, "total", "low", "high", "parts")
@@ -266,7 +265,7 @@ def _costs_to_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
     }
 
 
-def _declared_power_to_json(result: PricedResult) -> dict[str, Any] | None:
+def _declared_power_to_json(result: PricedResult) -> dict[str, object] | None:
     """Return the power and energy by the price file, or None if it declares no power."""
     if result.declared_power is None:
         return None
@@ -279,7 +278,7 @@ def _declared_power_to_json(result: PricedResult) -> dict[str, Any] | None:
     )
 
 
-def _measured_energy_to_json(result: PricedResult) -> dict[str, Any] | None:
+def _measured_energy_to_json(result: PricedResult) -> dict[str, object] | None:
     """Return the energy that the accelerators were measured to use, or None if it was not."""
     if result.measured_energy is None:
         return None

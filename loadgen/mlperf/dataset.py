@@ -7,9 +7,9 @@ because reading one runs its code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -368,7 +368,7 @@ def read_dataset(path: Path, benchmark: Benchmark, *, benchmark_name: str) -> Da
     )
 
 
-def _find_prompt_column(table: dict[str, Sequence[Any]], path: Path) -> str:
+def _find_prompt_column(table: Mapping[str, Sequence[object]], path: Path) -> str:
     """Return the name of the column with the prompts, by the names that official files use.
 
     A column of token IDs is preferred to one of texts, because token IDs contain the chat template
@@ -390,7 +390,7 @@ def _find_prompt_column(table: dict[str, Sequence[Any]], path: Path) -> str:
 
 
 def _read_prompts(
-    values: Sequence[Any], *, place: str, column: str, max_tokens: int, benchmark: str
+    values: Sequence[object], *, place: str, column: str, max_tokens: int, benchmark: str
 ) -> list[Prompt]:
     """Return the prompts of a column, which are either all texts or all token IDs.
 
@@ -436,7 +436,7 @@ def _too_long_error(prompt: list[int], where: str, max_tokens: int, benchmark: s
     )
 
 
-def _read_references(table: dict[str, Sequence[Any]], count: int) -> tuple[str | None, ...]:
+def _read_references(table: Mapping[str, Sequence[object]], count: int) -> tuple[str | None, ...]:
     """Return the first reference responses, None for each row without one."""
     for name in REFERENCE_COLUMNS:
         if name in table:
@@ -480,7 +480,7 @@ def _check_format(path: Path) -> None:
         )
 
 
-def _parse_prompt(value: Any) -> Prompt | None:
+def _parse_prompt(value: object) -> Prompt | None:
     """Return the prompt in a cell of the data set, or None if the cell does not contain one.
 
     A prompt is a text that is not empty, or a list of token IDs. Some files have a numpy array, or
@@ -499,11 +499,11 @@ def _parse_prompt(value: Any) -> Prompt | None:
     return list(value)
 
 
-def _is_token_id(value: Any) -> bool:
+def _is_token_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _read_columns(path: Path) -> dict[str, Sequence[Any]]:
+def _read_columns(path: Path) -> dict[str, Sequence[object]]:
     """Return the columns of a file of rows, with None for a cell that a row does not have."""
     rows = [row for _, row in read_located_rows(path)]
     names = dict.fromkeys(name for row in rows for name in row)

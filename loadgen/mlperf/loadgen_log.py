@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -262,7 +262,9 @@ def _parse_parameters(text: str) -> dict[str, str]:
     return parameters
 
 
-def _query_count(scenario: str, parameters: dict[str, str], details: dict[str, Any]) -> int | None:
+def _query_count(
+    scenario: str, parameters: dict[str, str], details: Mapping[str, object]
+) -> int | None:
     """Return the number of queries. In Offline, it is the number of samples of its single query."""
     queries = details.get("result_query_count")
     if scenario == "Offline":
@@ -272,7 +274,7 @@ def _query_count(scenario: str, parameters: dict[str, str], details: dict[str, A
     return queries if isinstance(queries, int) else None
 
 
-def _invalid_reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
+def _invalid_reasons(fields: dict[str, str], details: Mapping[str, object]) -> Iterator[str]:
     """Yield why the result is INVALID, or nothing if it is VALID.
 
     The summary says which requirement was not satisfied. The detail log may have
@@ -290,7 +292,7 @@ def _invalid_reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterato
         yield reason.strip()
 
 
-def _parse_detail(text: str) -> dict[str, Any]:
+def _parse_detail(text: str) -> dict[str, object]:
     """Return the values of a detail log by key. If a key occurs twice, its last value counts.
 
     An entry is a line such as `:::MLLOG {"key": "result_validity", "value": "VALID", ...}`. LoadGen

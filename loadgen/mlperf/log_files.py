@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -348,7 +348,7 @@ def format_detail(result: MlperfResult, test: Test, context: LogContext) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entry_line(line_number: int, key: str, value: Any) -> str:
+def _entry_line(line_number: int, key: str, value: object) -> str:
     """Return a line of the detail log: a mark, and JSON in LoadGen's format.
 
     LoadGen writes which line of its source code has logged the entry. Here this is the number of
@@ -390,7 +390,9 @@ def _detail_entries(result: MlperfResult, test: Test, context: LogContext) -> It
     yield "num_errors", len(result.errors)
 
 
-def _table_entries(rows: list[EntryRow], values: dict[str, Any], scenario: str) -> Iterator[Entry]:
+def _table_entries(
+    rows: list[EntryRow], values: Mapping[str, object], scenario: str
+) -> Iterator[Entry]:
     """Yield the log entries that a table describes, with their values for this result.
 
     A row is [key, value] or [key, value, scenario]. For example, ["effective_min_query_count",
@@ -418,7 +420,7 @@ def _load_entry_table() -> dict[str, list[EntryRow]]:
     return msgspec.yaml.decode(_ENTRIES_PATH.read_bytes(), type=dict[str, list[EntryRow]])
 
 
-def _entry_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, Any]:
+def _entry_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, object]:
     """Return the values that the table of entries refers to, by name."""
     return {
         **_run_values(result, test, context),
@@ -427,7 +429,7 @@ def _entry_values(result: MlperfResult, test: Test, context: LogContext) -> dict
     }
 
 
-def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, Any]:
+def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, object]:
     """Return the values of the detail log about the run: versions, data set, times and queries.
 
     The table `mlperf_log_detail.yaml` has the entries of the log in LoadGen's order, and refers to
@@ -471,7 +473,7 @@ def _generated_duration_ns(result: MlperfResult, test: Test) -> int:
     return rules.create_schedule(test, result.target_qps).end_ns
 
 
-def _setting_values(result: MlperfResult, test: Test) -> dict[str, Any]:
+def _setting_values(result: MlperfResult, test: Test) -> dict[str, object]:
     """Return the values of LoadGen's settings, by the names to which the packaged table refers."""
     return {
         "samples": test.samples,
@@ -489,7 +491,7 @@ def _setting_values(result: MlperfResult, test: Test) -> dict[str, Any]:
     }
 
 
-def _verdict_values(result: MlperfResult) -> dict[str, Any]:
+def _verdict_values(result: MlperfResult) -> dict[str, object]:
     """Return the values of the detail log about the verdict and the rates.
 
     The table `mlperf_log_detail.yaml` has the entries of the log in LoadGen's order, and refers to

@@ -87,7 +87,7 @@ def import_loadgen() -> LoadGenModule:
     return mlperf_loadgen
 
 
-def create_test_settings(test: Test, qps: float) -> Any:
+def create_test_settings(test: Test, qps: float) -> object:
     """Return LoadGen's `TestSettings` for a test at a rate in queries/s, in Offline in samples/s.
 
     The values are those that the rules require. LoadGen's own configuration files are not read.

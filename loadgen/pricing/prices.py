@@ -43,7 +43,7 @@ def _build_parser(parse: Callable[[object], Any]) -> BeforeValidator:
     of a document adds the file and line.
     """
 
-    def validate(value: Any) -> Any:
+    def validate(value: object) -> object:
         try:
             return parse(value)
         except WrongUse as error:
@@ -229,7 +229,7 @@ _TYPE_BY_PARSER: dict[Callable[[object], object], Any] = {
 }
 
 
-def _build_token_price_field(name: str, default: Any) -> tuple[Any, Any]:
+def _build_token_price_field(name: str, default: object) -> tuple[object, object]:
     """Return the pydantic definition of a key of a price per token: its type and its default.
 
     The type is the one whose validator is the parser that the SDK has for this key. In pydantic, an
@@ -266,7 +266,7 @@ def _build_token_price_model() -> type[Part]:
 _PerTokenModel = _build_token_price_model()
 
 
-def _validate_token_price(value: Any, info: ValidationInfo) -> PerToken:
+def _validate_token_price(value: object, info: ValidationInfo) -> PerToken:
     """Return the price per token of the SDK from its keys in a price file.
 
     The model checks each key, and `check_tiers` the prices that depend on the prompt length.

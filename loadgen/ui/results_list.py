@@ -415,7 +415,7 @@ def collection_exit_code(collection: Collection, strict: bool) -> int:  # noqa: 
     return OK
 
 
-def json_row(result: StoredResult) -> dict[str, Any]:
+def json_row(result: StoredResult) -> dict[str, object]:
     """Return a row of the list for `--json`. Its keys are part of the documented format.
 
     The key `word` has the outcome in a few words, for example "VALID, SLO met". The key `shown` has
