@@ -17,6 +17,7 @@ import shutil
 import stat
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -114,36 +115,41 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
         UserError: The file is no bundle, is damaged, or is not safe to unpack.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = _checked_entries(archive, path, shutil.disk_usage(folder).free)
-            manifest = _read_manifest(archive, path)
-            for entry in entries:
-                _unpack_entry(archive, entry, folder / entry.filename)
-            return manifest
-    except FileNotFoundError:
-        raise missing_result(path, _SOURCE_HINT, "no such file") from None
+        return _unpack_checked_entries(path, folder)
     except UserError:
         raise
+    except FileNotFoundError:
+        raise missing_result(path, _SOURCE_HINT, "no such file") from None
     except IsADirectoryError:
-        bundle = shlex.quote(f"{path.name}.zip")
-        raise UserError(
-            "wrong_format",
-            "a directory, not a bundle",
-            str(path),
-            f"to bundle a result: loadgen bundle {shlex.quote(str(path))} -o {bundle}",
-        ) from None
+        raise _directory_error(path) from None
     except OSError as error:
-        raise UserError(
-            "unreadable_file",
-            f"cannot be read: {error.strerror or error}",
-            str(path),
-            _SOURCE_HINT,
-        ) from None
+        problem = f"cannot be read: {error.strerror or error}"
+        raise UserError("unreadable_file", problem, str(path), _SOURCE_HINT) from None
     except Exception as error:
         # zipfile and zlib raise many kinds of errors for a damaged archive.
-        raise UserError(
-            "wrong_format", f"not a bundle, or damaged: {error}", str(path), _SOURCE_HINT
-        ) from None
+        problem = f"not a bundle, or damaged: {error}"
+        raise UserError("wrong_format", problem, str(path), _SOURCE_HINT) from None
+
+
+def _unpack_checked_entries(path: Path, folder: Path) -> Manifest:
+    """Unpack a bundle and return its manifest, without translating errors to UserError."""
+    with zipfile.ZipFile(path) as archive:
+        entries = _checked_entries(archive, path, shutil.disk_usage(folder).free)
+        manifest = _read_manifest(archive, path)
+        for entry in entries:
+            _unpack_entry(archive, entry, folder / entry.filename)
+    return manifest
+
+
+def _directory_error(path: Path) -> UserError:
+    """Return the error for a directory in place of a bundle, with the command that bundles it."""
+    bundle = shlex.quote(f"{path.name}.zip")
+    return UserError(
+        "wrong_format",
+        "a directory, not a bundle",
+        str(path),
+        f"to bundle a result: loadgen bundle {shlex.quote(str(path))} -o {bundle}",
+    )
 
 
 def _read_manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
@@ -176,8 +182,9 @@ def _checked_entries(
         free_bytes: The free space of the disk.
 
     Raises:
-        UserError: The archive is no bundle, has too many or too large files, or has a file that
-            would be written elsewhere or twice.
+        UserError: The archive has no manifest, so it is no bundle; it has too many files, or they
+            are too large; a file would be written outside the directory; or two files have the same
+            name, so that one would overwrite the other.
     """
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     names = [entry.filename for entry in entries]
@@ -187,17 +194,27 @@ def _checked_entries(
     if len(names) > MAX_FILES:
         problem = f"it has {len(names):,} files, but a bundle has at most {MAX_FILES:,}"
         raise UserError("too_large", problem, str(path), _SOURCE_HINT)
-    for entry in entries:
-        unsafe_reason = _find_unsafe_reason(entry)
-        if unsafe_reason:
-            problem = f"unsafe entry {entry.filename!r}: {unsafe_reason}. Nothing was extracted"
-            raise UserError("unsafe_file", problem, str(path), _SOURCE_HINT)
-    most_common_name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        problem = f"more than one file is named {most_common_name!r}. Nothing was extracted"
+    unsafe_problem = _find_unsafe_entry(entries) or _find_duplicate_name(names)
+    if unsafe_problem:
+        problem = f"{unsafe_problem}. Nothing was extracted"
         raise UserError("unsafe_file", problem, str(path), _SOURCE_HINT)
     _check_size(sum(entry.file_size for entry in entries), path, free_bytes)
     return entries
+
+
+def _find_unsafe_entry(entries: Sequence[zipfile.ZipInfo]) -> str:
+    """Return which entry may not be unpacked and why, for a message, or "" if all may."""
+    for entry in entries:
+        unsafe_reason = _find_unsafe_reason(entry)
+        if unsafe_reason:
+            return f"unsafe entry {entry.filename!r}: {unsafe_reason}"
+    return ""
+
+
+def _find_duplicate_name(names: Sequence[str]) -> str:
+    """Return which name several files have, for a message, or "" if all names differ."""
+    most_common_name, count = Counter(names).most_common(1)[0]
+    return f"more than one file is named {most_common_name!r}" if count > 1 else ""
 
 
 def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:

@@ -69,31 +69,43 @@ def is_page(file: Path) -> bool:
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    """Yield every derived file of a folder. Runs come first, and results made from others last.
+    """Yield every derived file of all results in a folder, computed again from raw data.
 
-    Results are nested, such as the runs of a sweep. A folder contains a kind of result if it has
-    the marker of this kind, which is a file such as `run.json`. A file that cannot be regenerated
-    is yielded as damaged, with the reason.
+    Results are nested: the folder of a sweep contains those of its runs. Runs come first, and the
+    results that were computed from other ones come last. A file that cannot be regenerated is
+    yielded as damaged, with the reason.
     """
     for kind in _kinds_in_order():
-        marker_name = kind.markers[0]
-        for marker in sorted(folder.rglob(marker_name)):
-            if result_kinds.fits(kind, marker.parent):
-                yield from _regenerate_result(kind, marker, folder)
+        for marker_file in _find_results(kind, folder):
+            yield from _regenerate_result(kind, marker_file, folder)
 
 
-def _regenerate_result(kind: ResultKind, marker: Path, folder: Path) -> Iterator[RegeneratedFile]:
+def _find_results(kind: ResultKind, folder: Path) -> list[Path]:
+    """Return the marker files of all results of a kind in a folder and below, sorted by path.
+
+    A marker is a file by which a result of the kind is recognised, such as `run.json` of a run.
+    Only the first marker of a kind is looked for, so that no result is listed twice.
+    """
+    marker_name = kind.markers[0]
+    candidates = sorted(folder.rglob(marker_name))
+    return [file for file in candidates if result_kinds.fits(kind, file.parent)]
+
+
+def _regenerate_result(
+    kind: ResultKind, marker_file: Path, folder: Path
+) -> Iterator[RegeneratedFile]:
     """Yield the derived files of one result, with names relative to the outer folder."""
-    prefix = marker.parent.relative_to(folder)
+    result_folder = marker_file.parent
+    prefix = result_folder.relative_to(folder)
     try:
-        for file in result_kinds.regenerated_files(kind, marker.parent):
+        for file in result_kinds.regenerated_files(kind, result_folder):
             yield replace(file, name=(prefix / file.name).as_posix())
     except CombinedError as error:
         reasons = [single_error.message for single_error in error.errors]
-        yield _damaged(prefix / marker.name, "; ".join(reasons))
+        yield _damaged(prefix / marker_file.name, "; ".join(reasons))
     except Exception as error:
         # The files may be somebody else's, and damaged ones can raise anything.
-        yield _damaged(prefix / marker.name, _first_line(error))
+        yield _damaged(prefix / marker_file.name, _first_line(error))
 
 
 def _first_line(error: Exception) -> str:

@@ -160,7 +160,13 @@ def _excerpt(value: Any, start: int = 0) -> str:
 
 
 class _JsonComparer:
-    """Walks through two JSON values side by side."""
+    """Walks through two JSON values side by side and records where they differ.
+
+    Args:
+        file: The name of the file, for mismatches.
+        ignored: Patterns of paths that are not compared, such as "notes*".
+        is_other_version: True if another version of loadgen wrote the stored value.
+    """
 
     def __init__(self, file: str, ignored: tuple[str, ...], is_other_version: bool) -> None:
         self._file = file
@@ -168,21 +174,22 @@ class _JsonComparer:
         self._is_other_version = is_other_version
         self._same = 0
         self._differences: list[Mismatch] = []
-        self._not_compared: dict[str, None] = {}  # a set that keeps its order
+        self._uncompared_paths: list[str] = []
 
     def result(self) -> FileComparison:
         """Return the comparison of all values so far."""
+        distinct_paths = dict.fromkeys(self._uncompared_paths)
         return FileComparison(
             same=self._same,
             differences=tuple(self._differences),
-            not_compared=tuple(self._not_compared),
+            not_compared=tuple(distinct_paths),
         )
 
     def compare(self, path: str, stored: Any, regenerated: Any) -> None:
-        """Compare two values at a path of keys, and what they contain, and note the result.
+        """Compare two values at a path of keys, and what they contain, and record the result.
 
-        Objects and lists of equal length are compared item by item. Numbers may differ by a
-        rounding error. A sentence of another version is not compared.
+        Objects are compared key by key, and lists of equal length item by item. Values at ignored
+        paths are not compared.
 
         Args:
             path: The keys that lead to the values, for example `stages[0].name`.
@@ -190,46 +197,72 @@ class _JsonComparer:
             regenerated: The value that was computed from raw data.
         """
         if self._is_ignored(path):
-            self._not_compared[path] = None
+            self._uncompared_paths.append(path)
         elif isinstance(stored, dict) and isinstance(regenerated, dict):
             self._compare_mappings(path, stored, regenerated)
         elif _are_lists_of_equal_length(stored, regenerated):
             for index, (stored_item, new_item) in enumerate(zip(stored, regenerated, strict=True)):
                 self.compare(f"{path}[{index}]", stored_item, new_item)
-        elif _is_equal(stored, regenerated):
-            self._same += 1
-        elif self._is_other_version and _is_sentence(stored) and _is_sentence(regenerated):
-            self._not_compared[path] = None
         else:
-            self._differences.append(
-                Mismatch(
-                    file=self._file,
-                    location=path,
-                    stored=_excerpt(stored),
-                    regenerated=_excerpt(regenerated),
-                )
+            self._compare_as_a_whole(path, stored, regenerated)
+
+    def _compare_as_a_whole(self, path: str, stored: Any, regenerated: Any) -> None:
+        """Record whether two values are equal. Numbers may differ by a rounding error.
+
+        Two sentences that differ are no mismatch if another version of loadgen wrote the stored
+        one, because versions word the same message differently.
+        """
+        if _is_equal(stored, regenerated):
+            self._same += 1
+            return
+        are_sentences = _is_sentence(stored) and _is_sentence(regenerated)
+        if are_sentences and self._is_other_version:
+            self._uncompared_paths.append(path)
+            return
+        self._differences.append(
+            Mismatch(
+                file=self._file,
+                location=path,
+                stored=_excerpt(stored),
+                regenerated=_excerpt(regenerated),
             )
+        )
 
     def _compare_mappings(
         self, path: str, stored: dict[str, Any], regenerated: dict[str, Any]
     ) -> None:
-        """Compare the values of two JSON objects, and note keys that only one of them has.
+        """Compare the values of two JSON objects, key by key.
 
-        A stored key that was not regenerated is a mismatch, because somebody may have added it,
-        unless it is one of the ignored keys. A regenerated key that is not stored is a mismatch,
-        too, unless another version of loadgen, which may not have had the key, wrote the file.
+        Keys come in the order of the regenerated object, and then those that only the stored object
+        has.
         """
         for key in dict.fromkeys((*regenerated, *stored)):
             key_path = f"{path}.{key}" if path else key
-            if key in stored and key in regenerated:
-                self.compare(key_path, stored[key], regenerated[key])
-            elif key in regenerated:
-                if not self._is_other_version:
-                    self._add_mismatch(key_path, "missing", "is missing")
-            elif self._is_ignored(key_path):
-                self._not_compared[key_path] = None
+            if key not in stored:
+                self._record_missing_key(key_path)
+            elif key not in regenerated:
+                self._record_extra_key(key_path)
             else:
-                self._add_mismatch(key_path, "extra", "does not follow from the raw data")
+                self.compare(key_path, stored[key], regenerated[key])
+
+    def _record_missing_key(self, path: str) -> None:
+        """Record a key that the bundle should have but does not have.
+
+        It is no mismatch if another version of loadgen wrote the file, because that version may not
+        have had the key.
+        """
+        if not self._is_other_version:
+            self._add_mismatch(path, "missing", "is missing")
+
+    def _record_extra_key(self, path: str) -> None:
+        """Record a key that the bundle has but that was not regenerated from raw data.
+
+        It is a mismatch, because somebody may have added the key, unless the key is ignored.
+        """
+        if self._is_ignored(path):
+            self._uncompared_paths.append(path)
+        else:
+            self._add_mismatch(path, "extra", "does not follow from the raw data")
 
     def _add_mismatch(self, path: str, code: MismatchCode, description: str) -> None:
         self._differences.append(

@@ -14,6 +14,9 @@ from pathlib import Path
 from loadgen.core.errors import UserError
 
 NAMESPACE = "loadgen-bundle"
+"""The purpose of the signatures. A signature made for another purpose is not valid for a bundle."""
+ALLOWED_SIGNER = "signer"
+"""The name of the signer in the file that is written for ssh-keygen. Any name would do."""
 _INSTALL_HINT = "install openssh-client (8.2 or later)"
 
 
@@ -70,31 +73,46 @@ def describe_valid_key(signature: bytes, data: bytes) -> str:
 def is_signed_by(public_key: Path, signature: bytes, data: bytes) -> bool:
     """Return True if the holder of a public key (a `.pub` file) signed the data.
 
+    `ssh-keygen -Y verify` checks a signature against a file of allowed signers, and one signer in
+    it (`-I`). So a file is written that allows only this key, under the name ALLOWED_SIGNER.
+
     Raises:
         UserError: The file is no public key.
     """
-    try:
-        key_type, key = public_key.read_text(encoding="utf-8").split()[:2]
-    except (OSError, ValueError):
-        raise UserError(
-            "missing_file",
-            "not a public key",
-            f"--signed-by {public_key}",
-            "use the .pub file that the signer has published",
-        ) from None
+    key = _read_public_key(public_key)
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
-        allowed_signers = Path(folder) / "allowed"
-        signature_file = Path(folder) / "sig"
-        allowed_signers.write_text(
-            f'signer namespaces="{NAMESPACE}" {key_type} {key}\n', encoding="utf-8"
+        allowed_signers_file = Path(folder) / "allowed"
+        allowed_signers_file.write_text(
+            f'{ALLOWED_SIGNER} namespaces="{NAMESPACE}" {key}\n', encoding="utf-8"
         )
+        signature_file = Path(folder) / "sig"
         signature_file.write_bytes(signature)
-        arguments = ["-f", str(allowed_signers), "-I", "signer", "-n", NAMESPACE]
-        arguments += ["-s", str(signature_file)]
+        arguments = ["-f", str(allowed_signers_file), "-I", ALLOWED_SIGNER]
+        arguments += ["-n", NAMESPACE, "-s", str(signature_file)]
         process = _run_ssh_keygen(
             "verify", arguments, option=f"--signed-by {public_key}", data=data
         )
     return process.returncode == 0
+
+
+def _read_public_key(file: Path) -> str:
+    """Return the type and the base64 text of a public key, such as "ssh-ed25519 AAAAC3...".
+
+    A `.pub` file may have a comment after them, which is left out.
+
+    Raises:
+        UserError: The file cannot be read, or has no two words.
+    """
+    try:
+        key_type, key_base64 = file.read_text(encoding="utf-8").split()[:2]
+    except (OSError, ValueError):
+        raise UserError(
+            "missing_file",
+            "not a public key",
+            f"--signed-by {file}",
+            "use the .pub file that the signer has published",
+        ) from None
+    return f"{key_type} {key_base64}"
 
 
 def _run_ssh_keygen(

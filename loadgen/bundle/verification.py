@@ -7,7 +7,6 @@ the records and written all files that follow from them again.
 from __future__ import annotations
 
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
@@ -110,32 +109,36 @@ def verify_bundle(
     Raises:
         UserError: The file is no bundle, or was written by a newer version.
     """
-    with (
-        nullcontext() if with_plugins else plugins.without_plugins(),
-        tempfile.TemporaryDirectory(prefix="loadgen-verify-") as temporary_directory,
-    ):
+    if not with_plugins:
+        with plugins.without_plugins():
+            return _verify_bundle(path, signed_by)
+    return _verify_bundle(path, signed_by)
+
+
+def _verify_bundle(path: Path, signed_by: Path | None) -> Verification:
+    """Check a bundle with the plug-ins that are loaded. See `verify_bundle`."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-verify-") as temporary_directory:
         root = Path(temporary_directory)
         manifest = unpack_archive(path, root)
-        result_folder = root / RESULT
-        differences = _check_hashes(root)
+        hash_differences = _check_hashes(root)
         signature_check = _check_signature(root, signed_by)
-        differences += _check_kind(manifest, result_folder)
-        checker = _DerivedFileChecker(result_folder, manifest)
+        kind_differences = _check_kind(manifest, root / RESULT)
+        checker = _DerivedFileChecker(root / RESULT, manifest)
         checker.check_all()
         file_count = sum(1 for file in root.rglob("*") if file.is_file())
-    differences += checker.differences
-    has_valid_signature = signature_check.state not in ("broken", "other key")
+    differences = (*hash_differences, *kind_differences, *checker.differences)
+    is_badly_signed = signature_check.state in ("broken", "other key")
     return Verification(
         bundle=str(path),
         manifest=manifest,
         verified=_rate_verification(
-            has_problems=bool(differences) or not has_valid_signature,
+            has_problems=bool(differences) or is_badly_signed,
             has_skipped_files=bool(checker.skipped),
         ),
         files=file_count,
         reproduced=tuple(checker.checked),
         skipped=checker.skipped,
-        differences=tuple(differences),
+        differences=differences,
         signature=signature_check.state,
         signed_by=signature_check.key,
     )
@@ -179,22 +182,24 @@ def _check_kind(manifest: Manifest, folder: Path) -> list[Mismatch]:
 
 
 class _SignatureCheck(NamedTuple):
-    """Whether a signature is valid, and the key that made it."""
+    """Whether a signature is valid, and the key that made it.
+
+    Attributes:
+        state: One of these:
+            "none": the bundle is not signed.
+            "broken": the signature does not match the files.
+            "some key": it is valid, and the user did not name a key.
+            "given key": it is valid, and was made with the key that the user named.
+            "other key": it is valid, but was made with another key.
+        key: The type and fingerprint of the key, "" without a valid signature.
+    """
 
     state: SignatureState
     key: str = ""
 
 
 def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
-    """Check the signature of the list of hashes, which covers every other file.
-
-    The state of the signature is one of these:
-
-    - "none": the bundle is not signed.
-    - "broken": the signature does not match the files.
-    - "some key": it is valid, and the caller requires no key.
-    - "given key": it is valid, and was made with the key that the caller requires.
-    - "other key": it is valid, but was made with another key.
+    """Check the signature of the list of hashes, and with it every other file of a bundle.
 
     Args:
         root: The unpacked bundle.
@@ -203,17 +208,17 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
     Raises:
         UserError: A key is required and the bundle is not signed.
     """
-    file = root / SIGNATURE
-    if not file.is_file():
-        if signed_by is not None:
-            raise UserError(
-                "not_signed",
-                "the bundle is not signed",
-                f"--signed-by {signed_by}",
-                "request a signed bundle, or verify it without --signed-by",
-            )
-        return _SignatureCheck("none")
-    signature_bytes = file.read_bytes()
+    signature_file = root / SIGNATURE
+    if not signature_file.is_file():
+        if signed_by is None:
+            return _SignatureCheck("none")
+        raise UserError(
+            "not_signed",
+            "the bundle is not signed",
+            f"--signed-by {signed_by}",
+            "request a signed bundle, or verify it without --signed-by",
+        )
+    signature_bytes = signature_file.read_bytes()
     hash_list_file = root / SUMS
     hash_list = hash_list_file.read_bytes() if hash_list_file.is_file() else b""
     key = signature.describe_valid_key(signature_bytes, hash_list)
@@ -221,9 +226,8 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
         return _SignatureCheck("broken")
     if signed_by is None:
         return _SignatureCheck("some key", key)
-    if signature.is_signed_by(signed_by, signature_bytes, hash_list):
-        return _SignatureCheck("given key", key)
-    return _SignatureCheck("other key", key)
+    is_required_key = signature.is_signed_by(signed_by, signature_bytes, hash_list)
+    return _SignatureCheck("given key" if is_required_key else "other key", key)
 
 
 class _DerivedFileChecker:
@@ -250,40 +254,43 @@ class _DerivedFileChecker:
         self._find_other_files()
 
     def _check(self, file: RegeneratedFile) -> None:
-        """Compare one regenerated file with the stored one, or note why this is not possible.
+        """Compare one regenerated file with the stored one, or record why this is not possible.
 
-        A file whose raw data are damaged, and one that is missing in the bundle, are differences.
-        A file that cannot be regenerated here is skipped. So are texts and pages of another version
-        of loadgen, because they change with each version; JSON is compared.
+        It is a difference if the raw data are damaged, or if the bundle does not have the file. A
+        file that cannot be regenerated on this host, for example without a plug-in, is skipped.
         """
         if file.damaged:
-            problem = f"cannot be reproduced: {file.basis}"
-            self._add_difference(file, "not_remade", problem)
-            return
-        if file.data is None:
-            # `basis` is then the reason why it cannot be regenerated.
-            self.skipped[file.name] = file.basis
-            return
-        is_json = file.name.endswith((".json", ".jsonl"))
-        if self._is_other_version and not is_json:
+            reason = file.basis
+            self._add_difference(file, "not_remade", f"cannot be reproduced: {reason}")
+        elif file.data is None:
+            reason = file.basis
+            self.skipped[file.name] = reason
+        elif self._is_worded_by_other_version(file):
             reason = f"written by another version of loadgen ({self._version})"
             self.skipped[file.name] = reason
-            return
-        stored_file = self._folder / file.name
-        if not stored_file.is_file():
+        elif not (self._folder / file.name).is_file():
             self._add_difference(file, "missing", "is missing")
-            return
-        self._compare(stored_file, file, file.data)
+        else:
+            self._compare(self._folder / file.name, file, file.data)
+
+    def _is_worded_by_other_version(self, file: RegeneratedFile) -> bool:
+        """Return True for a page or text of another version of loadgen.
+
+        The layout and the words of pages and texts change with each version. JSON can be compared.
+        """
+        is_json = file.name.endswith((".json", ".jsonl"))
+        return self._is_other_version and not is_json
 
     def _add_difference(self, file: RegeneratedFile, code: MismatchCode, description: str) -> None:
         name_in_bundle = f"{RESULT}/{file.name}"
         self.differences.append(Mismatch(file=name_in_bundle, code=code, description=description))
 
     def _compare(self, stored_file: Path, file: RegeneratedFile, regenerated: bytes) -> None:
-        """Compare a stored file with its regenerated content, and note the result.
+        """Compare a stored file with its regenerated content, and record the result.
 
-        Metrics that a plug-in defined cannot be computed without the plug-in, so they are noted as
-        skipped.
+        Two kinds of values are not compared. Metrics that a plug-in defined cannot be computed
+        without the plug-in, so they are recorded as skipped. The others do not follow from raw data
+        (`file.leave` lists their keys), and are only counted, as `not_derivable`.
 
         Args:
             stored_file: The file as unpacked from the bundle.
@@ -294,22 +301,21 @@ class _DerivedFileChecker:
         for metric_path, package in plugin_metrics.items():
             reason = f"defined by {package}, which is not loaded; use --plugins"
             self.skipped[f"{file.name}: {metric_path}"] = reason
-        # `file.leave` lists the keys whose values do not follow from raw data.
-        ignored_keys = (*file.leave, *plugin_metrics)
         comparison = compare_file(
             f"{RESULT}/{file.name}",
             stored_file.read_bytes(),
             regenerated,
-            ignored=ignored_keys,
+            ignored=(*file.leave, *plugin_metrics),
             is_other_version=self._is_other_version,
         )
+        not_derivable_paths = set(comparison.not_compared) - plugin_metrics.keys()
         self.checked.append(
             CheckedFile(
                 file=file.name,
                 basis=file.basis,
                 same=comparison.same,
                 differs=len(comparison.differences),
-                not_derivable=len(set(comparison.not_compared) - plugin_metrics.keys()),
+                not_derivable=len(not_derivable_paths),
             )
         )
         self.differences += comparison.differences
@@ -326,28 +332,32 @@ class _DerivedFileChecker:
 
 
 def _metrics_of_missing_plugins(summary_file: Path) -> dict[str, str]:
-    """Return the metrics in a summary that only a plug-in that is not loaded can compute.
+    """Return the metrics in a summary that cannot be computed again, because a plug-in is missing.
+
+    A plug-in can define a metric. The manifest of a run, `run.json`, lists the plug-ins that the
+    run used, but this host may not have them.
 
     Args:
-        summary_file: A stored file. Only `summary.json` beside a `run.json` can have such metrics.
+        summary_file: A stored file. Only the `summary.json` of a run can have such metrics.
 
     Returns:
-        The package of each metric with its version, by the key of the metric in the summary. For
+        The package of each metric with its version, by the path of the metric in the summary. For
         example, {"figures.ttft_per_word": "my-plugin 1.2"}.
     """
     manifest_file = summary_file.with_name("run.json")
-    if summary_file.name != run_folder.SUMMARY or not manifest_file.is_file():
+    is_summary_of_run = summary_file.name == run_folder.SUMMARY and manifest_file.is_file()
+    if not is_summary_of_run:
         return {}
     manifest = decode_manifest(manifest_file.read_bytes(), str(manifest_file))
     loaded_metrics = {row.name for row in METRICS.available()}
     summary = summary_file.read_bytes()
     packages: dict[str, str] = {}
     for plugin in manifest.plugins:
-        is_metric = plugin.table == METRICS.group
-        if not is_metric or plugin.name in loaded_metrics:
-            continue
-        for key in _find_metric_keys(plugin.name, summary):
-            packages[f"figures.{key}"] = f"{plugin.package} {plugin.version}"
+        defines_metric = plugin.table == METRICS.group
+        if defines_metric and plugin.name not in loaded_metrics:
+            for key in _find_metric_keys(plugin.name, summary):
+                # The object `figures` of a summary has the metrics of plug-ins.
+                packages[f"figures.{key}"] = f"{plugin.package} {plugin.version}"
     return packages
 
 
