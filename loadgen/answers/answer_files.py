@@ -117,7 +117,7 @@ def _regenerate_result(folder: Path) -> bytes:
 def _regenerate_scores(folder: Path) -> bytes:
     """Return `scores.jsonl` computed from the stored texts."""
     has_other_endpoint = bool(read_result(folder).other_url)
-    texts = _read_prompt_lines(folder / TEXTS, AnswerTexts)
+    texts = _read_json_lines(folder / TEXTS, AnswerTexts)
     answers = [line.answer for line in texts]
     other_answers = [line.other_answer for line in texts] if has_other_endpoint else None
     return _encode_lines(score_prompts(texts, answers, other_answers))
@@ -138,17 +138,24 @@ def read_result(folder: Path) -> AnswersResult:
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:
     """Return the scores of every prompt. Raises like `read_result`."""
-    return _read_prompt_lines(folder / SCORES, ScoredPrompt)
+    return _read_json_lines(folder / SCORES, ScoredPrompt)
 
 
-def _read_prompt_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
-    """Return the rows of the file of the scores, or of the texts, of all prompts.
+def _read_json_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
+    """Return the rows of a JSONL file, which has one JSON object for each prompt.
 
-    The lines are decoded as one JSON array, so that an error names the index of the damaged row.
+    The lines are joined to one JSON array, because a decoding error then names the index of the
+    damaged row.
+
+    Raises:
+        UserError: The file is damaged. The message calls it the scores, although it may have the
+            texts.
+        OSError: There is no such file.
     """
-    array = b"[" + b",".join(file.read_bytes().splitlines()) + b"]"
+    lines = file.read_bytes().splitlines()
+    json_array = b"[" + b",".join(lines) + b"]"
     return decode_json(
-        array,
+        json_array,
         list[row_type],  # type: ignore[valid-type]
         str(file),
         "the scores of answers",

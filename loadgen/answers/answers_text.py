@@ -13,6 +13,7 @@ from loadgen.render.section import (
     Bars,
     Bullets,
     Kind,
+    Notice,
     Paragraph,
     Report,
     Section,
@@ -23,6 +24,7 @@ from loadgen.render.section import (
 )
 
 VERDICT_KINDS: dict[bool | None, Kind] = {True: "good", False: "bad", None: "warn"}
+"""The kind of a paragraph or bar, which decides its color, by whether A is within the loss."""
 VERDICTS = {True: "PASS", False: "FAIL", None: "UNDECIDED"}
 WITHIN_TEXTS = {True: "yes", False: "no", None: "undecided"}
 NEUTRAL_COLOR = "c1"
@@ -31,6 +33,9 @@ NEUTRAL_COLOR = "c1"
 def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
     """Return the report of a result: endpoints, scores of each class, and the verdict if any.
 
+    The full report begins with its title and ends with the verdict (the headline). The brief report
+    has no title of its own, so it begins with the verdict or, without one, with the title.
+
     Args:
         result: The result.
         failures: The first reasons why requests failed.
@@ -38,22 +43,29 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
     title = f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, temperature 0"
     verdict = _verdict_paragraphs(result)
     overview = _overview_section(result, failures)
-    group_sections = [_group_section(group, result) for group in result.groups]
-    method = section("", Paragraph(_describe_intervals(result), "soft"))
-    # The short report has no title of its own. It begins with the verdict, or else the title.
-    brief_start = section("", *verdict) if verdict else section("", title)
-    notices = []
-    if result.simulated:
-        notices.append(simulated_notice("texts are random words, not those of a real server"))
+    class_sections = [_group_section(group, result) for group in result.groups]
+    first_brief_section = section("", *verdict) if verdict else section("", title)
     return Report(
         title=title,
         generated_by="loadgen answers",
-        notices=notices,
+        notices=_simulation_notices(result),
         headline=verdict,
         headline_last=True,
-        sections=[overview, *group_sections, method],
-        brief=[brief_start, overview, *_brief_scores(result)],
+        sections=[overview, *class_sections, _method_section(result)],
+        brief=[first_brief_section, overview, *_brief_scores(result)],
     )
+
+
+def _simulation_notices(result: AnswersResult) -> list[Notice]:
+    """Return a notice that a server was simulated, or an empty list for real servers."""
+    if not result.simulated:
+        return []
+    return [simulated_notice("texts are random words, not those of a real server")]
+
+
+def _method_section(result: AnswersResult) -> Section:
+    """Return how the intervals were computed, in small print ("soft")."""
+    return section("", Paragraph(_describe_intervals(result), "soft"))
 
 
 def _verdict_paragraphs(result: AnswersResult) -> list[Paragraph]:
@@ -79,7 +91,8 @@ def _overview_section(result: AnswersResult, failures: Sequence[str]) -> Section
 def _brief_scores(result: AnswersResult) -> Iterator[Section]:
     """Yield the scores of all prompts, and a line about what else the full report has."""
     all_prompts = result.groups[0]
-    yield _group_section(all_prompts, result, is_only_group=True)
+    # The brief report has no other scores, so the heading need not say whose they are.
+    yield _group_section(all_prompts, result, heading="Scores")
     class_count = len(result.groups) - 1
     if class_count:
         classes = format.counted(class_count, "class", "classes")
@@ -131,9 +144,7 @@ def _missing_responses(result: AnswersResult, prompts: str) -> Iterator[str]:
         yield f"B failed on {result.other_failed:,} of {prompts}, which are not compared"
 
 
-def _group_section(
-    group: ScoredGroup, result: AnswersResult, *, is_only_group: bool = False
-) -> Section:
+def _group_section(group: ScoredGroup, result: AnswersResult, heading: str = "") -> Section:
     """Return the scores of a group of prompts as bars and tables.
 
     The bars are only part of the HTML page. A report in the terminal leaves them out.
@@ -141,57 +152,67 @@ def _group_section(
     Args:
         group: All prompts, or those of one class of the workload.
         result: The result with all groups.
-        is_only_group: True if the report has no other group, so that the heading need not name it.
+        heading: The heading. By default it names the group, if the result has several groups.
     """
-    heading = "Scores"
-    has_several_groups = not is_only_group and len(result.groups) > 1
-    if has_several_groups:
-        heading = _group_heading(group)
+    has_second_endpoint = bool(result.other_url)
+    bars = _ratio_bars(group, result) if has_second_endpoint else _score_bars(group)
     similarity_rows = [
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
         for score in group.similarity
     ]
-    empty_text = ""
+    no_scores_text = ""
     if not group.scores and not similarity_rows:
-        empty_text = "No scores: no row has a reference, and there is no second endpoint."
+        no_scores_text = "No scores: no row has a reference, and there is no second endpoint."
     return section(
-        heading,
-        _ratio_bars(group, result) if result.other_url else _score_bars(group),
+        heading or _group_heading(group, result),
+        bars,
         _score_table(group, result),
         Table(("A compared with B", "prompts", "mean"), similarity_rows),
-        empty_text,
+        no_scores_text,
     )
 
 
-def _group_heading(group: ScoredGroup) -> str:
+def _group_heading(group: ScoredGroup, result: AnswersResult) -> str:
+    """Return the name of a group of prompts, or "Scores" if the result has no other group."""
+    if len(result.groups) == 1:
+        return "Scores"
     class_name = group.group
     return f"class {class_name}" if class_name else "all prompts"
 
 
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
-    """Return the table with one row for each score, and only the columns that say something.
+    """Return the table with one row for each score, without columns that have no information.
 
     The number of prompts is left out if every score covers all prompts. Endpoint B and the ratio
-    A / B need a second endpoint, and the last column also a limit on the loss.
+    A / B need a second endpoint, and the last column also needs a limit on the loss.
     """
     scores = group.scores
-    ratio_by_metric = {ratio.metric: ratio for ratio in group.ratios}
-    ratios = [ratio_by_metric.get(score.metric) for score in scores]
     columns = {"score": [NAMES[score.metric] for score in scores]}
     if any(score.count != result.prompts for score in scores):
         columns["prompts"] = [format.count(score.count) for score in scores]
     columns["A"] = [_format_score(score) for score in scores]
     if result.other_url:
-        other_scores = {score.metric: score for score in group.other_scores}
-        columns["B"] = [_format_score(other_scores.get(score.metric)) for score in scores]
-        columns["A / B"] = [_format_ratio(ratio) for ratio in ratios]
-        if result.allowed_loss is not None:
-            columns[f"within {result.allowed_loss * 100:g} %"] = [
-                format.NONE if ratio is None else WITHIN_TEXTS[ratio.is_within_loss]
-                for ratio in ratios
-            ]
+        columns |= _comparison_columns(group, result)
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     return Table(list(columns), rows)
+
+
+def _comparison_columns(group: ScoredGroup, result: AnswersResult) -> dict[str, list[str]]:
+    """Return the columns about endpoint B by heading, with one cell for each score of A.
+
+    A cell is empty (`format.NONE`) if B does not have the score.
+    """
+    metrics = [score.metric for score in group.scores]
+    other_scores = {score.metric: score for score in group.other_scores}
+    ratios = {ratio.metric: ratio for ratio in group.ratios}
+    columns = {
+        "B": [_format_score(other_scores.get(metric)) for metric in metrics],
+        "A / B": [_format_ratio(ratios.get(metric)) for metric in metrics],
+    }
+    if result.allowed_loss is not None:
+        heading = f"within {result.allowed_loss * 100:g} %"
+        columns[heading] = [_format_within(ratios.get(metric)) for metric in metrics]
+    return columns
 
 
 def _score_bars(group: ScoredGroup) -> Bars:
@@ -207,27 +228,36 @@ def _score_bars(group: ScoredGroup) -> Bars:
 
 
 def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
-    """Return a bar for each score of A as a percentage of B's, and a line for the allowed loss."""
+    """Return a bar for each score of A as a percentage of B's score.
+
+    The color of a bar is that of its verdict. If a loss is allowed, a dotted line marks the limit:
+    with an allowed loss of 1 %, it is at 99 %. A score without a ratio has no bar.
+    """
     bars = []
-    for score_ratio in group.ratios:
-        if score_ratio.ratio is not None:
-            value = _BarValue(score_ratio.ratio, score_ratio.low, score_ratio.high)
-            color = VERDICT_KINDS[score_ratio.is_within_loss]
-            bars.append(
-                _percent_bar(NAMES[score_ratio.metric], _format_ratio(score_ratio), value, color)
-            )
+    for comparison in group.ratios:
+        if comparison.ratio is not None:
+            value = _BarValue(comparison.ratio, comparison.low, comparison.high)
+            color = VERDICT_KINDS[comparison.is_within_loss]
+            name = NAMES[comparison.metric]
+            bars.append(_percent_bar(name, _format_ratio(comparison), value, color))
     limit_percent = None
-    title = "Scores of A, in % of the scores of B"
     if result.allowed_loss is not None:
         limit_percent = 100 * (1 - result.allowed_loss)
-        title += f" (dotted line: the limit of {limit_percent:g} %)"
     return Bars(
         rows=bars,
-        title=title if bars else "",
+        title=_ratio_bars_title(limit_percent) if bars else "",
         included_value=0.0,
         marked_value=limit_percent,
         unit=" %",
     )
+
+
+def _ratio_bars_title(limit_percent: float | None) -> str:
+    """Return the title above the bars, which explains the dotted line if there is a limit."""
+    title = "Scores of A, in % of the scores of B"
+    if limit_percent is None:
+        return title
+    return f"{title} (dotted line: the limit of {limit_percent:g} %)"
 
 
 class _BarValue(NamedTuple):
@@ -276,6 +306,10 @@ def _format_ratio(ratio: ScoreRatio | None) -> str:
     if ratio.low is None or ratio.high is None:
         return f"~{ratio.ratio:.3f}"
     return f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _format_within(ratio: ScoreRatio | None) -> str:
+    return format.NONE if ratio is None else WITHIN_TEXTS[ratio.is_within_loss]
 
 
 def _describe_intervals(result: AnswersResult) -> str:

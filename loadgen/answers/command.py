@@ -134,7 +134,7 @@ def answers(
 
     settings = invocation.settings(needs_text="responses are scored as texts")
     _check_target(settings)
-    options = _scoring_options(comparison, scoring, settings)
+    options = _create_scoring_options(comparison, scoring, settings)
     questions = read_questions(dataset, scoring.rows)
     second = other_endpoint(
         settings, comparison.against, comparison.against_model, comparison.against_key_file
@@ -157,14 +157,20 @@ def answers(
     return exit_code(scored.result)
 
 
-def _scoring_options(
+def _create_scoring_options(
     comparison: ComparisonArguments, scoring: ScoringArguments, settings: Settings
 ) -> ScoringOptions:
-    """Return the options of a scoring run.
+    """Convert the options of the command line to the options of a scoring run, and check them.
+
+    Args:
+        comparison: The options about endpoint B and the loss that is allowed.
+        scoring: The options about sending and storing.
+        settings: The settings of endpoint A.
 
     Raises:
         UserError: An option has no effect or an invalid value.
     """
+    # Imported here, because a command line that is not run must not load these modules.
     from loadgen.answers.completions import SendOptions
     from loadgen.answers.scoring_run import ScoringOptions
 
@@ -177,7 +183,7 @@ def _scoring_options(
             "--out",
         )
     return ScoringOptions(
-        SendOptions(scoring.concurrency, scoring.max_tokens),
+        send=SendOptions(concurrency=scoring.concurrency, max_tokens=scoring.max_tokens),
         out=scoring.out,
         keep_texts=scoring.keep_content,
         allowed_loss=allowed_loss,

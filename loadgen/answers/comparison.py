@@ -22,6 +22,8 @@ from loadgen.core.limits import FEWEST_ANSWERS
 from loadgen.core.stats.intervals import LEVEL, ratio_of_means, replications, wilson
 
 SCHEMA = 1
+MIN_COMPARED_PROMPTS = FEWEST_ANSWERS
+"""The ratio of scores of fewer prompts has no interval."""
 
 
 class ScoredPrompt(
@@ -328,9 +330,11 @@ def _compare_scores(
         # `other_scores` is empty for a prompt that the other endpoint did not answer.
         compared_prompts = [prompt for prompt in prompts if metric in prompt.other_scores]
         if compared_prompts:
-            scores = [prompt.scores[metric] for prompt in compared_prompts]
-            other_scores = [prompt.other_scores[metric] for prompt in compared_prompts]
-            ratios.append(_estimate_ratio(metric, scores, other_scores, allowed_loss, level))
+            paired_scores = _PairedScores(
+                scores=[prompt.scores[metric] for prompt in compared_prompts],
+                other_scores=[prompt.other_scores[metric] for prompt in compared_prompts],
+            )
+            ratios.append(_estimate_ratio(metric, paired_scores, allowed_loss, level))
     return tuple(ratios)
 
 
@@ -375,29 +379,38 @@ def _interval_with_unseen_cases(
 ) -> _Bounds:
     """Return the confidence interval of a mean score, allowing for rare cases not in the sample.
 
-    Student's interval is too narrow if almost all prompts have the same score. A kind of prompt
-    that did not occur among n prompts may still make up a share of up to `unseen_share(n)` of all
-    prompts, and score 0 or 1. The mean of all prompts would then be that of the sample with this
-    share replaced by zeros or by ones, and the interval includes both values. The number of tokens
-    has no highest value, so only its lower end is widened.
+    Student's interval is too narrow if almost all prompts have the same score. Prompts of a kind
+    that is not in the sample may still be a share u = `unseen_share(n)` of all prompts. If they all
+    score 0, the true mean is (1 - u) * mean. If they all score 1, it is (1 - u) * mean + u. The
+    interval is widened to include both. For example, with a mean of 0.9 and u = 0.04, it includes
+    0.864 and 0.904. The number of tokens has no highest value, so only its lower end is widened.
+
+    Args:
+        metric: The key of the score.
+        values: The scores of the sample.
+        mean: Their mean.
+        level: The confidence of the interval.
     """
-    student = replications(values, level)  # Student's t interval of the mean
+    student_interval = replications(values, level)
     unseen = unseen_share(len(values), level)
     mean_with_zeros = mean * (1 - unseen)
     mean_with_ones = mean + unseen * (1 - mean)
-    low = min(student.low, mean_with_zeros)
+    low = min(student_interval.low, mean_with_zeros)
     if metric in TOKEN_COUNTS:
-        return _Bounds(low, student.high)
-    high = max(student.high, mean_with_ones)
+        return _Bounds(low, student_interval.high)
+    high = max(student_interval.high, mean_with_ones)
     return _Bounds(max(low, 0.0), min(high, 1.0))
 
 
+class _PairedScores(NamedTuple):
+    """The scores of the same prompts at both endpoints."""
+
+    scores: Sequence[float]
+    other_scores: Sequence[float]
+
+
 def _estimate_ratio(
-    metric: str,
-    scores: Sequence[float],
-    other_scores: Sequence[float],
-    allowed_loss: float | None,
-    level: float,
+    metric: str, paired_scores: _PairedScores, allowed_loss: float | None, level: float
 ) -> ScoreRatio:
     """Return the ratio of two mean scores of the same prompts, with its confidence interval.
 
@@ -405,29 +418,25 @@ def _estimate_ratio(
 
     Args:
         metric: The key of the score.
-        scores: The scores of the endpoint.
-        other_scores: The scores of the other endpoint, of the same prompts.
+        paired_scores: The scores of both endpoints.
         allowed_loss: The fraction by which the ratio may be below 1, or None.
         level: The confidence of the interval.
     """
-    count = len(scores)
-    estimate = _estimate_paired_ratio(scores, other_scores, level)
-    has_enough_prompts = count >= FEWEST_ANSWERS
-    is_bounded = math.isfinite(estimate.low) and math.isfinite(estimate.high)
-    if not has_enough_prompts or not is_bounded:
-        return ScoreRatio(
-            metric=metric,
-            count=count,
-            ratio=estimate.ratio if math.isfinite(estimate.ratio) else None,
-            low=None,
-            high=None,
-            is_within_loss=None,
-        )
-    low = _widen_lower_end(estimate, count, level)
-    return ScoreRatio(
+    count = len(paired_scores.scores)
+    estimate = _estimate_paired_ratio(paired_scores, level)
+    ratio = ScoreRatio(
         metric=metric,
         count=count,
         ratio=estimate.ratio if math.isfinite(estimate.ratio) else None,
+        low=None,
+        high=None,
+    )
+    has_enough_prompts = count >= MIN_COMPARED_PROMPTS
+    if not has_enough_prompts or not estimate.is_bounded:
+        return ratio
+    low = _widen_lower_end(estimate, count, level)
+    return msgspec.structs.replace(
+        ratio,
         low=low,
         high=estimate.high,
         is_within_loss=_is_within_loss(low, estimate.high, allowed_loss),
@@ -441,15 +450,19 @@ class _RatioEstimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether both ends of the interval are finite."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
 
-def _estimate_paired_ratio(
-    scores: Sequence[float], other_scores: Sequence[float], level: float
-) -> _RatioEstimate:
+
+def _estimate_paired_ratio(paired_scores: _PairedScores, level: float) -> _RatioEstimate:
     """Return the ratio of the means of paired scores, with Fieller's confidence interval.
 
     If no pair differs, there is no variance, and Fieller's quadratic equation has no solution. The
     ratio is then exactly 1, unless all scores are 0.
     """
+    scores, other_scores = paired_scores
     is_exactly_one = scores == other_scores and any(other_scores)
     if is_exactly_one:
         return _RatioEstimate(ratio=1.0, low=1.0, high=1.0)

@@ -15,7 +15,7 @@ from loadgen.core.execution.plan import Settings
 from loadgen.core.workload.dataset_rows import DatasetRow
 
 if TYPE_CHECKING:
-    from loadgen_sdk import Client, Completion
+    from loadgen_sdk import Client, Completion, Request
 
 GREEDY_SAMPLING = {"temperature": 0, "seed": 1}
 DEFAULT_OUTPUT_TOKENS = 256
@@ -92,6 +92,16 @@ class CompletionPair(NamedTuple):
 
     a: Completions
     b: Completions | None = None
+
+    @property
+    def texts_b(self) -> list[str | None] | None:
+        """The text of each response of endpoint B, or None if there is no endpoint B."""
+        return None if self.b is None else self.b.texts
+
+    @property
+    def failures(self) -> list[str]:
+        """The first few reasons why requests failed, those of endpoint A first."""
+        return self.a.failures if self.b is None else [*self.a.failures, *self.b.failures]
 
 
 def send_to_both(
@@ -199,6 +209,29 @@ def describe_token_difference(first: Completions, second: Completions) -> str:
     )
 
 
+def _open_client(endpoint: Settings) -> Client:
+    """Return a client of an endpoint, which closes its connections when it is used as a context.
+
+    Requests have temperature 0, unless the user's own parameters (`extra_body`) set another one. A
+    request that fails for a moment is retried, because nothing is timed.
+    """
+    from loadgen_sdk import Client, Retry
+
+    user_parameters = endpoint.extra_body or {}
+    return Client(
+        endpoint.url or "",
+        model=endpoint.model,
+        api=endpoint.api,
+        server=endpoint.server,
+        api_key=endpoint.api_key,
+        headers=endpoint.headers,
+        extra_body={**GREEDY_SAMPLING, **user_parameters},
+        tls=endpoint.tls,
+        timeout_s=TIMEOUT_S,
+        retry=Retry(),
+    )
+
+
 class _Sender:
     """Sends questions to one endpoint and collects the responses.
 
@@ -223,23 +256,15 @@ class _Sender:
         self._failures: list[str] = []
 
     async def send_all(self, endpoint: Settings) -> Completions:
-        """Send every question and return the responses."""
-        from loadgen_sdk import Client, Retry
+        """Send every question and return the responses.
 
-        async with Client(
-            endpoint.url or "",
-            model=endpoint.model,
-            api=endpoint.api,
-            server=endpoint.server,
-            api_key=endpoint.api_key,
-            headers=endpoint.headers,
-            extra_body={**GREEDY_SAMPLING, **(endpoint.extra_body or {})},
-            tls=endpoint.tls,
-            timeout_s=TIMEOUT_S,
-            retry=Retry(),
-        ) as client:
-            worker_count = min(self._options.concurrency, len(self._questions))
-            await asyncio.gather(*(self._send_until_done(client) for _ in range(worker_count)))
+        As many workers as `SendOptions.concurrency` send questions at the same time, but no more
+        than there are questions.
+        """
+        worker_count = min(self._options.concurrency, len(self._questions))
+        async with _open_client(endpoint) as client:
+            workers = [self._send_until_done(client) for _ in range(worker_count)]
+            await asyncio.gather(*workers)
             return Completions(
                 model=client.model,
                 texts=self._texts,
@@ -255,21 +280,31 @@ class _Sender:
         Several of these coroutines take questions from the same iterator `_unsent`, so that each
         question is sent once, and as many requests are in flight as there are coroutines.
         """
-        from loadgen_sdk import Request
-
         for index in self._unsent:
-            row = self._questions[index].row
-            request = Request(
-                id=f"q{index}",
-                messages=row.messages,
-                prompt=row.prompt,
-                max_tokens=row.output_tokens or self._options.max_tokens or DEFAULT_OUTPUT_TOKENS,
-                exact_output=False,
-                extra=row.extra,
-            )
-            self._store(index, await client.complete(request))
+            completion = await client.complete(self._create_request(index))
+            self._store(index, completion)
             self._done += 1
             self._on_progress(self._done)
+
+    def _create_request(self, index: int) -> Request:
+        """Return the request for the question with an index.
+
+        The row of the question limits the tokens of the response. If it has no limit, that of
+        --max-tokens is used, or else a default.
+        """
+        from loadgen_sdk import Request
+
+        row = self._questions[index].row
+        default_max_tokens = self._options.max_tokens or DEFAULT_OUTPUT_TOKENS
+        return Request(
+            id=f"q{index}",
+            messages=row.messages,
+            prompt=row.prompt,
+            max_tokens=row.output_tokens or default_max_tokens,
+            # Do not force the server to generate exactly so many tokens: the text is scored.
+            exact_output=False,
+            extra=row.extra,
+        )
 
     def _store(self, index: int, completion: Completion) -> None:
         """Store the text and the token counts of a response, or the reason of a failure.

@@ -21,7 +21,7 @@ FIELDS_NOT_FROM_SCORES = (
     "simulated",
     "notes*",
 )
-"""Fields of `answers.json` that do not follow from the scores."""
+"""Patterns of fields of `answers.json` that cannot be computed from the scores."""
 
 
 def load(folder: Path) -> AnswersResult:
@@ -48,18 +48,23 @@ def list_row(folder: Path) -> ListRow:
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     """Yield the derived files of a folder, for `loadgen verify`.
 
-    `answers.json` follows from the scores, and the scores from the texts, if these are stored.
+    `answers.json` is computed from the scores of every prompt, except for fields such as the URL of
+    the endpoint. `scores.jsonl` is computed from the texts of the answers. If these are not stored,
+    the scores are raw data, and are not regenerated.
     """
     regenerated = answer_files.regenerate_files(folder)
     yield RegeneratedFile(
-        answer_files.FILE,
-        regenerated[answer_files.FILE],
-        "the scores of every prompt",
-        FIELDS_NOT_FROM_SCORES,
+        name=answer_files.FILE,
+        data=regenerated[answer_files.FILE],
+        basis="the scores of every prompt",
+        leave=FIELDS_NOT_FROM_SCORES,
     )
     if answer_files.SCORES in regenerated:
-        scores = regenerated[answer_files.SCORES]
-        yield RegeneratedFile(answer_files.SCORES, scores, "the texts of the answers")
+        yield RegeneratedFile(
+            name=answer_files.SCORES,
+            data=regenerated[answer_files.SCORES],
+            basis="the texts of the answers",
+        )
 
 
 FUNCTIONS = ResultFunctions(

@@ -46,26 +46,35 @@ class Question(AnswerKey, frozen=True, kw_only=True):
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
-    """Return the questions of a file, at most `limit`.
+    """Return the questions of a file, at most `limit` of them.
+
+    All rows are read even if one of them is invalid, so that the user can correct them together.
+    Reading ends early only if too many are invalid.
 
     Raises:
-        CombinedError: Everything that is wrong with the rows.
+        CombinedError: Rows are invalid. It contains one error for each of them.
     """
     rows = read_rows(path)
     row_count = len(rows) if limit is None else min(limit, len(rows))
     questions: list[Question] = []
     errors: list[LoadgenError] = []
-    for index in range(row_count):
+    for row_index in range(row_count):
         try:
-            questions.append(_parse_question(rows.line(index)))
-        except BadRowError as wrong:
-            location = f"{path}: row {index + 1}"
-            errors.append(UserError(wrong.code, str(wrong), location, wrong.hint, key=wrong.key))
+            questions.append(_parse_question(rows.line(row_index)))
+        except BadRowError as bad_row:
+            errors.append(_locate_error(bad_row, path, row_index))
+            # If so, this also adds an error that says that there are more.
             if has_too_many(errors, str(path)):
                 break
     if errors:
         raise CombinedError(errors)
     return questions
+
+
+def _locate_error(bad_row: BadRowError, path: Path, row_index: int) -> UserError:
+    """Return the error of a row with its file and its number, which counts from 1."""
+    location = f"{path}: row {row_index + 1}"
+    return UserError(bad_row.code, str(bad_row), location, bad_row.hint, key=bad_row.key)
 
 
 def _parse_question(line: bytes) -> Question:
@@ -94,22 +103,32 @@ def _parse_question(line: bytes) -> Question:
 def _parse_reference(row: dict[str, Any]) -> str | None:
     """Return the right answer of a row as text, or None if it has none.
 
+    It is the value of the first key in REFERENCE_KEYS that is not null. A number becomes a text.
+
     Raises:
-        BadRowError: The answer is neither a string nor a number. A boolean, which is an integer in
-            Python, is not allowed either.
+        BadRowError: The value is neither a string nor a number.
     """
     for key in REFERENCE_KEYS:
-        reference = row.get(key)
-        if reference is None:
-            continue
-        if isinstance(reference, int | float) and not isinstance(reference, bool):
-            return str(reference)
-        if not isinstance(reference, str):
-            raise BadRowError(
-                "wrong_type",
-                f"{key} must be a text",
-                "use the right answer, or the letter of a choice",
-                key,
-            )
-        return reference
+        value = row.get(key)
+        if value is not None:
+            return _reference_to_text(value, key)
     return None
+
+
+def _reference_to_text(value: Any, key: str) -> str:
+    """Return a right answer as text. Raises BadRowError if it is neither a string nor a number.
+
+    `key` is the key of the value in the row, for the error. A boolean is refused, although it is an
+    integer in Python, because its text "True" is unlikely to be an answer.
+    """
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number:
+        return str(value)
+    raise BadRowError(
+        "wrong_type",
+        f"{key} must be a text",
+        "use the right answer, or the letter of a choice",
+        key,
+    )

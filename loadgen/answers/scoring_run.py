@@ -65,14 +65,14 @@ def run_scoring(
     options: ScoringOptions,
     on_progress: Callable[[str, int], None],
 ) -> ScoringOutcome:
-    """Send and score all questions, and write the result.
+    """Send all questions, score the responses, and write the result if a folder is specified.
 
     Args:
         dataset: The file of the questions.
         questions: The questions.
         first: Endpoint A.
-        second: Endpoint B, or None.
-        options: How answers are scored and stored.
+        second: Endpoint B, or None to score endpoint A alone.
+        options: How many requests are in flight, which loss is allowed, and what is stored where.
         on_progress: Called with "A" or "B" and the number of responses so far.
 
     Raises:
@@ -81,20 +81,16 @@ def run_scoring(
         OSError: The folder cannot be written.
     """
     completions = send_to_both(first, second, questions, options.send, on_progress)
-    texts_a = completions.a.texts
-    texts_b = None if completions.b is None else completions.b.texts
-    scored_prompts = score_prompts(questions, texts_a, texts_b)
+    scored_prompts = score_prompts(questions, completions.a.texts, completions.texts_b)
     result = _summarize_endpoint_a(dataset, first, completions.a, scored_prompts, options)
-    failures = list(completions.a.failures)
-    if second is not None and completions.b is not None:
+    if second is not None:
         result = _add_endpoint_b(result, second, completions)
-        failures += completions.b.failures
     if options.out is not None:
-        stored_texts = None
+        texts = None
         if options.keep_texts:
-            stored_texts = answer_files.collect_texts(questions, texts_a, texts_b)
-        answer_files.write_result(options.out, result, scored_prompts, stored_texts)
-    return ScoringOutcome(result, failures)
+            texts = answer_files.collect_texts(questions, completions.a.texts, completions.texts_b)
+        answer_files.write_result(options.out, result, scored_prompts, texts)
+    return ScoringOutcome(result, completions.failures)
 
 
 def _summarize_endpoint_a(
@@ -127,7 +123,7 @@ def _add_endpoint_b(
     result: AnswersResult, endpoint: Settings, completions: CompletionPair
 ) -> AnswersResult:
     """Return a result with the facts about endpoint B and, if needed, a note on token counts."""
-    assert completions.b is not None
+    assert completions.b is not None, "questions were sent to endpoint B"
     note = describe_token_difference(completions.a, completions.b)
     return replace(
         result,
