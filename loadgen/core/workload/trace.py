@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -152,8 +152,9 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     def select_times(self, begin_ns: int, end_ns: int | None) -> Trace:
         """Return a trace of the requests that were sent from `begin_ns` until before `end_ns`.
 
-        Times in the result are relative to its first request. To save a copy, `hashes` stays as it
-        is, and only `hash_starts` is cut to the requests of the result.
+        Times in the result are relative to its first request. The hashes of prompts are not copied:
+        the result has the `hashes` of the whole trace, and its `hash_starts` point to those of its
+        own requests.
 
         Args:
             begin_ns: The begin of the part, from the first request of the trace on.
@@ -162,6 +163,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             UserError: No request was sent in this part of the trace.
         """
+        # Requests are in order of time, so those of the part are the rows `first` to `end - 1`.
         first = int(np.count_nonzero(self.due_ns < begin_ns))
         end = len(self) if end_ns is None else int(np.count_nonzero(self.due_ns < end_ns))
         if first >= end:
@@ -172,6 +174,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return replace(
             self._with_rows(slice(first, end)),
             due_ns=self.due_ns[first:end] - self.due_ns[first],
+            # One start more than there are requests: the last one is the end of the last request.
             hash_starts=self.hash_starts[first : end + 1],
         )
 
@@ -192,27 +195,35 @@ def end_of_arrivals_ns(due_ns: Integers) -> int:
     return last_ns + mean_gap_ns
 
 
-def select_hashes(
-    hashes: Integers, hash_starts: Integers, rows: Integers
-) -> tuple[Integers, Integers]:
-    """Return the hashes of some rows, in the order of `rows`, and where those of each row start.
+class RowHashes(NamedTuple):
+    """The hashes of several rows, one row after the other, and where those of each row start.
+
+    For example, the hashes [a, b, c] with the starts [0, 1, 3] are a in row 0, and b and c in row
+    1. The last start is the number of all hashes.
+    """
+
+    hashes: Integers
+    hash_starts: Integers
+
+
+def select_hashes(hashes: Integers, hash_starts: Integers, rows: Integers) -> RowHashes:
+    """Return the hashes of some rows, in the order of `rows`, in the form of `RowHashes`.
 
     For example, rows 1 and 0 of the hashes [a, b, c] with the starts [0, 1, 3] have the hashes
-    [b, c, a] with the starts [0, 2, 3].
+    [b, c, a] with the starts [0, 2, 3]. The comments below show the values in this example.
 
     Args:
         hashes: The hashes of all rows, one row after the other.
         hash_starts: The index of the first hash of each row, and the number of hashes at the end.
         rows: The rows to return.
-
-    Returns:
-        Hashes and starts in the form of the arguments.
     """
-    hash_counts = np.diff(hash_starts)[rows]  # [2, 1] in the example
-    new_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_counts)])
-    # From here on there is one value per hash of the result.
-    old_start_of_row = np.repeat(hash_starts[:-1][rows], hash_counts)  # [1, 1, 0]
-    new_start_of_row = np.repeat(new_starts[:-1], hash_counts)  # [0, 0, 2]
-    position_in_row = np.arange(int(hash_counts.sum())) - new_start_of_row  # [0, 1, 0]
-    old_index = old_start_of_row + position_in_row  # [1, 2, 0]
-    return hashes[old_index], new_starts
+    hash_counts = np.diff(hash_starts)[rows]  # [2, 1]
+    new_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_counts)])  # [0, 2, 3]
+
+    # Each hash moves from the old start of its row to the new one. Here is one value per hash of
+    # the result.
+    old_starts = np.repeat(hash_starts[rows], hash_counts)  # [1, 1, 0]
+    moved_by = old_starts - np.repeat(new_starts[:-1], hash_counts)  # [1, 1, -2]
+    new_indexes = np.arange(int(hash_counts.sum()))  # [0, 1, 2]
+    old_indexes = new_indexes + moved_by  # [1, 2, 0]
+    return RowHashes(hashes[old_indexes], new_starts)

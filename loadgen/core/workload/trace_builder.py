@@ -160,14 +160,15 @@ class TraceBuilder:
             path: The file that is read, for error messages.
             skip_bad: Whether rows with mistakes are left out and counted. Otherwise they are
                 errors.
-            must_be_ordered: Whether a time that is before the one of an earlier row is a mistake.
+            must_be_ordered: Whether the rows must be in order of time. Otherwise `build` sorts
+                them.
         """
         self.path = path
         self._skip_bad = skip_bad
         self._must_be_ordered = must_be_ordered
 
-        # Columns with one value per row, with the names that they have in `Trace`. Times are
-        # absolute until `build`.
+        # Columns with one value per row. `Trace` explains them, under the same names. Times are
+        # those of the file until `build`, which makes them relative to the first row.
         self._due_ns = array(INT64)
         self._input_tokens = array(INT32)
         self._output_tokens = array(INT32)
@@ -190,8 +191,8 @@ class TraceBuilder:
         self._bad_rows = 0
         self._untimed_rows = 0
         self._errors: list[LoadgenError] = []
+        # Set when so many rows have mistakes that the file need not be read further.
         self.has_enough_errors = False
-        """Whether the file need not be read further, because so many rows have mistakes."""
 
     def __len__(self) -> int:
         return len(self._due_ns)
@@ -227,30 +228,19 @@ class TraceBuilder:
         self._hashes.add(row.hashes, rows_before)
 
     def _accept_time(self, at_ns: int) -> None:
-        """Compare the time of a row with those of the rows before it, and store it.
+        """Check the time of a row against those of earlier rows, and remember it for later rows.
 
-        Raises InvalidValueError for a time before that of the previous row, if rows must be in
-        order, and for a time more than a year from that of the first row.
+        Raises InvalidValueError if the time is before that of the previous row (if rows must be in
+        order), or more than a year from that of the first row.
         """
         if self._first_ns is None:
             self._first_ns = at_ns
             self._previous_ns = at_ns
         if at_ns < self._previous_ns and self._must_be_ordered:
-            problem = (
-                f"the time is {(self._previous_ns - at_ns) / NS_PER_S:,.6g} s "
-                "before that of the previous row"
-            )
-            hint = "sort the rows by time, or skip such rows with on_bad_row: skip"
-            raise InvalidValueError("unordered", problem, hint)
+            raise _order_error(step_back_ns=self._previous_ns - at_ns)
         distance_ns = abs(at_ns - self._first_ns)
-        if distance_ns > LONGEST_NS:
-            days = distance_ns / NS_PER_DAY
-            problem = f"the time is {days:,.0f} days after that of the first row"
-            hint = (
-                "a trace may last at most a year. Set trace_unit if the unit is "
-                "wrong: s, ms, us or ns"
-            )
-            raise InvalidValueError("out_of_range", problem, hint)
+        if distance_ns > LONGEST_NS:  # A year.
+            raise _distance_error(distance_ns)
         self._previous_ns = at_ns
 
     def can_continue_with(self, at_ns: Integers) -> bool:
@@ -301,16 +291,19 @@ class TraceBuilder:
     def _add_sessions(self, columns: TraceColumns, rows_before: int) -> None:
         """Add the names of the sessions of several rows, which follow `rows_before` other rows.
 
-        A trace has two names for each row: the conversation of one agent (`session`), and all
-        conversations of an agent and its sub-agents (`group`). `TraceColumns` has no sub-agents, so
-        both names are equal.
+        A trace has two names for each row: the conversation of one agent (`session`), and the group
+        of all conversations of an agent and its sub-agents (`group`). Rows in columns have no
+        sub-agents, so each conversation is a group by itself. Without a column of sessions, the
+        rows have neither name.
         """
         if not columns.sessions:
-            self._session.add_defaults(len(columns.at_ns))
-            self._group.add_defaults(len(columns.at_ns))
-        for row, name in enumerate(columns.sessions, start=rows_before):
-            self._session.add_text(name, row)
-            self._group.add_text(name, row)
+            row_count = len(columns.at_ns)
+            self._session.add_defaults(row_count)
+            self._group.add_defaults(row_count)
+            return
+        for row, session_name in enumerate(columns.sessions, start=rows_before):
+            self._session.add_text(session_name, row)
+            self._group.add_text(session_name, row)
 
     def _add_durations(self, columns: TraceColumns, rows_before: int) -> None:
         """Add how long the requests of several rows took. They follow `rows_before` other rows."""
@@ -423,6 +416,21 @@ class TraceBuilder:
         return ""
 
 
+def _order_error(step_back_ns: int) -> InvalidValueError:
+    """Return the error of a row whose time is this long before that of the previous row."""
+    problem = f"the time is {step_back_ns / NS_PER_S:,.6g} s before that of the previous row"
+    hint = "sort the rows by time, or skip such rows with on_bad_row: skip"
+    return InvalidValueError("unordered", problem, hint)
+
+
+def _distance_error(distance_ns: int) -> InvalidValueError:
+    """Return the error of a row whose time is too far from that of the first row."""
+    days = distance_ns / NS_PER_DAY
+    problem = f"the time is {days:,.0f} days after that of the first row"
+    hint = "a trace may last at most a year. Set trace_unit if the unit is wrong: s, ms, us or ns"
+    return InvalidValueError("out_of_range", problem, hint)
+
+
 def _to_numpy(column: array[Any]) -> NDArray[Any]:
     """Return the values of an array without copying them."""
     return np.frombuffer(column, column.typecode) if column else np.zeros(0, np.int64)
@@ -473,7 +481,7 @@ def _count_tokens_by_hash(
     input_tokens: NDArray[np.int32],
     block_tokens: NDArray[Any],
 ) -> dict[int, int]:
-    """Return how many tokens the block has that each hash of a trace stands for.
+    """Return how many tokens the block of each hash of a trace has, by the hash.
 
     A prompt is divided into blocks of equal size, of which the last one may be smaller, and has one
     hash for each. If several prompts have a hash, the first of them decides how long its block is.
@@ -492,49 +500,53 @@ def _count_tokens_by_hash(
     if not len(hashes):
         return {}
     hash_counts = np.diff(hash_starts)
-    # `first_indices` has the index at which each distinct hash first occurs in `hashes`.
-    distinct_hashes, first_indices = np.unique(hashes, return_index=True)
-    request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)
-    first_requests = request_of_hash[first_indices]
-    positions_in_prompt = first_indices - hash_starts[first_requests]
+    request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)  # [0, 0, 1, 1]
+
+    # From here on there is one value per distinct hash, that of its first occurrence: 7, 8 and 9
+    # first occur at the indexes 0, 1 and 3, in the requests 0, 0 and 1.
+    distinct_hashes, first_indexes = np.unique(hashes, return_index=True)
+    first_requests = request_of_hash[first_indexes]
+    block_positions = first_indexes - hash_starts[first_requests]  # [0, 1, 1]
 
     recorded_sizes = block_tokens[first_requests]
     inferred_size = _infer_block_tokens(hash_counts, input_tokens)
     block_sizes = np.where(recorded_sizes > 0, recorded_sizes, inferred_size)
-    covered_tokens = _count_block_tokens(
-        positions_in_prompt, block_sizes, input_tokens[first_requests]
+    tokens_in_blocks = _count_block_tokens(
+        block_positions, block_sizes, input_tokens[first_requests]
     )
-    return dict(zip(distinct_hashes.tolist(), covered_tokens.tolist(), strict=True))
+    return dict(zip(distinct_hashes.tolist(), tokens_in_blocks.tolist(), strict=True))
 
 
 def _count_block_tokens(
-    positions: Integers, block_sizes: NDArray[Any], prompt_tokens: NDArray[np.int32]
+    block_positions: Integers, block_sizes: NDArray[Any], prompt_tokens: NDArray[np.int32]
 ) -> Integers:
     """Return how many tokens each of several blocks has.
 
     The block at position p of a prompt covers its tokens from p * size to (p + 1) * size, but not
     more than the prompt has. With blocks of 16 tokens, a prompt of 40 tokens has blocks of 16, 16
-    and 8. A trace may have more hashes than fit into a prompt; each of them covers one token.
+    and 8. A trace may record more blocks than the tokens of the prompt fill. Those count as one
+    token each, because no block may be empty.
 
     Args:
-        positions: The position of each block in its prompt.
+        block_positions: The position of each block in its prompt, from 0.
         block_sizes: The size of the blocks of its prompt, which can be a fraction.
         prompt_tokens: The tokens of its prompt.
     """
-    begins = np.minimum(prompt_tokens, np.rint(positions * block_sizes))
-    ends = np.minimum(prompt_tokens, np.rint((positions + 1) * block_sizes))
-    covered_tokens: Integers = np.maximum(1, ends - begins).astype(np.int64)
-    return covered_tokens
+    # A size that is a fraction gives limits between two tokens, so they are rounded.
+    block_starts = np.rint(block_positions * block_sizes)
+    block_ends = np.rint((block_positions + 1) * block_sizes)
+    first_tokens = np.minimum(prompt_tokens, block_starts)
+    end_tokens = np.minimum(prompt_tokens, block_ends)
+    tokens_in_blocks: Integers = np.maximum(1, end_tokens - first_tokens).astype(np.int64)
+    return tokens_in_blocks
 
 
 def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:
-    """Infer how many tokens of a prompt each of its hashes stands for.
+    """Infer the block size of a trace: how many tokens of a prompt each hash stands for.
 
-    A prompt has one hash for each block, the last of which may be incomplete. The first prompts
-    with hashes are compared with each size in BLOCK_SIZES: it fits a prompt of 40 tokens and 3
-    hashes if it divides 40 tokens into 3 blocks, as 16 does. The size that fits most prompts is
-    returned. If it fits less than half of them, the mean number of tokens per hash is returned.
-    Without any hashes, the smallest size is returned.
+    Each size in BLOCK_SIZES is tried on the first prompts with hashes. The size that explains the
+    number of hashes of most prompts is returned. If it explains less than half of them, the mean
+    number of tokens per hash is returned. Without any hashes, the smallest size is returned.
 
     Args:
         hash_counts: The number of hashes of each prompt.
@@ -546,13 +558,23 @@ def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) 
     hashes = hash_counts[prompts_with_hashes]
     tokens = input_tokens[prompts_with_hashes].astype(np.int64)
 
-    def count_fitting_prompts(size: int) -> int:
-        blocks = (tokens + size - 1) // size  # rounded up
-        return int((hashes == blocks).sum())
-
-    best_size = max(BLOCK_SIZES, key=count_fitting_prompts)
-    fits_at_least_half = count_fitting_prompts(best_size) * 2 >= len(prompts_with_hashes)
-    if fits_at_least_half:
+    explained_prompts = {
+        block_size: _count_explained_prompts(block_size, hashes, tokens)
+        for block_size in BLOCK_SIZES
+    }
+    best_size = max(BLOCK_SIZES, key=explained_prompts.__getitem__)
+    explains_at_least_half = explained_prompts[best_size] * 2 >= len(prompts_with_hashes)
+    if explains_at_least_half:
         return best_size
     mean_tokens_per_hash = float(tokens.sum() / hashes.sum())
     return max(1, round(mean_tokens_per_hash))
+
+
+def _count_explained_prompts(block_size: int, hash_counts: Integers, tokens: Integers) -> int:
+    """Return how many prompts have as many hashes as blocks of this size.
+
+    The last block may be incomplete: 40 tokens are 3 blocks of 16, so the size 16 explains a prompt
+    of 40 tokens with 3 hashes.
+    """
+    blocks_rounded_up = (tokens + block_size - 1) // block_size
+    return int((hash_counts == blocks_rounded_up).sum())

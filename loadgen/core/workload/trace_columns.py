@@ -347,17 +347,17 @@ class _BatchChecker:
         if first_ns is None and is_readable.any():
             first_ns = int(values.at_ns[is_readable][0])
         # As floats, because the difference of two times of 64 bits can exceed 64 bits.
-        distance_ns = np.abs(values.at_ns - float(first_ns or 0))
-        is_within_a_year = distance_ns <= LONGEST_NS
+        distance_to_first_ns = np.abs(values.at_ns - float(first_ns or 0))
+        is_within_a_year = distance_to_first_ns <= LONGEST_NS
 
-        is_comparable = is_readable & is_within_a_year
-        comparable_times = np.where(is_comparable, values.at_ns, EARLIEST_NS)
-        latest_before_rows = _latest_before_rows(comparable_times, self._latest_ns)
-        latest_of_batch = int(comparable_times.max(initial=EARLIEST_NS))
+        # Rows with a mistake get the earliest time, which is never the latest one of several rows.
+        is_without_mistake = is_readable & is_within_a_year
+        times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
+        latest_of_batch_ns = int(times_ns.max(initial=EARLIEST_NS))
         return _TimeComparison(
             first_ns=first_ns,
-            latest_ns=max(self._latest_ns, latest_of_batch),
-            latest_before_rows=latest_before_rows,
+            latest_ns=max(self._latest_ns, latest_of_batch_ns),
+            latest_before_rows=_latest_before_rows(times_ns, self._latest_ns),
             is_within_a_year=is_within_a_year,
         )
 
@@ -441,21 +441,32 @@ def _take(column: pa.Array, is_valid: Mask) -> list[Any]:
 def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
     """Return the time of each row in ns, and whether it has one.
 
-    The column has dates, or numbers of `time_unit_ns`. A number that is missing, not finite or too
-    large for 64 bits becomes 0 and counts as no time.
+    The column has dates, or numbers of `time_unit_ns`. A row whose number is missing, not finite or
+    too large for 64 bits has no time, and gets 0.
     """
     import pyarrow as pa
 
     is_present = _is_present(column)
     if pa.types.is_timestamp(column.type):
-        # Dates have a unit of their own, which is converted to ns.
-        dates = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
-        return dates.fill_null(0).to_numpy(zero_copy_only=False), is_present
+        return _dates_to_ns(column), is_present
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     # This is False for numbers that are not finite, too.
     is_in_range = np.abs(numbers.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
-    usable_numbers = np.where(is_in_range, numbers, 0)
-    return _numbers_to_ns(usable_numbers, time_unit_ns), is_present & is_in_range
+    numbers_in_range = np.where(is_in_range, numbers, 0)
+    return _numbers_to_ns(numbers_in_range, time_unit_ns), is_present & is_in_range
+
+
+def _dates_to_ns(column: pa.Array) -> Integers:
+    """Return a column of dates as ns since 1970, with 0 for a missing date.
+
+    Each column of dates has a unit such as milliseconds, and may have a time zone, which is kept.
+    """
+    import pyarrow as pa
+
+    type_in_ns = pa.timestamp("ns", tz=column.type.tz)
+    nanoseconds = column.cast(type_in_ns).cast(pa.int64())
+    dates_ns: Integers = nanoseconds.fill_null(0).to_numpy(zero_copy_only=False)
+    return dates_ns
 
 
 def _numbers_to_ns(numbers: NDArray[Any], unit_ns: int) -> Integers:

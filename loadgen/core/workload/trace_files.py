@@ -72,13 +72,14 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     _, first_line = first
     may_begin_document = first_line.lstrip().startswith(("{", "["))
     if may_begin_document:
-        # This reads some or all of the other lines, which are in `decoded.lines_read` then.
-        decoded = _decode_document(first, lines)
-        yield from _lines_of_document(decoded)
+        # Decoding takes lines out of the iterator: none, or as many as the document may have. They
+        # are yielded here, as they are or as the objects of the document.
+        document = _decode_document(first, lines)
+        yield from _lines_of_document(document)
     else:
         yield first
-    lines_not_read = lines
-    yield from lines_not_read
+    # The iterator still has the lines that have not been read.
+    yield from lines
 
 
 def _lines_of_document(decoded: _DecodedDocument) -> Iterable[NumberedLine]:

@@ -41,6 +41,40 @@ class SessionGraph(NamedTuple):
     pauses_ns: tuple[int, ...]
 
 
+class _RowsBySession(NamedTuple):
+    """Which rows of a trace each session has, in order of time.
+
+    For example, if the rows 0 to 3 belong to the sessions 0, 1, 0 and 1, `grouped_rows` is [0, 2,
+    1, 3]. Session 0 has the 2 rows from index 0 on, and session 1 has the 2 rows from index 2 on.
+
+    Attributes:
+        grouped_rows: The rows of all sessions, one session after the other.
+        starts: The index in `grouped_rows` at which each session starts.
+        row_counts: How many rows each session has.
+    """
+
+    grouped_rows: Integers
+    starts: Integers
+    row_counts: Integers
+
+    def of_session(self, session: int) -> Integers:
+        """Return the rows of one session."""
+        start = self.starts[session]
+        return self.grouped_rows[start : start + self.row_counts[session]]
+
+
+def _group_rows_by_session(session_of_row: Integers) -> _RowsBySession:
+    """Return the rows of each session, for rows that are in order of time."""
+    row_counts = np.bincount(session_of_row)
+    ends = np.cumsum(row_counts)
+    return _RowsBySession(
+        # A stable sort keeps the rows of a session in order of time.
+        grouped_rows=np.argsort(session_of_row, kind="stable"),
+        starts=ends - row_counts,
+        row_counts=row_counts,
+    )
+
+
 class TraceSessions:
     """The sessions of a trace in order of their first request.
 
@@ -60,13 +94,14 @@ class TraceSessions:
     def __init__(self, trace: Trace) -> None:
         """Group the rows of a trace by session, and check that the sessions can be replayed.
 
-        Raises UserError if the trace does not say how long responses took, or if a session is too
-        long.
+        A row of the trace is a request. Raises UserError if the trace does not say how long
+        responses took, or if a session is too long.
         """
         self.trace = trace
         session_of_row = _number_sessions(trace)
-        self._group_rows(session_of_row)
-        first_rows = self._rows_by_session[self._starts]
+        self._rows = _group_rows_by_session(session_of_row)
+        first_rows = self._rows.grouped_rows[self._rows.starts]
+        self.turn_counts: Integers = self._rows.row_counts
         self.due_ns: Integers = trace.due_ns[first_rows]
         self.is_single_request: NDArray[np.bool_] = trace.group[first_rows] == NO_VALUE
         self.max_turns = int(self.turn_counts.max())
@@ -75,19 +110,6 @@ class TraceSessions:
 
         self._check_size()
         self._check_durations(session_of_row, first_rows)
-
-    def _group_rows(self, session_of_row: Integers) -> None:
-        """Store which rows each session has.
-
-        For example, if the rows 0 to 3 belong to the sessions 0, 1, 0 and 1, `_rows_by_session` is
-        [0, 2, 1, 3]. Session 0 has the 2 rows from `_starts[0]` = 0 on, and session 1 has the 2
-        rows from `_starts[1]` = 2 on.
-        """
-        # A stable sort keeps the rows of a session in order of time.
-        self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
-        self.turn_counts: Integers = np.bincount(session_of_row)
-        ends = np.cumsum(self.turn_counts)
-        self._starts: Integers = ends - self.turn_counts
 
     def __len__(self) -> int:
         return len(self.turn_counts)
@@ -99,8 +121,7 @@ class TraceSessions:
 
     def rows(self, session: int) -> Integers:
         """Return the rows of a session in order of time."""
-        start = self._starts[session]
-        return self._rows_by_session[start : start + self.turn_counts[session]]
+        return self._rows.of_session(session)
 
     def _check_size(self) -> None:
         """Raise UserError if a session has more requests than a task may have."""
@@ -153,24 +174,21 @@ class TraceSessions:
         return np.bincount(session_of_row[condition], minlength=len(self)) > 0
 
     def _build_graph(self, session_index: int) -> SessionGraph:
-        """Return the graph of a session, whose requests are numbered by their turns from 0 on.
+        """Return the graph of a session: which of its requests wait for which, and for how long.
 
-        A session may have several agents, a main agent and its sub-agents. The conversation of each
-        agent has a number in the trace.
+        The requests are numbered by their turns, from 0 on in order of time. A session may have
+        several agents, a main agent and its sub-agents.
         """
         rows = self.rows(session_index)
         times = _RequestTimes.of_rows(self.trace, rows)
-        turns_by_agent: dict[int, list[int]] = {}
-        for turn, agent in enumerate(self.trace.session[rows].tolist()):
-            turns_by_agent.setdefault(agent, []).append(turn)
-        predecessors = _find_predecessors(list(turns_by_agent.values()), times)
+        # The column `session` of a trace has another number for the requests of each agent.
+        agent_of_turn = self.trace.session[rows].tolist()
+        predecessors = _find_predecessors(_group_turns_by_agent(agent_of_turn), times)
         pauses_ns = [
             _pause_ns(turn, earlier_turns, times) for turn, earlier_turns in enumerate(predecessors)
         ]
-        return SessionGraph(
-            predecessors=tuple(tuple(sorted(earlier_turns)) for earlier_turns in predecessors),
-            pauses_ns=tuple(pauses_ns),
-        )
+        sorted_predecessors = [tuple(sorted(earlier_turns)) for earlier_turns in predecessors]
+        return SessionGraph(tuple(sorted_predecessors), tuple(pauses_ns))
 
 
 class _RequestTimes(NamedTuple):
@@ -195,6 +213,17 @@ class _RequestTimes(NamedTuple):
         return cls(sent_ns.tolist(), end_ns.tolist(), trace.pause_ns[rows].tolist())
 
 
+def _group_turns_by_agent(agent_of_turn: list[int]) -> list[list[int]]:
+    """Return the turns of each agent of a session, in the order of the agents' first turns.
+
+    For example, the agents 5, 8, 5 of the turns 0 to 2 give [[0, 2], [1]].
+    """
+    turns_by_agent: dict[int, list[int]] = {}
+    for turn, agent in enumerate(agent_of_turn):
+        turns_by_agent.setdefault(agent, []).append(turn)
+    return list(turns_by_agent.values())
+
+
 def _number_sessions(trace: Trace) -> Integers:
     """Return the number of the session of each row, from 0 on in order of their first rows.
 
@@ -202,21 +231,31 @@ def _number_sessions(trace: Trace) -> Integers:
     row without a group is a session by itself. For example, the groups 7, none, 3, 7 are the
     sessions 0, 1, 2, 0.
     """
+    # A row without a group gets a number that no other row has, such as 9 for row 1 of the example.
     has_group = trace.group != NO_VALUE
     first_unused_group = int(trace.group.max(initial=NO_VALUE)) + 1
-    new_groups = first_unused_group + np.arange(len(trace))
-    group_of_row = np.where(has_group, trace.group, new_groups)
+    unused_groups = first_unused_group + np.arange(len(trace))
+    group_of_row = np.where(has_group, trace.group, unused_groups)
 
-    # With the new group 9 of row 1, the distinct groups of the example are 3, 7 and 9.
-    # `first_rows` is [2, 0, 1], and `group_index_of_row` is [1, 2, 0, 1].
-    _, first_rows, group_index_of_row = np.unique(
+    # NumPy sorts the distinct groups: 3, 7 and 9, whose first rows are 2, 0 and 1. The rows have
+    # the positions 1, 2, 0 and 1 in this order.
+    _, first_rows, sorted_position_of_row = np.unique(
         group_of_row, return_index=True, return_inverse=True
     )
-    # The groups in order of their first rows, [1, 2, 0]: the group 7 is session 0, and so on.
-    group_of_session = np.argsort(first_rows)
-    session_of_group = np.empty(len(first_rows), np.int64)
-    session_of_group[group_of_session] = np.arange(len(first_rows))
-    return session_of_group[group_index_of_row]
+    # A group becomes the session whose number is the rank of its first row: 2, 0 and 1.
+    session_of_sorted_group = _ranks(first_rows)
+    return session_of_sorted_group[sorted_position_of_row]
+
+
+def _ranks(values: Integers) -> Integers:
+    """Return the rank of each of several distinct values, 0 for the smallest one.
+
+    For example, the values 20, 0 and 10 have the ranks 2, 0 and 1.
+    """
+    ranks = np.empty(len(values), np.int64)
+    indexes_in_order = np.argsort(values)
+    ranks[indexes_in_order] = np.arange(len(values))
+    return ranks
 
 
 def _max_agents(session_of_row: Integers, agent_of_row: Integers) -> int:
@@ -326,11 +365,15 @@ def build_sessions(trace: Trace) -> TraceSessions:
 
 
 def read_replay_source(source: FromTrace | Replay) -> Trace | TraceSessions:
-    """Return what arrives when a trace is replayed: its requests, or its sessions.
+    """Return the arrivals of a trace that is replayed: those of its sessions, or of its requests.
 
-    Both kinds have what an arrival schedule needs: a length, the times of arrival (`due_ns`) and
-    the end of the arrivals (`end_ns`). Raises UserError if single requests are replayed and the
-    trace does not say when each of them was sent.
+    A replay of sessions starts each session at its recorded time, and later requests after
+    responses. Otherwise every request is sent at its recorded time. Both return types have what an
+    arrival schedule needs: a length, the times of arrival (`due_ns`) and the end of the arrivals
+    (`end_ns`).
+
+    Raises UserError if single requests are replayed and the trace does not say when each of them
+    was sent.
     """
     trace = read_replayed_trace(source)
     if source.replay == "sessions":

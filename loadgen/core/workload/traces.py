@@ -206,6 +206,8 @@ def _read_lines(
 ) -> tuple[TraceBuilder, _FileFormat]:
     """Read the rows of a file of lines, whose format is recognized by the first line.
 
+    Return the rows, and the properties of the format that the caller reports.
+
     Args:
         path: The file, for error messages.
         lines: Its lines with their numbers.
@@ -220,15 +222,14 @@ def _read_lines(
         hint = trace_formats.describe_known_formats()
         raise UserError("empty_file", "the trace has no requests", str(path), hint)
     _, first_line = first
-    recognized_format = _find_format(path, first_line)
-    needs_time_unit = recognized_format.with_unit is not None
+    trace_format = _find_format(path, first_line)
     file_format = _FileFormat(
-        recognized_format.name, needs_time_unit, recognized_format.default_unit
+        name=trace_format.name,
+        needs_time_unit=trace_format.with_unit is not None,
+        default_unit=trace_format.default_unit,
     )
-
-    trace_format = recognized_format
-    if recognized_format.with_unit is not None:
-        trace_format = recognized_format.with_unit(unit)
+    if trace_format.with_unit is not None:
+        trace_format = trace_format.with_unit(unit)
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=trace_format.must_be_ordered)
     is_csv = not _is_json(first_line)
     # The first line of a CSV file only names the columns. Other files begin with their first row.
