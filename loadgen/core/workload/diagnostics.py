@@ -146,21 +146,24 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
 def sort_errors(errors: list[LoadgenError]) -> list[LoadgenError]:
     """Sort errors by line and column, and leave out those that follow from another one.
 
-    A mistake can cause a second error that says nothing new. An unset variable makes its value
-    wrong, too: of several errors at one position, only the first is kept. A mistyped key is also
-    reported as missing: the error for the missing key is left out.
+    A mistake can cause a second error that says nothing new:
+
+    - A mistyped key is an unknown key, and the key that was meant is missing. The error for the
+      missing key is left out.
+    - An unset variable makes its value wrong, too. Only the first of several errors at one position
+      is kept, unless they are about different missing keys of the mapping at that position.
     """
-    mistyped_keys = {
+    meant_keys = {
         error.values["did_you_mean"] for error in errors if "did_you_mean" in error.values
     }
     first_errors: dict[tuple[str, str], LoadgenError] = {}
     for error in errors:
-        is_missing_key = error.code == "missing_key"
-        if is_missing_key and error.key in mistyped_keys:
+        missing_key = error.key if error.code == "missing_key" else ""
+        if missing_key and missing_key in meant_keys:
             continue
-        # Several keys can be missing at the position of one mapping, and all of them are kept.
-        missing_key = error.key if is_missing_key else ""
-        first_errors.setdefault((error.where, missing_key), error)
+        position_and_key = (error.where, missing_key)
+        if position_and_key not in first_errors:
+            first_errors[position_and_key] = error
     return sorted(first_errors.values(), key=_line_and_column)
 
 
@@ -264,12 +267,13 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
     `{poisson: 10/s}`. There are three mistakes: the value is no mapping, it has several keys, or
     its key is not known.
     """
-    # `TaggedUnion` has put these two texts into the error.
+    # `TaggedUnion` has put these two texts into the error: what the union is called, such as
+    # "arrival", and the keys that select a member.
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
     value = location.value
     if not isinstance(value, Map) or not value:
-        problem = f"{_begin_with_value(location)}is not {_with_article(noun)}"
+        problem = f"{_quoted_value_or_path(location)}is not {_with_article(noun)}"
         return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
     if len(value) > 1:
         problem = f"{_with_article(noun)} has one key, not {len(value)}"
@@ -292,13 +296,15 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
     """Return the problem that an error of pydantic describes.
 
     An `InvalidValueError` that a validator of this package raised already has the text for the
-    user. The error types of pydantic itself have a text in `_PROBLEMS`. For all others, the message
-    of pydantic is used.
+    user. The most common errors of pydantic itself have a text in `_PROBLEMS`. For all others, the
+    message of pydantic is used, such as "Input should be less than 5". It becomes a predicate,
+    "should be less than 5", because the caller puts the value before it.
     """
     error_type = error["type"]
     context = error.get("ctx", {})
-    if error_type == "value_error" and isinstance(context["error"], units.InvalidValueError):
-        validator_error = context["error"]
+    # For an exception of a validator, pydantic has this type and stores the exception here.
+    validator_error = context.get("error") if error_type == "value_error" else None
+    if isinstance(validator_error, units.InvalidValueError):
         return _Problem(validator_error.code, str(validator_error), validator_error.hint)
     if error_type == "literal_error":
         accepted_values = _split_accepted_values(context["expected"])
@@ -306,8 +312,8 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
         return _Problem("unknown_name", "is an unknown value", hint)
     if error_type in _PROBLEMS:
         return _PROBLEMS[error_type]
-    message = error["msg"].replace("Input should", "should").replace("String should", "should")
-    return _Problem("out_of_range", message)
+    predicate = error["msg"].replace("Input should", "should").replace("String should", "should")
+    return _Problem("out_of_range", predicate)
 
 
 def _split_accepted_values(expected: str) -> list[str]:
@@ -322,19 +328,20 @@ def _subject(error: ErrorDetails, location: Location) -> str:
     if loc and isinstance(loc[-1], int) and isinstance(location.value, str):
         # A value in a column file has no position in the document, which only names the file.
         return f'value {loc[-1] + 1} in "{_shortened(location.position.text)}" '
-    return _begin_with_value(location)
+    return _quoted_value_or_path(location)
 
 
-def _begin_with_value(location: Location) -> str:
-    """Return the beginning of a sentence about a value: the value in quotes, or its path.
+def _quoted_value_or_path(location: Location) -> str:
+    """Return the subject of a sentence about a value: the value in quotes, or the path of its key.
 
-    The path takes the place of a list or mapping, and of a URL, which may contain a password. The
-    document as a whole has neither, and the result is "". Otherwise the result ends with a space,
-    so that a predicate such as "must be a number" can follow.
+    Examples are `"10x" ` and `stages[0].arrival `, with a space after which a predicate such as
+    "must be a number" can follow. The path is used for a list or a mapping, which has no text. It
+    is also used for a URL, which may contain a password. The document as a whole has no path, so
+    the result is "".
     """
     text = location.position.text
-    is_url = location.path.endswith("url")
-    if text and not is_url:
+    may_contain_password = location.path.endswith("url")  # The keys of URLs end so.
+    if text and not may_contain_password:
         return f'"{_shortened(text)}" '
     return f"{location.path} " if location.path else ""
 

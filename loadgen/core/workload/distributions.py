@@ -142,17 +142,17 @@ class ListOfValues(Tagged):
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return a JSON Schema that accepts the name of a file in place of a list of values.
 
-        That is, `{empirical: FILE}` and `{empirical: {values: FILE}}`.
+        A list can be written in two ways, `{empirical: LIST}` and `{empirical: {values: LIST}}`.
+        The result accepts FILE for LIST in both.
         """
         file_schema = {"type": "string", "description": "give a file with one value per line"}
         tagged_schema = super().extend_json_schema(schema)
-        # The schema of the tag has two alternatives: the list of values alone, and the mapping of
-        # all fields.
-        alternatives = tagged_schema["properties"][cls.tag]["anyOf"]
-        list_schema, fields_schema = alternatives
-        fields_schema["properties"]["values"] = {"anyOf": [list_schema, file_schema]}
-        alternatives.append(file_schema)
-        return tagged_schema
+        # `Tagged.extend_json_schema` gives the two ways in this order.
+        list_schema, fields_schema = tagged_schema["properties"][cls.tag]["anyOf"]
+        values_schema = {"anyOf": [list_schema, file_schema]}
+        properties = fields_schema["properties"] | {"values": values_schema}
+        alternatives = [list_schema, fields_schema | {"properties": properties}, file_schema]
+        return tagged_schema | {"properties": {cls.tag: {"anyOf": alternatives}}}
 
 
 class Empirical(ListOfValues):

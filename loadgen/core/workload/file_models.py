@@ -96,23 +96,30 @@ class Part(BaseModel):
     def _prepare_input(cls, data: Any, info: ValidationInfo) -> Any:
         """Return the input in the form that pydantic then validates field by field.
 
-        Every accepted spelling becomes a mapping of fields. In the mapping of a file, unknown keys
-        are reported and removed here. pydantic would report them without a position in the file,
-        and would then not check the known keys, so the user would see only some of the mistakes.
+        pydantic calls this method before it validates a part. Every accepted spelling becomes a
+        mapping of fields. If it is a mapping of a file, its unknown keys are reported and removed.
         """
         if isinstance(data, BaseModel):
             return data
-        data = cls.convert_to_fields(data)
-        context = info.context
-        if not isinstance(context, FileContext) or not isinstance(data, Map):
-            return data
+        fields = cls.convert_to_fields(data)
+        if isinstance(info.context, FileContext) and isinstance(fields, Map):
+            return cls._remove_unknown_keys(fields, info.context)
+        return fields
+
+    @classmethod
+    def _remove_unknown_keys(cls, mapping: Map, context: FileContext) -> dict[str, Any]:
+        """Return a mapping without its unknown keys, and add an error for each to the context.
+
+        pydantic would report them without a position in the file, and would then not check the
+        known keys, so the user would see only some of the mistakes.
+        """
         known_keys = cls.yaml_keys()
-        unknown_keys = [key for key in data if key not in known_keys]
+        unknown_keys = [key for key in mapping if key not in known_keys]
         for key in unknown_keys:
-            context.errors.append(cls._unknown_key_error(key, data, context.file))
+            context.errors.append(cls._unknown_key_error(key, mapping, context.file))
         if not unknown_keys:
-            return data
-        return {key: value for key, value in data.items() if key in known_keys}
+            return mapping
+        return {key: value for key, value in mapping.items() if key in known_keys}
 
     @classmethod
     def _unknown_key_error(cls, key: str, mapping: Map, file: str) -> UserError:
@@ -132,15 +139,16 @@ class Part(BaseModel):
     ) -> JsonSchemaValue:
         """Return a reference to the JSON Schema of this part, and extend the schema it refers to.
 
-        pydantic calls this method for each part. It has stored the generated schema in its table of
-        definitions (`$defs`), and everything that uses the part refers to that entry. So the
-        content of the entry is replaced by that of the extended schema.
+        pydantic calls this method for each part. `handler` stores the generated schema in the table
+        of definitions (`$defs`) and returns a reference to that entry, such as
+        `{"$ref": "#/$defs/Poisson"}`. There is no method to replace an entry. `resolve_ref_schema`
+        returns the dictionary in the table itself, so its content is exchanged.
         """
         reference = handler(core_schema)
-        definition = handler.resolve_ref_schema(reference)
-        extended_schema = cls.extend_json_schema(dict(definition))
-        definition.clear()
-        definition.update(extended_schema)
+        table_entry = handler.resolve_ref_schema(reference)
+        extended_schema = cls.extend_json_schema(dict(table_entry))
+        table_entry.clear()
+        table_entry.update(extended_schema)
         return reference
 
 
@@ -225,28 +233,35 @@ class TaggedUnion:
 
         pydantic calls this method for an annotation such as
         `Annotated[Constant | Poisson, TaggedUnion("arrival")]` and passes the union as `source`.
-        The union is annotated with tags and a discriminator, which selects one member before it is
-        validated. So only the mistakes of that member are reported. Without it, pydantic would try
-        all members and report the mistakes of each.
+        Without a discriminator, pydantic would try all members and report the mistakes of each.
+        With one, only the selected member is validated and reports its mistakes. (See "Unions with
+        callable Discriminator" in the documentation of pydantic.)
         """
         members: tuple[type[Tagged], ...] = get_args(source)
-        tags = [member.tag for member in members]
+        # What must be written for `Constant | Poisson` is
+        # Union[Annotated[Constant, Tag("constant")], Annotated[Poisson, Tag("poisson")]].
+        members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
+        # The members are only known at run time, so the union cannot be written with `|`.
+        union: Any = Union[members_with_tags]  # noqa: UP007
+        discriminator = self._build_discriminator([member.tag for member in members])
+        return handler.generate_schema(Annotated[union, discriminator])
+
+    def _build_discriminator(self, tags: list[str]) -> Discriminator:
+        """Return the object with which pydantic finds the tag of a value, and its error for none.
+
+        `diagnostics` turns this error into a message with the position and the known tags.
+        """
         tags_in_messages = [tag for tag in tags if tag != BARE_VALUE_TAG]
 
         def select_tag(value: Any) -> str | None:
             return self._select_tag(value, tags)
 
-        members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
-        # The members are only known at run time, so the union cannot be written with `|`.
-        union: Any = Union[members_with_tags]  # noqa: UP007
-        discriminator = Discriminator(
+        return Discriminator(
             select_tag,
-            # The error of a value that selects no member.
             custom_error_type=NO_SUCH_TAG,
             custom_error_message="is no {noun}",
             custom_error_context={"noun": self.noun, "known": ", ".join(tags_in_messages)},
         )
-        return handler.generate_schema(Annotated[union, discriminator])
 
     def _select_tag(self, value: Any, tags: list[str]) -> str | None:
         """Return the tag of the member that a value is written for, or None if it is for none.

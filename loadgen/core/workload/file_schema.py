@@ -53,7 +53,11 @@ def _trace_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     the file, because `--trace FILE` may do so. So no key of the mapping is required.
     """
     arrival_schema: dict[str, Any] = definitions["Replay"]["properties"]["trace"]
-    # `Tagged.extend_json_schema` lists the short form first and the mapping of fields second.
-    file_name_schema, mapping_schema = arrival_schema["anyOf"]
-    without_required = {key: value for key, value in mapping_schema.items() if key != "required"}
-    return arrival_schema | {"anyOf": [file_name_schema, without_required]}
+    # The alternatives are the schemas of a file name and of a mapping.
+    alternatives = [_without_required_keys(schema) for schema in arrival_schema["anyOf"]]
+    return arrival_schema | {"anyOf": alternatives}
+
+
+def _without_required_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose keys are all optional. Only the schema of a mapping has such a list."""
+    return {keyword: value for keyword, value in schema.items() if keyword != "required"}

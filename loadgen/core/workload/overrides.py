@@ -25,7 +25,8 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
     Options that contradict the workload or each other are added to `errors`. An option that is not
     specified is None, or empty, and changes nothing.
     """
-    computed_fields = {
+    # These fields depend on the workload and on several options.
+    combined_values = {
         "requests": _override_requests(workload.requests, overrides, errors),
         "stages": override_stages(workload, overrides, errors),
         "slo": _override_slo(workload, overrides, errors),
@@ -33,32 +34,31 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
         "replaced": _names_of_replaced_stages(workload, overrides),
         "salt": _override_salt(workload, overrides, errors),
     }
+    # These options each set one field of the workload, if they are specified.
     option_values = {
         "grace_ns": overrides.grace,
         "timeout_ns": overrides.timeout,
         "stall_timeout_ns": overrides.stall_timeout,
-        "stop_when": overrides.stop_when or None,
+        "stop_when": overrides.stop_when if overrides.stop_when else None,
         "max_in_flight": overrides.max_in_flight,
         "max_in_prefill": overrides.max_in_prefill,
         "seed": overrides.seed,
         "schedule_seed": overrides.schedule_seed,
     }
     specified_values = {field: value for field, value in option_values.items() if value is not None}
-    return workload.model_copy(update=computed_fields | specified_values)
+    return workload.model_copy(update=combined_values | specified_values)
 
 
 def _override_salt(workload: Workload, overrides: Overrides, errors: DocumentErrors) -> str | None:
     """Return the salt of the option `--salt`, or else that of the workload.
 
-    Runs with the same salt and seed send the same texts. A workload may state which share of its
-    prompts is in the cache of the server (`cache`). Then the cache must not contain prompts of an
-    earlier run, so each run has a random salt by default. An error is added for a salt that changes
-    nothing.
+    A salt is a text from which the prompts are generated: with the same salt and seed, a run sends
+    the same prompts again. That must not happen if a workload states which share of its prompts is
+    in the cache of the server (`cache`), because an earlier run would have filled the cache. So
+    such a workload gets a random salt in every run (`seeds.FRESH`) unless one is specified.
     """
-    if overrides.salt is not None and isinstance(workload.requests, FromFile):
-        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
-        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the option out")
     if overrides.salt is not None:
+        _check_salt_has_effect(overrides.salt, workload.requests, errors)
         return overrides.salt
     states_cache_share = (
         isinstance(workload.requests, Synthetic) and workload.requests.cache is not None
@@ -66,6 +66,13 @@ def _override_salt(workload: Workload, overrides: Overrides, errors: DocumentErr
     if states_cache_share and not workload.salt:
         return seeds.FRESH
     return workload.salt
+
+
+def _check_salt_has_effect(salt: str, requests: Requests, errors: DocumentErrors) -> None:
+    """Add an error for a salt with prompts of a file, which it cannot change."""
+    if isinstance(requests, FromFile):
+        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
+        errors.add_option("conflict", problem, f"--salt {salt}", "leave the option out")
 
 
 def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
@@ -82,14 +89,15 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
 
 
 def _names_of_replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
-    """Return the names of the measured stages if an option replaces several of them by one.
+    """Return the names of the stages that an option of the command line has replaced by one.
 
-    Otherwise return the names in `workload.replaced`, which an earlier replacement has stored. A
-    stage without a name is called "load", the name that it would get.
+    A rate or a concurrency replaces all measured stages. Their names are reported if there were
+    several. Without such an option, the field `workload.replaced` does not change: it has the names
+    from an earlier call, or none. A stage without a name is called "load", as it would be in a run.
     """
     measured_names = [stage.name or "load" for stage in workload.stages if stage.measured]
-    has_load_option = overrides.request_rate is not None or overrides.concurrency is not None
-    if has_load_option and len(measured_names) > 1:
+    replaces_stages = overrides.request_rate is not None or overrides.concurrency is not None
+    if replaces_stages and len(measured_names) > 1:
         return tuple(measured_names)
     return workload.replaced
 
@@ -185,17 +193,22 @@ def _check_slo_has_effect(workload: Workload, errors: DocumentErrors) -> None:
 def _check_attainment_has_limit(slo: Slo, workload_slo: Slo | None, errors: DocumentErrors) -> None:
     """Add an error if an SLO has an attainment without a latency limit.
 
-    The attainment is the share of requests that meet all latency limits. If the options have
-    replaced the limits of the workload (`workload_slo`), the hint says how to keep them.
+    The attainment (`goodput_share`) is the share of requests that must meet all latency limits. The
+    option `--slo attainment:99%` replaces the SLO of the workload, so the user may have lost the
+    limits by mistake. `--slo +attainment:99%`, with a plus, would have kept them.
+
+    Args:
+        slo: The SLO of the workload as the options have changed it.
+        workload_slo: The SLO of the workload before.
+        errors: The error is added here.
     """
-    if slo.terms or slo.goodput_share is None:
+    attainment = slo.goodput_share
+    if slo.terms or attainment is None:
         return
-    share = f"{slo.goodput_share * 100:g}%"
+    term = f"{ATTAINMENT}:{attainment * 100:g}%"
     hint = "add --slo ttft:2s"
-    if workload_slo is not None and workload_slo.terms:
-        hint = (
-            f"use --slo +{ATTAINMENT}:{share} to keep the limits of the workload, "
-            "or add --slo ttft:2s"
-        )
+    had_latency_limits = workload_slo is not None and bool(workload_slo.terms)
+    if had_latency_limits:
+        hint = f"use --slo +{term} to keep the limits of the workload, or add --slo ttft:2s"
     problem = "an attainment needs a latency limit that requests can meet"
-    errors.add_option("no_slo", problem, f"--slo {ATTAINMENT}:{share}", hint)
+    errors.add_option("no_slo", problem, f"--slo {term}", hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self
@@ -20,7 +19,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from loadgen.core import units
-from loadgen.core.errors import LoadgenError
 from loadgen.core.slo import (
     DEFAULT_QUANTILE,
     METRIC_ALIASES,
@@ -132,18 +130,19 @@ class WrittenSlo(Part):
     def to_slo(self) -> Slo:
         """Return the SLO that the file describes.
 
-        The `attainment` of a file, the smallest share of requests that meet all latency limits, is
-        the `goodput_share` of the SLO.
+        The key `attainment` of a file is the share of requests that must meet all latency limits.
+        The SLO calls it `goodput_share`.
 
-        Raises `InvalidValueError` if two limits are for the same metric and percentile, or if the
-        SLO has no limit that requests or tasks can meet.
+        Raises `InvalidValueError` if two limits are for the same metric and percentile, or if a
+        latency limit is missing: an attainment needs one, and so does an SLO without a limit for
+        tasks.
         """
         latency_terms = self._latency_terms()
         _check_one_limit_per_percentile(latency_terms)
-        # An attainment has no meaning without a latency limit. Limits of tasks alone are enough if
-        # there is no attainment.
-        is_latency_term_required = self.attainment is not None or self.task is None
-        if is_latency_term_required and not latency_terms:
+        has_attainment = self.attainment is not None
+        has_task_limit = self.task is not None
+        needs_latency_term = has_attainment or not has_task_limit
+        if needs_latency_term and not latency_terms:
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.InvalidValueError("missing_value", "has no term", example)
         task_term = None if self.task is None else self.task.to_term()
@@ -205,21 +204,15 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
 def _validate_slo_of_file(value: Any, context: FileContext) -> Slo | None:
     """Return the SLO that is written in a file, or None if it has an unknown key.
 
-    There are two kinds of mistakes. Wrong values are raised by pydantic. Unknown keys are added to
-    the errors of the context, so that the rest of the file is checked as well. An SLO with unknown
-    keys is not built, because it would lack what the user meant by them.
+    There are two kinds of mistakes. A wrong value raises an exception, which pydantic reports. An
+    unknown key, such as a mistyped metric, only adds an error to `context.errors`, so that the rest
+    of the file is checked as well. The SLO would lack a limit then, so none is returned.
     """
+    errors_before = len(context.errors)
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
-    unknown_key_errors: list[LoadgenError] = []
-    slo_context = dataclasses.replace(context, errors=unknown_key_errors)
-    try:
-        slo_of_file = build_slo_model(metric_names).model_validate(value, context=slo_context)
-    finally:
-        # Unknown keys are reported together with wrong values, too.
-        context.errors.extend(unknown_key_errors)
-    if unknown_key_errors:
-        return None
-    return slo_of_file.to_slo()
+    slo_of_file = build_slo_model(metric_names).model_validate(value, context=context)
+    has_unknown_key = len(context.errors) > errors_before
+    return None if has_unknown_key else slo_of_file.to_slo()
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.

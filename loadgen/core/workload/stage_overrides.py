@@ -171,9 +171,10 @@ def _unused_name(base_name: str, used_names: set[str]) -> str:
 def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
     """Return the arrival process that the options describe, or None if they describe none.
 
-    A concurrency makes a closed loop, and a rate an open loop. An error is added if the options
-    describe both. The values of options are checked already, so processes are built without
-    validation (`model_construct`).
+    A concurrency makes a closed loop, with a ramp (`--stagger`) if there is one. A rate makes an
+    open loop, with a burstiness if there is one. An error is added if the options describe both.
+    The values of options are checked already, so processes are built without validation
+    (`model_construct`).
     """
     rate_per_s = overrides.request_rate
     has_open_loop_options = rate_per_s is not None or overrides.burstiness is not None
@@ -221,16 +222,15 @@ def _open_loop_arrival(
 def _with_load_options(
     stages: list[Stage], arrival: ArrivalOption | None, overrides: Overrides, errors: DocumentErrors
 ) -> list[Stage]:
-    """Return the stages with the arrival process, the burstiness and the ramp of the options.
+    """Return the stages with the load of the options: arrival process, burstiness and ramp.
 
-    An arrival process of the options replaces the stages of the file. A burstiness or a ramp that
-    is specified alone changes the stages of the file instead. The ramp is how long the virtual
-    users of a closed loop take to start, the option `--stagger`.
+    A rate or a concurrency describes a new load, which replaces the stages of the file. Without
+    them, a burstiness changes the open loops of the file, and a ramp its closed loops.
 
     Args:
         stages: The stages of the file.
-        arrival: The arrival process of the options, which already has their burstiness and ramp. It
-            is None without a rate and a concurrency.
+        arrival: The arrival process that a rate or a concurrency of the options describes, with the
+            burstiness or the ramp that goes with it. None without a rate and a concurrency.
         overrides: The options.
         errors: Mistakes are added here.
     """
@@ -238,7 +238,10 @@ def _with_load_options(
         stages = _replace_measured_stages(arrival, stages)
     elif overrides.burstiness is not None:
         stages = [_with_burstiness(stage, overrides.burstiness, errors) for stage in stages]
-    if overrides.stagger is not None and overrides.concurrency is None:
+    # `--stagger`, over which the virtual users of a closed loop start. A concurrency of the options
+    # has made it a part of `arrival` already.
+    changes_ramp_alone = overrides.concurrency is None
+    if overrides.stagger is not None and changes_ramp_alone:
         stages = _with_ramp(stages, overrides.stagger, errors)
     return stages
 
@@ -315,15 +318,17 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, errors: DocumentErrors) -> lis
 
 
 def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) -> Stage:
-    """Return the stage with gamma arrivals of this burstiness at its own rate.
+    """Return a stage with gamma arrivals of a burstiness, at the rate that the stage has.
 
-    A stage keeps its arrivals if its rate is infinite or changes (a ramp, a closed loop or a
-    trace), or if it has minimums, which only Poisson arrivals can meet. This is an error, except
-    for a warm-up without a steady rate, to which the option need not apply.
+    Two kinds of stages cannot have it and do not change:
+
+    - One without a steady rate: a ramp, a closed loop, a trace, or everything sent at once. This is
+      an error unless it is a warm-up, to which the option need not apply.
+    - One with minimums (`at_least`), which only Poisson arrivals can meet. This is an error.
     """
     option = describe_option("burstiness", f"{burstiness:g}")
-    arrival = stage.arrival
-    if not isinstance(arrival, Poisson | Gamma | Constant) or math.isinf(arrival.rate):
+    rate_per_s = _steady_rate_per_s(stage.arrival)
+    if rate_per_s is None:
         if stage.measured:
             problem = f'stage "{stage.name}" has no steady rate that burstiness could change'
             errors.add_option("no_effect", problem, option, "add --request-rate")
@@ -334,8 +339,15 @@ def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) ->
         )
         errors.add_option("conflict", problem, option, "add --duration or --num-requests")
         return stage
-    bursty = Gamma.model_construct(rate=arrival.rate, burstiness=burstiness)
-    return stage.model_copy(update={"arrival": bursty})
+    bursty_arrival = Gamma.model_construct(rate=rate_per_s, burstiness=burstiness)
+    return stage.model_copy(update={"arrival": bursty_arrival})
+
+
+def _steady_rate_per_s(arrival: Arrival) -> float | None:
+    """Return the finite rate that an arrival process has all the time, or None if it has none."""
+    if isinstance(arrival, Poisson | Gamma | Constant) and math.isfinite(arrival.rate):
+        return arrival.rate
+    return None
 
 
 def _with_limit_options(stage: Stage, overrides: Overrides) -> Stage:
@@ -433,10 +445,13 @@ def _with_limits_of_data(
     reads_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
     if not reads_requests and not reads_arrivals:
         return stages
+    limited_stages: list[Stage] | None = None
+    # `collecting` adds an error that is raised inside to `errors` and continues after the block.
     with collecting(errors.errors):
-        return _with_counts(stages, requests)
-    # The file has mistakes.
-    return _with_placeholder_counts(stages)
+        limited_stages = _with_counts(stages, requests)
+    if limited_stages is None:  # The file has mistakes.
+        return _with_placeholder_counts(stages)
+    return limited_stages
 
 
 def _with_placeholder_counts(stages: list[Stage]) -> list[Stage]:
@@ -472,7 +487,7 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
     Raises LoadgenError or CombinedError if the file cannot be read.
     """
     measured = [stage for stage in stages if stage.measured]
-    row_count = _count_rows_of_requests(requests, measured)
+    recorded_requests = _count_recorded_requests(requests, measured)
     new_stages = []
     for stage in stages:
         has_limit = stage.duration_ns is not None or stage.count is not None
@@ -482,7 +497,7 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
         elif isinstance(stage.arrival, Replay):
             count = _count_replayed_arrivals(stage.arrival)
         elif stage.measured and len(measured) == 1:
-            count = row_count
+            count = recorded_requests
         new_stages.append(stage.model_copy(update={"count": count}))
     return new_stages
 
@@ -495,17 +510,19 @@ def _count_replayed_arrivals(replay: Replay) -> int:
     return len(read_replay_source(replay)) * replay.loop
 
 
-def _count_rows_of_requests(requests: Requests, measured_stages: list[Stage]) -> int | None:
-    """Return the number of rows of the trace or data set that requests come from.
+def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -> int | None:
+    """Return how many requests the trace or data set has from which the requests are taken.
 
-    Return None if they come from neither, or if a data set need not be read, because all measured
-    stages have a duration.
+    For a trace that is replayed by sessions it is the number of sessions. Return None if the
+    requests are generated, or if a data set need not be read for this, because all measured stages
+    have a duration.
     """
     if isinstance(requests, FromTrace):
         # Runs without a trace do not need this module.
         from loadgen.core.workload.trace_sessions import read_replay_source
 
-        return len(read_replay_source(requests))
+        recorded_arrivals = read_replay_source(requests)
+        return len(recorded_arrivals)
     if isinstance(requests, FromFile):
         needs_count = any(stage.duration_ns is None for stage in measured_stages)
         return _count_rows(requests.path) if needs_count else None

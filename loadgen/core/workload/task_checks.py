@@ -146,18 +146,19 @@ class _StepGraph:
         """Yield an error unless the task begins with one request and ends with one request.
 
         The first request is the start of the task, and the last response is its end, so a task has
-        one time from start to end. This must be called for steps without cycles (`check_cycles`).
-        Then there is at least one first step, which waits for no other step, and at least one last
-        step, which no other step waits for.
+        one time from start to end. So there must be one step that waits for no other, one that no
+        other waits for, and each of these two must run once. `check_cycles` must have passed:
+        without cycles there is at least one step of both kinds.
         """
         steps_with_successor = {name for names in self.predecessors.values() for name in names}
         first_steps = [name for name in self.steps if not self.predecessors[name]]
         last_steps = [name for name in self.steps if name not in steps_with_successor]
         yield from self.check_one_first_step(first_steps)
         yield from self.check_one_last_step(last_steps)
-        yield from self.check_is_not_parallel(first_steps[0], "begins", "add a step before it")
-        hint = "add a step after it, which waits for all of them"
-        yield from self.check_is_not_parallel(last_steps[0], "ends", hint)
+        yield from self.check_runs_once(first_steps[0], verb="begins", hint="add a step before it")
+        yield from self.check_runs_once(
+            last_steps[0], verb="ends", hint="add a step after it, which waits for all of them"
+        )
 
     def check_one_first_step(self, first_steps: list[str]) -> Iterator[LoadgenError]:
         """Yield an error if several steps wait for no other step."""
@@ -179,7 +180,7 @@ class _StepGraph:
             hint = f"let one wait for all others: after: [{', '.join(last_steps[:-1])}]"
             yield self.build_error("unsupported", first, "", problem, hint)
 
-    def check_is_not_parallel(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
+    def check_runs_once(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
         """Yield an error if the first or last step has several copies that run in parallel.
 
         Args:
@@ -250,12 +251,13 @@ class _StepGraph:
 
         A step continues a conversation only if both it and the first step that it waits for are
         chats: its requests then contain all messages of that step. With `context: new` it begins a
-        new one nevertheless. A step that waits only for steps that do not exist counts as
-        continuing one.
+        new one nevertheless. If none of the steps that it waits for exists, they are taken for
+        chats, so that the only error is that they do not exist.
         """
         is_first_step = not self.predecessors[name]
         is_chat = _kind(step) == "chat"
-        if is_first_step or not is_chat or "context" in step:
+        requests_new_context = "context" in step  # The only value of this key is `new`.
+        if is_first_step or not is_chat or requests_new_context:
             return True
         existing_predecessors = self.predecessor_steps(name)
         if not existing_predecessors:
@@ -290,46 +292,61 @@ class _StepGraph:
             yield self.build_error("conflict", name, "think_time", problem, hint)
 
     def check_has_responses_to_send(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a chat that can only send responses of other steps has none to send.
+        """Yield an error if requests of a chat without message and tool send no new text.
 
-        Such a chat has no user message and no tool. It sends the responses of the steps that it
-        waits for. If it continues the conversation of the first of them, the response of that step
-        is part of the conversation already, so only the others count. Only its first request sends
-        them, so with several turns the later requests are empty.
+        Such a chat can only send the responses of the steps that it waits for. If it continues the
+        conversation of the first of them, the response of that step is part of the conversation
+        already, so only the others count. The first request of the chat sends them all, so further
+        requests (`turns` above 1) have nothing to send.
         """
         responses_to_send = list(self.predecessors[name])
         if not self.begins_context(name, step):
             responses_to_send = responses_to_send[1:]
-        is_first_request_empty = not responses_to_send
-        has_later_requests = step.get("turns", 1) != 1
-        if not is_first_request_empty and not has_later_requests:
+        are_later_requests_empty = step.get("turns", 1) != 1
+        if not responses_to_send:
+            problem = f'step "{name}" sends no new text'
+        elif are_later_requests_empty:
+            problem = f'step "{name}" sends no new text after its first request'
+        else:
             return
-        which_requests = "" if is_first_request_empty else " after its first request"
-        problem = f'step "{name}" sends no new text{which_requests}'
         hint = "add input_tokens: 500 (a message), or tool: (the result of a tool call)"
         yield self.build_error("missing_key", name, "input_tokens", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the errors of a step that continues the conversation (context) of another step.
 
-        Such a step must have no system message, because the conversation has one already. And the
-        other step must not run several times in parallel, because there would be several
-        conversations to continue.
+        The other step is the first one that it waits for.
         """
         if self.begins_context(name, step):
             return
-        continued_step = self.predecessors[name][0]
+        continued_name = self.predecessors[name][0]
+        yield from self.check_no_second_system_message(name, step, continued_name)
+        yield from self.check_single_context(name, continued_name)
+
+    def check_no_second_system_message(
+        self, name: str, step: Map, continued_name: str
+    ) -> Iterator[LoadgenError]:
+        """Yield an error if a step adds a system message to a conversation, which has one already.
+
+        `continued_name` is the step whose conversation it continues.
+        """
         if "system_tokens" in step:
             problem = (
-                f'step "{name}" continues the context of "{continued_step}", which '
+                f'step "{name}" continues the context of "{continued_name}", which '
                 "already has a system message"
             )
             hint = "leave the system message out, or add context: new"
             yield self.build_error("conflict", name, "system_tokens", problem, hint)
-        predecessor_steps = self.predecessor_steps(name)
-        if predecessor_steps and predecessor_steps[0].get("parallel", 1) != 1:
+
+    def check_single_context(self, name: str, continued_name: str) -> Iterator[LoadgenError]:
+        """Yield an error if the step to continue runs several times in parallel.
+
+        There would then be several conversations to continue.
+        """
+        existing_predecessors = self.predecessor_steps(name)
+        if existing_predecessors and existing_predecessors[0].get("parallel", 1) != 1:
             problem = (
-                f'step "{name}" cannot continue the context of "{continued_step}", '
+                f'step "{name}" cannot continue the context of "{continued_name}", '
                 "which runs several times in parallel"
             )
             hint = "put the step whose context continues first, or add context: new"
