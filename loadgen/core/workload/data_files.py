@@ -99,20 +99,22 @@ def _has_conversation_per_line(file: Path) -> bool:
 def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
     """Return the format of a file by its first bytes or its suffix, or None for JSONL.
 
-    Formats of plug-ins are only searched for a suffix that is not known, because searching them
-    imports the plug-ins.
+    `FORMATS` has the formats of this package (`builtin_rows`), and with those of plug-ins they are
+    `rows()`. Plug-ins are only searched for a suffix that is not known, because searching imports
+    them.
     """
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     suffix = file.suffix.lower()
     has_known_suffix = suffix in (*SUFFIXES, "")
-    known_formats = FORMATS.builtin_rows if has_known_suffix else FORMATS.rows()
-    for known_format in known_formats:
-        is_data_set_format = known_format.dataset is not None
-        has_suffix = suffix in known_format.suffixes
-        # `begins` has all byte strings with which a file of the format may begin, maybe none.
-        has_beginning = text.startswith(known_format.begins)
-        if is_data_set_format and (has_suffix or has_beginning):
-            return known_format
+    candidates = FORMATS.builtin_rows if has_known_suffix else FORMATS.rows()
+    for candidate in candidates:
+        is_data_set_format = candidate.dataset is not None
+        matches_suffix = suffix in candidate.suffixes
+        # `begins` is a tuple of byte strings, of which a file of the format begins with one. It is
+        # empty for a format that only its suffix shows, and then nothing matches.
+        matches_beginning = text.startswith(candidate.begins)
+        if is_data_set_format and (matches_suffix or matches_beginning):
+            return candidate
     return None
 
 

@@ -146,25 +146,21 @@ def parse_row(line: bytes) -> DatasetRow:
     Raises BadRowError if the row has mistakes, and EmptyConversationError if it is a conversation
     without a question.
     """
-    row = wrap_conversation(_decode_line(line))
-    if not isinstance(row, dict):
+    decoded_row = wrap_conversation(_decode_line(line))
+    if not isinstance(decoded_row, dict):
         hint = 'write {"prompt": "..."} or {"messages": [...]}'
         raise BadRowError("wrong_type", "the row is not a JSON object", hint)
-    converted = convert_row(row)
+    converted = convert_row(decoded_row)
     row = converted.row
     _check_has_prompt(row)
-    length = _output_length(row)
-    messages: list[dict[str, Any]] | None = None
-    prompt: str | list[int] | None = None
-    if "messages" in row:
-        messages = _check_messages(row["messages"])
-    else:
-        prompt = _convert_value(row["prompt"], "prompt", PROMPT_TYPE)
+
+    output_length = _output_length(row)
+    is_chat = "messages" in row
     return DatasetRow(
-        messages=messages,
-        prompt=prompt,
-        output_tokens=length.tokens,
-        is_exact_length=length.is_exact,
+        messages=_check_messages(row["messages"]) if is_chat else None,
+        prompt=None if is_chat else _convert_value(row["prompt"], "prompt", PROMPT_TYPE),
+        output_tokens=output_length.tokens,
+        is_exact_length=output_length.is_exact,
         extra=_extra_fields(row),
         ignored_fields=tuple(field for field in row if field not in KNOWN_FIELDS),
         recorded_response=converted.response,

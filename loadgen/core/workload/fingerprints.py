@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from loadgen.core.workload import data_files, hub
 from loadgen.core.workload.schema import Workload, WorkloadFile
-from loadgen.core.workload.stages import Replay
+from loadgen.core.workload.stages import Replay, Stage
 
 Recipe = dict[str, Any]
 """The values that a fingerprint covers, as JSON types."""
@@ -91,12 +91,18 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Rec
     for requests in _all_requests(recipe):
         _normalize_requests(requests)
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
-        del stage_recipe["name"]
-        if isinstance(stage.arrival, Replay):
-            replay_recipe = stage_recipe["arrival"][Replay.tag]
-            replay_recipe["file"] = _file_sha256(stage.arrival.file)
-            _remove_undecided_unit(replay_recipe)
+        _normalize_stage(stage_recipe, stage)
     return recipe
+
+
+def _normalize_stage(stage_recipe: Recipe, stage: Stage) -> None:
+    """Remove the name of a stage, and replace the name of a trace file by a hash of its content."""
+    del stage_recipe["name"]
+    if isinstance(stage.arrival, Replay):
+        # An arrival process is written under its tag: {"trace": {"file": ..., "speed": ...}}.
+        replay_recipe = stage_recipe["arrival"][Replay.tag]
+        replay_recipe["file"] = _file_sha256(stage.arrival.file)
+        _remove_undecided_unit(replay_recipe)
 
 
 def _normalize_requests(requests: Recipe) -> None:
@@ -136,20 +142,19 @@ def _hash(recipe: Recipe) -> str:
 
 
 def _hash_of_data(path: Path) -> str:
-    """Return what identifies the content of a file or of a data set of Hugging Face.
+    """Return a text that is equal for equal content of a file or a data set of Hugging Face.
 
-    It is the SHA-256 of a file. For a data set it is the commit and the hashes of its files, joined
-    by "+". A data set that another program has stored on this host has no known commit, so only the
-    hashes of its files identify it.
+    For a file it is the SHA-256. For a data set (`hf:ORG/NAME`) it is the commit and the SHA-256 of
+    each of its files, joined by "+". The commit is not known for a data set that another program
+    has stored on this host, so it is left out then.
     """
-    if not str(path).startswith(data_files.HUB):
+    is_on_hugging_face = str(path).startswith(data_files.HUB)
+    if not is_on_hugging_face:
         return _file_sha256(path)
     files, _ = data_files.resolve_data_set(path)
     commit = hub.snapshot_commit(files[0])
-    hashes = [_file_sha256(file) for file in files]
-    if commit:
-        hashes.insert(0, commit)
-    return "+".join(hashes)
+    commit_if_known = [commit] if commit else []
+    return "+".join([*commit_if_known, *(_file_sha256(file) for file in files)])
 
 
 def _file_sha256(path: Path) -> str:

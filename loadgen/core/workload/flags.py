@@ -196,21 +196,15 @@ def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> di
 def _count_parser(
     minimum: int, maximum: int | None = None, hint_if_less: str = ""
 ) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `minimum` to `maximum`.
+    """Return a parser of whole numbers from `minimum` to `maximum` (None for no upper bound).
 
-    `hint_if_less` is appended as it is to the hint for a number that is too small, and so begins
-    with its own separator. It can suggest another option to a user who meant something else.
+    `hint_if_less` is a further hint for a number that is too small. It can suggest another option
+    to a user who meant something else, and begins with a separator such as "; ".
     """
 
     def parse_count(text: str) -> int:
         """Return the whole number of a text. Raises `units.InvalidValueError`."""
-        if not re.fullmatch(r"-?[0-9]+", text):
-            hint = f"write an integer of at least {minimum} in digits: 8000, not 8k"
-            raise units.InvalidValueError("invalid_value", "is not an integer", hint)
-        if len(text) > MAX_COUNT_DIGITS:
-            hint = f"write an integer with at most {MAX_COUNT_DIGITS} digits"
-            raise units.InvalidValueError("out_of_range", "is too many", hint)
-        count = int(text)
+        count = _parse_integer(text, minimum)
         if count < minimum:
             hint = f"write an integer of at least {minimum}{hint_if_less}"
             raise units.InvalidValueError("invalid_value", f"is less than {minimum}", hint)
@@ -220,6 +214,20 @@ def _count_parser(
         return count
 
     return parse_count
+
+
+def _parse_integer(text: str, minimum: int) -> int:
+    """Return the integer of a text of digits. `minimum` is only named in the hint.
+
+    Raises `units.InvalidValueError` if the text is no integer, or is longer than MAX_COUNT_DIGITS.
+    """
+    if not re.fullmatch(r"-?[0-9]+", text):
+        hint = f"write an integer of at least {minimum} in digits: 8000, not 8k"
+        raise units.InvalidValueError("invalid_value", "is not an integer", hint)
+    if len(text) > MAX_COUNT_DIGITS:
+        hint = f"write an integer with at most {MAX_COUNT_DIGITS} digits"
+        raise units.InvalidValueError("out_of_range", "is too many", hint)
+    return int(text)
 
 
 def _positive_number_parser(hint: str) -> Callable[[str], float]:
@@ -311,29 +319,33 @@ def _parse_warmup(text: str) -> dict[str, int]:
 def _merge_slo_term(
     text: str, default_unit: str | None, earlier_fields: Mapping[str, Slo | None]
 ) -> dict[str, Slo]:
-    """Add a term of an SLO to the earlier ones, and return the field of `Overrides` that changes.
+    """Add the term of an option `--slo` to the terms of the options `--slo` before it.
 
-    `ttft:2s:p95` is added to the field `replacement_slo`, which replaces the SLO of the workload.
-    `+ttft:2s` is added to the field `added_slo`, whose terms apply in addition to that SLO. The
-    result has the name of the field and its new value.
+    `--slo ttft:2s` belongs to the SLO that replaces the one of the workload, which is the field
+    `replacement_slo` of `Overrides`. `--slo +ttft:2s` belongs to the terms that are added to the
+    SLO of the workload, the field `added_slo`.
 
     Args:
-        text: The term.
+        text: The term, with the plus if there is one.
         default_unit: The unit of a limit that has none, such as "ms". None requires a unit.
         earlier_fields: Both fields as the options before this one have set them, None or missing if
             none has.
 
+    Returns:
+        The name of the field that the term belongs to, with its new value.
+
     Raises:
         units.InvalidValueError: The text is no term, or the same objective was specified before.
     """
-    slo = parse_slo_term(text.removeprefix("+"), default_unit)
+    is_added = text.startswith("+")
+    new_term = parse_slo_term(text.removeprefix("+"), default_unit)
     replacement_slo = earlier_fields.get("replacement_slo") or Slo()
     added_slo = earlier_fields.get("added_slo") or Slo()
-    _check_no_common_objective(replacement_slo, slo)
-    _check_no_common_objective(added_slo, slo)
-    if text.startswith("+"):
-        return {"added_slo": merge_slos(added_slo, slo)}
-    return {"replacement_slo": merge_slos(replacement_slo, slo)}
+    _check_no_common_objective(replacement_slo, new_term)
+    _check_no_common_objective(added_slo, new_term)
+    if is_added:
+        return {"added_slo": merge_slos(added_slo, new_term)}
+    return {"replacement_slo": merge_slos(replacement_slo, new_term)}
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
@@ -363,7 +375,14 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     name, _, condition = text.partition(":")
     if name == ATTAINMENT:
         return Slo(goodput_share=units.share(condition))
+    return Slo(terms=(_parse_latency_term(name, condition, default_unit),))
 
+
+def _parse_latency_term(name: str, condition: str, default_unit: str | None) -> Term:
+    """Return the term that limits a latency, from `ttft` and the condition `2s` or `2s:p95`.
+
+    Raises `units.InvalidValueError` if the metric is not known, or the condition is not valid.
+    """
     metric = METRIC_ALIASES.get(name, name)
     known_terms = f"known: {', '.join((*metrics(), ATTAINMENT))}"
     hint = f"{known_terms}; {_slo_term_examples(default_unit)}"
@@ -378,7 +397,7 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     limit_ns = units.duration_ns(limit, default_unit)
     if limit_ns == 0:
         raise units.InvalidValueError("out_of_range", "has a limit of zero", hint)
-    return Slo(terms=(Term(metric=metric, limit_ns=limit_ns, quantile=quantile),))
+    return Term(metric=metric, limit_ns=limit_ns, quantile=quantile)
 
 
 def _slo_term_examples(default_unit: str | None) -> str:

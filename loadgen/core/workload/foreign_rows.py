@@ -5,6 +5,7 @@ Recorded responses are separated from what is sent. They only tell how long a re
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -63,14 +64,13 @@ def convert_row(row: Row) -> ConvertedRow:
     if _is_batch_row(row):
         return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: the field `body` is sent")
     if "prompt" in row or "messages" in row:
-        return _without_recorded_response(row)
+        return _separate_recorded_response(row)
     for field in CONVERSATION_FIELDS:
         if isinstance(row.get(field), list):
             return _convert_conversation(row, field)
     first_message = _first_text(row.get(TURNS_FIELD))
     if first_message:
-        converted = _without(row, [TURNS_FIELD]) | {"prompt": first_message}
-        return ConvertedRow(converted, f"the first user message of each `{TURNS_FIELD}` is sent")
+        return _convert_user_messages(row, first_message)
     prompt_field = _first_text_field(row, PROMPT_FIELDS)
     if prompt_field is None:
         return ConvertedRow(row)
@@ -80,6 +80,13 @@ def convert_row(row: Row) -> ConvertedRow:
 def _is_batch_row(row: Row) -> bool:
     """Return True for a row of a batch file of OpenAI: it has a URL, a body and nothing else."""
     return row.keys() >= {"body", "url"} and row.keys() <= BATCH_FIELDS
+
+
+def _convert_user_messages(row: Row, first_message: str) -> ConvertedRow:
+    """Convert a row with a list of user messages to one whose prompt is the first of them."""
+    converted = _without(row, [TURNS_FIELD])
+    converted["prompt"] = first_message
+    return ConvertedRow(converted, f"the first user message of each `{TURNS_FIELD}` is sent")
 
 
 def _convert_conversation(row: Row, field: str) -> ConvertedRow:
@@ -101,23 +108,37 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
     each part is looked for in the fields that no part before it has used.
     """
     prompt = _read_prompt(row, prompt_field)
-    fields_after_prompt = _without(row, prompt.used_fields)
-    system_field = _first_text_field(fields_after_prompt, SYSTEM_FIELDS)
-    fields_after_system = _without(fields_after_prompt, [system_field])
-    response_field = _first_text_field(fields_after_system, RESPONSE_FIELDS)
-    other_fields = _without(fields_after_system, [response_field])
+    remaining_fields = _without(row, prompt.used_fields)
+    system_prompt = _take_text_field(remaining_fields, SYSTEM_FIELDS)
+    response = _take_text_field(remaining_fields, RESPONSE_FIELDS)
 
     request: Row = {"prompt": prompt.text}
-    response = ""
-    notes = [f"prompts are {' and '.join(f'`{field}`' for field in prompt.used_fields)}"]
-    if system_field is not None:
-        system_message = {"role": "system", "content": row[system_field]}
+    quoted_prompt_fields = [f"`{field}`" for field in prompt.used_fields]
+    notes = [f"prompts are {' and '.join(quoted_prompt_fields)}"]
+    if system_prompt is not None:
+        system_message = {"role": "system", "content": system_prompt.text}
         request = {"messages": [system_message, {"role": "user", "content": prompt.text}]}
-        notes.append(f"system prompts from `{system_field}`")
-    if response_field is not None:
-        response = row[response_field]
-        notes.append(f"output lengths from `{response_field}`")
-    return ConvertedRow(other_fields | request, ", ".join(notes), response)
+        notes.append(f"system prompts from `{system_prompt.field}`")
+    if response is not None:
+        notes.append(f"output lengths from `{response.field}`")
+    return ConvertedRow(
+        row=remaining_fields | request,
+        note=", ".join(notes),
+        response="" if response is None else response.text,
+    )
+
+
+class _TextField(NamedTuple):
+    """The name of a field of a row, and its text."""
+
+    field: str
+    text: str
+
+
+def _take_text_field(row: Row, fields: Iterable[str]) -> _TextField | None:
+    """Remove the first of some fields that has a text, and return it, or None if none has."""
+    field = _first_text_field(row, fields)
+    return None if field is None else _TextField(field, row.pop(field))
 
 
 class _Prompt(NamedTuple):
@@ -135,7 +156,7 @@ def _read_prompt(row: Row, prompt_field: str) -> _Prompt:
     return _Prompt(text, [prompt_field])
 
 
-def _without_recorded_response(row: Row) -> ConvertedRow:
+def _separate_recorded_response(row: Row) -> ConvertedRow:
     """Separate the recorded response of a row with `prompt` or `messages` from what is sent.
 
     The recorded response must not be sent to the server. Only its length is used, as the length
@@ -231,15 +252,28 @@ def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
         BadRowError: A turn has mistakes.
         EmptyConversationError: There is no question.
     """
-    # Turns are parsed when they are needed, so mistakes after the response are not reported.
+    # An iterator, so that a turn is parsed when it is needed. Mistakes after the response are not
+    # reported, because those turns are never used.
     parsed_turns = (_parse_turn(turn, f"{field}[{index}]") for index, turn in enumerate(turns))
+    messages = _take_messages_to_question(parsed_turns)
+    recorded_response = _find_response(turns_after_question=parsed_turns)
+    return _FirstQuestion(messages, recorded_response)
+
+
+def _take_messages_to_question(turns: Iterator[_Turn]) -> list[dict[str, str]]:
+    """Take turns from an iterator up to the first question, and return those to send.
+
+    They are the system messages and the question. Raises EmptyConversationError if there is no
+    question.
+    """
     messages: list[dict[str, str]] = []
-    for turn in parsed_turns:
-        if turn.role == "assistant" or not turn.text:
+    for turn in turns:
+        is_skipped = turn.role == "assistant" or not turn.text
+        if is_skipped:
             continue
         messages.append({"role": turn.role, "content": turn.text})
         if turn.role == "user":
-            return _FirstQuestion(messages, _find_response(parsed_turns))
+            return messages
     raise EmptyConversationError("missing_value", "the conversation has no user message")
 
 
@@ -249,15 +283,18 @@ def _find_response(turns_after_question: Iterator[_Turn]) -> str:
     Raises EmptyConversationError if a system message comes before the response: the response then
     depends on something that is not sent with the question.
     """
-    has_system_message = False
     for turn in turns_after_question:
-        if turn.role == "assistant" and not has_system_message:
+        if turn.role == "assistant":
             return turn.text
         if turn.role == "system" and turn.text:
-            has_system_message = True
-    if has_system_message:
-        raise EmptyConversationError("missing_value", "the conversation has no user message")
+            _parse_remaining(turns_after_question)
+            raise EmptyConversationError("missing_value", "the conversation has no user message")
     return ""
+
+
+def _parse_remaining(turns: Iterator[_Turn]) -> None:
+    """Parse all remaining turns, so that a mistake in one of them is reported (BadRowError)."""
+    collections.deque(turns, maxlen=0)
 
 
 def _parse_turn(turn: Any, path: str) -> _Turn:
@@ -297,6 +334,6 @@ def _first_text(value: Any) -> str:
     return value[0] if all(isinstance(item, str) for item in value) else ""
 
 
-def _without(row: Row, fields: Sequence[str | None]) -> Row:
-    """Return a copy of a row without some fields. None stands for no field."""
+def _without(row: Row, fields: Sequence[str]) -> Row:
+    """Return a copy of a row without some fields."""
     return {name: value for name, value in row.items() if name not in fields}

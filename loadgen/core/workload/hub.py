@@ -46,21 +46,29 @@ def download_snapshot(
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        type_option = "--repo-type dataset " if kind == "dataset" else ""
-        command = f"hf download {type_option}{repository}"
-        problem = f"this {kind} is not in the Hugging Face cache of this host"
-        hint = (
-            f"pip install 'loadgen[hub]' to download it, or download it on another host: {command}"
-        )
-        raise UserError("not_downloaded", problem, where, hint) from None
+        raise _missing_package_error(repository, kind, where) from None
     try:
         return Path(snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns)))
-    except Exception as error:  # Errors of the network, the hub and its client are of many types.
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    # Errors of the network, the hub and its client are of many types without a common base.
+    except Exception as error:
+        problem = f"cannot be downloaded: {_first_line_of(error)}"
         hint = "check the name, the connection to the hub, and HF_TOKEN for private data"
-        raise UserError(
-            "not_downloaded", f"cannot be downloaded: {first_line}", where, hint
-        ) from None
+        raise UserError("not_downloaded", problem, where, hint) from None
+
+
+def _missing_package_error(repository: str, kind: RepositoryKind, where: str) -> UserError:
+    """Return the error of a download without the package of the hub, with two ways out."""
+    type_option = "--repo-type dataset " if kind == "dataset" else ""
+    command = f"hf download {type_option}{repository}"
+    problem = f"this {kind} is not in the Hugging Face cache of this host"
+    hint = f"pip install 'loadgen[hub]' to download it, or download it on another host: {command}"
+    return UserError("not_downloaded", problem, where, hint)
+
+
+def _first_line_of(error: Exception) -> str:
+    """Return the first line of the message of an error, or its type if it has no message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def snapshot_commit(file: Path) -> str:

@@ -173,9 +173,9 @@ def _trace_source(path: Path, name: str) -> _Source:
 def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
-    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Its
-    `file` does not count, because the command line names another trace. Each of its other keys is a
-    default for the option with the same meaning.
+    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. The file
+    is ignored, because the command line names another trace. Each of the other keys has the effect
+    of an option, such as `trace_speed`, and is used if that option is not specified.
 
     Raises CombinedError for an unknown key in the block. All other mistakes in the base are
     reported later, when it is loaded.
@@ -184,14 +184,14 @@ def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     block = None if errors else document.get("trace")
     if not isinstance(block, Mapping):
         return overrides
-    defaults = read_flags(**_options_of_trace_block(block, base))
-    unspecified_options = {
-        option: getattr(defaults, option)
+    options_of_block = read_flags(**_options_of_trace_block(block, base))
+    values_from_block = {
+        option: getattr(options_of_block, option)
         for option in TRACE_OPTIONS
         if getattr(overrides, option) is None
     }
-    all_errors = (*overrides.errors, *defaults.errors)
-    return replace(overrides, **unspecified_options, errors=all_errors)
+    all_errors = (*overrides.errors, *options_of_block.errors)
+    return replace(overrides, **values_from_block, errors=all_errors)
 
 
 def _options_of_trace_block(block: Mapping[str, Any], workload_name: str) -> dict[str, Any]:
@@ -356,7 +356,8 @@ def _build_workload(
     """Build the workload that a YAML text and the options of the command line describe together.
 
     There are three steps: the text is parsed and validated by itself, `replaced_fields` replace
-    some of its fields, and the options are applied to the result.
+    some of its fields, and the options are applied to the result. Mistakes of the first step end
+    it. Those of the last step are collected and raised together.
 
     Args:
         source: The text, its name in error messages, and its directory.
@@ -368,15 +369,15 @@ def _build_workload(
     """
     document, errors = read_yaml(source.text, source.label, source.env)
     if replaced_fields:
-        _remove_trace_block(document)
+        _replace_trace_block(document)
     workload_file = _validate_workload_file(document, source, overrides, errors)
 
     fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
     fields.update(replaced_fields or {})
-    # All fields have been validated, so the model is built without validating them again.
-    workload = Workload.model_construct(**fields, source_text=source.text)
+    # All fields have been validated, so `model_construct` builds the model without doing it again.
+    workload_without_options = Workload.model_construct(**fields, source_text=source.text)
     document_errors = DocumentErrors(source.label, document, errors)
-    workload = apply_overrides(workload, overrides, document_errors)
+    workload = apply_overrides(workload_without_options, overrides, document_errors)
     if document_errors.errors:
         raise CombinedError(sort_errors(document_errors.errors))
     return workload
@@ -403,11 +404,11 @@ def _validate_workload_file(
     return workload_file
 
 
-def _remove_trace_block(document: Map) -> None:
-    """Remove the `trace:` block of a workload whose requests and stages are replaced.
+def _replace_trace_block(document: Map) -> None:
+    """Replace the `trace:` block of a workload by placeholders for requests and stages.
 
-    The block stands for requests and stages, so placeholders take its place. Otherwise the trace
-    that it names would be read for nothing.
+    The requests and stages of this workload are replaced later, and the block stands for both. It
+    is removed, so that the trace that it names is not read for nothing.
     """
     if "trace" in document:
         del document["trace"]

@@ -220,14 +220,21 @@ def _convert_to_shares(weights: list[float | str]) -> list[float]:
     if percentages and len(percentages) < len(weights):
         hint = "use weight: 60% in each class, or weight: 6 in each"
         raise units.InvalidValueError("conflict", "mix percentages and relative weights", hint)
-    if percentages and abs(math.fsum(percentages) - 1) > ROUNDING_TOLERANCE:
-        problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
-        raise units.InvalidValueError(
-            "out_of_range", problem, "or use relative weights without %: weight: 6"
-        )
-    numbers = percentages or [float(weight) for weight in weights]
+    if percentages:
+        _check_sum_of_percentages(percentages)
+    numbers = percentages if percentages else [float(weight) for weight in weights]
+    # Percentages are divided, too, because their sum may differ from 1 by a rounding error.
     total = math.fsum(numbers)
     return [number / total for number in numbers]
+
+
+def _check_sum_of_percentages(fractions: list[float]) -> None:
+    """Raise InvalidValueError unless percentages, as fractions such as 0.6, add up to 1."""
+    total = math.fsum(fractions)
+    if abs(total - 1) > ROUNDING_TOLERANCE:
+        problem = f"have weights that add up to {total * 100:g} %, not 100 %"
+        hint = "or use relative weights without %: weight: 6"
+        raise units.InvalidValueError("out_of_range", problem, hint)
 
 
 Requests = Synthetic | FromFile | FromTrace | Task | Mix

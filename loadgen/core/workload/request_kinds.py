@@ -179,11 +179,15 @@ class Synthetic(Part):
         return self
 
     @model_validator(mode="after")
-    def _check_prefix_fits(self) -> Self:
-        """Refuse prompts that are shorter than the part that they share with others."""
+    def _check_shared_beginning(self) -> Self:
+        """Refuse prompts that are too short for the beginning that they share with others.
+
+        Prompts may begin with chunks of a corpus or with a shared prefix, but not with both. A
+        shortest length of 0 means that the distribution of lengths has no lower bound.
+        """
         shortest_prompt = _smallest_value(self.input_tokens)
         if self.chunks is not None:
-            self._refuse_other_beginnings()
+            self._refuse_beginnings_besides_chunks()
             self._check_chunks_fit(self.chunks, shortest_prompt)
         if shortest_prompt and self.shared_prefix_tokens > shortest_prompt:
             problem = (
@@ -194,7 +198,7 @@ class Synthetic(Part):
             raise units.InvalidValueError("out_of_range", problem, hint)
         return self
 
-    def _refuse_other_beginnings(self) -> None:
+    def _refuse_beginnings_besides_chunks(self) -> None:
         """Refuse keys that define another beginning of prompts, if prompts begin with chunks."""
         if self.shared_prefix_tokens or self.turns:
             problem = "has chunks together with shared_prefix_tokens or turns"

@@ -23,20 +23,25 @@ def expand_spikes(stages: Seq) -> Seq:
     """Return the stages with each spike written as a stage with an arrival and a duration.
 
     For example, `spike: 3x for 60s` after a stage with 10 requests/s becomes a stage of 60 s with
-    30 requests/s. A spike with a mistake becomes a stage with an `InvalidSpike`.
+    30 requests/s. Spikes without a name are called spike, spike-2, spike-3 and so on. A spike with
+    a mistake becomes a stage with an `InvalidSpike`.
     """
-    expanded = Seq(stages.at)
-    expanded.values_at = stages.values_at
+    expanded_stages = Seq(stages.at)
+    # Each stage has the position in the file of the stage that it is expanded from.
+    expanded_stages.values_at = stages.values_at
     unnamed_spikes = 0
     for stage in stages:
-        if not isinstance(stage, Map) or "spike" not in stage:
-            expanded.append(stage)
+        is_spike = isinstance(stage, Map) and "spike" in stage
+        if not is_spike:
+            expanded_stages.append(stage)
             continue
-        stage_before = expanded[-1] if expanded else None
+        default_name = ""
         if "name" not in stage:
             unnamed_spikes += 1
-        expanded.append(_expand_spike(stage, stage_before, unnamed_spikes))
-    return expanded
+            default_name = "spike" if unnamed_spikes == 1 else f"spike-{unnamed_spikes}"
+        stage_before = expanded_stages[-1] if expanded_stages else None
+        expanded_stages.append(_expand_spike(stage, stage_before, default_name))
+    return expanded_stages
 
 
 class InvalidSpike(NamedTuple):
@@ -49,23 +54,29 @@ class InvalidSpike(NamedTuple):
     error: units.InvalidValueError
 
 
-def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
-    """Return a spike as a stage with a name, or as one with an `InvalidSpike`.
+def _expand_spike(spike_stage: Map, stage_before: Any, default_name: str) -> Map:
+    """Return a spike as a stage with a name, an arrival and a duration.
 
-    Spikes without a name are called spike, spike-2, spike-3 and so on, by their `number`.
+    If the spike has a mistake, it is stored in the stage under the key `spike`, and is raised when
+    the stage is validated (see `InvalidSpike`).
+
+    Args:
+        spike_stage: The stage with the key `spike`, as it is written.
+        stage_before: The stage before it, whose load it multiplies, or None for the first stage.
+        default_name: Its name if it has none.
     """
     try:
-        expanded = _stage_of_spike(stage, stage_before)
+        expanded_stage = _stage_of_spike(spike_stage, stage_before)
     except units.InvalidValueError as error:
-        invalid_stage = stage.copy_with_positions()
+        invalid_stage = spike_stage.copy_with_positions()
         invalid_stage["spike"] = InvalidSpike(error)
         return invalid_stage
-    if "name" not in expanded:
-        name = "spike" if number == 1 else f"spike-{number}"
-        # A key that is not in the file has the position of the arrival.
-        position = expanded.keys_at["arrival"]
-        expanded.add("name", name, key_at=position, value_at=position)
-    return expanded
+    if "name" not in expanded_stage:
+        # Errors need a position in the file for each key. This one is not in the file, so it gets
+        # the position of the arrival, which is that of `spike`.
+        position = expanded_stage.keys_at["arrival"]
+        expanded_stage.add("name", default_name, key_at=position, value_at=position)
+    return expanded_stage
 
 
 def _stage_of_spike(stage: Map, stage_before: Any) -> Map:

@@ -54,7 +54,7 @@ def _check_each_stage(stages: list[Stage], errors: DocumentErrors) -> None:
     stages_of_file = errors.document.get("stages") or ()
     index_by_name = {stage.get("name"): index for index, stage in enumerate(stages_of_file)}
     for index, stage in enumerate(stages):
-        error = _find_missing_end_error(stage) or _find_late_users_error(stage)
+        error = _find_endless_stage_error(stage) or _find_late_users_error(stage)
         if error is not None:
             index_in_file = index_by_name.get(stage.name, index)
             errors.add_at(("stages", index_in_file), error.code, error.problem, error.hint)
@@ -109,7 +109,7 @@ def _count_planned_arrivals(stage: Stage) -> float:
 
     A closed loop has none, because it decides during the run when a request is sent. A stage that
     nothing limits, such as one with an infinite rate and only a duration, counts as 0. It is
-    reported by `_find_missing_end_error`.
+    reported by `_find_endless_stage_error`.
     """
     arrival = stage.arrival
     if isinstance(arrival, Closed):
@@ -118,11 +118,10 @@ def _count_planned_arrivals(stage: Stage) -> float:
         return stage.count
     if isinstance(arrival, Replay):
         return _count_replayed_arrivals(arrival, stage.duration_ns or 0)
-    if stage.duration_ns is None:
+    mean_rate_per_s = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
+    if stage.duration_ns is None or not math.isfinite(mean_rate_per_s):
         return 0
-    rate_per_s = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
-    is_infinite = not math.isfinite(rate_per_s)
-    return 0 if is_infinite else rate_per_s * stage.duration_ns / NS_PER_S
+    return mean_rate_per_s * stage.duration_ns / NS_PER_S
 
 
 def _count_replayed_arrivals(arrival: Replay, duration_ns: int) -> float:
@@ -144,10 +143,12 @@ def _draws_tasks(requests: Requests) -> bool:
     )
 
 
-def _find_missing_end_error(stage: Stage) -> _StageError | None:
+def _find_endless_stage_error(stage: Stage) -> _StageError | None:
     """Return an error for a stage that never ends, else None.
 
-    An infinite rate needs a count, because all of its requests are due before any duration is over.
+    A stage ends after a duration, after a number of requests (`count`), or when its minimums
+    (`at_least`) are reached. With an infinite rate a duration is not enough, because without a
+    count endlessly many requests are due at once.
     """
     sends_all_at_once = isinstance(stage.arrival, Constant) and math.isinf(stage.arrival.rate)
     if sends_all_at_once and stage.count is None:
@@ -156,8 +157,8 @@ def _find_missing_end_error(stage: Stage) -> _StageError | None:
             f'stage "{stage.name}" sends everything at once, but does not state how many requests',
             "use --num-requests 200 (--warmup 20req), or count: in the stage",
         )
-    has_minimums = stage.at_least is not None
-    if stage.duration_ns is None and stage.count is None and not has_minimums:
+    has_end = stage.duration_ns is not None or stage.count is not None or stage.at_least is not None
+    if not has_end:
         problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
         return _StageError("endless", problem, END_HINT)
     return None

@@ -253,19 +253,21 @@ class Task(Part):
     def max_concurrent_requests(self) -> int:
         """An upper bound of the requests of a task that are in flight at the same time.
 
-        For each step, the parallel requests of the step and of all steps that can run at the same
-        time as it are added up, and the largest sum is returned. No more requests can be in flight:
-        if several steps run together, each of them is in the sum of the others. The sum may be too
-        large, because two steps that can run at the same time as a third may exclude each other.
+        For each step, the most parallel requests of the step and of all steps that can run at the
+        same time are added up. The result is the largest of these sums. It may be too large: if
+        both B and C can run together with A, but not with each other, all three are added.
         """
-        parallel_requests = {
-            name: largest_value(step.parallel) or 0 for name, step in self.steps.items()
-        }
         sums = [
-            sum(parallel_requests[name] for name in self._steps_at_the_same_time(step_name))
-            for step_name in self.steps
+            sum(self._max_parallel_requests(name) for name in self._steps_at_the_same_time(step))
+            for step in self.steps
         ]
         return max(sums)
+
+    def _max_parallel_requests(self, step_name: str) -> int:
+        """Return how many copies of a step can run in parallel, each with one request at a time."""
+        max_copies = largest_value(self.steps[step_name].parallel)
+        # The validators have refused a number without a largest value.
+        return max_copies or 0
 
     def _steps_at_the_same_time(self, step_name: str) -> list[str]:
         """Return the steps that can run at the same time as a step, the step itself included.

@@ -77,7 +77,8 @@ def read_yaml_text(
         file: The path of the file.
         label: The name of the file in error messages.
         kind: The word for such a file in error messages.
-        hint_if_missing: Returns a hint for a file that cannot be read.
+        hint_if_missing: Returns a hint for a file that cannot be read. It is a function, because
+            the hint may need a search for similar files.
         hint_if_too_large: A hint for a file that is too large.
 
     Raises:
@@ -86,22 +87,28 @@ def read_yaml_text(
     try:
         content = _read_limited(file)
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        if isinstance(error, FileNotFoundError):
-            problem = f"no such {kind}"
-        error_code = of_reading(error)
-        raise UserError(error_code, problem, label, hint_if_missing()) from None
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = f"no such {kind}" if is_missing else f"cannot be read: {error.strerror}"
+        raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
     if content is None:
         problem = f"the file is larger than 1 MiB, so it is not a {kind}"
         raise UserError("too_large", problem, label, hint_if_too_large)
+    return _decode_text(content, label, kind)
+
+
+def _decode_text(content: bytes, label: str, kind: str) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark.
+
+    Raises UserError, with the first line that is not in UTF-8, if it is another encoding. `label`
+    and `kind` are those of `read_yaml_text`.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
+        problem = "not a UTF-8 text file"
         hint = f"a {kind} must be a plain text file in YAML"
-        raise UserError(
-            "wrong_encoding", "not a UTF-8 text file", f"{label}:{line}", hint
-        ) from None
+        raise UserError("wrong_encoding", problem, f"{label}:{line}", hint) from None
 
 
 def _read_limited(file: Path) -> bytes | None:

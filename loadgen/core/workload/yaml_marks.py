@@ -183,6 +183,19 @@ def read_yaml(
     root = _compose(text, file, kind)
     if key_of_list and isinstance(root, yaml.SequenceNode):
         root = _mapping_with_list(key_of_list, root)
+    top_mapping = _require_mapping(root, file, kind, example)
+    reader = _NodeReader(file, env)
+    document = reader.read_mapping(top_mapping, path="", depth=0)
+    return document, reader.errors
+
+
+def _require_mapping(
+    root: yaml.Node | None, file: str, kind: str, example: str
+) -> yaml.MappingNode:
+    """Return the top node of a file if it is a mapping, and raise CombinedError if not.
+
+    The arguments are those of `read_yaml`. `root` is None for an empty file.
+    """
     if root is None:
         place = place_at(file, Position(1, 1), "")
         raise _fatal_error("empty_file", "the file is empty", place, example)
@@ -190,9 +203,7 @@ def read_yaml(
         problem = f"the top level of a {kind} must be a mapping (key: value)"
         place = place_at(file, _position(root), "")
         raise _fatal_error("wrong_type", problem, place, example)
-    reader = _NodeReader(file, env)
-    document = reader.read_mapping(root, "", 0)
-    return document, reader.errors
+    return root
 
 
 def _mapping_with_list(key: str, items: yaml.SequenceNode) -> yaml.MappingNode:
@@ -237,27 +248,36 @@ def _fatal_error(code: Code, problem: str, place: Place, hint: str) -> CombinedE
 def _refuse_deep_nesting(text: str, file: str) -> None:
     """Raise CombinedError for a text that is nested too deeply.
 
-    Composing the nodes recurses in C and would crash. Parsing to events does not recurse. The
-    events of a text that exceeds the limit of libyaml itself are not returned. But the beginning of
-    that text, up to the place where libyaml stopped, exceeds our lower limit.
+    Composing the nodes of such a text recurses in C and would crash the process.
     """
-    try:
-        too_deep_mark = _find_deep_nesting(text)
-    except yaml.MarkedYAMLError as error:
-        exceeds_limit_of_libyaml = error.problem == LIBYAML_DEPTH_PROBLEM
-        if not exceeds_limit_of_libyaml or error.problem_mark is None:
-            raise
-        beginning = text[: error.problem_mark.index]
-        too_deep_mark = _find_deep_nesting(beginning)
+    too_deep_mark = _find_deep_nesting(text)
     if too_deep_mark is not None:
         place = place_at(file, _position_of_mark(too_deep_mark), "")
         raise _fatal_error("too_large", "nested too deeply", place, f"at most {MAX_DEPTH} levels")
 
 
 def _find_deep_nesting(text: str) -> Any:
+    """Return the mark (position) at which a text is nested too deeply, or None.
+
+    The library libyaml refuses texts that exceed a limit of its own, which is far above MAX_DEPTH.
+    Only the text before the place where it stopped can then be read. This part exceeds MAX_DEPTH,
+    too. Raises yaml.MarkedYAMLError for a syntax error.
+    """
+    try:
+        return _find_mark_beyond_max_depth(text)
+    except yaml.MarkedYAMLError as error:
+        exceeds_limit_of_libyaml = error.problem == LIBYAML_DEPTH_PROBLEM
+        if not exceeds_limit_of_libyaml or error.problem_mark is None:
+            raise
+        readable_text = text[: error.problem_mark.index]
+        return _find_mark_beyond_max_depth(readable_text)
+
+
+def _find_mark_beyond_max_depth(text: str) -> Any:
     """Return the mark at which a text is nested more deeply than MAX_DEPTH, or None.
 
-    Raises yaml.MarkedYAMLError for a syntax error before that.
+    The text is parsed to events, which does not recurse. Raises yaml.MarkedYAMLError for a syntax
+    error before that mark.
     """
     depth = 0
     for event in yaml.parse(text, Loader=Loader):
@@ -303,16 +323,23 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, file: str, kind: str) 
 
 
 def _hint_for_syntax_error(error: yaml.MarkedYAMLError, line: str, column: int, kind: str) -> str:
-    """Return a hint for the most likely mistake in a line, or ""."""
+    """Return a hint for the most likely mistake in a line, or "".
+
+    The mistake is recognized by the messages of PyYAML: what the parser was doing (`context`) and
+    what it met (`problem`). PyYAML has no error codes.
+    """
     context = str(error.context or "")
     problem = str(error.problem)
-    if "\t" in line[:column]:
+    has_tab_before_error = "\t" in line[:column]
+    if has_tab_before_error:
         return "YAML does not allow tabs for indentation; use spaces"
     if "single document" in f"{context} {problem}":
         return f"keep one {kind} per file, and remove the second document (---)"
     if "mapping values are not allowed" in problem:
         return "put a value that contains a colon in quotes, or check the indentation of the line"
-    if "${" in line and "{" in line.replace("${", ""):
+    has_variable = "${" in line
+    has_mapping_in_braces = "{" in line.replace("${", "")
+    if has_variable and has_mapping_in_braces:
         return "inside { } put ${VAR} in quotes"
     return _hint_for_context(context, error.context_mark)
 
@@ -361,7 +388,7 @@ class _NodeReader:
         self.errors: list[LoadgenError] = []
         self._file = file
         self._env = env
-        self._nodes_left = MAX_NODES
+        self._remaining_nodes = MAX_NODES
 
     def read_mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
         """Return a mapping. A repeated key and a key that is no scalar are errors."""
@@ -384,13 +411,14 @@ class _NodeReader:
     def _count_node(self, node: yaml.Node, path: str, depth: int) -> None:
         """Count a node. Raise CombinedError if there are too many or if it is nested too deeply.
 
-        The text itself is not nested more deeply than MAX_DEPTH, which was checked before it was
-        parsed. But YAML has aliases: `a: &x [*x]` is a list that contains itself, without end. So a
-        greater depth is always reported as such a cycle.
+        A node that is too deep belongs to a cycle of aliases: `a: &x [*x]` is a list that contains
+        itself, without end. Nothing else can be too deep here, because `_refuse_deep_nesting` has
+        checked the text without following its aliases.
         """
-        self._nodes_left -= 1
+        self._remaining_nodes -= 1
         is_too_deep = depth > MAX_DEPTH
-        if self._nodes_left >= 0 and not is_too_deep:
+        has_too_many_nodes = self._remaining_nodes < 0
+        if not is_too_deep and not has_too_many_nodes:
             return
         # The path can be very long here, such as `a[0][0][0]` and so on, so all indexes are cut.
         path_of_list = path.partition("[")[0]
