@@ -248,16 +248,15 @@ class TaskPrompts(GeneratedPrompts):
         first_step = self.graphs[task_index][conversation_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(owner=first_step, tokens=self._tools_tokens + system_tokens)]
-        for earlier_turn in conversation_turns:
-            lengths = self._cached_added_lengths(task_index, earlier_turn)
+        for conversation_turn in conversation_turns:
+            lengths = self._cached_added_lengths(task_index, conversation_turn)
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
             tokens = lengths.tokens_without_documents
-            has_response = earlier_turn != turn
+            has_response = conversation_turn != turn
             if has_response:
                 tokens += lengths.output_tokens
-
-            owner_id = task_index * self.turns + earlier_turn
+            owner_id = task_index * self.turns + conversation_turn
             segments.append(PromptSegment(owner=owner_id, tokens=tokens))
         return segments
 

@@ -258,8 +258,8 @@ class Book:
             word would be too long.
         """
         start = position % self._word_count
-        # A very long passage is the complete book, several times, and then a part of it. Both are
-        # read from two copies of the book, in which neither has a break.
+        # A passage is the complete book, maybe several times, and then a part of it. Both begin at
+        # word `start`, and are read from two copies of the book, in which neither has a break.
         complete_books, tokens_of_part = divmod(max_tokens, self._tokens)
         complete_book = self._words_of_two_copies[start : start + self._word_count]
         end_of_part = self._end_of_passage(start, tokens_of_part)

@@ -516,9 +516,9 @@ def _build_columns(
     # From here on each array has one value per slot: `np.repeat` repeats the value of a session for
     # each of its turns.
     turn = _number_turns(sessions.turn_counts)
-    session_number = np.repeat(session_numbers, sessions.turn_counts)
+    session_of_slot = np.repeat(session_numbers, sessions.turn_counts)
     is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
-    first_slot_id = session_number * schedule.max_turns
+    first_slot_id = session_of_slot * schedule.max_turns
     start_conditions = _start_conditions(
         first_turns=_start_conditions_of_first_turns(schedule, stage, session_numbers),
         is_first_turn=turn == 0,
@@ -530,9 +530,9 @@ def _build_columns(
         predecessor=start_conditions.predecessor,
         pause_ns=sessions.pause_ns,
         stage=np.full(len(turn), stage.index),
-        session=np.where(is_single_request, NOT_APPLICABLE, session_number),
+        session=np.where(is_single_request, NOT_APPLICABLE, session_of_slot),
         turn=turn,
-        virtual_user=_virtual_users(stage, session_number),
+        virtual_user=_virtual_users(stage, session_of_slot),
     )
 
 

@@ -238,10 +238,9 @@ def _with_load_options(
         stages = _replace_measured_stages(arrival, stages)
     elif overrides.burstiness is not None:
         stages = [_with_burstiness(stage, overrides.burstiness, errors) for stage in stages]
-    # `--stagger`, over which the virtual users of a closed loop start. A concurrency of the options
-    # has made it a part of `arrival` already.
-    changes_ramp_alone = overrides.concurrency is None
-    if overrides.stagger is not None and changes_ramp_alone:
+    # With a concurrency, the ramp (`--stagger`) is a part of `arrival` already.
+    has_concurrency = overrides.concurrency is not None
+    if overrides.stagger is not None and not has_concurrency:
         stages = _with_ramp(stages, overrides.stagger, errors)
     return stages
 
