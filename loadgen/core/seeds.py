@@ -20,6 +20,9 @@ FRESH = "fresh"
 """The salt that stands for a random one in every run."""
 _GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, the increment of splitmix64."""
+_MIX_FACTOR_1 = 0xBF58476D1CE4E5B9
+_MIX_FACTOR_2 = 0x94D049BB133111EB
+"""The factors of splitmix64."""
 MOST = 2**64
 """Seeds are below this, as in LoadGen."""
 
@@ -130,18 +133,23 @@ def draw_fractions(seed: int, name: str, ids: NDArray[np.int64]) -> NDArray[np.f
 def _mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the random 64-bit numbers that splitmix64 computes from its states.
 
-    The shifts and factors are copied from the reference implementation
-    (https://prng.di.unimi.it/splitmix64.c). They are "variant 13" of the mixing functions that D.
-    Stafford found by search, so there is no formula for them: with these values, each bit of the
-    state changes about half of the bits of the result. Products are reduced modulo 2^64, as the
-    algorithm requires, because uint64 overflows silently in arrays.
+    Each bit of a state changes about half of the bits of the number. The shifts and factors were
+    found by search, so there is no formula for them: they are "variant 13" of D. Stafford's mixing
+    functions, copied from the reference implementation (https://prng.di.unimi.it/splitmix64.c).
+    Products are reduced modulo 2^64, as the algorithm requires, because uint64 overflows.
     """
     import numpy as np
 
-    bits = state
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    bits = _xor_with_shifted(state, 30) * np.uint64(_MIX_FACTOR_1)
+    bits = _xor_with_shifted(bits, 27) * np.uint64(_MIX_FACTOR_2)
+    return _xor_with_shifted(bits, 31)
+
+
+def _xor_with_shifted(bits: NDArray[np.uint64], shift: int) -> NDArray[np.uint64]:
+    """Return numbers, each combined by XOR with itself shifted to the right by some bits."""
+    import numpy as np
+
+    return bits ^ (bits >> np.uint64(shift))
 
 
 def draw_classes(
