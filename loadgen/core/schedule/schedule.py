@@ -299,15 +299,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         virtual_users = self.virtual_users_of(stage)
         if not virtual_users:
             return iter(())
+        session_end = math.inf if stage.session_count is None else stage.session_count
         first_sessions_of_rounds = _count_up(0, stage.concurrency, end=stage.session_count)
-        session_indexes = (
+        return (
             first_session + virtual_user
             for first_session in first_sessions_of_rounds
             for virtual_user in virtual_users
+            # The last round may have fewer sessions than there are virtual users.
+            if first_session + virtual_user < session_end
         )
-        # The last round may have fewer sessions than there are virtual users.
-        session_end = math.inf if stage.session_count is None else stage.session_count
-        return (index for index in session_indexes if index < session_end)
 
     def _is_in_shard(self, stage: ScheduledStage, session_count: int) -> NDArray[np.bool_]:
         """Return, for each session of a stage, whether it belongs to this shard."""
