@@ -228,8 +228,8 @@ class Page:
     ) -> None:
         """Append a table of plain-text cells, or nothing if there are no rows.
 
-        On a phone, `page.css` shows each row of a table with many columns as a card, in which every
-        cell has the name of its column beside it.
+        On a phone, `page.css` shows each row of a table with many columns, or of sentences, as a
+        card, in which every cell has the name of its column with it.
 
         Args:
             head: The name of each column.
@@ -239,9 +239,10 @@ class Page:
         """
         if not rows:
             return
-        is_card_table = kind != "prose" and len(head) > MAX_PHONE_COLUMNS
-        if is_card_table:  # each cell states its column, which `page.css` shows on a card
-            cell_attributes = [f' data-head="{escape(name)}"' for name in head]
+        is_prose = kind == "prose"
+        is_card_table = not is_prose and len(head) > MAX_PHONE_COLUMNS
+        if is_prose or is_card_table:  # each cell states its column, which `page.css` shows
+            cell_attributes = [f' data-head="{escape(name)}"' if name else "" for name in head]
         else:
             cell_attributes = [""] * len(head)
 
