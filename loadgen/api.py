@@ -270,14 +270,19 @@ def _check_installed(library: str) -> None:
 
 def _convert_to_pandas(table: pa.Table) -> Any:
     """Return a table of pyarrow as a data frame of pandas whose integers stay integers."""
+    return table.to_pandas(types_mapper=_choose_pandas_type)
+
+
+def _choose_pandas_type(arrow_type: pa.DataType) -> Any:
+    """Return the type of a pandas column for a type of pyarrow, or None for the default type.
+
+    By default, pandas converts integers to floats if one of them is missing. So integers and lists
+    of integers keep their type. Both have "int" in their names, such as `int64` and `list<int64>`.
+    """
     import pandas as pd  # type: ignore[import-untyped]
 
-    def choose_pandas_type(arrow_type: pa.DataType) -> Any:
-        # By default, pandas converts a column of integers to floats if one of them is missing.
-        has_integers = "int" in str(arrow_type)  # also those in lists
-        return pd.ArrowDtype(arrow_type) if has_integers else None
-
-    return table.to_pandas(types_mapper=choose_pandas_type)
+    has_integers = "int" in str(arrow_type)
+    return pd.ArrowDtype(arrow_type) if has_integers else None
 
 
 P = ParamSpec("P")
@@ -289,26 +294,33 @@ _DEFAULT_SWITCHES = {"insecure": False, "stream": True}
 
 
 def _show_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that takes `RunOptions` so that `help` and notebooks list the options.
+    """Decorate a function `run(workload, **options)` so that `help` lists each option.
 
-    Such a function has the signature `run(workload, **options)`. Type checkers and editors know the
-    options from `Unpack[RunOptions]`. `inspect.signature` and `help` do not, but they show the
-    attribute `__signature__` of a function if it has one.
+    Type checkers and editors know the options from the annotation `**options: Unpack[RunOptions]`.
+    At run time, `help` and notebooks would show only `**options`. They call `inspect.signature`,
+    which returns the attribute `__signature__` of a function if it has one.
     """
     signature = inspect.signature(function)
     parameters = [signature.parameters["workload"], *_option_parameters()]
-    function.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    signature_with_options = signature.replace(parameters=parameters)
+    # Type checkers do not know this attribute, so it is set by its name.
+    function.__dict__["__signature__"] = signature_with_options
     return function
 
 
 def _option_parameters() -> Iterator[inspect.Parameter]:
-    """Yield each option of a run as a keyword parameter with its default and its type."""
+    """Yield each option of a run as a keyword parameter with its default and its type.
+
+    The table OPTIONS has no default of an on/off option, so that is taken from _DEFAULT_SWITCHES.
+    """
     option_types = get_type_hints(RunOptions)
     for name, option in OPTIONS.items():
+        is_switch = name in _DEFAULT_SWITCHES
+        default = _DEFAULT_SWITCHES[name] if is_switch else option.default
         yield inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_DEFAULT_SWITCHES.get(name, option.default),
+            default=default,
             annotation=option_types[name],
         )
 
@@ -369,11 +381,12 @@ async def arun(workload: WorkloadInput = None, **options: Unpack[RunOptions]) ->
 
 
 def load(folder: str | os.PathLike[str]) -> Result | Any:
-    """Open a stored result and compute it again from its records.
+    """Open a stored result, and compute its metrics from the stored requests.
 
     Returns a `Result` for a run and an `OpenedResult` for any other kind. Both have `kind`,
     `headline`, `text` (also `str()`) and `page`; `OpenedResult.value` is what was read, for example
-    the result of a search or a verdict.
+    the result of a search or a verdict. The annotation has `Any`, so that type checkers accept
+    attributes of both.
 
     Args:
         folder: The results folder of any command, or the result file of another tool.
@@ -382,6 +395,7 @@ def load(folder: str | os.PathLike[str]) -> Result | Any:
         UserError: If there is no result.
     """
     path = Path(folder)
+    # A folder without any result is opened as a run, whose error explains best what is missing.
     kind = result_kinds.kind_of(path) or result_kinds.RUN
     is_single_run = result_kinds.runs_of(kind, path) == (path,)
     if is_single_run:
@@ -399,23 +413,28 @@ def _open_run(folder: Path) -> Result:
 def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     """Open the runs of a sweep, a search, a validation or repeats.
 
-    Returns a result by the name of each run, such as `c16` or `sustained/r0`. Raises UserError for
-    a folder without runs.
+    The folder may also be one with the folders of several such results. Returns a result by the
+    name of each run, such as `c16` or `sustained/r0`. Raises UserError for a folder without runs.
     """
     path = Path(folder)
-    runs = list(result_kinds.runs_in(path))
-    if not runs:  # a folder of several results
-        for subdirectory in sorted(path.glob("*/")):
-            runs += result_kinds.runs_in(subdirectory)
-    is_run_itself = runs == [path]
-    if not runs or is_run_itself:
+    run_dirs = list(result_kinds.runs_in(path)) or _runs_in_subdirectories(path)
+    is_single_run = run_dirs == [path]
+    if not run_dirs or is_single_run:
         raise UserError(
             "no_result",
             "the folder has no run",
             str(path),
             "give the folder of a sweep, a search or a validation",
         )
-    return {run.relative_to(path).as_posix(): _open_run(run) for run in runs}
+    return {run_dir.relative_to(path).as_posix(): _open_run(run_dir) for run_dir in run_dirs}
+
+
+def _runs_in_subdirectories(path: Path) -> list[Path]:
+    """Return the directories of the runs of all results in a directory."""
+    run_dirs: list[Path] = []
+    for subdirectory in sorted(path.glob("*/")):
+        run_dirs += result_kinds.runs_in(subdirectory)
+    return run_dirs
 
 
 def _check_no_event_loop() -> None:
@@ -441,9 +460,10 @@ def _check_names(options: RunOptions) -> None:
 
 
 def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
-    """Raise UserError for a value that is no workload, or one that the options cannot change.
+    """Raise UserError if a workload has a wrong type, or cannot be combined with the options.
 
-    A workload is a file, a packaged name, a mapping or a Workload object.
+    A workload is a file, a packaged name, a mapping or a Workload object. The options `trace` and
+    `dataset` replace the requests of a workload, which is possible only for a file or a name.
     """
     from loadgen.core.workload import Workload
 
@@ -454,10 +474,7 @@ def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
             "loadgen.run",
             "give a file, a packaged name, a mapping or a Workload",
         )
-    # A trace or a data set provides the requests of a workload.
-    request_source = next(
-        (f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), None
-    )
+    request_source = _describe_request_source(options)
     if isinstance(workload, Workload):
         _check_workload_is_unchanged(options, request_source)
     if isinstance(workload, Mapping) and request_source is not None:
@@ -467,6 +484,15 @@ def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
             "loadgen.run",
             "give one of them, or a workload's file",
         )
+
+
+def _describe_request_source(options: RunOptions) -> str | None:
+    """Return "a trace" or "a dataset" if an option provides the requests. Return None if not."""
+    if options.get("trace") is not None:
+        return "a trace"
+    if options.get("dataset") is not None:
+        return "a dataset"
+    return None
 
 
 def _check_workload_is_unchanged(options: RunOptions, request_source: str | None) -> None:

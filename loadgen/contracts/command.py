@@ -495,7 +495,7 @@ class Validator:
         for plan in auto_plans:
             print_status(format_plan(plan))
         has_auto_plan = len(auto_plans) > 0
-        self.display.announce_runs(self.request.planned_runs(), always=has_auto_plan)
+        self.display.announce_runs(self.request.planned_runs(), always_print=has_auto_plan)
 
     def extend(self, directory: Path, added_run_ns: int | None) -> Validation:
         """Add runs to a stored validation and return its verdict."""
@@ -758,7 +758,7 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     from loadgen.runs.run_display import create_display
 
     display = create_display(invocation, quiet=True)
-    display.announce_runs(request.planned_runs(), always=True)
+    display.announce_runs(request.planned_runs(), always_print=True)
     if not output.as_json:
         _print_plan(request.checked_contract)
     simulated = create_simulated_settings(request.settings)

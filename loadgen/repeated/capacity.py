@@ -146,19 +146,28 @@ class Capacity(
     @property
     def description(self) -> str:
         """The capacity and its state in a few words, for example "29.82 requests/s, sustained"."""
-        rate = f"{self.rate_per_s:.4g} {self.unit}/s"
-        if self.state == "none":
-            return "no load passed"
-        if self.state == "stopped":
-            has_passed_load = self.rate_per_s != 0
-            return (
-                f"stopped, at least {rate}" if has_passed_load else "stopped before a load passed"
-            )
+        if self.is_unfinished:
+            return self._unfinished_description
+        rate = self._rate_with_unit
         if self.lower_bound:
             rate = f"at least {rate}"
-        if self.state is not None:
-            rate = f"{rate}, {STATE_LABELS[self.state]}"
-        return rate + describe_sustained_period(self.state, self.sustained_s)
+        # The state is None if it is not known how far the capacity was shown.
+        state = "" if self.state is None else f", {STATE_LABELS[self.state]}"
+        return f"{rate}{state}{describe_sustained_period(self.state, self.sustained_s)}"
+
+    @property
+    def _unfinished_description(self) -> str:
+        """The description of a search that was stopped, or that found no load that passes."""
+        if self.state == "none":
+            return "no load passed"
+        if self.rate_per_s == 0:
+            return "stopped before a load passed"
+        return f"stopped, at least {self._rate_with_unit}"
+
+    @property
+    def _rate_with_unit(self) -> str:
+        """The rate as text, for example "29.82 requests/s"."""
+        return f"{self.rate_per_s:.4g} {self.unit}/s"
 
     @property
     def is_unfinished(self) -> bool:
@@ -172,22 +181,25 @@ class Capacity(
 
     @property
     def comparison_note(self) -> str:
-        """A note for a comparison of two results, of which this side is a search.
+        """A note that says which run stands for a search in a comparison of two results.
 
-        A comparison needs a single run on each side. For a search it takes the run at the capacity.
-        The note names that run, and states the capacity with its interval and how well it is
-        supported: "the run of the search at its capacity, 30.4 requests/s, sustained: t5".
+        A comparison needs a single run on each side. A search has many, so its run at the capacity
+        is compared. The note names that run and the capacity with its interval and state: "the run
+        of the search at its capacity, 30.4 requests/s (29.8 to 31.1), sustained: t5".
         """
         interval = ""
         if self.low_per_s is not None:
             interval = f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
-        rate = f"{self.rate_per_s:.4g} {self.unit}/s{interval}"
-        run_name = "" if self.evidence == OWN_DIRECTORY else f": {self.evidence}"
-        return f"the run of the search at its capacity, {rate}, {self._support_label}{run_name}"
+        is_run_in_subdirectory = self.evidence != OWN_DIRECTORY
+        run_name = f": {self.evidence}" if is_run_in_subdirectory else ""
+        return (
+            f"the run of the search at its capacity, {self._rate_with_unit}{interval}, "
+            f"{self._support_label}{run_name}"
+        )
 
     @property
     def _support_label(self) -> str:
-        """How well the run at the capacity supports it, as text."""
+        """How far the capacity was shown: in a long run, at full length, or only in a trial."""
         if self.sustained:
             return "sustained"
         return "confirmed" if self.confirmed else "the highest load that passed"
@@ -217,12 +229,12 @@ def _list_slos(workload: Workload) -> list[Slo]:
 
 
 def describe_horizon(horizon_s: float) -> str:
-    """Return the slowdowns of a server that a result covers, such as a capacity or its interval.
+    """Return a text about which slowdowns of a server a capacity takes into account.
 
-    A server may slow down again and again, for example when it collects garbage. A result covers
-    the slowdowns that happen at least once in `horizon_s` seconds, because they most likely
-    happened during the load. If this time is shorter than by default, the text adds that rarer
-    slowdowns may have been missed.
+    A server may slow down regularly, for example when it collects garbage. A load most likely
+    includes each slowdown that happens at least once in `horizon_s`, the recurrence horizon of the
+    result. If this time is shorter than by default, the text adds that rarer slowdowns may have
+    been missed.
     """
     covered_slowdowns = f"slowdowns that recur at least every {format.duration(horizon_s)}"
     if horizon_s >= HORIZON_S:

@@ -31,28 +31,28 @@ def with_repeat_seed(workload: Workload, number: int, load_name: str = "repeat")
 
 def run_repeats(
     repetition: Repetition,
-    is_complete: Callable[[], bool],
+    has_enough_repeats: Callable[[], bool],
     run_repeat: Callable[[int], bool],
     *,
     virtual: bool,
     print_line: Callable[[str], None],
     wait: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Run repeats 1, 2, ... until `is_complete` returns True, with a pause before each later one.
+    """Run repeats r1, r2, ... until there are enough, with a pause before each but the first.
 
     Args:
-        repetition: The number of repeats, for the progress, and the pause between them.
-        is_complete: Whether there are enough repeats.
-        run_repeat: Runs the repeat with this number. It returns False if the user interrupted it.
+        repetition: The pause between repeats, and their number as text for the lines of progress.
+        has_enough_repeats: Returns whether no further repeat is needed.
+        run_repeat: Runs the repeat with this number. Returns False if the user interrupted it.
         virtual: Whether the runs take place in virtual time, which needs no pause.
         print_line: Prints a line of progress.
         wait: Waits for this number of seconds.
 
     Returns:
-        Whether all repeats were run: False if the user interrupted a run or a pause.
+        True once there are enough repeats, and False if the user interrupted a run or a pause.
     """
     for number in itertools.count(1):
-        if is_complete():
+        if has_enough_repeats():
             break
         name = f"r{number}"
         if number > 1:
@@ -96,10 +96,11 @@ def pause_before(
 def write_repeat_summary(
     output_dir: Path, repetition: Repetition, runs: Sequence[NamedSummary]
 ) -> RepeatSummary:
-    """Write the summary of repeats and the checksums into their directory. Return the summary.
+    """Write `repeats.json` and the checksums of all files into the directory of repeats.
 
-    The summary has the requested precision only if the repeats went on until their means were as
-    precise, because a fixed number of repeats has no precision to reach.
+    Returns the content of `repeats.json`: the mean and the interval of each metric. It includes the
+    precision that the user requested only if the number of repeats was open, so that they went on
+    until they reached it. A fixed number of repeats has no such target.
     """
     from loadgen.core.results import checksums, store
     from loadgen.repeated import repeats
@@ -107,8 +108,8 @@ def write_repeat_summary(
     is_open_ended = repetition.count is None
     requested_precision = repetition.precision if is_open_ended else None
     summary = repeats.summarize_repeats(runs, requested_precision=requested_precision)
-    # The old checksums are removed first, so that they never contradict the new summary, even if
-    # the command is killed in between.
+    # `begin` removes the old checksums, so that they never contradict the new summary, even if the
+    # command is killed in between.
     checksums.begin(output_dir)
     store.replace(output_dir / repeats.FILE, format.document(summary))
     checksums.write(output_dir)

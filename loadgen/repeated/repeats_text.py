@@ -41,15 +41,20 @@ BRIEF_METRICS = (
 
 
 def metric_table(repeats: RepeatSummary) -> Table:
-    """Return a table with a row for each metric: its mean, interval, spread, and value per run."""
-    shows_range = len(repeats.counted_runs) > MAX_RUN_COLUMNS
-    run_columns = ("lowest", "highest") if shows_range else repeats.counted_runs
+    """Return a table with a row for each metric: its mean, interval, spread, and values.
+
+    There is a column with the value of each run. For more than MAX_RUN_COLUMNS runs, there are two
+    columns instead: the lowest and the highest value.
+    """
+    has_many_runs = len(repeats.counted_runs) > MAX_RUN_COLUMNS
+    value_columns = ("lowest", "highest") if has_many_runs else repeats.counted_runs
     rows = []
     for metric in repeats.metrics:
-        values = (min(metric.values), max(metric.values)) if shows_range else metric.values
-        run_cells = [value_text(metric, value) for value in values]
-        rows.append((*_mean_cells(metric), _spread_text(metric), *run_cells))
-    header = ("", "mean", _interval_name(repeats), "spread", *run_columns)
+        values = (min(metric.values), max(metric.values)) if has_many_runs else metric.values
+        value_cells = [value_text(metric, value) for value in values]
+        rows.append((*_mean_cells(metric), _spread_text(metric), *value_cells))
+    # The first column, with the names of the metrics, needs no heading.
+    header = ("", "mean", _interval_name(repeats), "spread", *value_columns)
     return Table(header, rows)
 
 
@@ -179,14 +184,19 @@ def describe_repeated_points(repeats_by_point: Mapping[str, RepeatSummary]) -> s
 def load_points_table(
     repeats_by_point: Mapping[str, RepeatSummary], paths: Sequence[str] = LOAD_POINT_PATHS
 ) -> Table:
-    """Return a table with a row for each load point: its metrics as means ± half an interval.
+    """Return a table with a row for each load point, and the means of its metrics.
 
-    `paths` are keys of LOAD_POINT_METRICS.
+    A mean is followed by half the width of its confidence interval: "71.5 ± 0.4".
+
+    Args:
+        repeats_by_point: The repeats of each load point, by its name.
+        paths: The paths of the metrics in `summary.json`, such as "ttft_ms.p50". They must be keys
+            of LOAD_POINT_METRICS.
     """
     rows = []
     for name, repeats in repeats_by_point.items():
-        metrics = {metric.metric: metric for metric in repeats.metrics}
-        cells = [_mean_with_half_width(metrics.get(path)) for path in paths]
+        metric_by_path = {metric.metric: metric for metric in repeats.metrics}
+        cells = [_mean_with_half_width(metric_by_path.get(path)) for path in paths]
         rows.append((name, _describe_run_count(repeats), *cells))
     columns = [LOAD_POINT_METRICS[path] for path in paths]
     return Table(("load point", "runs", *columns), rows)

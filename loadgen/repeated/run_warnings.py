@@ -7,6 +7,7 @@ A warning about the measurement itself stays with the run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from loadgen.core.limits import CACHED_SHARE
@@ -42,17 +43,19 @@ SENTENCES = reasons.SENTENCES | {
 def describe_work_warnings(summary: Summary) -> tuple[str, ...]:
     """Return the warnings of a run about differences between its requests and its workload.
 
-    Examples are repeated prompts, other lengths than requested, and a replica of the server that
-    was replaced. A capacity or a price that is computed from the run repeats these warnings.
-
-    If rows of a data set were sent several times, the server may have had their prompts in its
-    cache. If more than CACHED_SHARE of the prompt tokens came from it, a warning states the share.
+    Examples are repeated prompts, requests of other lengths than the workload specifies, and a
+    replica of the server that was replaced. A capacity or a price that is computed from the run
+    repeats these warnings.
     """
     verdict = summary.verdict
-    all_codes = (*verdict.caveat_codes, *verdict.warning_codes)
-    codes = [code for code in all_codes if code.code in WORK_CODES]
-    has_repeated_rows = any(code.code == "rows_repeated" for code in codes)
+    all_findings = (*verdict.caveat_codes, *verdict.warning_codes)
+    findings = [finding for finding in all_findings if finding.code in WORK_CODES]
     cached_share = summary.tokens.cached_share or 0.0
-    if has_repeated_rows and cached_share > CACHED_SHARE:
-        codes.append(ReasonCode(code=CACHED_ROWS, values={"share": cached_share}))
-    return tuple(reasons.format_reason(code, SENTENCES) for code in codes)
+    if _has_repeated_rows(findings) and cached_share > CACHED_SHARE:
+        findings.append(ReasonCode(code=CACHED_ROWS, values={"share": cached_share}))
+    return tuple(reasons.format_reason(finding, SENTENCES) for finding in findings)
+
+
+def _has_repeated_rows(findings: Iterable[ReasonCode]) -> bool:
+    """Return whether rows of a data set were sent several times: a server may cache such prompts."""
+    return any(finding.code == "rows_repeated" for finding in findings)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -15,7 +15,14 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.server_metrics import series as server_series
 from loadgen.render.page import COLORS, Axis, Chart, Mark, Series, ShadedBand
-from loadgen.runs.page_data import MAX_BINS, Bins, ChartData, ScatterPlot, ScatterPlots
+from loadgen.runs.page_data import (
+    MAX_BINS,
+    Bins,
+    ChartData,
+    ScatterPlot,
+    ScatterPlots,
+    StageSpan,
+)
 from loadgen.runs.percentile_curves import round_to
 from loadgen.runs.slo_text import outcome_color
 
@@ -136,8 +143,14 @@ def _describe_support(curve: PercentileCurve) -> str:
 
 
 def _build_curve_lines(curve_by_metric: Mapping[str, PercentileCurve]) -> Iterator[Series]:
-    """Yield the line of each percentile curve. TTFT from the time of sending is always dashed."""
-    for color, (metric, curve) in zip(COLORS, curve_by_metric.items(), strict=False):
+    """Yield the line of each percentile curve, each in a color of its own.
+
+    A line is solid up to the highest percentile that the samples support, and dashed beyond. TTFT
+    from the time of sending is always dashed.
+    """
+    # A chart has at most two curves, and COLORS is longer.
+    colors = COLORS[: len(curve_by_metric)]
+    for color, (metric, curve) in zip(colors, curve_by_metric.items(), strict=True):
         yield Series(
             name=curve.name,
             x=curve.positions,
@@ -236,26 +249,36 @@ def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
 def _build_stage_bands(data: ChartData) -> tuple[ShadedBand, ...]:
     """Return the stages of the run as bands behind a chart over time, with the drain as the last.
 
-    Stages that are not measured, such as a warm-up, are shaded. Several measured stages are shaded
-    alternately so that they can be told apart, and a single one is not shaded. The drain is the
-    time in which the run only waits for its last responses.
+    The drain is the time in which the run only waits for its last responses.
     """
-    has_several_measured = sum(stage.measured for stage in data.stages) > 1
-    alternating_colors = cycle(MEASURED_STAGE_COLORS)
-    stage_bands = []
-    for stage in data.stages:
-        if stage.measured and not has_several_measured:
-            continue
-        color = next(alternating_colors) if stage.measured else UNMEASURED_STAGE_COLOR
-        stage_bands.append(
-            ShadedBand(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
-        )
+    bands = [
+        ShadedBand(start=stage.start_s, end=stage.end_s, label=stage.name, color=color)
+        for stage, color in zip(data.stages, _choose_stage_colors(data.stages), strict=True)
+        if color is not None
+    ]
     load_end_s = max((stage.end_s for stage in data.stages), default=0.0)
     drain_s = data.length_s - load_end_s
     if data.stages and drain_s > MIN_DRAIN_SHARE * data.length_s:
         drain = ShadedBand(start=load_end_s, end=data.length_s, label="draining", color=DRAIN_COLOR)
-        stage_bands.append(drain)
-    return tuple(stage_bands)
+        bands.append(drain)
+    return tuple(bands)
+
+
+def _choose_stage_colors(stages: Sequence[StageSpan]) -> Iterator[str | None]:
+    """Yield the color of each stage, or None for a stage that is not shaded.
+
+    Stages that are not measured, such as a warm-up, have one color. Several measured stages
+    alternate between two colors so that they can be distinguished. A single one is not shaded.
+    """
+    has_several_measured = sum(stage.measured for stage in stages) > 1
+    alternating_colors = cycle(MEASURED_STAGE_COLORS)
+    for stage in stages:
+        if not stage.measured:
+            yield UNMEASURED_STAGE_COLOR
+        elif has_several_measured:
+            yield next(alternating_colors)
+        else:
+            yield None
 
 
 def build_load_charts(data: ChartData) -> Iterator[Chart]:
@@ -277,50 +300,59 @@ def build_latency_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
 
     A latency that is omitted from the results, or has no values, has no chart.
     """
-    terms = summary.goodput.slo
     omitted_metrics = summary.metrics_without("p50")
-    if "ttft" not in omitted_metrics:
-        ttft_terms = [term for term in terms if term.metric == "ttft"]
-        yield from _build_latency_chart(
-            data, "TTFT", data.latency.ttft, "by scheduled time", ttft_terms
-        )
-    if "tpot" not in omitted_metrics:
-        tpot_terms = [term for term in terms if term.metric == "tpot"]
-        yield from _build_latency_chart(
-            data, "TPOT", data.latency.tpot, "by time of the last token", tpot_terms
-        )
+    for metric, title, bins, time_label in (
+        ("ttft", "TTFT", data.latency.ttft, "by scheduled time"),
+        ("tpot", "TPOT", data.latency.tpot, "by time of the last token"),
+    ):
+        terms = [term for term in summary.goodput.slo if term.metric == metric]
+        has_values = any(value is not None for value in _all_values(bins))
+        if has_values and metric not in omitted_metrics:
+            yield _build_latency_chart(data, title, bins, time_label, terms)
+
+
+def _all_values(bins: Bins) -> Iterator[float | None]:
+    """Yield the values of all series of the bins. None is a bin without a value."""
+    return chain.from_iterable(bins.series.values())
 
 
 def _build_latency_chart(
-    data: ChartData, title: str, bins: Bins, time_label: str, terms: Iterable[TermResult]
-) -> Iterator[Chart]:
-    """Yield the chart of a latency over time, or nothing if it has no values.
+    data: ChartData, title: str, bins: Bins, time_label: str, terms: Sequence[TermResult]
+) -> Chart:
+    """Return the chart of a latency over time, with the limits of the SLO.
 
-    A limit of the SLO is drawn as a line if it is near the values. A limit far above them would
-    compress them, so the note states it instead.
+    A limit that is near the values is drawn as a line. A limit far above them would compress them,
+    so the note states it instead.
 
     Args:
         data: The data of all charts.
         title: The title of the chart.
-        bins: The percentiles of the latency for each time bin, in ms.
+        bins: The percentiles of the latency for each time bin, in ms, with at least one value.
         time_label: Which time of a request decides its bin.
         terms: The objectives of the SLO for this latency.
     """
-    values_ms = [value for series in bins.series.values() for value in series if value is not None]
-    if not values_ms:
-        return
+    values_ms = [value for value in _all_values(bins) if value is not None]
     highest_near_limit_ms = NEAR_FACTOR * max(values_ms)
-    marks = []
-    notes = [f"per {bins.width_s:g} s", time_label]
-    for term in terms:
-        label = f"limit at p{term.quantile * 100:g}"
-        if term.limit_ms < highest_near_limit_ms:
-            color = outcome_color(term.met)
-            marks.append(Mark(y=term.limit_ms, label=label, color=color, extends_axis=True))
-        else:
-            notes.append(f"{label} is {term.limit_ms:,.4g} ms")
+    near_terms = [term for term in terms if term.limit_ms < highest_near_limit_ms]
+    far_terms = [term for term in terms if term.limit_ms >= highest_near_limit_ms]
+    marks = [
+        Mark(
+            y=term.limit_ms,
+            label=_limit_label(term),
+            color=outcome_color(term.met),
+            extends_axis=True,
+        )
+        for term in near_terms
+    ]
+    far_limits = [f"{_limit_label(term)} is {term.limit_ms:,.4g} ms" for term in far_terms]
+    note = ", ".join((f"per {bins.width_s:g} s", time_label, *far_limits))
     latency_axis = _build_latency_axis(values_ms)
-    yield _build_binned_chart(data, title, bins, latency_axis, ", ".join(notes), tuple(marks))
+    return _build_binned_chart(data, title, bins, latency_axis, note, tuple(marks))
+
+
+def _limit_label(term: TermResult) -> str:
+    """Return a label such as `limit at p95`."""
+    return f"limit at p{term.quantile * 100:g}"
 
 
 def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
@@ -351,10 +383,11 @@ def build_inter_chunk_charts(data: ChartData, summary: Summary) -> Iterator[Char
     from the results if the client could not measure them exactly.
     """
     cells = data.latency.inter_chunk
-    if not cells or "inter_chunk" in summary.metrics_without("p50"):
+    omitted_metrics = summary.metrics_without("p50")
+    if not cells or "inter_chunk" in omitted_metrics:
         return
-    lowest_ms = min(low_ms for _left_s, _right_s, low_ms, _high_ms, _count in cells)
-    highest_ms = max(high_ms for _left_s, _right_s, _low_ms, high_ms, _count in cells)
+    lowest_ms = min(cell.low for cell in cells)
+    highest_ms = max(cell.high for cell in cells)
     yield Chart(
         kind="cells",
         title="Inter-chunk latency",
@@ -420,14 +453,20 @@ def _build_server_lines(
     curve_by_metric: Mapping[str, server_series.MetricCurve],
     styles: Iterable[_ServerLineStyle],
 ) -> tuple[Series, ...]:
-    """Return a line for each of these metrics that the servers reported during the run."""
-    lines = []
-    for style in styles:
-        curve = curve_by_metric.get(style.metric)
-        line = None if curve is None else _build_server_line(data, curve, style)
-        if line is not None:
-            lines.append(line)
-    return tuple(lines)
+    """Return the lines of a chart of server metrics.
+
+    Args:
+        data: The data of all charts, with the length of the run.
+        curve_by_metric: The values that the servers reported, by metric.
+        styles: The metrics to show, each with the label and the color of its line. Those that the
+            servers did not report during the run are left out.
+    """
+    lines = [
+        _build_server_line(data, curve_by_metric[style.metric], style)
+        for style in styles
+        if style.metric in curve_by_metric
+    ]
+    return tuple(line for line in lines if line is not None)
 
 
 def _build_server_line(

@@ -40,6 +40,7 @@ from loadgen.runs.ci_report import CiReport, create_ci_report
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
     from loadgen.repeated.repeats import Repetition
     from loadgen.runs.planned_runs import PlannedRun
@@ -102,6 +103,12 @@ class RunPlan(NamedTuple):
     settings: Settings
     repetition: Repetition | None
     ci_report: CiReport
+
+    @property
+    def only_workload(self) -> Workload:
+        """The workload of a command that has just one, in one run or several repeats of it."""
+        (workload,) = self.workloads.values()
+        return workload
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -183,18 +190,15 @@ def _plan_runs(
 
     Raises CombinedError with the errors of all options, so that the user can correct them at once.
     """
-    from loadgen.core.execution.folder_names import check_no_results
-    from loadgen.runs.sharding import check_divisible, with_shard
+    from loadgen.runs.sharding import check_divisible
 
+    # `collecting` catches the error of its block and adds it to the list.
     errors: list[LoadgenError] = []
     repetition = None
     with collecting(errors):
         repetition = invocation.repetition()
     with collecting(errors):
-        settings = invocation.settings(can_use_store=True)
-        settings = with_shard(settings, shard_options.shard, shard_options.start_at)
-        if settings.out is not None and not invocation["force"]:
-            check_no_results(settings.out)
+        settings = _load_settings(invocation, shard_options)
     with collecting(errors):
         workloads = _load_workloads(invocation, workload)
     with collecting(errors):
@@ -203,8 +207,25 @@ def _plan_runs(
         )
     if errors:
         raise CombinedError(errors)
+    # Without errors, each block has assigned its variable.
     check_divisible(settings, workloads.values(), is_repeated=repetition is not None)
     return RunPlan(workloads, settings, repetition, ci_report)
+
+
+def _load_settings(invocation: Invocation, shard_options: ShardOptions) -> Settings:
+    """Return the settings of the runs.
+
+    Raises UserError or CombinedError for wrong options, and if the output directory has results
+    that the user does not want to replace with --force.
+    """
+    from loadgen.core.execution.folder_names import check_no_results
+    from loadgen.runs.sharding import with_shard
+
+    settings = invocation.settings(can_use_store=True)
+    settings = with_shard(settings, shard_options.shard, shard_options.start_at)
+    if settings.out is not None and not invocation["force"]:
+        check_no_results(settings.out)
+    return settings
 
 
 def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workload]:
@@ -232,8 +253,8 @@ def _load_workload_per_concurrency(
 ) -> dict[str, Workload]:
     """Return a workload for each concurrency by the name of its run, such as "c8".
 
-    Each has prompts of its own, so that a server does not have them in its cache from the run
-    before. Raises UserError if `--repeat` was given too.
+    The runs send different prompts, so that a server does not have them in its cache from the run
+    before. Raises UserError if the command has the option `--repeat` too.
     """
     from loadgen.core.workload import with_unique_prompts
 
@@ -241,38 +262,55 @@ def _load_workload_per_concurrency(
         f"c{concurrency}": invocation.load_workload(name, concurrency=concurrency)
         for concurrency in concurrencies
     }
-    if len(workloads) > 1 and invocation["repeat"] is not None:
-        raise UserError(
-            "conflict",
-            "several load points cannot be repeated by run",
-            f"--repeat {invocation['repeat']}",
-            "use loadgen sweep ... --repeat, or a single value of --concurrency",
-        )
+    if len(workloads) > 1:
+        _check_not_repeated(invocation)
     return {
         run_name: with_unique_prompts(workload, run_name)
         for run_name, workload in workloads.items()
     }
 
 
+def _check_not_repeated(invocation: Invocation) -> None:
+    """Raise UserError if a command with several load points has the option --repeat.
+
+    Only `loadgen sweep` repeats several load points, as its report can show their spread.
+    """
+    if invocation["repeat"] is not None:
+        raise UserError(
+            "conflict",
+            "several load points cannot be repeated by run",
+            f"--repeat {invocation['repeat']}",
+            "use loadgen sweep ... --repeat, or a single value of --concurrency",
+        )
+
+
 def _run_once(
     invocation: Invocation, plan: RunPlan, display: RunDisplay, options: ReportOptions
 ) -> Outcome:
-    """Execute the only run and print its result."""
+    """Execute the run of a command that has a single one, and print its result.
+
+    After a run on a host that was too busy to measure, a hint says what to do next.
+    """
     from loadgen.core.execution.run import execute
-    from loadgen.core.metrics.summary import dump_summary
-    from loadgen.runs import text
     from loadgen.runs.client_text import is_host_busy
 
-    (workload,) = plan.workloads.values()
-    summary, run_dir = execute(workload, plan.settings, display.event_handlers)
+    summary, run_dir = execute(plan.only_workload, plan.settings, display.event_handlers)
+    _print_run(summary, run_dir, options)
+    if is_host_busy(summary.verdict) and not options.as_json:
+        print_status(suggest_next_step(invocation.arguments, plan.settings))
+    return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
+
+
+def _print_run(summary: Summary, run_dir: Path, options: ReportOptions) -> None:
+    """Print the report of a run, or with `--json` its `summary.json`."""
+    from loadgen.core.metrics.summary import dump_summary
+    from loadgen.runs import text
+
     if options.as_json:
         sys.stdout.buffer.write(dump_summary(summary))
         print_status(f"results in {run_dir}")
     else:
         print_report(text.report(summary, run_dir=run_dir), full=options.full)
-        if is_host_busy(summary.verdict):
-            print_status(suggest_next_step(invocation.arguments, plan.settings))
-    return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
 
 
 def suggest_next_step(arguments: Sequence[str], settings: Settings) -> str:
@@ -348,10 +386,11 @@ class _RunSeries:
 def _open_series(
     invocation: Invocation, plan: RunPlan, display: RunDisplay
 ) -> Iterator[_RunSeries]:
-    """Create and lock a directory for several runs, and yield what executes runs in it.
+    """Create and lock a directory for several runs, and yield the object that executes them.
 
-    The directory is named after the workload and the time. An error message tells the user that
-    `loadgen report` shows the runs that finished before.
+    Each run gets a subdirectory. The directory is named after the workload and the time, unless the
+    user named it with `-o`. If an exception ends the command, its message also says that `loadgen
+    report` shows the runs that have finished until then.
     """
     from loadgen.core.execution.folder_names import new_run_folder
 
@@ -368,7 +407,11 @@ def _open_series(
 def _run_load_points(
     invocation: Invocation, plan: RunPlan, display: RunDisplay, options: ReportOptions
 ) -> Outcome:
-    """Execute one run per concurrency and print a table of all, as `loadgen report` does."""
+    """Execute one run per concurrency, and print one table with a row for each run.
+
+    It is the table that `loadgen report` prints for the directory of the runs. That directory also
+    gets a file with the checksums of the results.
+    """
     from loadgen.core.results import checksums
 
     display.begin_steps(len(plan.workloads), at_most=False)
@@ -403,30 +446,40 @@ def _run_repeatedly(
 ) -> Outcome:
     """Execute the same load several times and print the means and the spread of the runs.
 
-    Each repeat has a seed of its own. The number of repeats is fixed, or they go on until their
-    means are as precise as requested.
+    Each repeat has its own seed. The number of repeats is fixed, or open: then they go on until
+    their means are as precise as the user requested.
     """
     from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
 
-    (workload,) = plan.workloads.values()  # `--repeat` is refused for several workloads
-    number_is_open = repetition.count is None
-    display.begin_steps(repetition.max_runs, at_most=number_is_open)
+    is_open_ended = repetition.count is None
+    display.begin_steps(repetition.max_runs, at_most=is_open_ended)
     with _open_series(invocation, plan, display) as series:
-        is_complete = run_repeats(
+
+        def has_enough_repeats() -> bool:
+            return repetition.is_complete([run.summary for run in series.runs])
+
+        def run_repeat(number: int) -> bool:
+            return series.run(f"r{number}", with_repeat_seed(plan.only_workload, number))
+
+        was_completed = run_repeats(
             repetition,
-            is_complete=lambda: repetition.is_complete([run.summary for run in series.runs]),
-            run_repeat=lambda number: series.run(f"r{number}", with_repeat_seed(workload, number)),
+            has_enough_repeats=has_enough_repeats,
+            run_repeat=run_repeat,
             virtual=plan.settings.virtual,
             print_line=print_status,
         )
         _write_and_print_repeats(series, repetition, options)
-    return Outcome(series.runs, is_complete)
+    return Outcome(series.runs, was_completed)
 
 
 def _write_and_print_repeats(
     series: _RunSeries, repetition: Repetition, options: ReportOptions
 ) -> None:
-    """Write the summary of repeated runs, and print their means and how to compare them."""
+    """Write `repeats.json`, the summary of repeated runs, and print a report of it.
+
+    The report has the means and their confidence intervals. A last line has the directory of the
+    results and the command that compares them with another result.
+    """
     from loadgen.runs.repeats_report import repeats_report
     from loadgen.runs.sweep_curve import build_curve
 

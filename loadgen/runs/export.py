@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _NUMBERS_PER_PART = 131_072
 """So many numbers become text together."""
 
+_NEXT_LINE_OF_VALUE = "\n  "
+"""Starts a further line of a value in a document, whose keys are indented by two spaces."""
+
 _NEXT_NUMBER = ",\n    "
 FILES = ", ".join(row.name for row in FORMATS.builtin_rows if row.write)
 _KINDS = ", ".join(KINDS)
@@ -123,13 +126,17 @@ def _find_format(format_name: str) -> FormatRow:
 def _send_to_tracker(
     export_format: FormatRow, format_name: str, run_dir: Path, out: Path | None
 ) -> int:
-    """Send a run to an experiment tracker, print where it is, and return the exit code OK."""
+    """Send a run to an experiment tracker, such as MLflow, and print where it is stored there.
+
+    Returns the exit code of the command. Raises UserError if the tracker fails.
+    """
     from loadgen.core.run_folder import open_run
 
-    assert export_format.send is not None
-    # The guard reports an exception in a format of a plug-in as an error of that plug-in.
-    send = FORMATS.guard(export_format, export_format.send)
-    location = send(run_dir, open_run(run_dir).summary, out)
+    send = export_format.send
+    assert send is not None  # Only trackers have this function.
+    # A tracker may come from a plug-in. The guard turns an exception in it into a UserError.
+    guarded_send = FORMATS.guard(export_format, send)
+    location = guarded_send(run_dir, open_run(run_dir).summary, out)
     print(f"written to {format_name}: {location}", file=sys.stderr)
     return OK
 
@@ -164,15 +171,17 @@ def _check_exportable(folder: Path) -> None:
 def _export_file(
     export_format: FormatRow, format_name: str, run_dir: Path, out: Path | None
 ) -> int:
-    """Write a run as a file of another tool, and return the exit code OK.
+    """Write a run as a file of another tool, to `out` or to stdout.
 
-    Without `out` the file is written to stdout. With it, stderr states what a reader of the file
-    has to know, for example that the server was simulated.
+    A line on stderr states what a reader of the file has to know, for example that the server was
+    simulated. It is left out if the file is written to stdout. Returns the exit code of the
+    command.
     """
     from loadgen.runs import request_gaps
 
     stored_run = request_gaps.read_run_with_gaps(run_dir)
-    parts = _split_content(_convert_run(export_format, stored_run))
+    content = _convert_run(export_format, stored_run)
+    parts = _split_content(content)
     if out is None:
         sys.stdout.buffer.writelines(parts)
         return OK
@@ -279,15 +288,22 @@ def json_parts(
 
 
 def _value_parts(value: Any, numbers_per_part: int) -> Iterator[bytes]:
-    """Yield the JSON text of a value inside a document, part by part if it is an array."""
+    """Yield the JSON text of the value of one key of a document.
+
+    An array of numpy is converted in parts of at most `numbers_per_part` numbers. Any other value
+    is converted at once.
+    """
     import numpy as np
 
-    if isinstance(value, np.ndarray) and len(value):
+    is_array = isinstance(value, np.ndarray)
+    if is_array and len(value):
         yield from _array_parts(value, numbers_per_part)
         return
-    plain_value = [] if isinstance(value, np.ndarray) else value
+    # An empty array of numpy is an empty list in JSON.
+    plain_value = [] if is_array else value
     text = json.dumps(plain_value, indent=2, allow_nan=False)
-    yield text.replace("\n", "\n  ").encode()
+    # The value is inside a document, so all lines but the first are indented by one more level.
+    yield text.replace("\n", _NEXT_LINE_OF_VALUE).encode()
 
 
 def _array_parts(values: NDArray[Any], numbers_per_part: int) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen.core import format
@@ -93,11 +94,11 @@ SLOW_HEAD = (
 def build_slow_request_sections(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the causes of slow requests, the breakdowns of latency, and the slowest requests.
+    """Yield why requests were slow, where their time was spent, and which were the slowest.
 
-    A page has all of these sections. A report as text has fewer, and has a table of the slowest
-    requests in place of the last section. That section has charts, whose data takes seconds to
-    compute, so a function is yielded that builds it only when a page is written.
+    The slowest requests are a table in a report as text. On a page they are a section with charts,
+    whose data take seconds to compute. So the page gets a function that builds this section when
+    the page is written. It is called without arguments.
     """
     if not summary.splits.groups:
         yield section("Slow requests", summary.causes.text)
@@ -106,11 +107,13 @@ def build_slow_request_sections(
     yield _breakdown_section(summary.splits)
     if _has_server_timing(summary.splits):
         yield section("", _slow_table(summary.slowest, "ttft"), text_only=True)
+    yield partial(_build_slowest_sections, summary, compute_chart_data)
 
-    def build_slowest_section() -> list[Section]:
-        return [_slowest_section(summary, compute_chart_data)]
 
-    yield build_slowest_section
+def _build_slowest_sections(
+    summary: Summary, compute_chart_data: ComputeChartData | None
+) -> list[Section]:
+    return [_slowest_section(summary, compute_chart_data)]
 
 
 def _causes_section(summary: Summary) -> Section:

@@ -148,16 +148,24 @@ def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> L
 
 
 def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
-    """Return the load, the throughput and the outcome of a run, without its latencies."""
+    """Return the load, the throughput and the outcome of a run, without its latencies.
+
+    The load of a closed loop is its number of virtual users, and that of an open loop is its
+    offered rate.
+    """
     requests = summary.requests
     goodput = summary.goodput
     gpu_count = summary.target.gpus
     rates = select_headline_rates(summary)
+    has_too_many_errors = fails_by_errors(summary)
+
     concurrency = _measured_concurrency(summary.stages)
     is_closed_loop = concurrency is not None
     load_value = summary.load.offered_rps if concurrency is None else float(concurrency)
     # A closed loop is in steady state while all of its virtual users are active.
     has_steady_state = summary.window.steady.duration_s is not None
+    reached_concurrency = has_steady_state if is_closed_loop else True
+
     return LoadPointResult(
         name=name,
         # The load
@@ -165,7 +173,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         load_value=load_value,
         is_closed_loop=is_closed_loop,
         started_at_once=_started_at_once(summary.stages),
-        reached_concurrency=has_steady_state or not is_closed_loop,
+        reached_concurrency=reached_concurrency,
         # The throughput
         ok=requests.ok,
         failed=requests.decided - requests.ok,
@@ -178,7 +186,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         slo_met=goodput.met,
         slo_undecided=goodput.undecided,
         sustained=summary.sustainable.sustained,
-        many_errors=fails_by_errors(summary),
+        many_errors=has_too_many_errors,
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,
@@ -219,14 +227,15 @@ def _latencies_with_few_samples(summary: Summary) -> tuple[str, ...]:
 def _started_at_once(stages: Sequence[StageSummary]) -> bool:
     """Return whether all virtual users of a closed loop started at the same time.
 
-    By default they start one after the other, over the time `ramp_s`, which is 0 only if the user
-    requested that they start together. The first stage with several virtual users starts them. A
-    stage that goes on with the users of the stage before starts none, so it is not examined.
+    By default, the start of the users is spread over the time `ramp_s` of a stage. It is 0 only if
+    the user requested that they start together. The first stage that starts several users decides;
+    later ones, such as a measured stage after a warm-up, may only continue with those users.
     """
     for stage in stages:
         has_several_users = stage.concurrency is not None and stage.concurrency > 1
         continues_with_users = stage.ramp_from == RAMP_OF_PREVIOUS_STAGE
-        if has_several_users and not continues_with_users:
+        starts_several_users = has_several_users and not continues_with_users
+        if starts_several_users:
             return stage.ramp_s == 0
     return False
 
@@ -264,8 +273,8 @@ def average_repeats(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
 def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
     """Return the first repeat, with the request counts and outcomes of all repeats.
 
-    Requests are added. What is good about a load point, such as that it met the SLO, must be so in
-    every repeat. What limits it, such as too few samples for a latency, counts from a single one.
+    Requests are added. A positive outcome, such as that the SLO was met, must be that of every
+    repeat. A reservation, such as too few samples for a latency, applies if one repeat has it.
     """
     unsupported_latencies = {latency for repeat in repeats for latency in repeat.unsupported}
     return msgspec.structs.replace(
@@ -273,8 +282,8 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         ok=sum(repeat.ok for repeat in repeats),
         failed=sum(repeat.failed for repeat in repeats),
         # In every repeat
-        slo_met=_true_of_all([repeat.slo_met for repeat in repeats]),
-        sustained=_true_of_all([repeat.sustained for repeat in repeats]),
+        slo_met=_all_or_unknown([repeat.slo_met for repeat in repeats]),
+        sustained=_all_or_unknown([repeat.sustained for repeat in repeats]),
         reached_concurrency=all(repeat.reached_concurrency for repeat in repeats),
         # In any repeat
         unsupported=tuple(sorted(unsupported_latencies)),
@@ -296,8 +305,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _true_of_all(values: Sequence[bool | None]) -> bool | None:
-    """Return False if one value is False, None if one is not known, else True."""
+def _all_or_unknown(values: Sequence[bool | None]) -> bool | None:
+    """Return False if one value is False, else None if one is not known (None), else True."""
     if False in values:
         return False
     return None if None in values else True

@@ -81,24 +81,27 @@ Compiled code is faster, so its timestamps are more exact.
 
 def defer_section(
     build_section: Callable[[ChartData], Section], compute_chart_data: ComputeChartData | None
-) -> Iterator[PageSectionFactory]:
-    """Yield a function that builds a section with charts, or nothing for a run without charts.
+) -> list[PageSectionFactory]:
+    """Return a function that builds a section with charts, or an empty list without chart data.
 
-    Only a page calls the function, when it is written. A report on a terminal has no charts, so
-    that it never computes their data, which takes seconds for a long run.
+    The data of the charts take seconds to compute for a long run. So the function computes them
+    only when it is called, which a page does when it is written. A report on a terminal has no
+    charts, and never calls it.
 
     Args:
         build_section: Returns the section for the data of its charts.
         compute_chart_data: Computes this data. None if the run has no charts.
     """
     if compute_chart_data is None:
-        return
+        return []
+    return [partial(_build_section_now, build_section, compute_chart_data)]
 
-    def compute_data_and_build() -> list[Section]:
-        data = compute_chart_data()
-        return [build_section(data)]
 
-    yield compute_data_and_build
+def _build_section_now(
+    build_section: Callable[[ChartData], Section], compute_chart_data: ComputeChartData
+) -> list[Section]:
+    chart_data = compute_chart_data()
+    return [build_section(chart_data)]
 
 
 def _defer_folded_charts(
@@ -107,8 +110,8 @@ def _defer_folded_charts(
     *,
     heading: str,
     section_id: str,
-) -> Iterator[PageSectionFactory]:
-    """Yield a factory for a folded section of charts, or nothing without chart data.
+) -> list[PageSectionFactory]:
+    """Return a function that builds a folded section of charts, or [] without chart data.
 
     Args:
         build_charts: Describes the charts from their data. It is called when the page is written.
@@ -120,7 +123,7 @@ def _defer_folded_charts(
     def build_section(data: ChartData) -> Section:
         return section(heading, Charts(tuple(build_charts(data))), folded=True, id=section_id)
 
-    yield from defer_section(build_section, compute_chart_data)
+    return defer_section(build_section, compute_chart_data)
 
 
 def build_headline_charts(
@@ -221,9 +224,11 @@ def build_server_sections(
     compute_chart_data: ComputeChartData | None,
     samples: Sequence[MetricSample],
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the servers' own metrics over time, and how often they were read.
+    """Yield a section with the servers' own metrics over time, and one with how they were read.
 
-    A server publishes its metrics under a URL, its metrics page, in the format of Prometheus.
+    A server publishes its metrics under a URL, its metrics page, in the format of Prometheus. The
+    charts of the first section are built only when a page is written, because that takes long. It
+    is left out without `compute_chart_data`.
 
     Args:
         server_metrics: The totals and maxima of the metrics, and the pages they come from.
@@ -231,8 +236,9 @@ def build_server_sections(
         samples: The values of the metrics at each read.
     """
 
-    def build_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.build_server_charts(data, series.compute_curves(samples))
+    def build_charts(client_data: ChartData) -> Iterable[Chart]:
+        curve_by_metric = series.compute_curves(samples)
+        return charts.build_server_charts(client_data, curve_by_metric)
 
     yield from _defer_folded_charts(
         build_charts,
@@ -273,17 +279,22 @@ def _read_count_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]
 def build_load_check(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield a section on whether the load matched the workload, and one on the request lengths.
+    """Yield, for a page, whether the load matched the workload, and how long its requests were.
 
-    The first one has a row for each property of the load that was checked, such as the rate of its
-    arrivals. Only a page has the two sections, and only if the records of the run were kept. The
-    second one has charts, so it is built when the page is written.
+    The first section has a table with a row for each property of the load that was checked, such
+    as its arrival rate. The second one has charts of the lengths, so it is built only when the page
+    is written. There are no sections if the records of the requests were not kept, because then
+    `compute_chart_data` is None.
     """
     if compute_chart_data is None:
         return
     checks = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
     yield section("Load check", checks, folded=True, page_only=True, id="load-check")
-    yield from defer_section(partial(_build_lengths_section, summary), compute_chart_data)
+
+    def build_lengths_section(data: ChartData) -> Section:
+        return _build_lengths_section(summary, data)
+
+    yield from defer_section(build_lengths_section, compute_chart_data)
 
 
 def _build_lengths_section(summary: Summary, data: ChartData) -> Section:
@@ -305,7 +316,8 @@ def _length_sentences(tokens: Tokens) -> Iterator[str]:
     """
     prompt = format.count(tokens.input)
     yield f"{prompt} prompt tokens and {format.count(tokens.output)} output tokens."
-    # A source is what the number of output tokens of a response comes from.
+    # `sources.output` has a code for each way in which output tokens were counted, such as
+    # "server" or "tokenizer".
     sources = [source for source in tokens.sources.output if source != _NO_OUTPUT_REQUESTED]
     if sources:
         counted_by = [_SOURCE_LABELS.get(source, _NOT_COUNTED_LABEL) for source in sources]
@@ -342,53 +354,61 @@ def _equal_length_sentences(data: ChartData) -> Iterator[str]:
 
 
 def build_provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
-    """Yield the definitions of the metrics, and everything that is needed to reproduce the run.
+    """Yield the sections at the end of a page: definitions, and how to reproduce the run.
 
-    The latter are sections with the command and the conditions such as the seed, with the workload
-    file, and with a note on how to compare the fingerprints of two runs.
+    The definitions are those of the metrics. To reproduce the run, a reader needs its command, its
+    conditions such as the seed, and its workload file. A note explains how the fingerprints of two
+    runs are compared.
     """
     definitions = Table(("metric", "definition"), DEFINITIONS, "prose")
-    yield section("Definitions", definitions, folded=True, page_only=True, id="definitions")
     command = Quoted(shlex.join(summary.run.command))
     conditions = _list_run_conditions(summary, manifest)
+    workload_file = Quoted(manifest.source_text if manifest is not None else "")
+    workload_heading = f"Workload file {summary.run.workload}"
+    fingerprint_note = Paragraph(FINGERPRINT_NOTE, "soft")
+
+    yield section("Definitions", definitions, folded=True, page_only=True, id="definitions")
     yield section(
         "How to reproduce", command, conditions, folded=True, page_only=True, id="reproduce"
     )
-    workload_file = manifest.source_text if manifest is not None else ""
-    heading = f"Workload file {summary.run.workload}"
-    yield section(heading, Quoted(workload_file), folded=True, page_only=True)
-    fingerprint_note = Paragraph(FINGERPRINT_NOTE, "soft")
+    yield section(workload_heading, workload_file, folded=True, page_only=True)
     yield section("", fingerprint_note, page_only=True)
 
 
 def _list_run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
     """Return the conditions that a repetition of the run has to share to be comparable.
 
-    A fingerprint is a hash of a part of the run, such as its prompts. The salt is a text in each
+    They are, in this order: what the run sent, and with which client on which machine. A
+    fingerprint is a hash of a part of the run, such as its prompts. The salt is a text in each
     prompt. Runs with different salts have different prompts, so that a server cannot respond from
     the prefix cache of an earlier run.
     """
     run = summary.run
     fingerprints = summary.fingerprints
+    seed = "" if run.seed is None else str(run.seed)
     schedule_seed = "" if run.schedule_seed is None else f"seed {run.schedule_seed}"
+    salt = "" if manifest is None else manifest.salt
+    tokenizer = f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else ""
     fingerprint_of_config = fingerprints.recipe
-    conditions = (
-        ("Seed", "" if run.seed is None else str(run.seed)),
+    load_conditions = (
+        ("Seed", seed),
         ("Schedule", schedule_seed),
-        ("Salt", "" if manifest is None else manifest.salt),
+        ("Salt", salt),
         ("Config fingerprint", fingerprint_of_config),
         ("Prompts", fingerprints.prompts),
         ("Schedule fingerprint", fingerprints.schedule),
         ("Bodies", fingerprints.bodies),
+    )
+    client_conditions = (
         ("Client", _describe_client(summary)),
-        ("Tokenizer", f"{run.tokenizer} ({run.tokenizer_tag})" if run.tokenizer else ""),
+        ("Tokenizer", tokenizer),
         ("Connection time", describe_connect_time(summary)),
         ("Machine", _describe_machine(run.host)),
         ("Clock", run.host.clock),
         ("Versions", _describe_versions(run.host)),
         ("Validity limits", _describe_validity_limits(summary.verdict.limits)),
     )
-    return Facts(conditions)
+    return Facts((*load_conditions, *client_conditions))
 
 
 def _describe_client(summary: Summary) -> str:
@@ -420,17 +440,21 @@ def _describe_validity_limits(limits: ValidityLimits) -> str:
     """Return the limits beyond which a run is not valid, or a metric is omitted.
 
     All are fractions. The delay of sending and the uncertainties of timestamps are limited relative
-    to the median of the latency that they distort.
+    to the median of the latency that they distort: `send delay 5 % ... of TTFT p50`.
     """
-    send_delay = format.percent(limits.send_lag_share)
-    timestamp_uncertainty = format.percent(limits.stamp_error_share)
-    itl_uncertainty = format.percent(limits.event_error_share)
-    tpot_uncertainty = format.percent(limits.tpot_error_share)
-    texts = (
-        f"send delay {send_delay} and timestamp uncertainty {timestamp_uncertainty} of TTFT p50",
-        f"CPU {format.percent(limits.cpu_share)}",
-        f"failures {format.percent(limits.failure_share)}",
-        f"uncertainty of ITL {itl_uncertainty} of its p50",
-        f"uncertainty of TPOT {tpot_uncertainty} of its p50",
+    send_delay_limit = format.percent(limits.send_lag_share)
+    timestamp_limit = format.percent(limits.stamp_error_share)
+    cpu_limit = format.percent(limits.cpu_share)
+    failure_limit = format.percent(limits.failure_share)
+    itl_limit = format.percent(limits.event_error_share)
+    tpot_limit = format.percent(limits.tpot_error_share)
+    return "; ".join(
+        (
+            f"send delay {send_delay_limit} and timestamp uncertainty {timestamp_limit} of "
+            "TTFT p50",
+            f"CPU {cpu_limit}",
+            f"failures {failure_limit}",
+            f"uncertainty of ITL {itl_limit} of its p50",
+            f"uncertainty of TPOT {tpot_limit} of its p50",
+        )
     )
-    return "; ".join(texts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -109,6 +109,7 @@ ROUNDING_ERROR = 1e-9
 POINT_DIGITS = 4
 CELL_EDGE_DIGITS = 5
 SPAN_DIGITS = 5
+LENGTH_DIGITS = 6
 EDGE_DIGITS_OF_HEAT_MAP = 4
 """Significant digits of coordinates, which are finer than a pixel of the chart."""
 
@@ -131,8 +132,15 @@ class Bins(msgspec.Struct, frozen=True, kw_only=True):
     series: dict[str, Values]
 
 
-Cell = tuple[float, float, float, float, int]
-"""A rectangle of a chart and the number of points in it: left, right, low, high, count."""
+class Cell(NamedTuple):
+    """A rectangle of a chart and the number of points in it."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    count: int
+
 
 Cells = tuple[Cell, ...]
 """The cells of a chart that are not empty."""
@@ -268,6 +276,7 @@ def compute_chart_data(
             `results.record_log.HEAT`. None if they were not kept.
     """
     columns = Columns(rows)
+    # Requests of a warm-up and failed requests are not counted.
     is_counted = is_measured(manifest, rows) & columns.where(OK)
     length_s = _run_length_s(rows, event_counts)
     curves = _percentile_curves(columns, is_counted)
@@ -276,33 +285,53 @@ def compute_chart_data(
     if inter_chunk_curve is not None:
         curves["inter_chunk"] = inter_chunk_curve
     return ChartData(
-        length_s=round_to(length_s, 6),
+        length_s=round_to(length_s, LENGTH_DIGITS),
         stages=tuple(_stage_spans(manifest, rows, length_s)),
         percentile_curves=curves,
         latency=_latency_over_time(columns, inter_chunk_snapshots, length_s),
-        load=LoadOverTime(
-            request_rates=_request_rates(columns, length_s),
-            output_rate=_output_rate(columns, event_counts, length_s),
-            in_flight=_mean_in_flight(columns, length_s),
-            errors=_errors_by_kind(columns, length_s),
-            slo_attainment=_slo_attainment(columns, manifest, length_s),
-            cache_hit_rate=_cache_hit_rate(columns, length_s),
-            client_overhead=_client_overhead(columns, worker_samples, length_s),
-        ),
+        load=_load_over_time(manifest, columns, event_counts, worker_samples, length_s),
         scatter=_scatter_plots(columns, is_counted),
+    )
+
+
+def _load_over_time(
+    manifest: RunManifest,
+    columns: Columns,
+    event_counts: Sequence[NDArray[np.int64]],
+    worker_samples: Sequence[WorkerSample],
+    length_s: float,
+) -> LoadOverTime:
+    """Return the load over time, and how the server and the client coped with it.
+
+    The parameters are those of `compute_chart_data`, with the records as columns.
+    """
+    return LoadOverTime(
+        request_rates=_request_rates(columns, length_s),
+        output_rate=_output_rate(columns, event_counts, length_s),
+        in_flight=_mean_in_flight(columns, length_s),
+        errors=_errors_by_kind(columns, length_s),
+        slo_attainment=_slo_attainment(columns, manifest, length_s),
+        cache_hit_rate=_cache_hit_rate(columns, length_s),
+        client_overhead=_client_overhead(columns, worker_samples, length_s),
     )
 
 
 def _percentile_curves(
     columns: Columns, is_counted: NDArray[np.bool_]
 ) -> dict[str, PercentileCurve]:
-    """Return the percentile curve of each latency that has values, by metric."""
-    curves: dict[str, PercentileCurve | None] = {}
-    curves["ttft"] = curve_of_values("TTFT", columns.measure("ttft")[is_counted])
-    curves["ttft_from_sent"] = _ttft_from_sent_curve(columns, is_counted, curves["ttft"])
-    curves["tpot"] = curve_of_values("TPOT", columns.measure("tpot")[is_counted])
-    curves["max_gap"] = curve_of_values("max ITL", columns.measure("max_gap")[is_counted])
-    curves["e2e"] = curve_of_values("E2E", columns.measure("e2e")[is_counted])
+    """Return the percentile curve of each latency by the name of its metric, such as "ttft".
+
+    The metric "max_gap" is the max ITL: the longest time between two tokens of a request. A latency
+    that no counted request has, such as the TPOT of responses with one token, has no curve.
+    """
+    ttft_curve = curve_of_values("TTFT", columns.measure("ttft")[is_counted])
+    curves = {
+        "ttft": ttft_curve,
+        "ttft_from_sent": _ttft_from_sent_curve(columns, is_counted, ttft_curve),
+        "tpot": curve_of_values("TPOT", columns.measure("tpot")[is_counted]),
+        "max_gap": curve_of_values("max ITL", columns.measure("max_gap")[is_counted]),
+        "e2e": curve_of_values("E2E", columns.measure("e2e")[is_counted]),
+    }
     return {metric: curve for metric, curve in curves.items() if curve is not None}
 
 
@@ -323,11 +352,11 @@ def _ttft_from_sent_curve(
 def _latency_over_time(
     columns: Columns, inter_chunk_snapshots: NDArray[np.void] | None, length_s: float
 ) -> LatencyOverTime:
-    """Return the latencies of ok requests by time.
+    """Return the latencies of successful requests over the time of the run.
 
-    TTFT counts at the scheduled time of a request, from which it is measured. TPOT counts at the
-    time of the last token, when it is known. Without snapshots, which count the inter-chunk
-    latencies of each moment, there are no inter-chunk latencies.
+    The time bin of a TTFT is that of the scheduled time of its request, from which it is measured.
+    The bin of a TPOT is that of the last token, because it is not known earlier. Snapshots are
+    histograms of the inter-chunk latencies, which are left out if there are none (None).
     """
     is_ok = columns.where(OK)
     ttft = quantiles_over_time(columns["due_ns"], columns.measure("ttft"), is_ok, length_s)
@@ -557,19 +586,20 @@ def _stage_spans(
 ) -> Iterator[StageSpan]:
     """Yield the span of each stage of a run on the time axis of its charts.
 
-    A stage is a part of a run with its own load, such as a warm-up of 60 s. Its span ends at the
-    latest with the run, whose length is `length_s`.
+    A stage is a part of a run with its own load, such as a warm-up of 60 s. A stage ends at its
+    planned end, or earlier if the run ended before that, for example because it was interrupted.
     """
     for index, stage in enumerate(manifest.stages):
         is_in_stage = (rows["stage"] == index) & (rows["due_ns"] >= 0)
         due_ns = rows["due_ns"][is_in_stage]
         start_s = _stage_start_ns(index, stage, due_ns) / NS_PER_S
         planned_end_s = _stage_end_ns(stage, due_ns) / NS_PER_S
-        end_s = min(max(planned_end_s, start_s), length_s)
+        # Without a planned end and without requests, the end is 0, which is before the start.
+        end_s = max(planned_end_s, start_s)
         yield StageSpan(
             name=stage.name or f"stage {index + 1}",
             start_s=round_to(start_s, SPAN_DIGITS),
-            end_s=round_to(end_s, SPAN_DIGITS),
+            end_s=round_to(min(end_s, length_s), SPAN_DIGITS),
             measured=stage.measured,
         )
 
@@ -588,14 +618,16 @@ def _stage_end_ns(stage: StagePlan, due_ns: NDArray[np.int64]) -> int:
 def _stage_start_ns(index: int, stage: StagePlan, due_ns: NDArray[np.int64]) -> int:
     """Return when a stage starts: as planned, or else with its first request.
 
-    Only the first stage is planned to start at 0. A later stage with that start has no planned one.
+    A stage has no planned start if the stage before it has no planned end, since that ends after a
+    number of requests. Its `start_ns` is then 0, which is a planned start only for the first stage.
 
     Args:
-        index: The position of the stage among the stages of the run.
+        index: The position of the stage among the stages of the run, from 0.
         stage: The stage.
         due_ns: The scheduled times of its requests.
     """
-    has_planned_start = index == 0 or stage.start_ns != 0
+    is_first = index == 0
+    has_planned_start = is_first or stage.start_ns != 0
     if has_planned_start or not len(due_ns):
         return stage.start_ns
     return int(due_ns.min())
@@ -626,33 +658,37 @@ def _mean_in_flight(columns: Columns, length_s: float) -> Bins:
     """Return the mean number of requests in flight in each time bin.
 
     It is the time that all requests together spent in flight during the bin, divided by the width
-    of the bin. Until any moment, a request has been in flight for the time since it was sent,
-    without the time since it was done. So the total until an edge of the bins is the difference of
-    two sums over all requests, and the total in a bin is the increase from its first edge to its
-    second one.
+    of the bin: two requests that are in flight for half of a bin are a mean of 1.
+
+    At an edge between two bins, a request was in flight for the time since it was sent, minus the
+    time since it was done. The sum of these times over all requests, at the second edge of a bin
+    minus at its first one, is the time in flight during the bin.
     """
     grid = Grid.for_length(length_s)
     was_sent = columns["sent_ns"] >= 0
     is_done = was_sent & (columns["done_ns"] >= 0)
     since_sent_ns = _time_since_events_ns(grid, columns["sent_ns"][as_selection(was_sent)])
     since_done_ns = _time_since_events_ns(grid, columns["done_ns"][as_selection(is_done)])
-    time_in_flight_ns = np.diff(since_sent_ns - since_done_ns)
-    mean_in_flight = time_in_flight_ns / (grid.width_s * NS_PER_S)
+    in_flight_before_edges_ns = since_sent_ns - since_done_ns
+    in_flight_in_bins_ns = np.diff(in_flight_before_edges_ns)
+    mean_in_flight = in_flight_in_bins_ns / (grid.width_s * NS_PER_S)
+    # Rounding errors may lead to a number slightly below 0.
     return grid.round_series({"in flight": np.maximum(mean_in_flight, 0.0)})
 
 
 def _time_since_events_ns(grid: Grid, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return for each edge of the grid the sum of the times since each event before it, in ns.
 
-    For events at 1 s and at 4 s, the result at an edge at 5 s is (5 - 1) + (5 - 4) = 5 s. To need
-    no loop over the events, it is computed as the number of events times the edge, minus the sum
-    of their times: 2 * 5 - (1 + 4) = 5.
+    For events at 1 s and at 4 s, the result at an edge at 5 s is (5 - 1) + (5 - 4) = 5 s. That
+    equals the number of events times the edge, minus the sum of their times: 2 * 5 - (1 + 4) = 5.
+    This form needs only the number and the sum for each bin, and no loop over the events.
     """
     edges_ns = grid.edges_s * NS_PER_S
     event_counts = _totals_before_edges(grid.count(times_ns))
-    sum_of_times_per_bin_ns = grid.sum(times_ns, times_ns)
-    sums_of_times_ns = _totals_before_edges(sum_of_times_per_bin_ns)
-    return event_counts * edges_ns - sums_of_times_ns
+    # The amounts to add up are the times themselves.
+    time_sums_of_bins_ns = grid.sum(amounts=times_ns, times_ns=times_ns)
+    time_sums_ns = _totals_before_edges(time_sums_of_bins_ns)
+    return event_counts * edges_ns - time_sums_ns
 
 
 def _totals_before_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -704,13 +740,14 @@ def _tokens_by_events(
 def _events_in_bins(events_before_bins: NDArray[np.int64], grid: Grid) -> NDArray[np.float64]:
     """Return the number of output events in each bin of a grid.
 
-    The events were counted in short bins of BIN_NS. An edge of the grid may lie inside a short bin.
-    The events of that bin then count as evenly spread over it.
+    The run counted the events in bins of BIN_NS, which are shorter than those of the grid. An edge
+    of the grid may lie inside a short bin, whose events are then taken to be spread evenly. If 10
+    events came before a short bin and 14 before its end, 12 came before its middle.
 
     Args:
         events_before_bins: The number of events before each short bin, and before the end of the
             last one.
-        grid: The grid, whose bins are longer.
+        grid: The grid.
     """
     edges_in_short_bins = grid.edges_s * NS_PER_S / BIN_NS
     short_bin_numbers = np.arange(len(events_before_bins))
@@ -727,7 +764,7 @@ def _tokens_spread_evenly(columns: Columns, grid: Grid) -> NDArray[np.float64]:
 
 
 def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
-    """Return the requests that are not ok per time bin, a series for each kind of error.
+    """Return the number of failed requests in each time bin, as a series for each kind of error.
 
     The most frequent kind comes first. A request counts when it ended, or at its scheduled time if
     it never did.
@@ -738,14 +775,21 @@ def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
     times_ns = np.where(has_ended, columns["done_ns"], columns["due_ns"])
     error_times_ns = times_ns[is_error]
     error_kinds = columns["kind"][is_error]
-    kinds, frequencies = np.unique(error_kinds, return_counts=True)
-    kinds_by_frequency = kinds[np.argsort(-frequencies, kind="stable")]
-    series = {}
-    for kind in kinds_by_frequency:
-        # The records store no kind, whose name is "", for a request that did not finish.
+    counts_by_label = {}
+    for kind in _distinct_by_frequency(error_kinds):
+        # A record without a kind, whose name is "", is that of a request that did not finish.
         label = KINDS[kind] or "not finished"
-        series[label] = grid.count(error_times_ns[error_kinds == kind])
-    return grid.round_series(series)
+        counts_by_label[label] = grid.count(error_times_ns[error_kinds == kind])
+    return grid.round_series(counts_by_label)
+
+
+def _distinct_by_frequency(values: NDArray[Any]) -> list[int]:
+    """Return the distinct values with the most frequent first: [7, 2, 7] gives [7, 2]."""
+    distinct_values, frequencies = np.unique(values, return_counts=True)
+    # A stable sort keeps equally frequent values in ascending order.
+    descending = np.argsort(-frequencies, kind="stable")
+    ordered: list[int] = distinct_values[descending].tolist()
+    return ordered
 
 
 def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
@@ -856,20 +900,27 @@ def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) ->
     typical_span_s = _typical_snapshot_span_s(snapshots)
     min_width_s = min(MIN_BIN_PER_SNAPSHOT * typical_span_s, length_s)
     grid = Grid.for_length(length_s, min_width_s=min_width_s)
-
-    # A snapshot counts in the bin that contains the middle of the span that it covers. If bins are
-    # a little shorter than that span, it counts half a bin before its end.
-    half_span_s = min(typical_span_s, grid.width_s) / 2
-    middle_s = snapshots["until_ns"] / NS_PER_S - half_span_s
-    bin_numbers = grid.bin_numbers((middle_s * NS_PER_S).astype(np.int64))
+    bin_numbers = _snapshot_bin_numbers(snapshots, typical_span_s, grid)
 
     # The first count of a snapshot, of latencies below all edges, is left out: these are times
     # between chunks that arrived in one read of a socket.
     snapshot_counts = snapshots["counts"][:, 1:]
-    counts = np.zeros((grid.bin_count, len(HEAT_EDGES_NS)), np.int64)
-    for bin_number in range(grid.bin_count):
-        counts[bin_number] = snapshot_counts[bin_numbers == bin_number].sum(axis=0)
-    return tuple(_heat_map_cells(counts, grid.width_s))
+    counts_by_bin = np.zeros((grid.bin_count, len(HEAT_EDGES_NS)), np.int64)
+    np.add.at(counts_by_bin, bin_numbers, snapshot_counts)
+    return tuple(_heat_map_cells(counts_by_bin, grid.width_s))
+
+
+def _snapshot_bin_numbers(
+    snapshots: NDArray[np.void], typical_span_s: float, grid: Grid
+) -> NDArray[np.int16]:
+    """Return for each snapshot the number of the time bin in which its latencies count.
+
+    It is the bin that contains the middle of the time that the snapshot covers. If the bins are a
+    little shorter than that time, it is the bin that contains the time half a bin before its end.
+    """
+    half_span_s = min(typical_span_s, grid.width_s) / 2
+    middle_s = snapshots["until_ns"] / NS_PER_S - half_span_s
+    return grid.bin_numbers((middle_s * NS_PER_S).astype(np.int64))
 
 
 def _typical_snapshot_span_s(snapshots: NDArray[np.void]) -> float:
@@ -883,21 +934,22 @@ def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]
     """Yield the cells of a heat map that are not empty.
 
     Args:
-        counts: The number of latencies, with a row for each time bin and a column for each edge in
-            HEAT_EDGES_NS. A column counts the latencies from its edge up to the next one.
+        counts: The number of latencies, with a row for each time bin and a column for each range of
+            lengths. Column i has the latencies from HEAT_EDGES_NS[i] up to the next edge.
         width_s: The width of a time bin.
     """
-    # The last column has no upper edge. It is drawn up to twice its lower edge.
+    # The last range has no upper edge. It is drawn up to twice its lower edge.
     upper_edge_ns = HEAT_EDGES_NS[-1] * 2
     edges_ms = np.append(HEAT_EDGES_NS, upper_edge_ns) / NS_PER_MS
     rounded_edges_ms = round_all(edges_ms, EDGE_DIGITS_OF_HEAT_MAP)
-    for bin_number, edge_number in np.argwhere(counts).tolist():
-        yield (
-            float(bin_number * width_s),
-            float((bin_number + 1) * width_s),
-            rounded_edges_ms[edge_number],
-            rounded_edges_ms[edge_number + 1],
-            int(counts[bin_number, edge_number]),
+    filled_cells = np.argwhere(counts).tolist()
+    for bin_number, range_number in filled_cells:
+        yield Cell(
+            left=float(bin_number * width_s),
+            right=float((bin_number + 1) * width_s),
+            low=rounded_edges_ms[range_number],
+            high=rounded_edges_ms[range_number + 1],
+            count=int(counts[bin_number, range_number]),
         )
 
 
@@ -936,8 +988,8 @@ def _rows_by_time_of_sending(columns: Columns, selected: NDArray[np.bool_]) -> N
 def _count_other_requests(columns: Columns, rows: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return for each request how many others were in flight at its target when it was sent.
 
-    A request is in flight from when it is sent until it ends. So their number is that of the
-    requests sent until then, apart from the request itself, minus those that had ended.
+    A request is in flight from when it is sent until it ends. So the number is that of the requests
+    that had been sent, minus that of the requests that had ended, minus the request itself.
 
     Args:
         columns: The records of the run.
@@ -949,9 +1001,10 @@ def _count_other_requests(columns: Columns, rows: NDArray[np.int32]) -> NDArray[
     other_counts = np.empty(len(rows), np.int32)
     # Blocks keep the temporary arrays small in a long run.
     for block in block_slices(len(rows)):
-        others_sent = _count_until(sent_ns, sent_ns[block]) - 1
-        ended = _count_until(sorted_ends_ns, sent_ns[block])
-        other_counts[block] = others_sent - ended
+        moments_ns = sent_ns[block]
+        sent_counts = _count_until(sent_ns, moments_ns)
+        ended_counts = _count_until(sorted_ends_ns, moments_ns)
+        other_counts[block] = sent_counts - ended_counts - 1
     return other_counts
 
 
@@ -1117,9 +1170,14 @@ def _filled_cells(
     rounded_y = round_all(y_edges, CELL_EDGE_DIGITS)
     cells: list[Cell] = []
     for column, row in np.argwhere(counts).tolist():
-        left, right = rounded_x[column], rounded_x[column + 1]
-        low, high = rounded_y[row], rounded_y[row + 1]
-        cells.append((left, right, low, high, int(counts[column, row])))
+        cell = Cell(
+            left=rounded_x[column],
+            right=rounded_x[column + 1],
+            low=rounded_y[row],
+            high=rounded_y[row + 1],
+            count=int(counts[column, row]),
+        )
+        cells.append(cell)
     return tuple(cells)
 
 

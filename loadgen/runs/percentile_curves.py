@@ -95,19 +95,21 @@ def _highest_supported_quantile(count: int) -> float:
 
 
 def curve_of_values(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:
-    """Return the percentile curve of per-request values, or None if there are none.
+    """Return the percentile curve of a latency from the values of the requests, in ns.
 
-    Each point is the exact value of a request.
+    Each point is the exact value of a request. Requests without a value are left out. Return None
+    if no request has a value.
     """
-    values = np.sort(columns.drop_undefined(values_ns))
-    count = len(values)
+    sorted_values_ns = np.sort(columns.drop_undefined(values_ns))
+    count = len(sorted_values_ns)
     if count == 0:
         return None
 
     def value_at(quantile: float) -> float:
-        return float(values[quantile_index(count, quantile)])
+        return float(sorted_values_ns[quantile_index(count, quantile)])
 
-    return _percentile_curve(name, count, value_at, largest_ns=float(values[-1]))
+    largest_ns = float(sorted_values_ns[-1])
+    return _percentile_curve(name, count, value_at, largest_ns)
 
 
 def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | None:
@@ -145,14 +147,15 @@ def _percentile_curve(
         largest_ns: The largest sample.
     """
     last_position = max(float(np.log10(count)), MEDIAN_POSITION)
-    *inner_positions, _ = _point_positions(last_position).tolist()
-    values_ns = [value_at(_quantile_at(position)) for position in inner_positions]
+    positions = _point_positions(last_position).tolist()
+    positions_before_last = positions[:-1]
+    values_ns = [value_at(_quantile_at(position)) for position in positions_before_last]
     values_ns.append(largest_ns)
     values_ms = [value_ns / NS_PER_MS for value_ns in values_ns]
     return PercentileCurve(
         name=name,
         count=count,
-        positions=round_all([*inner_positions, last_position], SIGNIFICANT_DIGITS),
+        positions=round_all(positions, SIGNIFICANT_DIGITS),
         values_ms=round_all(values_ms, SIGNIFICANT_DIGITS),
         supported_until=highest_supported_position(count),
     )

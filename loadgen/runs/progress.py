@@ -224,21 +224,30 @@ class ProgressLine:
         self._progress: Progress | None = None
 
     def __call__(self, event: RunEvent) -> None:
-        """Handle an event of a run: prepare when it is planned, print while its load runs."""
+        """Handle an event of a run: prepare when it is planned, print while its load runs.
+
+        There is no `_progress` for a run in virtual time, so its later events are ignored.
+        """
         match event:
-            case RunPlanned(plan, manifest) if manifest.client != VIRTUAL_TIME_CLIENT:
-                grace_s = manifest.grace_s
-                self._progress = Progress(
-                    plan.schedule.slot_count,
-                    plan.schedule.horizon_ns,
-                    drain_ns=None if grace_s is None else round(grace_s * _NS_PER_S),
-                    as_json=self._as_json,
-                )
-            case LoadStarted(_, load) if self._progress is not None:
-                self._progress.start_printing(load.counters)
+            case RunPlanned():
+                self._prepare(event)
+            case LoadStarted() if self._progress is not None:
+                self._progress.start_printing(event.load.counters)
             case RunEnded() if self._progress is not None:
                 self._progress.clear()
                 self._progress = None
+
+    def _prepare(self, planned: RunPlanned) -> None:
+        """Create the progress of a run that is not in virtual time."""
+        manifest = planned.manifest
+        if manifest.client == VIRTUAL_TIME_CLIENT:
+            return
+        schedule = planned.plan.schedule
+        # After the load, the run waits for the last responses: the drain. None is without limit.
+        drain_ns = None if manifest.grace_s is None else round(manifest.grace_s * _NS_PER_S)
+        self._progress = Progress(
+            schedule.slot_count, schedule.horizon_ns, drain_ns=drain_ns, as_json=self._as_json
+        )
 
 
 # -- the progress line -----------------------------------------------------------------------------
@@ -364,15 +373,15 @@ class StepCounter:
     """
 
     def __init__(self, count: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
-        """Start the clock. The first step follows.
+        """Start to measure the time. `begin_step` must follow for each step.
 
         Args:
             count: The number of steps.
-            at_most: Whether there may be far fewer steps. Then only the caller can estimate the
-                remaining time.
-            weights: How long each step takes relative to the others. They are only used for an
-                estimate, so wrong ones are no error: unless there is a positive weight for each
-                step, all steps count as equally long.
+            at_most: Whether `count` is an upper limit, and there may be far fewer steps. Then only
+                the caller can estimate the remaining time.
+            weights: How long each step takes relative to the others. They must be positive, one
+                for each step. Otherwise they are ignored, and all steps count as equally long: they
+                only improve an estimate, so a wrong list is not worth an error.
         """
         self._count = count
         self._count_is_limit = at_most
@@ -387,29 +396,33 @@ class StepCounter:
         return (monotonic_ns() - self._start_ns) / _NS_PER_S
 
     def begin_step(self, remaining: RemainingSteps | None = None) -> Step:
-        """Return the step that begins now, with an estimate of the time until the last one ends.
+        """Count a new step, and return it with an estimate of the time until the last one ends.
 
-        `remaining` is the caller's own estimate of this step and the following ones. Without one,
-        the time is extrapolated from the steps so far. Commands that take less than MIN_FORECAST_S
-        have no estimate, because it would be past before anyone has read it.
+        Commands that take less than MIN_FORECAST_S have no estimate, because the time would be over
+        before the user has read it.
+
+        Args:
+            remaining: The caller's own estimate of this step and the following ones. Without one,
+                the time is extrapolated from the finished steps.
         """
         elapsed_s = self.elapsed_s
         finished_count = self._begun_count
         self._begun_count += 1
+        expected_count = None
         if remaining is None:
-            expected_count = None
-            left_s = self._extrapolate_left_s(finished_count, elapsed_s)
+            time_left_s = self._extrapolate_left_s(finished_count, elapsed_s)
         else:
             expected_count = self._expected_count(finished_count, remaining)
-            left_s = _omit_short_forecast(remaining.seconds, elapsed_s)
+            time_left_s = _omit_short_forecast(remaining.seconds, elapsed_s)
+        mean_step_s = _mean_step_s(finished_count, elapsed_s)
         return Step(
             number=self._begun_count,
             max_count=self._count,
             at_most=self._count_is_limit,
             expected_count=expected_count,
             elapsed_s=round(elapsed_s, 1),
-            mean_s=_round_if_known(_mean_step_s(finished_count, elapsed_s)),
-            left_s=_round_if_known(left_s),
+            mean_s=_round_if_known(mean_step_s),
+            left_s=_round_if_known(time_left_s),
         )
 
     def _expected_count(self, finished_count: int, remaining: RemainingSteps) -> int:

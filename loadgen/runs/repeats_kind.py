@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,17 +64,26 @@ def load(output_dir: Path) -> StoredRepeats:
 
     Only the names of the load points and the requested precision are taken from the stored summary.
 
-    Raises UserError for damaged files, and for runs that are no repeats of each other.
+    Raises UserError for damaged files, and for repeats of a single load with different recipes.
     """
     stored_summaries = _read_summaries(output_dir)
     runs = run_directory_kind.computed_summaries(output_dir, run_dirs(output_dir))
-    is_single_load = list(stored_summaries) == [SINGLE_LOAD]
-    if is_single_load:
+    has_single_load = list(stored_summaries) == [SINGLE_LOAD]
+    if has_single_load:
         run_directory_kind.check_same_recipe(output_dir, runs)
         precision = stored_summaries[SINGLE_LOAD].requested_precision
         summary = summarize_repeats(runs, requested_precision=precision)
         return StoredRepeats(runs, {SINGLE_LOAD: summary})
+    return StoredRepeats(runs, _summarize_load_points(runs, stored_summaries))
 
+
+def _summarize_load_points(
+    runs: Iterable[NamedSummary], stored_summaries: Mapping[str, RepeatSummary]
+) -> dict[str, RepeatSummary]:
+    """Return the summary of the repeats of each load point, by its name.
+
+    The stored summary of a load point names its runs. Runs whose directory is missing are left out.
+    """
     run_by_name = {run.name: run for run in runs}
     summary_by_point = {}
     for point_name, stored in stored_summaries.items():
@@ -82,7 +91,7 @@ def load(output_dir: Path) -> StoredRepeats:
         summary_by_point[point_name] = summarize_repeats(
             runs_of_point, requested_precision=stored.requested_precision
         )
-    return StoredRepeats(runs, summary_by_point)
+    return summary_by_point
 
 
 def _read_summaries(output_dir: Path) -> dict[str, RepeatSummary]:
@@ -110,8 +119,8 @@ def _has_several_loads(data: bytes) -> bool:
 def run_dirs(output_dir: Path) -> list[Path]:
     """Return the directories of the runs of repeats.
 
-    Repeats of one load are subdirectories. Repeats of several loads lie one level deeper, where
-    they are not found by a look at the subdirectories, so `repeats.json` is read for their paths.
+    Repeats of one load are directly in `output_dir`. Repeats of several load points are one level
+    deeper, such as `c8/r1`. Their paths are read from `repeats.json`.
     """
     subdirectories = run_folder.runs_in(output_dir)
     if subdirectories:
@@ -160,23 +169,31 @@ def list_row(output_dir: Path) -> ListRow:
 def _throughput_interval(
     summary: RepeatSummary, runs: tuple[NamedSummary, ...]
 ) -> RateInterval | None:
-    """Return the interval of the mean output tokens/s, or None if it is not known."""
+    """Return the confidence interval of the mean output tokens/s of repeats of one load.
+
+    The result also has the mean output tokens/s that one user sees, because the list of results
+    compares throughput at that speed. Return None if one of the two is not known.
+    """
     metric_by_path = {metric.metric: metric for metric in summary.metrics}
     throughput = metric_by_path.get("tokens.steady_output_per_s")
     if throughput is None or throughput.low is None or throughput.high is None:
         return None
-    per_user = average_repeats(build_curve(runs).load_points).per_user
-    if per_user is None:
+    curve_of_repeats = build_curve(runs)
+    mean_of_repeats = average_repeats(curve_of_repeats.load_points)
+    tokens_per_s_per_user = mean_of_repeats.per_user
+    if tokens_per_s_per_user is None:
         return None
-    return RateInterval(per_user=per_user, low=throughput.low, high=throughput.high)
+    return RateInterval(per_user=tokens_per_s_per_user, low=throughput.low, high=throughput.high)
 
 
 def compare_side(output_dir: Path) -> Side:
-    """Return the repeats as one side of a comparison.
+    """Return the repeats of one load as one side of `loadgen compare`.
 
-    Raises UserError for a repeated sweep, which has several loads.
+    Raises UserError for a repeated sweep: it has several loads, and a side has only one.
     """
-    load_points = [name for name in _read_summaries(output_dir) if name != SINGLE_LOAD]
+    summary_by_point = _read_summaries(output_dir)
+    # Repeats of one load have the only key SINGLE_LOAD. Other keys are names of load points.
+    load_points = [name for name in summary_by_point if name != SINGLE_LOAD]
     if load_points:
         raise UserError(
             "mismatch",
@@ -190,17 +207,16 @@ def compare_side(output_dir: Path) -> Side:
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     """Yield `repeats.json`, computed again from the stored summaries of the runs.
 
-    The file has the summary of one load, or an object with the summary of each of several loads.
+    For repeats of one load, the file is the summary. For a repeated sweep it is an object with a
+    summary for each load point: `{"levels": {"c1": ..., "c8": ...}}`.
     """
-    summaries = {
+    summary_by_point = {
         name: _summarize_again(output_dir, stored)
         for name, stored in _read_summaries(output_dir).items()
     }
-    if SINGLE_LOAD in summaries:
-        data = msgspec.json.encode(summaries[SINGLE_LOAD])
-    else:
-        data = msgspec.json.encode({"levels": summaries})
-    yield RegeneratedFile(repeats.FILE, data, SUMMARIES)
+    has_single_load = SINGLE_LOAD in summary_by_point
+    content = summary_by_point[SINGLE_LOAD] if has_single_load else {"levels": summary_by_point}
+    yield RegeneratedFile(repeats.FILE, msgspec.json.encode(content), SUMMARIES)
 
 
 def _summarize_again(output_dir: Path, stored: RepeatSummary) -> RepeatSummary:

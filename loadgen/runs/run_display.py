@@ -64,7 +64,6 @@ COST_CHECK_S = 1.0
 
 _NS_PER_S = 1e9
 
-_NO_COST = Decimal(0)
 
 _SIMULATION_WARNING = "virtual_time"
 """The code of a warning that is not printed, because the line about the target says the same."""
@@ -127,37 +126,40 @@ class RunDisplay:
         """
         self._progress = progress
         self._quiet = quiet
-        is_auto_without_terminal = progress == "auto" and not sys.stderr.isatty()
-        self._has_line_per_step = has_line_per_step and is_auto_without_terminal
-        progress_handlers = () if self._has_line_per_step else _progress_handlers(progress)
-        self.event_handlers = (self.handle, *listeners, *progress_handlers)
+        is_log = progress == "auto" and not sys.stderr.isatty()
+        self._has_line_per_step = is_log and has_line_per_step
+        handlers: list[EventHandler] = [self.handle, *listeners]
+        progress_handler = _create_progress_handler(progress)
+        if progress_handler is not None and not self._has_line_per_step:
+            handlers.append(progress_handler)
+        self.event_handlers = tuple(handlers)
 
-        # The forecast of the current run, and what computes its cost so far while it runs.
+        # The cost of the current run: its forecast with the prices, and the cost while it runs.
         self._budget = budget
         self._priced_load: _PricedLoad | None = None
         self._cost_monitor: _CostMonitor | None = None
 
-        # The runs of a command with several, the line that announced the current one, and the
-        # summaries of the finished ones.
+        # A command with several runs: their counter, the line about the current run, and the
+        # results of the finished ones.
         self._steps: StepCounter | None = None
         self._step_line = ""
         self._finished: list[Summary] = []
 
-        # Lines that need not be printed again for a later run.
+        # Lines that are the same in each run of a command, and are printed only once.
         self._printed_lines: set[str] = set()
 
     # -- before the runs ---------------------------------------------------------------------------
 
-    def announce_runs(self, runs: Sequence[PlannedRun], *, always: bool = False) -> None:
-        """Print how much several runs will send, and check their cost, before the first one starts.
+    def announce_runs(self, runs: Sequence[PlannedRun], *, always_print: bool = False) -> None:
+        """Print what all runs of a command will send and cost, before the first one starts.
 
-        A closed loop has a cost only after the first request to its target, so the cost of such
-        runs is checked when each starts.
+        Their cost is checked against the limit too. The cost of a closed loop is not known yet,
+        because it depends on the speed of the target. It is checked when each run starts.
 
         Args:
-            runs: All runs of the command.
-            always: Whether to announce also a single run, runs in virtual time, and short runs
-                without a price, which are not announced by default.
+            runs: All runs of the command. They have the same target.
+            always_print: Print the line in any case. By default it is left out for a single run,
+                for runs in virtual time, and for short runs without a known cost.
 
         Raises:
             UserError: The runs together exceed the limit of cost.
@@ -165,51 +167,42 @@ class RunDisplay:
         if not runs:
             return
         settings = runs[0].settings
-        is_single_or_virtual = len(runs) == 1 or settings.virtual
-        if is_single_or_virtual and not always:
+        has_several_real_runs = len(runs) > 1 and not settings.virtual
+        if not has_several_real_runs and not always_print:
             return
         forecasts = _forecast_runs(runs)
-        cost_text = self._check_total_cost(forecasts, settings)
+        cost = self._forecast_and_check_cost(forecasts, settings)
         total = combine_forecasts([run.forecast for run in forecasts])
         is_long = total.seconds is None or total.seconds >= LONG_S
-        if always or cost_text or is_long:
-            print_status(f"Estimated: {format.counted(len(runs), 'run')}, {total.text}{cost_text}")
+        if always_print or cost is not None or is_long:
+            run_count = format.counted(len(runs), "run")
+            cost_suffix = _cost_suffix(self._budget, cost, settings)
+            print_status(f"Estimated: {run_count}, {total.text}{cost_suffix}")
 
-    def _check_total_cost(self, forecasts: Sequence[ForecastRun], settings: Settings) -> str:
-        """Return the cost of all runs as text that starts with a comma, or "" if it is not known.
+    def _forecast_and_check_cost(
+        self, forecasts: Sequence[ForecastRun], settings: Settings
+    ) -> Decimal | None:
+        """Return the cost of all runs, or None without prices or if it is not known yet.
 
         Raises UserError if it exceeds the limit.
         """
         if self._budget is None:
-            return ""
+            return None
         cost = compute_total_cost(self._budget, forecasts)
-        self._check_cost(self._budget, cost, settings, describe_run_count(len(forecasts)))
-        return _cost_suffix(self._budget, cost, settings)
-
-    def _check_cost(
-        self, budget: Budget, cost: Decimal | None, settings: Settings, subject: str
-    ) -> None:
-        """Raise UserError if a cost, together with that of earlier runs, exceeds the limit.
-
-        Runs in virtual time cost nothing. An unknown cost counts as zero.
-
-        Args:
-            budget: The limit, and what earlier runs have cost.
-            cost: The cost, or None if it is not known.
-            settings: The settings of the runs.
-            subject: What has this cost, for the error: "this run" or "these 3 runs".
-        """
         if not settings.virtual:
-            budget.check_limit(cost or _NO_COST, subject)
+            _check_limit(self._budget, cost, describe_run_count(len(forecasts)))
+        return cost
 
-    def describe_cost_of_time(self, seconds: float, settings: Settings) -> str:
-        """Return what the targets cost for this time, as text that starts with a comma.
+    def describe_cost_of_duration(self, duration_s: float, settings: Settings) -> str:
+        """Return what the use of the targets costs for a time, such as `, about $12.40`.
 
-        It is "" without prices, and if the price depends on the requests.
+        A search uses this, which knows how long it takes but not how many requests it will send.
+        So the cost is only known if the price is per hour. Otherwise, and without prices, return
+        "".
         """
         if self._budget is None:
             return ""
-        load = Forecast(requests=None, seconds=seconds, input_tokens=0.0, output_tokens=0.0)
+        load = Forecast(requests=None, seconds=duration_s, input_tokens=0.0, output_tokens=0.0)
         cost = self._budget.forecast_cost(load, target_facts(settings))
         if cost is None:
             return ""
@@ -237,7 +230,8 @@ class RunDisplay:
     def begin_step(self, name: str, remaining: RemainingSteps | None = None) -> None:
         """Print which run of the command comes next, and how long the remaining ones may take.
 
-        If a run has only one line, `end_step` prints it, so nothing is printed here.
+        The display may be set to print one line per run (`has_line_per_step`). Then `end_step`
+        prints that line together with the outcome, and nothing is printed here.
 
         Args:
             name: The name of the run.
@@ -250,9 +244,7 @@ class RunDisplay:
         self._step_line = describe_step(name, step)
         if self._progress == "json":
             print_status(json.dumps({"step": {"name": name} | step.as_dict()}))
-            return
-        is_printed_at_end = self._has_line_per_step
-        if not is_printed_at_end:
+        elif not self._has_line_per_step:
             print_status(self._step_line)
 
     def end_step(self, outcome: str) -> None:
@@ -331,7 +323,8 @@ class RunDisplay:
         if can_warn:
             self._warn_if_too_short(planned, forecast.measured)
         if self._budget is not None:
-            self._print_cost(self._budget, planned, forecast.total)
+            self._priced_load = _PricedLoad(forecast.total, planned.manifest.targets)
+            _check_and_print_cost(self._budget, self._priced_load, settings)
 
     def _warn_if_too_short(self, planned: RunPlanned, measured: Forecast) -> None:
         """Print a warning if the measured stages send too few requests to judge the SLO."""
@@ -340,18 +333,6 @@ class RunDisplay:
         warning = describe_too_few_requests(measured, judgeable_slo)
         if warning:
             self._print_once(f"Warning: {warning}")
-
-    def _print_cost(self, budget: Budget, planned: RunPlanned, total: Forecast) -> None:
-        """Print what the whole load will send and cost.
-
-        Raises UserError if the cost exceeds the limit.
-        """
-        settings = planned.plan.job.settings
-        targets = planned.manifest.targets
-        self._priced_load = _PricedLoad(total, targets)
-        cost = budget.forecast_cost(total, targets)
-        self._check_cost(budget, cost, settings, "this run")
-        print_status(f"Estimated: {total.text}{_cost_suffix(budget, cost, settings)}")
 
     def _print_once(self, line: str) -> None:
         """Print a line unless it was printed before, for what is the same in all runs."""
@@ -424,9 +405,35 @@ def _forecast_runs(runs: Sequence[PlannedRun]) -> list[ForecastRun]:
     ]
 
 
-def _cost_suffix(budget: Budget, cost: Decimal | None, settings: Settings) -> str:
-    """Return a cost as text that starts with a comma, or "" if it is not known."""
-    return "" if cost is None else f", {describe_cost(budget, cost, settings)}"
+def _check_limit(budget: Budget, cost: Decimal | None, subject: str) -> None:
+    """Raise UserError if a cost, together with that of earlier runs, exceeds the budget's limit.
+
+    Args:
+        budget: The limit, and what earlier runs have cost.
+        cost: The cost. None if it is not known: then only the earlier runs count.
+        subject: What has this cost, for the error: "this run" or "these 3 runs".
+    """
+    known_cost = Decimal(0) if cost is None else cost
+    budget.check_limit(known_cost, subject)
+
+
+def _check_and_print_cost(budget: Budget, load: _PricedLoad, settings: Settings) -> None:
+    """Print what a run will send and cost.
+
+    Raises UserError if the cost exceeds the limit. A run in virtual time costs nothing, so its cost
+    is only printed, as that of a real run.
+    """
+    cost = budget.forecast_cost(load.forecast, load.targets)
+    if not settings.virtual:
+        _check_limit(budget, cost, "this run")
+    print_status(f"Estimated: {load.forecast.text}{_cost_suffix(budget, cost, settings)}")
+
+
+def _cost_suffix(budget: Budget | None, cost: Decimal | None, settings: Settings) -> str:
+    """Return a cost as text that starts with a comma, or "" without prices or a known cost."""
+    if budget is None or cost is None:
+        return ""
+    return f", {describe_cost(budget, cost, settings)}"
 
 
 def _finished_as_json(summary: Summary) -> str:
@@ -443,8 +450,8 @@ def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
     """Return the forecast of a run, assuming that the server responds as fast as to the probe.
 
     The probe is the first request to the target, which is sent before the load. Its response shows
-    how long the server needs per token without other requests. From that follows how long a
-    response takes that has the mean lengths of the load.
+    how long the server needs for the first token and for each further one. The forecast assumes
+    that each response of the run takes as long as one with the mean prompt and output length.
     """
     plan = planned.plan
     probe = plan.job.probe_results[0]
@@ -452,8 +459,8 @@ def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
         probe.one_token_response_ms, probe.per_token_ms
     )
     tokens = mean_tokens(plan.requests)
-    # The probe was the only request in flight.
-    response_ns = response_time.ns(1, tokens.input_tokens, tokens.output_tokens)
+    requests_in_flight = 1  # as during the probe
+    response_ns = response_time.ns(requests_in_flight, tokens.input_tokens, tokens.output_tokens)
     return forecast_run(plan.schedule, tokens, response_ns / _NS_PER_S)
 
 
@@ -534,16 +541,18 @@ def _print_cluster(cluster: Cluster) -> None:
         )
 
 
-def _progress_handlers(progress: str) -> Iterator[EventHandler]:
-    """Yield the event handler that shows the progress of each run, or nothing with `off`.
+def _create_progress_handler(progress: str) -> EventHandler | None:
+    """Return the event handler that shows the progress of each run. Return None with `off`.
 
-    With `auto` on a terminal, the handler starts a separate process that draws the live view, so
-    that the drawing does not disturb the load. In all other cases, the handler prints lines.
+    With `auto` on a terminal, it is the live view (`Dashboard`). `SidecarStarter` draws that in a
+    separate process, so that the drawing does not disturb the load. In all other cases the handler
+    prints lines.
     """
+    if progress == "off":
+        return None
     if progress == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard
         from loadgen.telemetry.reader_process import SidecarStarter
 
-        yield SidecarStarter(Dashboard)
-    elif progress != "off":
-        yield ProgressLine(as_json=progress == "json")
+        return SidecarStarter(Dashboard)
+    return ProgressLine(as_json=progress == "json")

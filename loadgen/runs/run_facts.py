@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.sustainable import Sustainable
     from loadgen.core.metrics.token_usage import Tokens
+    from loadgen.core.results.manifest import ChunkReuse
 
 MIN_TREND_BLOCK_S = 2.0
 """Trends are shown if the blocks of a run are at least so long. In a shorter run, the difference
@@ -45,29 +46,38 @@ _TREND_LABELS = (
 
 
 def run_facts(summary: Summary) -> Facts:
-    """Return what was run and what it delivered, one fact per line."""
+    """Return what was run and what it delivered, one fact per line.
+
+    Each keyword is the name of a fact, with `_` for a space. A fact with several texts shows them
+    in one line, separated by commas, and a fact without text is left out.
+    """
     run = summary.run
+    run_texts = (
+        f"{workload_name(summary)}: {run.id}",
+        "" if run.seed is None else f"seed {run.seed}",
+        f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
+    )
+    hardware_texts = [] if summary.hardware is None else summary.hardware.descriptions
+    task_texts = describe_tasks(summary.sessions) if summary.sessions else []
     return named_facts(
+        # What was run
         Target=describe_target(summary.target),
         Model=summary.target.model,
-        Run=(
-            f"{workload_name(summary)}: {run.id}",
-            "" if run.seed is None else f"seed {run.seed}",
-            f"loadgen {run.version} on {run.host.name or 'an unnamed host'}",
-        ),
-        Machine=list(_describe_machine(summary)),
+        Run=run_texts,
+        Machine=_describe_machine(summary),
         Software=summary.target.software,
-        Hardware=[] if summary.hardware is None else summary.hardware.descriptions,
+        Hardware=hardware_texts,
         **format.metadata_by_heading(run.metadata),
+        # What it delivered
         Requests=describe_request_counts(summary),
-        Load=list(_describe_load(summary)),
+        Load=_describe_load(summary),
         Load_check=load_fidelity.describe_checks(summary.stimulus),
-        Duration=list(_describe_duration(summary)),
+        Duration=_describe_duration(summary),
         Trend=describe_trends(summary.drift),
         Stability=describe_stability(summary.sustainable),
-        Tasks=describe_tasks(summary.sessions) if summary.sessions else [],
-        Tokens=list(_describe_tokens(summary)),
-        Throughput=list(_describe_throughput(summary)),
+        Tasks=task_texts,
+        Tokens=_describe_tokens(summary),
+        Throughput=_describe_throughput(summary),
     )
 
 
@@ -102,26 +112,32 @@ def describe_request_counts(summary: Summary) -> list[str]:
 
 
 def _describe_load(summary: Summary) -> Iterator[str]:
-    """Yield the arrival process, the rates, the concurrency and the spacing of requests.
+    """Yield the arrival process, the request rates, the concurrency, and how regular arrivals are.
 
-    The spacing is the coefficient of variation (CV) of the times between two requests: 0 if they
-    are equal, 1 for a Poisson process.
+    For example: `poisson 10/s`, `sent 9.98/s`, `concurrency 31 on average`, `58 maximum`.
     """
     load = summary.load
-    # With sessions, the rate of the arrival process counts the tasks that start.
+    # An open loop with sessions starts tasks at the rate of its arrival process, not requests.
     arrivals_are_tasks = summary.sessions is not None and load.offered_rps is not None
-    if load.arrival and arrivals_are_tasks:
-        yield f"{load.arrival} ({rate_unit(summary)})"
-    elif load.arrival:
-        yield load.arrival
+    if load.arrival:
+        unit = f" ({rate_unit(summary)})" if arrivals_are_tasks else ""
+        yield f"{load.arrival}{unit}"
     yield from _describe_virtual_user_starts(summary)
     yield from _describe_request_rates(summary, load, arrivals_are_tasks=arrivals_are_tasks)
     yield f"concurrency {format.quantity(load.in_flight_mean)} on average"
     yield f"{format.count(load.in_flight_max)} maximum"
-    measured_cv = load.gap_variation
-    planned_cv = load.gap_variation_planned or 0.0
-    if measured_cv is not None:
-        yield f"inter-arrival CV {measured_cv:.2f} (target {planned_cv:.2f})"
+    if load.gap_variation is not None:
+        yield _describe_inter_arrival_cv(load.gap_variation, load.gap_variation_planned)
+
+
+def _describe_inter_arrival_cv(measured_cv: float, planned_cv: float | None) -> str:
+    """Return the coefficient of variation (CV) of the times between two requests, as text.
+
+    It is their standard deviation divided by their mean: 0 if all times are equal, and 1 for a
+    Poisson process. A schedule without a planned value has equal times, so its target is 0.
+    """
+    target_cv = 0.0 if planned_cv is None else planned_cv
+    return f"inter-arrival CV {measured_cv:.2f} (target {target_cv:.2f})"
 
 
 def _describe_virtual_user_starts(summary: Summary) -> Iterator[str]:
@@ -156,15 +172,16 @@ def _describe_request_rates(
 
 
 def _describe_request_rate_of_tasks(load: Load, offered_rps: float) -> str:
-    """Return the offered rate of requests for a load that consists of tasks.
+    """Return the rate at which the tasks of a load offered requests: `requests offered 40/s`.
 
-    A task sends several requests. The text says "requests", because the arrival process counts the
-    tasks that start. Tasks go on after the last one has started, so a run with a steady state has a
-    rate that covers the time until the last request, which the text says too.
+    A task sends several requests, and its arrival process counts tasks, so the text has the word
+    "requests". If the run has a steady state, the other rates in the report cover only that. This
+    one covers the time until the last request of all tasks, so the text adds "until the last
+    request".
     """
-    covers_end_of_tasks = load.steady_completed_rps is not None
-    suffix = " until the last request" if covers_end_of_tasks else ""
-    return f"requests offered {format.rate(offered_rps)}{suffix}"
+    has_steady_state = load.steady_completed_rps is not None
+    window = " until the last request" if has_steady_state else ""
+    return f"requests offered {format.rate(offered_rps)}{window}"
 
 
 def _describe_duration(summary: Summary) -> Iterator[str]:
@@ -209,11 +226,9 @@ def describe_stability(sustainable: Sustainable) -> str:
 
 
 def _describe_tokens(summary: Summary) -> Iterator[str]:
-    """Yield the numbers of prompt and output tokens, how many were cached, and who counted them.
+    """Yield the numbers of prompt and output tokens, how prompts were reused, and who counted.
 
-    Prompts may be assembled from chunks of text that several of them share, such as retrieved
-    documents. Then two more texts state the fraction of chunks that were in an earlier prompt, and
-    the fraction that a prefix cache can reuse, because all chunks before them were the same too.
+    For example: `12,000 prompt (31 % cached)`, `3,000 output`, `output counted by: server`.
     """
     tokens = summary.tokens
     cache_details = list(_describe_cached_prompts(summary))
@@ -221,11 +236,20 @@ def _describe_tokens(summary: Summary) -> Iterator[str]:
     yield f"{format.count(tokens.input)} prompt{suffix}"
     yield _describe_output_tokens(tokens)
     if summary.chunks is not None:
-        yield f"chunks: {format.percent(summary.chunks.reused_share)} sent before"
-        yield f"{format.percent(summary.chunks.leading_share)} after the same chunks"
+        yield from _describe_reused_chunks(summary.chunks)
     counters = [source for source in tokens.sources.output if source not in NOT_COUNTED]
     if counters:
         yield f"output counted by: {' + '.join(counters)}"
+
+
+def _describe_reused_chunks(chunks: ChunkReuse) -> Iterator[str]:
+    """Yield how often prompts repeated a chunk, which is a text such as a retrieved document.
+
+    The first text has the fraction of chunks that an earlier prompt had too. The second one has the
+    fraction that a prefix cache can reuse: a cache needs all text before the chunk to be the same.
+    """
+    yield f"chunks: {format.percent(chunks.reused_share)} sent before"
+    yield f"{format.percent(chunks.leading_share)} after the same chunks"
 
 
 def _describe_output_tokens(tokens: Tokens) -> str:
@@ -238,11 +262,12 @@ def _describe_output_tokens(tokens: Tokens) -> str:
 
 
 def _describe_cached_prompts(summary: Summary) -> Iterator[str]:
-    """Yield texts about the use of the prefix cache of the server, as far as it is known.
+    """Yield what is known about the use of the prefix cache of the server, one text per fact.
 
-    They state the fraction of prompt tokens that came from the cache, and the fraction that the
-    workload aims at. The next one states how many tokens the server wrote to the cache. For a
-    trace, the last one states which fraction of its tokens repeats an earlier prompt.
+    The facts are the fraction of prompt tokens that came from the cache, with the fraction that the
+    workload requests; the number of tokens that the server wrote to the cache; and, for a recorded
+    trace, the fraction of its prompt tokens that repeat an earlier prompt. Unknown facts are left
+    out. For example: `31 % cached, target 30 %`, `8,000 written to the cache`.
     """
     tokens = summary.tokens
     if tokens.cached_share is not None:

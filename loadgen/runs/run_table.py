@@ -13,6 +13,7 @@ from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import short_arrival
 
 if TYPE_CHECKING:
+    from loadgen.core.stats.quantiles import Distribution
     from loadgen.render.section import Part
 
 QUANTILES = ("p50", "p99")
@@ -33,21 +34,29 @@ HEAD = (
 
 
 def run_table(summaries: Sequence[Summary]) -> Section:
-    """Return a section with a row for each run and the legend of the table."""
-    parts: list[Part] = []
+    """Return a table with a row for each run, with a notice above it and a legend below.
+
+    The notice says that the server is simulated. The legend has the units, the time window that
+    rates cover, and the percentiles for which a run has too few samples.
+    """
+    notice_parts: list[Part] = []
     if any(summary.target.simulated for summary in summaries):
         notice = simulated_notice()
-        parts.append(f"{notice.label}: {notice.text}")
-    parts.append(Table(HEAD, [_run_row(summary) for summary in summaries], "remarks"))
-    legend = f"Latencies in ms. Rates are those of the {_windows(summaries)}."
-    parts.append(Paragraph(legend, "soft"))
-    distributions = [
-        distribution
-        for summary in summaries
-        for distribution in (summary.ttft_ms, summary.tpot_ms, summary.e2e_ms)
-    ]
-    parts.append(Paragraph(describe_unsupported(distributions, QUANTILES), "soft"))
-    return section("", *parts)
+        notice_parts.append(f"{notice.label}: {notice.text}")
+    # In a table of this kind, the last column has remarks, which may be long.
+    table = Table(HEAD, [_run_row(summary) for summary in summaries], kind="remarks")
+    units = f"Latencies in ms. Rates are those of the {_describe_windows(summaries)}."
+    unsupported = describe_unsupported(_list_distributions(summaries), QUANTILES)
+    legend = [Paragraph(units, "soft"), Paragraph(unsupported, "soft")]
+    return section("", *notice_parts, table, *legend)
+
+
+def _list_distributions(summaries: Sequence[Summary]) -> list[Distribution]:
+    """Return the distributions of the latencies of all runs."""
+    distributions = []
+    for summary in summaries:
+        distributions += [summary.ttft_ms, summary.tpot_ms, summary.e2e_ms]
+    return distributions
 
 
 def _run_row(summary: Summary) -> tuple[str, ...]:
@@ -79,7 +88,7 @@ def _outcome(summary: Summary) -> str:
     return "SLO undecided" if summary.goodput.undecided else ""
 
 
-def _windows(summaries: Sequence[Summary]) -> str:
+def _describe_windows(summaries: Sequence[Summary]) -> str:
     """Return the window of the rates. Runs without a steady state have another window."""
     windows = sorted({select_headline_rates(summary).window for summary in summaries}, reverse=True)
     first, *further = windows

@@ -14,7 +14,6 @@ from loadgen.runs.slo_text import (
     describe_judged_outcome,
     format_limit,
     format_term_value,
-    is_judged,
 )
 
 if TYPE_CHECKING:
@@ -27,17 +26,20 @@ _KIND_BY_OUTCOME: dict[bool | None, Kind] = {True: "good", False: "bad", None: "
 
 
 def slo_section(summary: Summary) -> Section:
-    """Return each objective with the measured value, the violations and the outcome."""
+    """Return the section of the report about the SLO.
+
+    It has a table with a row for each objective, a sentence with the outcome of the SLO, and a list
+    of the reasons why objectives are undecided.
+    """
     goodput = summary.goodput
     rows = [_objective_row(summary, objective) for objective in _list_objectives(summary)]
-    undecided_reasons = dict.fromkeys(
+    undecided_reasons = dict.fromkeys(  # each reason once
         f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
     )
-    is_met = goodput.met if is_judged(summary, goodput.met) else None
     return section(
         "SLO",
         Table(("objective", "measured", "violations", ""), rows),
-        Paragraph(_describe_slo_outcome(summary), _KIND_BY_OUTCOME[is_met]),
+        Paragraph(_describe_slo_outcome(summary), _KIND_BY_OUTCOME[goodput.met]),
         Bullets(tuple(undecided_reasons)),
     )
 
@@ -100,15 +102,15 @@ def _describe_met_limits(goodput: Goodput) -> str:
 
 
 def _is_good_count_meaningful(goodput: Goodput) -> bool:
-    """Return whether it is known which requests met the limits of the SLO.
+    """Return whether the report can state how many requests met every latency limit of the SLO.
 
-    Each objective of the SLO limits a latency. At least one of them must be decided, which means
-    that there were enough requests to judge it.
+    The count says nothing if all limits are undecided, for example because the timestamps were too
+    uncertain. Return False then, and if the count is not known.
     """
     if goodput.good is None:
         return False
-    # The goodput of a run with an SLO for each request class has no objectives of its own. The
-    # classes have judged their requests already.
-    is_judged_by_class = not goodput.slo
-    has_decided_objective = any(not term.undecided for term in goodput.slo)
-    return is_judged_by_class or has_decided_objective
+    # If each request class has an SLO of its own, that of the run has no limits. The count is then
+    # the sum of the requests that met the limits of their class.
+    has_only_class_limits = not goodput.slo
+    has_decided_limit = any(not term.undecided for term in goodput.slo)
+    return has_only_class_limits or has_decided_limit

@@ -148,8 +148,9 @@ def build_curve(
 ) -> SweepCurve:
     """Return the curve of a sweep, or of any directory of runs.
 
-    The runs are divided into groups of the same lengths and target. With several groups, each has
-    a curve of its own, and the curve of all has no knee and no best load point.
+    A group is all runs with the same request lengths and target. With several groups, the curve
+    has one `GroupCurve` for each of them. The knee and the best load point are then known only for
+    each group, since loads of different groups cannot be compared.
 
     Args:
         runs: The name and the summary of each run, of at least one.
@@ -157,11 +158,11 @@ def build_curve(
     """
     points = _load_point_results(runs, requested or {})
     group_curves = _group_curves(points)
-    curve = _curve_without_groups(runs, points)
+    curve_without_groups = _curve_without_groups(runs, points)
     if len(group_curves) > 1:
-        return msgspec.structs.replace(curve, groups=tuple(group_curves))
-    (only_curve,) = group_curves
-    return msgspec.structs.replace(curve, knee=only_curve.knee, best=only_curve.best)
+        return msgspec.structs.replace(curve_without_groups, groups=tuple(group_curves))
+    only_group = group_curves[0]
+    return msgspec.structs.replace(curve_without_groups, knee=only_group.knee, best=only_group.best)
 
 
 def _curve_without_groups(
@@ -287,11 +288,12 @@ def lowest_growing_above_best(curve: SweepCurve) -> LoadPointResult | None:
 
 
 def lower_bound_reason(curve: SweepCurve) -> str:
-    """Return why the best load point is only a lower bound of the capacity.
+    """Return why the capacity may be higher than the best load point within the SLO.
 
-    Return "" if it is not, or if there is none. In an open loop the capacity lies between two load
-    points and is estimated. In a closed loop nothing is known of the rates between two load points,
-    because one above the capacity completes no more than one below it.
+    Return "" if there is no best load point, and for an open loop that missed the SLO at a higher
+    rate: its capacity lies between the two rates and can be estimated. In a closed loop it cannot,
+    because the completed rate hardly differs between a concurrency below the capacity and one
+    above it.
     """
     best = curve.best_point
     if best is None:
@@ -303,7 +305,7 @@ def lower_bound_reason(curve: SweepCurve) -> str:
         )
     missed = lowest_missed(curve.load_points)
     if missed is None:
-        return _lower_bound_reason_if_none_missed(curve, best)
+        return _lower_bound_reason_without_missed_slo(curve, best)
     if best.is_closed_loop:
         return (
             f"{best.short_label} met the SLO, {missed.short_label} missed it, and the limit lies "
@@ -312,16 +314,16 @@ def lower_bound_reason(curve: SweepCurve) -> str:
     return ""
 
 
-def _lower_bound_reason_if_none_missed(curve: SweepCurve, best: LoadPointResult) -> str:
-    """Return why the best load point is a lower bound, for a sweep that never missed the SLO.
+def _lower_bound_reason_without_missed_slo(curve: SweepCurve, best: LoadPointResult) -> str:
+    """Return why the capacity may be higher, for a sweep in which no load missed the SLO.
 
-    Either the queue grew at a higher load, so that the limit lies between the two loads, or no
-    higher load shows the limit.
+    Either a higher load met the SLO, but the queue of the server kept growing. Then the capacity
+    lies between the best load and that one. Or no higher load shows where the capacity ends.
     """
-    growing = lowest_growing_above_best(curve)
-    if growing is not None:
+    unsustained = lowest_growing_above_best(curve)
+    if unsustained is not None:
         return (
-            f"{best.short_label} met the SLO, {growing.short_label} was not sustained, and the "
+            f"{best.short_label} met the SLO, {unsustained.short_label} was not sustained, and the "
             "limit lies between them"
         )
     points_above = curve.points_above_best

@@ -86,37 +86,44 @@ DEFINITIONS = (
 
 
 def sweep_report(curve: SweepCurve) -> Report:
-    """Return the report of a sweep: the result, what was measured, the load points, the charts."""
+    """Return the report of a sweep: the result, what was measured, the load points, the charts.
+
+    `sections` are those of the full report and the page, and `brief` those of the short report.
+    """
     title = describe_sweep(curve)
+    sentences = list(result_sentences(curve))
     resume_sections = [section("Resume with", Quoted(curve.resume))] if curve.resume else []
-    headline_paragraphs = [
-        Paragraph(sentence, large=index == 0)
-        for index, sentence in enumerate(result_sentences(curve))
-    ]
+    load_point_section = section(
+        "Load points",
+        load_point_table(curve),
+        Paragraph(UNITS, "soft"),
+        Paragraph(DEFINITIONS, "soft"),
+    )
     return Report(
         title=title,
         page_title=f"{curve.workload}: {_counted_points_of(curve)}",
         generated_by=f"loadgen {curve.version} report of a sweep",
         notices=_warnings(curve),
-        headline=headline_paragraphs,
+        headline=_headline_paragraphs(sentences),
         sections=[
             section("", measured_facts(curve)),
-            section(
-                "Load points",
-                load_point_table(curve),
-                Paragraph(UNITS, "soft"),
-                Paragraph(DEFINITIONS, "soft"),
-            ),
+            load_point_section,
             *_chart_sections(curve),
             *resume_sections,
         ],
         brief=[
             section("", title),
             section("", brief_load_point_table(curve), BRIEF_UNITS, indented=True),
-            section("", *result_sentences(curve), indented=True),
+            section("", *sentences, indented=True),
             *resume_sections,
         ],
     )
+
+
+def _headline_paragraphs(sentences: Sequence[str]) -> list[Paragraph]:
+    """Return the sentences of the result as paragraphs, the first one in large letters."""
+    first_sentence = [Paragraph(sentence, large=True) for sentence in sentences[:1]]
+    return first_sentence + [Paragraph(sentence) for sentence in sentences[1:]]
 
 
 def describe_sweep(curve: SweepCurve) -> str:
@@ -224,29 +231,38 @@ def _load_point_table(
         rows: The cells of each load point under TABLE_HEADER.
         columns: The names of the columns that the table may have. The column of the load is there
             even if it is empty.
-        remarks_kind: The kind of the table if it has the last column, of remarks.
+        remarks_kind: The kind of the table (`Table.kind`) if its last column has remarks: "remarks"
+            wraps long ones, and "" does not. Without that column it is "".
     """
-    column_indices = []
-    for index, name in enumerate(TABLE_HEADER):
-        is_filled = any(row[index] not in (format.NONE, "") for row in rows)
-        if name in columns and (is_filled or index == LOAD_COLUMN):
-            column_indices.append(index)
-    header = [TABLE_HEADER[index] for index in column_indices]
-    rows_of_columns = [tuple(row[index] for index in column_indices) for row in rows]
+    indices = [
+        index
+        for index, name in enumerate(TABLE_HEADER)
+        if name in columns and (index == LOAD_COLUMN or _is_column_filled(rows, index))
+    ]
+    header = [TABLE_HEADER[index] for index in indices]
+    rows_with_columns = [tuple(row[index] for index in indices) for row in rows]
     # The columns up to the outcome of the SLO are labels, and the following ones are numbers.
     label_columns = header.index(SLO_HEADING) + 1
     has_remarks = header[-1] == REMARKS_HEADING
     kind = remarks_kind if has_remarks else ""
-    return Table(header, rows_of_columns, kind, label_columns=label_columns)
+    return Table(header, rows_with_columns, kind, label_columns=label_columns)
+
+
+def _is_column_filled(rows: Sequence[Sequence[str]], index: int) -> bool:
+    """Return whether a column has a value in at least one row."""
+    return any(row[index] not in (format.NONE, "") for row in rows)
 
 
 def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
-    """Return the cells of a load point: one for each head in TABLE_HEADER but the last, the remark.
+    """Return the cells of a load point for all columns in TABLE_HEADER but the last one, remarks.
 
-    The throughput of input and output tokens per GPU is shown only if the sweep has several groups,
-    which differ in their request lengths or targets.
+    `per_gpu` and `total_per_gpu` are tokens per second and GPU, of output and of input plus output.
+    `per_user` is the output tokens per second that one user sees. `total_per_gpu` is shown only if
+    the sweep has several groups, which differ in their request lengths or targets.
     """
     has_groups = bool(curve.groups)
+    total_per_gpu = format.quantity(point.total_per_gpu) if has_groups else ""
+    latencies = [latency_cell(point, name) for name in LATENCIES]
     return (
         point.target,
         _token_count(point.isl),
@@ -256,9 +272,9 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.requests_per_s),
         format.quantity(point.output_per_s),
         format.quantity(point.per_gpu),
-        format.quantity(point.total_per_gpu) if has_groups else "",
+        total_per_gpu,
         format.quantity(point.per_user),
-        *(latency_cell(point, name) for name in LATENCIES),
+        *latencies,
         format.percent(point.slo_attainment),
     )
 
@@ -326,22 +342,25 @@ def headline(curve: SweepCurve) -> str:
 
 
 def result_sentences(curve: SweepCurve) -> Iterator[str]:
-    """Yield the result of a sweep in sentences: the best load point within the SLO, and the knee.
+    """Yield the result of a sweep in sentences, and how many load points have not run yet.
 
-    For a sweep over several lengths or targets they state where throughput is highest and lowest,
-    and where no load point met the SLO. The last one states how many load points have not run.
+    For a sweep of one target and one pair of request lengths, the result is the best load point
+    within the SLO and the knee. For several of them (groups), it is where throughput is highest
+    and lowest, and where no load point met the SLO.
     """
     if curve.groups:
-        yield from _sentences_of_groups(curve)
+        yield from _describe_groups(curve)
     else:
-        yield from _sentences_of_one_curve(curve)
+        yield from _describe_single_curve(curve)
     if curve.not_run:
-        names = {point.name for point in curve.load_points} | {*curve.not_run}
+        # A load point whose run was interrupted is in both lists.
+        requested_names = {point.name for point in curve.load_points}.union(curve.not_run)
         verb = "has" if len(curve.not_run) == 1 else "have"
-        yield f"{len(curve.not_run)} of {counted_points(len(names))} {verb} not run yet."
+        total = counted_points(len(requested_names))
+        yield f"{len(curve.not_run)} of {total} {verb} not run yet."
 
 
-def _sentences_of_one_curve(curve: SweepCurve) -> Iterator[str]:
+def _describe_single_curve(curve: SweepCurve) -> Iterator[str]:
     best = curve.best_point
     if best is not None and curve.slo:
         yield from _describe_best(curve, best)
@@ -404,25 +423,33 @@ def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
 def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
     """Yield why no load point is the best one within the SLO, and what to do.
 
-    After the failure at the lowest load, the load points that do not decide the SLO are counted.
-    Some of them are INVALID or came to no regular end, and the others had too few requests.
+    The first sentence is about the lowest load that failed. The following ones count the load
+    points that are no proper measurement, and those with too few requests to judge the SLO.
     """
     yield _describe_lowest_failure(curve)
-    all_points = _counted_points_of(curve)
     complete_points = [point for point in curve.load_points if _is_complete_and_valid(point)]
-    incomplete_points = [point for point in curve.load_points if not _is_complete_and_valid(point)]
+    unusable_points = [point for point in curve.load_points if not _is_complete_and_valid(point)]
     undecided_points = [point for point in complete_points if point.slo_met is None]
-    if incomplete_points:
-        verb = "is" if len(incomplete_points) == 1 else "are"
-        met_count = sum(point.slo_met is True for point in incomplete_points)
-        within_slo = f"; {met_count} of them met the SLO" if met_count else ""
-        yield (
-            f"{len(incomplete_points)} of {all_points} {verb} INVALID or too short{within_slo}. "
-            "Run loadgen report on the directory of a load point to see why."
-        )
+    all_points = _counted_points_of(curve)
+    if unusable_points:
+        yield _describe_unusable_points(unusable_points, all_points)
     if undecided_points:
         verb = "has" if len(undecided_points) == 1 else "have"
         yield f"{len(undecided_points)} of {all_points} {verb} too few requests to decide the SLO."
+
+
+def _describe_unusable_points(unusable: Sequence[LoadPointResult], all_points: str) -> str:
+    """Return how many load points are INVALID, or ended before they reached their full load.
+
+    `all_points` is the number of all load points as text, such as "6 load points".
+    """
+    verb = "is" if len(unusable) == 1 else "are"
+    met_count = sum(point.slo_met is True for point in unusable)
+    within_slo = f"; {met_count} of them met the SLO" if met_count else ""
+    return (
+        f"{len(unusable)} of {all_points} {verb} INVALID or too short{within_slo}. "
+        "Run loadgen report on the directory of a load point to see why."
+    )
 
 
 def _is_complete_and_valid(point: LoadPointResult) -> bool:
@@ -490,11 +517,12 @@ def _output_tokens(point: LoadPointResult) -> str:
 # The result of a sweep over several lengths or targets
 
 
-def _sentences_of_groups(curve: SweepCurve) -> Iterator[str]:
+def _describe_groups(curve: SweepCurve) -> Iterator[str]:
     """Yield where the throughput of a sweep over several lengths or targets is highest and lowest.
 
-    A group is all load points with the same lengths and target. Its best load point within the SLO
-    stands for it. The last sentences name the groups that have none, with the reason.
+    A group is all load points with the same lengths and target. Groups are compared by the
+    throughput of their best load points within the SLO. The last sentences name the groups that
+    have none, with the reason.
     """
     curves = curve.split()
     best_points = [point for point in map(representative_point, curves) if point is not None]

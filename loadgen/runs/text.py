@@ -73,28 +73,26 @@ def report(
 
     Args:
         summary: The results of the run.
-        manifest: What the run was to send: the workload file, the salt and so on. Without it, a
-            page does not show them.
+        manifest: The plan of the run, from `manifest.json`. A page shows parts of it, such as the
+            workload file, so that the run can be reproduced.
         compute_chart_data: Computes the data of charts. Without it a page has no charts.
         server_samples: Samples of the servers' metrics pages.
-        additions: What other kinds of results in the directory of the run add to its report.
+        additions: What benchmarks that use the run add to its report. For example, MLPerf adds its
+            verdict.
         run_dir: The directory of the run, which the short form names.
     """
-    all_notices = list(notices(summary))
-    added_headlines: list[Paragraph] = []
-    for addition in additions:
-        all_notices += addition.notices
-        added_headlines += addition.headline()
+    added_notices = [notice for addition in additions for notice in addition.notices]
+    added_verdicts = [paragraph for addition in additions for paragraph in addition.headline()]
     sections = _sections(summary, manifest, compute_chart_data, server_samples, additions)
     return Report(
         title=f"{run_title(summary)}, {_start_time(summary)}",
         page_title=f"{workload_name(summary)}: {summary.run.id}",
         generated_by=f"loadgen {summary.run.version} report",
-        notices=all_notices,
-        headline=[*_result_paragraphs(summary), *added_headlines],
+        notices=[*notices(summary), *added_notices],
+        headline=[*_result_paragraphs(summary), *added_verdicts],
         verdict=_validity(summary),
         sections=list(sections),
-        brief=[section("", *added_headlines), *brief_sections(summary, run_dir)],
+        brief=[section("", *added_verdicts), *brief_sections(summary, run_dir)],
     )
 
 
@@ -141,15 +139,11 @@ def _result_sections(
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the sections with the result of a run: headline, SLO, its charts, and warnings.
 
-    The headline of a text is its title. That of a page is a row of tiles with the most important
-    numbers, which additions may replace. Additions may also add sections.
+    On a terminal, the headline is the title of the run. On a page it is a row of tiles with the
+    most important numbers. Last come the sections of other benchmarks that use the run.
     """
-    tiles: Sequence[Tile] = headline_tiles(summary)
-    for addition in additions:
-        if addition.replace_tiles is not None:
-            tiles = addition.replace_tiles(tiles)
     yield section("", run_title(summary), text_only=True)
-    yield section("", Tiles(tiles), page_only=True)
+    yield section("", Tiles(_page_tiles(summary, additions)), page_only=True)
     yield slo_section(summary)
     yield from page.build_headline_charts(summary, compute_chart_data)
     yield section("Caveats and warnings", Bullets(_caveats_and_warnings(summary), "warn"))
@@ -157,40 +151,55 @@ def _result_sections(
         yield from addition.sections
 
 
+def _page_tiles(summary: Summary, additions: Sequence[ExtraSections]) -> Sequence[Tile]:
+    """Return the tiles at the top of a page: those of the run, or what an addition replaces."""
+    tiles: Sequence[Tile] = headline_tiles(summary)
+    for addition in additions:
+        if addition.replace_tiles is not None:
+            tiles = addition.replace_tiles(tiles)
+    return tiles
+
+
 # -- the result ------------------------------------------------------------------------------------
 
 
 def _result_paragraphs(summary: Summary) -> Iterator[Paragraph]:
-    """Yield the result in a sentence, and more sentences if it needs an explanation.
+    """Yield the result of a run in one sentence, and a second or third one if it needs them.
 
-    They state which results of a run on a busy host are correct, and why the server could not
-    sustain the load.
+    If this host was too busy to measure, a sentence says that the counts and errors of the run are
+    correct nevertheless. If the server could not sustain the load, another one says why.
     """
     yield Paragraph(describe_result(summary), _result_kind(summary), large=True)
-    if not summary.verdict.valid and is_host_busy(summary.verdict):
+    was_invalidated_by_host = not summary.verdict.valid and is_host_busy(summary.verdict)
+    if was_invalidated_by_host:
         requests = format.counted(summary.requests.scheduled, "request")
         yield Paragraph(
             f"This host was too busy to measure latencies. {format.count(summary.requests.ok)} of "
             f"{requests} succeeded; counts and errors are correct, latencies are not."
         )
-    if summary.sustainable.sustained is False:
+    # None means that it was not assessed.
+    has_unsustained_load = summary.sustainable.sustained is False
+    if has_unsustained_load:
         yield Paragraph(f"NOT SUSTAINED: {summary.sustainable.reason}", "warn")
 
 
 def _result_kind(summary: Summary) -> Kind:
-    """Return the color of the result of a run, by its SLO: "good", "bad", "warn", or "" for none.
+    """Return the kind of the sentence with the result of a run, which decides its color.
 
-    An INVALID run is bad, because its latencies may be wrong. It is only a warning if other
-    programs kept the host of the client busy, because then the server is not to blame.
+    - INVALID run: "bad", because its latencies may be wrong. It is only "warn" if other programs
+      kept the host of the client busy, because then the server is not to blame.
+    - Valid run: "bad" if the SLO was missed or too many requests failed, "warn" if the SLO is
+      undecided, "good" if it was met, and "" without an SLO.
     """
-    verdict = summary.verdict
-    if not verdict.valid:
-        return "warn" if is_host_busy(verdict) else "bad"
-    if summary.goodput.met is False or fails_by_errors(summary):
+    if not summary.verdict.valid:
+        return "warn" if is_host_busy(summary.verdict) else "bad"
+    goodput = summary.goodput
+    is_slo_missed = goodput.met is False
+    if is_slo_missed or fails_by_errors(summary):
         return "bad"
-    if summary.goodput.undecided:
+    if goodput.undecided:
         return "warn"
-    return "good" if summary.goodput.met else ""
+    return "good" if goodput.met else ""
 
 
 def _validity(summary: Summary) -> Notice | None:
@@ -265,7 +274,11 @@ def sanitize_server_text(text: str) -> str:
 def _client_sections(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the resources, delays and timestamp uncertainties of the load generator itself."""
+    """Yield the section on the load generator itself, and for a page its charts over time.
+
+    The section shows what the load generator used of its host, and how it may have distorted the
+    measurement: how late it sent requests, and how uncertain its timestamps are.
+    """
     yield section(
         "Client overhead",
         f"{', '.join(describe_client_use(summary))}.",
@@ -278,7 +291,11 @@ def _client_sections(
 
 
 def _machines_table(machines: Sequence[MachineSummary]) -> Table:
-    """Return a row for each machine that sent a part of the load."""
+    """Return a table with a row for each machine that sent a part of the load.
+
+    "late" counts the requests that were sent late, and "send delay" is how late requests were sent.
+    "cores" is the mean CPU use, and "busiest" the CPU use of a worker in its busiest second.
+    """
     head = (
         "machine",
         "workers",
@@ -290,18 +307,20 @@ def _machines_table(machines: Sequence[MachineSummary]) -> Table:
         "cores",
         "busiest",
     )
-    rows = [
-        (
-            f"{machine.name}, {machine.state}" if machine.state else machine.name,
-            str(machine.workers),
-            format.count(machine.requests),
-            format.count(machine.lost),
-            format.count(machine.late),
-            quantile_ms(machine.send_lag_ms, "p50"),
-            quantile_ms(machine.send_lag_ms, "p99"),
-            format.quantity(machine.cores),
-            format.percent(machine.cpu_share_max),
-        )
-        for machine in machines
-    ]
-    return Table(head, rows)
+    return Table(head, [_machine_row(machine) for machine in machines])
+
+
+def _machine_row(machine: MachineSummary) -> tuple[str, ...]:
+    """Return the cells of a machine in the order of the head in `_machines_table`."""
+    name = f"{machine.name}, {machine.state}" if machine.state else machine.name
+    return (
+        name,
+        str(machine.workers),
+        format.count(machine.requests),
+        format.count(machine.lost),
+        format.count(machine.late),
+        quantile_ms(machine.send_lag_ms, "p50"),
+        quantile_ms(machine.send_lag_ms, "p99"),
+        format.quantity(machine.cores),
+        format.percent(machine.cpu_share_max),
+    )

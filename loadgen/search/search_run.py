@@ -120,7 +120,7 @@ class SearchRun:
         )
         if forecast is not None:
             expected = describe_forecast(forecast, virtual=settings.virtual)
-            cost = self.display.describe_cost_of_time(forecast.seconds, settings)
+            cost = self.display.describe_cost_of_duration(forecast.seconds, settings)
             print_status(f"Estimated: {expected}{cost}")
 
     def _run_trials(self) -> None:
