@@ -57,5 +57,5 @@ def describe_work_warnings(summary: Summary) -> tuple[str, ...]:
 
 
 def _has_repeated_rows(findings: Iterable[ReasonCode]) -> bool:
-    """Return whether rows of a data set were sent several times: a server may cache such prompts."""
+    """Return whether rows of a data set were sent several times: a server may cache them."""
     return any(finding.code == "rows_repeated" for finding in findings)

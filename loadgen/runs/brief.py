@@ -144,17 +144,18 @@ class _BriefSlo:
     """The objectives of an SLO that are shown, and the notes below them."""
 
     def __init__(self, summary: Summary, max_objectives: int) -> None:
-        """Choose at most `max_objectives` objectives to show, each of which is a line.
+        """Choose the objectives to show, each of which is a line of the report.
 
-        If there are more, missed and undecided ones come first, and one line less is left for
-        them, because the last line says how many are hidden.
+        There is room for `max_objectives` lines. If there are more objectives, the last line says
+        how many are hidden. The other lines show missed objectives first, then undecided ones.
         """
         self._summary = summary
         rows = list(_objective_rows(summary))
         shown_count = max_objectives
         if len(rows) > max_objectives:
             rows.sort(key=_outcome_order)
-            shown_count = max(max_objectives - 1, MIN_OBJECTIVES)
+            lines_for_objectives = max_objectives - 1
+            shown_count = max(lines_for_objectives, MIN_OBJECTIVES)
         self._rows = rows[:shown_count]
         self._hidden_count = len(rows) - len(self._rows)
 
@@ -166,19 +167,21 @@ class _BriefSlo:
     def notes(self) -> Iterator[Paragraph]:
         """Yield the paragraphs below the objectives.
 
-        They state that no SLO is set or that too many requests failed, how many objectives are
-        hidden, and why some are undecided.
+        They state that too many requests failed or that no SLO (service-level objective) is set,
+        how many objectives only the full report shows, and why some are undecided.
         """
         summary = self._summary
+        has_no_slo = not self._rows
         if fails_by_errors(summary):
             yield Paragraph(_describe_error_rate(summary), "bad")
-        elif not self._rows:
+        elif has_no_slo:
             succeeded = _fraction(summary.requests.ok, summary.requests.decided)
             hint = "Add --slo ttft:2s for a pass/fail result."
             yield Paragraph(f"No SLO set. {succeeded} requests succeeded. {hint}")
         if self._hidden_count:
             hidden = format.counted(self._hidden_count, "more objective")
-            yield Paragraph(f"{hidden}: --full", "soft")
+            option = "--full"  # the option of the full report
+            yield Paragraph(f"{hidden}: {option}", "soft")
         for reason in _undecided_reasons(summary):
             yield Paragraph(f"Undecided: {reason}", "warn")
 
@@ -301,18 +304,22 @@ def _latency_rows(summary: Summary) -> list[_LatencyRow]:
 def _latency_table(summary: Summary) -> Table:
     """Return the table of latencies in ms. Its heading says if the run is INVALID.
 
-    A statistic that is too uncertain to be reported is shown as the range that contains it.
+    A statistic, such as p99, may be so uncertain that its value is withheld from the results. Its
+    cell has the range that contains the value instead.
     """
     statistics = ("mean", *QUANTILES, "max")
     rows = []
-    for row in _latency_rows(summary):
-        uncertain = summary.withheld.get(row.metric)
-        ranges = None if uncertain is None else uncertain.ranges
-        values = [cells.statistic_ms(row.distribution, name, ranges) for name in statistics]
-        rows.append((row.label, *values))
+    for latency in _latency_rows(summary):
+        withheld = summary.withheld.get(latency.metric)
+        range_by_statistic = None if withheld is None else withheld.ranges
+        values = [
+            cells.statistic_ms(latency.distribution, statistic, range_by_statistic)
+            for statistic in statistics
+        ]
+        rows.append((latency.label, *values))
     title = LATENCY_TITLE if summary.verdict.valid else UNRELIABLE_LATENCY_TITLE
-    head = (title, "mean", *map(cells.quantile_label, QUANTILES), "max")
-    return Table(head, rows)
+    column_headings = (title, "mean", *map(cells.quantile_label, QUANTILES), "max")
+    return Table(column_headings, rows)
 
 
 def _confidence_note(summary: Summary) -> Paragraph:
@@ -392,18 +399,19 @@ def _describe_delivered_load(summary: Summary) -> str:
     """Return the load that arrived, its concurrency, and whether the server was stable under it.
 
     For example: `12 req/s arrived, 30 concurrent on average, stable`. Properties of the load that
-    differ from the workload are named. With sessions, the offered rate counts sessions and not
-    requests, so it is left out.
+    differ from the workload are named.
     """
     load = summary.load
     phrases = []
+    # The offered rate is that at which requests were due, so that they arrived at the client. With
+    # sessions, the schedule starts sessions and not requests, so it is left out.
     if load.offered_rps is not None and summary.sessions is None:
         phrases.append(f"{format.rate(load.offered_rps, ' req/s')} arrived")
     phrases.append(f"{format.quantity(load.in_flight_mean)} concurrent on average")
     is_sustained = summary.sustainable.sustained
     if is_sustained is not None:
         phrases.append("stable" if is_sustained else "not stable")
-    # `stimulus` has the checks of the load against the workload, such as that of its rate.
+    # Each check compares a property of the load, such as its rate, with the workload.
     load_checks = summary.stimulus
     failed_checks = [check for check in load_checks if check.ok is False]
     if failed_checks:
@@ -421,7 +429,8 @@ def _describe_breakdown(summary: Summary) -> str:
     if not summary.run.stream or not summary.verdict.valid:
         return ""
     for group in summary.splits.groups:
-        has_all_requests = group.by == "all"  # other groups have, for example, those of a target
+        # One group has all requests. Each other one has only those of a target, for example.
+        has_all_requests = group.by == "all"
         if has_all_requests:
             return _describe_median_breakdown(group)
     return ""

@@ -66,19 +66,23 @@ def statistic_ms(
     statistic: str,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Return the mean, a percentile or the maximum in ms, as a cell of a table.
+    """Return the mean, a percentile or the maximum of a distribution in ms, as a table cell.
+
+    A percentile is marked with ~ if it rests on too few samples.
 
     Args:
         distribution: The distribution.
-        statistic: Its field, such as `p99`.
-        ranges: For each statistic that was measured too inexactly, the range in ms that contains
-            it. Such a cell has the range and not a single number.
+        statistic: The field of `Distribution` to show: "mean", "max" or a percentile like "p99".
+        ranges: The lowest and the highest possible value, in ms, of each statistic that could not
+            be measured exactly. Its cell shows this range and not a single number.
     """
     if ranges and statistic in ranges:
         low_ms, high_ms = ranges[statistic]
         return format_range_ms(low_ms, high_ms)
-    if statistic in ("mean", "max"):
-        return format.milliseconds(getattr(distribution, statistic))
+    if statistic == "mean":
+        return format.milliseconds(distribution.mean)
+    if statistic == "max":
+        return format.milliseconds(distribution.max)
     return quantile_ms(distribution, statistic)
 
 

@@ -33,19 +33,16 @@ class CiReport(Struct, frozen=True):
     strict: bool
 
     def begin(self, command: str) -> None:
-        """Write a JUnit file in which the command has not finished.
+        """Write a JUnit file that reports the command as failed because it has not finished.
 
-        It replaces the file of an earlier command, so that a CI system does not read an old result
-        if this command is killed.
+        `write` replaces it at the end of the command. If the command is killed before that, a CI
+        system reads this file, and not that of an earlier command.
 
-        Raises UserError if the file cannot be written.
+        Raises:
+            UserError: If the file cannot be written.
         """
-        if self.junit is None:
-            return
-        from loadgen.render.junit import render
-        from loadgen.runs import outcome
-
-        write_file(self.junit, render(command, [outcome.unfinished_case(command)]), "--junit")
+        if self.junit is not None:
+            self._write_junit(command, [_unfinished_case(command)])
 
     def write(
         self,
@@ -55,7 +52,7 @@ class CiReport(Struct, frozen=True):
         is_complete: bool = True,
         other_cases: Sequence[JUnitCase] = (),
     ) -> None:
-        """Write the outcome of the runs of a command.
+        """Write the outcome of the runs of a command to the files that the user requested.
 
         Args:
             command: The command, which names the test suite.
@@ -63,22 +60,36 @@ class CiReport(Struct, frozen=True):
             is_complete: Whether the command finished.
             other_cases: Cases that do not belong to a run.
 
-        Raises UserError if a file cannot be written.
+        Raises:
+            UserError: If a file cannot be written.
         """
         if self.junit is None and self.step_summary is None:
             return
-        from loadgen.render.junit import render
+        # Without these files, a command need not wait for the import.
         from loadgen.runs import outcome
 
         added_cases = list(other_cases)
         if not is_complete:
-            added_cases.append(outcome.unfinished_case(command))
+            added_cases.append(_unfinished_case(command))
         if self.junit is not None:
-            cases = [*outcome.build_cases(runs, strict=self.strict), *added_cases]
-            write_file(self.junit, render(command, cases), "--junit")
+            cases_of_runs = outcome.build_cases(runs, strict=self.strict)
+            self._write_junit(command, [*cases_of_runs, *added_cases])
         if self.step_summary is not None:
             markdown = outcome.render_markdown(runs, added_cases)
             write_file(self.step_summary, markdown, "--github", append=True)
+
+    def _write_junit(self, command: str, cases: Sequence[JUnitCase]) -> None:
+        """Write the JUnit file. Raises UserError if it cannot be written."""
+        from loadgen.render.junit import render
+
+        assert self.junit is not None
+        write_file(self.junit, render(command, cases), "--junit")
+
+
+def _unfinished_case(command: str) -> JUnitCase:
+    from loadgen.runs import outcome
+
+    return outcome.unfinished_case(command)
 
 
 def create_ci_report(junit: Path | None, *, github: bool, strict: bool) -> CiReport:

@@ -32,16 +32,21 @@ def is_host_busy(verdict: Verdict) -> bool:
 
 
 def describe_client_use(summary: Summary) -> list[str]:
-    """Return the workers, CPU time, memory and bytes that the load generator used."""
+    """Return what the load generator used: workers, CPU time, memory, and bytes sent and received.
+
+    Values that the platform does not report are left out. Other processes on the host may keep a
+    worker from running. That is stated if it took more than MIN_WAITED_SHARE of any second.
+    """
     client = summary.client
     phrases = [format.counted(client.workers, "worker")]
     if client.cpu_s is not None:
         phrases.append(f"{format.quantity(client.cpu_s)} s of CPU time")
     if client.cpu_share_max is not None:
         phrases.append(f"busiest second {format.percent(client.cpu_share_max)} of a core")
-    if client.waited_share_max is not None and client.waited_share_max > MIN_WAITED_SHARE:
-        waited = format.percent(client.waited_share_max)
-        phrases.append(f"delayed by other processes for up to {waited} of a second")
+    longest_wait_share = client.waited_share_max
+    if longest_wait_share is not None and longest_wait_share > MIN_WAITED_SHARE:
+        longest_wait = format.percent(longest_wait_share)
+        phrases.append(f"delayed by other processes for up to {longest_wait} of a second")
     if client.peak_rss_bytes is not None:
         phrases.append(f"memory up to {format.size(client.peak_rss_bytes)}")
     phrases.append(f"{format.size(summary.bytes.sent)} sent")

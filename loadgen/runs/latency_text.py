@@ -13,7 +13,10 @@ from loadgen.core.stats.quantiles import Distribution
 from loadgen.figures import METRICS, MetricDefinition
 
 if TYPE_CHECKING:
+    from loadgen.core.metrics.request_counts import Stalls
     from loadgen.core.metrics.summary import Summary
+
+MS_PER_S = 1000
 
 
 class MetricRow(NamedTuple):
@@ -43,10 +46,10 @@ def _is_redundant(
 ) -> bool:
     """Return whether the table of latencies omits a metric, because another row has its values.
 
-    The inter-chunk latency has the same values as the ITL, if there is one. For other metrics,
-    `hidden_if_same_as` names the similar one: TTFT from the time of sending equals TTFT unless
-    requests were sent late. They count as the same if their medians are equal, because a
-    difference in only a few requests needs no row.
+    The inter-chunk latency is omitted if there is an ITL, since the ITL is computed from it. For
+    other metrics, `hidden_if_same_as` names a metric that often has the same values: TTFT from the
+    time of sending equals TTFT unless requests were sent late. The two are regarded as the same if
+    their medians are equal, because a difference in only a few requests needs no row.
     """
     if definition.name == "inter_chunk":
         return "itl" in distribution_by_name
@@ -95,20 +98,32 @@ def label_with_unit(definition: MetricDefinition) -> str:
 
 
 def latency_notes(summary: Summary) -> Iterator[str]:
-    """Yield sentences about missing metrics and about stalled responses."""
+    """Yield sentences that explain the table of latencies.
+
+    They say why a metric is not in the table, which metrics mean something else if responses are
+    not streamed, and how many responses stalled, which is a pause between two chunks.
+    """
     if _lacks_itl(summary):
-        yield f"No ITL: {summary.itl_absent}."
+        reason = summary.itl_absent
+        yield f"No ITL: {reason}."
     if summary.run.api in ("embeddings", "rerank"):
         yield f"Responses of {summary.run.api} have no tokens, so there is only E2E latency."
     elif not summary.run.stream:
         yield "Responses were not streamed, so TTFT is the time of the whole response."
     else:
         yield from _responses_without_tpot(summary)
-    stalls = summary.stalls
-    if stalls.requests:
-        responses = format.counted(stalls.requests, "response")
-        limit = format.duration(stalls.over_ms / 1000)
-        yield f"{responses} ({format.percent(stalls.share)}) stalled for more than {limit}."
+    if summary.stalls.requests:
+        yield _describe_stalls(summary.stalls)
+
+
+def _describe_stalls(stalls: Stalls) -> str:
+    """Return how many responses stalled: `3 responses (0.5 %) stalled for more than 1 s.`."""
+    responses = format.counted(stalls.requests, "response")
+    limit_s = stalls.over_ms / MS_PER_S
+    return (
+        f"{responses} ({format.percent(stalls.share)}) stalled for more than "
+        f"{format.duration(limit_s)}."
+    )
 
 
 def _lacks_itl(summary: Summary) -> bool:
@@ -119,11 +134,13 @@ def _lacks_itl(summary: Summary) -> bool:
 def _responses_without_tpot(summary: Summary) -> Iterator[str]:
     """Yield how many streamed responses have no TPOT, in a sentence for each reason.
 
-    TPOT is the mean time per output token after the first one, so a response needs several tokens
-    that arrived at different times.
+    TPOT is the mean time per output token after the first one. There are three reasons why a
+    response has none: it has fewer than two tokens, all of it arrived in one chunk, or it has
+    tokens but no text.
     """
     single_chunk_count = summary.tpot_no_span
     without_text_count = summary.tpot_no_output
+    # `tpot_undefined` counts the responses of all three reasons.
     too_short_count = summary.tpot_undefined - single_chunk_count - without_text_count
     if too_short_count:
         yield f"{format.counted(too_short_count, 'response')} had too few tokens for a TPOT."

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.sections import BetweenNodes
     from loadgen.core.metrics.slo_terms import TermResult
     from loadgen.core.metrics.summary import Summary
+    from loadgen.render.section import Part
     from loadgen.runs.cells import RunPart
 
     NamedPart = tuple[str, RunPart]
@@ -107,40 +108,49 @@ def _stage_name(stage: StageSummary) -> str:
 def _classes_section(summary: Summary) -> Section:
     """Return the section about the request classes of a run.
 
-    A request class is a part of the load with its own prompts, model and SLO. There is a table of
-    the metrics of each class, one of each model, and one of what each class requests. The legend
-    explains the percentages of the last table: the share of a class in all requests or, in a load
-    with sessions, in all starts of requests, conversations and tasks, each of which counts once.
+    A request class is a part of the load with its own prompts, model and SLO. There are three
+    tables: the metrics of each class, the metrics of each model, and the specification of each
+    class with its SLO results. The legend explains the percentages of the last table.
     """
-    classes = [(request_class.name, request_class) for request_class in summary.classes]
-    models = [(f"{model.model} ({', '.join(model.classes)})", model) for model in summary.models]
+    named_classes = [(request_class.name, request_class) for request_class in summary.classes]
+    named_models = [
+        (f"{model_summary.model} ({', '.join(model_summary.classes)})", model_summary)
+        for model_summary in summary.models
+    ]
     class_rows = [_class_row(summary, request_class) for request_class in summary.classes]
-    if summary.sessions is None:
-        legend = "Percentages of the requests."
-    else:
-        legend = "Percentages of the starts of requests, conversations and tasks."
+    has_sessions = summary.sessions is not None
+    # A conversation or a task counts once, no matter how many requests it sends.
+    counted = "starts of requests, conversations and tasks" if has_sessions else "requests"
     return section(
         "Request classes",
-        _part_table("class", classes),
-        _part_table("model", models),
+        _part_table("class", named_classes),
+        _part_table("model", named_models),
         Table(CLASS_HEAD, class_rows, "prose"),
-        Paragraph(legend, "soft"),
+        Paragraph(f"Percentages of the {counted}.", "soft"),
         id="classes",
     )
 
 
 def _class_row(summary: Summary, request_class: ClassSummary) -> tuple[str, ...]:
-    """Return the cells of a request class under CLASS_HEAD: its traffic, model and SLO results."""
+    """Return the cells of a request class, in the order of the columns in CLASS_HEAD.
+
+    They are its name, its requested and its actual fraction of the load, its model, its priority,
+    and the result of each of its objectives.
+    """
+    requested_share = format.percent(request_class.share)
+    actual_share = format.percent(actual_class_share(summary, request_class))
+    model = request_class.model or summary.target.model
+    has_priority = request_class.priority is not None
+    priority = str(request_class.priority) if has_priority else format.NONE
     slo_results = [describe_class_term(term) for term in request_class.goodput.slo]
     if request_class.sessions is not None:
         slo_results += describe_tasks(request_class.sessions)
-    priority = request_class.priority
     return (
         request_class.name,
-        format.percent(request_class.share),
-        format.percent(actual_class_share(summary, request_class)),
-        request_class.model or summary.target.model,
-        format.NONE if priority is None else str(priority),
+        requested_share,
+        actual_share,
+        model,
+        priority,
         "; ".join(slo_results),
     )
 
@@ -172,23 +182,32 @@ def _targets_section(summary: Summary) -> Section:
     targets = [(target_name_with_region(target), target) for target in summary.targets]
     regions = [(region.target.region or NOT_SPECIFIED, region) for region in summary.regions]
     nodes = [(node.target.node or NOT_SPECIFIED, node) for node in summary.nodes]
-    tables = [
+    return section(
+        "Targets",
         _part_table("target", targets),
         _part_table("region", regions),
         _part_table("node", nodes),
-    ]
-    # `rack` has the output tokens of all targets together, as of one rack of servers.
-    if summary.rack is None:
-        return section("Targets", *tables, id="targets")
-    legend = "The rates of all targets cover the same window of the run, so that they add up."
-    return section(
-        "Targets",
-        *tables,
-        Table(TARGET_STATISTICS_HEAD, statistics_over_targets(summary.targets)),
-        Table(("all targets, output tok/s", ""), _total_rows(summary.rack)),
-        Paragraph(legend, "soft"),
+        *_target_statistics(summary),
         id="targets",
     )
+
+
+def _target_statistics(summary: Summary) -> list[Part]:
+    """Return tables of statistics over the targets and of their total throughput, with a legend.
+
+    The summary has the total only if the metrics of the targets can be added. Otherwise the list is
+    empty.
+    """
+    # The targets are like the servers of one rack: they share the load and produce tokens together.
+    total_tokens = summary.rack
+    if total_tokens is None:
+        return []
+    legend = "The rates of all targets cover the same window of the run, so that they add up."
+    return [
+        Table(TARGET_STATISTICS_HEAD, statistics_over_targets(summary.targets)),
+        Table(("all targets, output tok/s", ""), _total_rows(total_tokens)),
+        Paragraph(legend, "soft"),
+    ]
 
 
 def _total_rows(rack: RackTokens) -> list[tuple[str, str]]:

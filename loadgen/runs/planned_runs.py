@@ -92,7 +92,7 @@ def _needed_samples(term: Term) -> int:
 def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     """Print what runs would send and, with prices, what they would cost, for --dry-run.
 
-    Returns the exit code OK.
+    Returns the exit code of the command.
 
     Raises CombinedError if a target cannot receive the requests of a run, for example if it has no
     endpoint of their type, and UserError if the cost exceeds the limit.
@@ -103,16 +103,17 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     forecasts: list[ForecastRun] = []
     for workload, settings in runs:
         description = describe_load(workload, settings)
-        forecasts.append(ForecastRun(description.load, settings))
         print(description.text)
         if budget is not None:
             print(_describe_forecast_cost(description.load, settings, budget))
+        forecasts.append(ForecastRun(description.load, settings))
+        # The plans of all runs are printed before an error is reported.
         if description.error is not None:
             errors.append(description.error)
     if errors:
         raise CombinedError(_without_repeated_texts(errors))
     if budget is not None:
-        _print_and_check_total_cost(forecasts, budget)
+        _report_total_cost(forecasts, budget)
     return OK
 
 
@@ -134,16 +135,17 @@ def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) 
     return f"cost: about {describe_cost(budget, cost, settings)}"
 
 
-def _print_and_check_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
-    """Print the cost of all runs together, and raise UserError if it exceeds the budget's limit.
+def _report_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
+    """Print the cost of several runs together, and raise UserError if it exceeds the limit.
 
-    Nothing is printed or checked if the cost is known only after the runs have started. Runs in
-    virtual time cost nothing, so their cost is printed but not checked.
+    Do nothing if the cost is known only after the runs have started. Runs in virtual time cost
+    nothing, so their limit is not checked; the printed cost is that on a real server.
     """
     cost = compute_total_cost(budget, runs)
     if cost is None:
         return
-    settings = runs[-1].settings  # all runs have the same target, which determines the price
+    # All runs have the same target, which determines the price.
+    settings = runs[0].settings
     if len(runs) > 1:
         print(f"cost of all {len(runs)} runs: about {describe_cost(budget, cost, settings)}")
     if not settings.virtual:
@@ -176,20 +178,22 @@ def compute_total_cost(budget: Budget, runs: Sequence[ForecastRun]) -> Decimal |
 
 
 def target_facts(settings: Settings) -> list[TargetFacts]:
-    """Return the properties of the targets that decide what they cost, before a request is sent.
+    """Return the properties of the targets on which their price depends, before a request is sent.
 
-    These are the model, the region and the hardware. The number of GPUs of a target is the one that
-    the user specified, or that of the hardware which a simulated target models.
+    These are the model, the region, the instance type (`shape`) and the number of GPUs. The number
+    is that in the settings. A simulated target models a certain hardware, whose number of GPUs is
+    used if the settings have none.
     """
     from loadgen.core.execution import backend
     from loadgen.core.results.manifest import TargetFacts
 
-    simulated_target = backend.known(settings)  # None for a real server
+    # Only the hardware of a simulated target is known. It is None for a real server.
+    simulated_target = backend.known(settings)
     simulated_gpus = None if simulated_target is None else simulated_target.gpus
     return [
         TargetFacts(
             url=endpoint.url,
-            server="",
+            server="",  # not known before the first response
             model=settings.model or "",
             gpus=endpoint.gpus or simulated_gpus,
             shape=endpoint.shape,

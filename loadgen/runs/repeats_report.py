@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.core import format
-from loadgen.render.page import Axis, Chart, Mark, Series, ShadedBand, Tile
+from loadgen.render.page import COLORS, Axis, Chart, Mark, Series, ShadedBand, Tile
 from loadgen.render.section import (
     Charts,
+    Kind,
     Links,
     Notice,
     Paragraph,
@@ -48,19 +49,17 @@ def repeats_report(repeats: RepeatSummary, curve: SweepCurve) -> Report:
 
     Args:
         repeats: The mean and the interval of each metric over the repeats.
-        curve: The repeats as load points of a sweep, with the workload, the target and the version.
+        curve: The metrics of each repeat. They have the type of a sweep, with a load point for each
+            repeat.
     """
     slo_paragraphs = _describe_slo_outcome(repeats, curve)
-    result = Paragraph(
-        repeats_text.describe_repeats(repeats), "good" if repeats.valid else "bad", large=True
-    )
+    result_color: Kind = "good" if repeats.valid else "bad"
+    result = Paragraph(repeats_text.describe_repeats(repeats), result_color, large=True)
     key_numbers = [_key_number(metric) for metric in repeats_text.key_metrics(repeats)]
-    metric_section = section(
-        "Metrics",
-        repeats_text.metric_table(repeats),
-        Paragraph(repeats_text.describe_interval(repeats), "soft"),
-        Charts(list(_metric_charts(repeats))),
-    )
+    full_sections = [
+        section("", Tiles(key_numbers), sweep_report.measured_facts(curve)),
+        _metric_section(repeats),
+    ]
     brief_sections = [
         section("", _describe_repeated_load(repeats, curve)),
         section("", repeats_text.brief_metric_table(repeats), indented=True),
@@ -71,11 +70,18 @@ def repeats_report(repeats: RepeatSummary, curve: SweepCurve) -> Report:
         headline=[result, *slo_paragraphs],
         curve=curve,
         summaries=[repeats],
-        sections=[
-            section("", Tiles(key_numbers), sweep_report.measured_facts(curve)),
-            metric_section,
-        ],
+        sections=full_sections,
         brief=brief_sections,
+    )
+
+
+def _metric_section(repeats: RepeatSummary) -> Section:
+    """Return the section with the table of all metrics, and a chart of each key metric."""
+    return section(
+        "Metrics",
+        repeats_text.metric_table(repeats),
+        Paragraph(repeats_text.describe_interval(repeats), "soft"),
+        Charts(list(_metric_charts(repeats))),
     )
 
 
@@ -88,24 +94,25 @@ def repeated_sweep_report(
         repeats_by_point: The summary of the repeats of each load point, by its name.
         curve: All runs as load points, with the workload, the target and the version.
     """
-    repeats_description = repeats_text.describe_repeated_points(repeats_by_point)
+    description = repeats_text.describe_repeated_points(repeats_by_point)
     units = Paragraph(repeats_text.LOAD_POINT_UNITS, "soft")
     full_table = repeats_text.load_points_table(repeats_by_point)
-    brief_table = repeats_text.load_points_table(
-        repeats_by_point, repeats_text.BRIEF_LOAD_POINT_PATHS
-    )
     full_sections = [
         section("", sweep_report.measured_facts(curve)),
         section("Load points", full_table, units),
         *_load_point_sections(repeats_by_point),
     ]
+    # A terminal shows only some of the metrics by default.
+    brief_table = repeats_text.load_points_table(
+        repeats_by_point, paths=repeats_text.BRIEF_LOAD_POINT_PATHS
+    )
     brief_sections = [
-        section("", f"{curve.workload} on {curve.target}, {repeats_description}"),
+        section("", f"{curve.workload} on {curve.target}, {description}"),
         section("", brief_table, units, indented=True),
     ]
     return _report_of_repeats(
         title=f"{format.counted(len(repeats_by_point), 'load point')}, repeated",
-        headline=[Paragraph(repeats_description, large=True)],
+        headline=[Paragraph(description, large=True)],
         curve=curve,
         summaries=list(repeats_by_point.values()),
         sections=full_sections,
@@ -131,30 +138,35 @@ def _report_of_repeats(
 ) -> Report:
     """Return the report of repeats of one or several loads.
 
+    It adds to the sections what both kinds of report share: the verdict, the warnings, and a table
+    with a row for each run.
+
     Args:
-        title: What was repeated, such as "3 repeats of one load". The title of the report is the
-            workload, the model and this text.
+        title: What was repeated, such as "3 repeats of one load".
         headline: The paragraphs with the result, at the top of the report.
-        curve: All runs, from which the section with a row for each run is made.
-        summaries: The summary of the repeats of each load, for the verdict and the warnings.
+        curve: The metrics of all runs.
+        summaries: The summary of the repeats of each load.
         sections: The other sections of the full report.
         brief: The sections of the short report.
     """
-    has_only_valid_loads = all(repeats.valid for repeats in summaries)
-    if has_only_valid_loads:
-        verdict = Notice("VALID", "the means are those of valid measurements", "good")
-    else:
-        verdict = Notice("INVALID", repeats_text.NO_VALID_RUN, "bad")
+    title_parts = [text for text in (curve.workload, curve.model, title) if text]
     return Report(
-        title=" · ".join(filter(None, (curve.workload, curve.model, title))),
+        title=" · ".join(title_parts),
         page_title=f"{curve.workload}: {title}",
         generated_by=f"loadgen {curve.version} report of repeats",
-        verdict=verdict,
+        verdict=_verdict(summaries),
         notices=_warnings(summaries),
         headline=headline,
         sections=[*sections, _run_section(curve, summaries)],
         brief=brief,
     )
+
+
+def _verdict(summaries: Sequence[RepeatSummary]) -> Notice:
+    """Return the notice that the means are valid, or INVALID if a load has no valid run."""
+    if all(repeats.valid for repeats in summaries):
+        return Notice("VALID", "the means are those of valid measurements", "good")
+    return Notice("INVALID", repeats_text.NO_VALID_RUN, "bad")
 
 
 def _warnings(summaries: Sequence[RepeatSummary]) -> list[Notice]:
@@ -242,12 +254,17 @@ def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
 
 
 def _run_points(metric: RepeatedMetric, run_names: tuple[str, ...]) -> Series:
-    """Return the value of a metric in each run as points without a line, linked to the runs."""
+    """Return the values of a metric as points of a chart, one for each run.
+
+    The points are not connected, because runs have no order of load. A click on a point opens the
+    page of its run.
+    """
+    run_numbers = range(1, len(run_names) + 1)
     return Series(
-        x=[float(number) for number in range(1, len(run_names) + 1)],
+        x=[float(number) for number in run_numbers],
         y=metric.values,
-        color="c1",
-        width=0,
+        color=COLORS[0],
+        width=0,  # no line
         dots=True,
         labels=run_names,
         links=tuple(map(sweep_charts.run_link, run_names)),
@@ -260,24 +277,23 @@ def _run_points(metric: RepeatedMetric, run_names: tuple[str, ...]) -> Series:
 def _run_section(curve: SweepCurve, summaries: Sequence[RepeatSummary]) -> Section:
     """Return the section with a row for each run and links to the runs.
 
-    The runs that a summary names come in the order in which they ran. Other runs, such as an
-    interrupted one, come before them and have no known seed and no link.
+    A summary names the runs that it includes, with their seeds. Other runs, such as an interrupted
+    one, come first in the table, without a seed and without a link.
 
     Args:
         curve: The results of the runs.
-        summaries: The summaries of the repeats of each load, which name their runs and seeds.
+        summaries: The summaries of the repeats of each load.
     """
-    result_by_run = {point.name: point for point in curve.load_points}
-    seed_by_summarized_run: dict[str, int | None] = {}
+    seed_by_included_run: dict[str, int | None] = {}
     for repeats in summaries:
-        seed_by_summarized_run.update(zip(repeats.runs, repeats.seeds, strict=True))
-    other_runs = [name for name in result_by_run if name not in seed_by_summarized_run]
-    summarized_runs = [name for name in seed_by_summarized_run if name in result_by_run]
-    rows = [
-        _run_row(result_by_run[name], seed_by_summarized_run.get(name))
-        for name in other_runs + summarized_runs
-    ]
-    links = [(name, sweep_charts.run_link(name)) for name in seed_by_summarized_run]
+        seed_by_included_run.update(zip(repeats.runs, repeats.seeds, strict=True))
+    result_by_run = {point.name: point for point in curve.load_points}
+    other_runs = [name for name in result_by_run if name not in seed_by_included_run]
+    # The order of the summaries is that in which the runs took place.
+    included_runs = [name for name in seed_by_included_run if name in result_by_run]
+    rows = [_run_row(result_by_run[name], seed=None) for name in other_runs]
+    rows += [_run_row(result_by_run[name], seed_by_included_run[name]) for name in included_runs]
+    links = [(name, sweep_charts.run_link(name)) for name in seed_by_included_run]
     return section(
         "Runs",
         Table(RUN_TABLE_HEADER, rows),

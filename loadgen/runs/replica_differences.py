@@ -37,20 +37,27 @@ def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
 def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
     """Return a row for each latency with its mean and the components of its variance.
 
-    The columns are those of `variance_head`. The cell of a component has its fraction of the total
-    variance, and its standard deviation in ms in parentheses.
+    The components are those of a two-way analysis of variance: between replicas, over time, the
+    interaction of both (how differently replicas change over time), and within a replica. A cell
+    has the fraction of the total variance, and the standard deviation in ms: `25.0 % (1.20)`.
     """
-    return [
-        (
-            metric_label(variance.metric),
-            format.milliseconds(variance.mean_ms),
-            _component_cell(variance.between_share, variance.between_ms),
-            _component_cell(variance.time_share, variance.time_ms),
-            _component_cell(variance.own_time_share, variance.own_time_ms),
-            _component_cell(variance.within_share, variance.within_ms),
+    rows = []
+    for variance in differences.variances:
+        between_replicas = _component_cell(variance.between_share, variance.between_ms)
+        over_time = _component_cell(variance.time_share, variance.time_ms)
+        interaction = _component_cell(variance.own_time_share, variance.own_time_ms)
+        within_replica = _component_cell(variance.within_share, variance.within_ms)
+        rows.append(
+            (
+                metric_label(variance.metric),
+                format.milliseconds(variance.mean_ms),
+                between_replicas,
+                over_time,
+                interaction,
+                within_replica,
+            )
         )
-        for variance in differences.variances
-    ]
+    return rows
 
 
 def _component_cell(fraction: float, standard_deviation_ms: float) -> str:
@@ -63,14 +70,14 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
 
     The list is empty if they could not be compared, since there is nothing to report then.
     """
-    # "replica" or "node", and how many of them there are.
-    unit = differences.node_kind
+    unit = differences.node_kind  # "replica" or "node", or "" if they could not be compared
     unit_count = differences.nodes
     if not unit:
         return []
     if differences.outliers:
         sentences = [_describe_outlier(outlier) for outlier in differences.outliers]
     elif unit_count < MIN_UNITS_FOR_OUTLIERS:
+        # At least two are needed for a comparison, so there are exactly two.
         sentences = [f"Two {unit}s are too few to find an outlier."]
     else:
         confidence = f"{differences.level * 100:g} % confidence"

@@ -42,28 +42,31 @@ def build_speculation_sections(summary: Summary) -> Iterator[Section]:
 
 
 def _sources_table(speculation: Speculation) -> Table:
-    """Return what the responses and the metrics pages of the servers report."""
+    """Return how many drafted tokens were accepted, according to each source that reports it.
+
+    There are two sources: the responses, and the metrics pages of the servers, which do not have
+    the numbers of tokens. The last column is the mean number of output tokens per step of the
+    model, which is 1 without speculative decoding.
+    """
     rows = []
     if speculation.requests:
-        rows.append(
-            (
-                format.counted(speculation.requests, "response"),
-                format.count(speculation.drafted),
-                format.count(speculation.accepted),
-                format.percent(speculation.acceptance),
-                _format_tokens(speculation.length),
-            )
+        row_of_responses = (
+            format.counted(speculation.requests, "response"),
+            format.count(speculation.drafted),
+            format.count(speculation.accepted),
+            format.percent(speculation.acceptance),
+            _format_tokens(speculation.length),
         )
+        rows.append(row_of_responses)
     if speculation.server_acceptance is not None or speculation.server_length is not None:
-        rows.append(
-            (
-                "metrics pages of the servers",
-                format.NONE,
-                format.NONE,
-                format.percent(speculation.server_acceptance),
-                _format_tokens(speculation.server_length),
-            )
+        row_of_servers = (
+            "metrics pages of the servers",
+            format.NONE,
+            format.NONE,
+            format.percent(speculation.server_acceptance),
+            _format_tokens(speculation.server_length),
         )
+        rows.append(row_of_servers)
     return Table(("reported by", "drafted", "accepted", "fraction", "tokens per step"), rows)
 
 

@@ -21,23 +21,21 @@ _TIME_STATISTICS = (".p50", ".p90", ".p95", ".p99", ".p99_9", ".mean")
 
 
 def build_interval_section(summary: Summary) -> Section:
-    """Return a table of the confidence intervals of the metrics of one run.
+    """Return the section with the confidence intervals of the metrics of one run.
 
-    They are computed from the variation within the run. The table is empty, and the section is not
-    shown, if the run is too short for an interval.
+    They are computed from how much the metrics vary within the run. A run that is too short has no
+    intervals. Its section has no content, and a report does not show such a section.
     """
     interval_by_path = summary.within
-    rows = []
-    for path, interval in interval_by_path.items():
-        estimate, low, high = interval
-        rows.append(
-            (
-                _label_with_unit(path),
-                _format_value(path, estimate),
-                _format_value(path, low),
-                _format_value(path, high),
-            )
+    rows = [
+        (
+            _label_with_unit(path),
+            _format_value(path, estimate),
+            _format_value(path, low),
+            _format_value(path, high),
         )
+        for path, (estimate, low, high) in interval_by_path.items()
+    ]
     legend = COVERAGE if rows else ""
     return section(
         "Confidence intervals",
