@@ -70,11 +70,13 @@ def _load_virtual() -> Backend:
 
 
 def _load_builtin_backends() -> tuple[BackendRow, ...]:
-    """Return the built-in backends: real servers, from here or from Ray, and two simulations.
+    """Return the built-in backends. A backend sends the load of a run to a target.
 
-    A backend is what sends the load of a run to a target. It is chosen by an option (`flag`) or by
-    the scheme of the URL of the target. The embedded simulation has no URL, so its scheme is empty.
-    It runs in real time, and the other simulation in virtual time.
+    - ray: sends the load to a real server from several machines, if the option `ray` is set.
+    - http: sends the load to a real server from this machine.
+    - embedded: a simulated server in this process, in real time. It has no URL, so its scheme is
+      "".
+    - sim: a simulated server in virtual time. The name of the server follows in the URL.
     """
     return (
         BackendRow(name="ray", load=_load_ray, flag="ray"),
@@ -113,15 +115,18 @@ def get_backend_of_target(url: str | None) -> BackendRow:
     Raises UserError for a scheme that no backend serves, and for the backend of a plug-in that has
     no function to reach its target.
     """
-    row = find_backend_of_target(url)
-    if row is None:
+    backend = find_backend_of_target(url)
+    if backend is None:
         raise _unknown_scheme(url)
-    is_builtin = row in BACKENDS.builtin_rows
-    if not is_builtin and not provides_target(row):
-        message = f"the backend {row.name} does not define how to reach its targets"
-        hint = "it needs a function `serve` or `run`"
-        raise UserError("plugin_failed", message, "--url", hint)
-    return row
+    is_from_plugin = backend not in BACKENDS.builtin_rows
+    if is_from_plugin and not provides_target(backend):
+        raise UserError(
+            "plugin_failed",
+            f"the backend {backend.name} does not define how to reach its targets",
+            where="--url",
+            hint="it needs a function `serve` or `run`",
+        )
+    return backend
 
 
 def provides_target(row: BackendRow) -> bool:

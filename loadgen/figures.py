@@ -121,14 +121,15 @@ class MetricTable(OpenTable[MetricDefinition]):
         return next((row for row in self.available() if row.name == name), None)
 
     def shown_in(self, place: Place) -> tuple[MetricDefinition, ...]:
-        """Return the metrics of a place: those that a table shows, or that an input file may name.
+        """Return the metrics that a place has: a table, or a part of an input file.
 
-        For example, "latency" is a table of a report, and "slo" is the part of a workload with the
-        limits. Not every metric of a plug-in can have a limit (see `_can_be_limited`).
+        For example, "latency" is a table of a report. "slo" and "contract" are the files in which
+        users set a limit for a metric. They have only those metrics of plug-ins that are times per
+        request, because others cannot have a limit.
         """
         metrics = [metric for metric in self.available() if place in metric.places]
-        has_limits = place in ("slo", "contract")
-        if has_limits:
+        is_input_with_limits = place in ("slo", "contract")
+        if is_input_with_limits:
             metrics = [metric for metric in metrics if self._can_be_limited(metric)]
         return tuple(metrics)
 

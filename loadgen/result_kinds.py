@@ -421,15 +421,18 @@ def _list_kinds_in_order() -> Iterator[ResultKind]:
 def fits(kind: ResultKind, path: Path) -> bool:
     """Return True if a directory (or a file) is a result of this kind.
 
-    It must have one of the marker files of the kind, and pass the check of the kind if it has one.
+    It must have one of the marker files of the kind. A kind may have a function that checks the
+    path as well. A kind with neither of them fits no path.
     """
     if not _has_marker_if_needed(kind, path):
         return False
     check_path = kind.functions.fits
     if check_path is None:
         return bool(kind.markers)
+    # An exception in the check of a plug-in becomes a UserError that names the plug-in.
+    guarded_check = KINDS.guard(kind, check_path)
     with reporting_damage(path):
-        return bool(KINDS.guard(kind, check_path)(path))
+        return bool(guarded_check(path))
 
 
 def _has_marker_if_needed(kind: ResultKind, path: Path) -> bool:
@@ -451,7 +454,9 @@ def reporting_damage(*paths: Path) -> Iterator[None]:
     """Raise UserError for an unexpected exception while results are read, if files were changed.
 
     The files may come from another author, and damaged files can raise any exception. If all files
-    are unchanged since they were written, the exception is a bug and passes.
+    still have the checksums that were written with them, the files are not the cause. Then the
+    exception is a bug of loadgen, and is raised as it is. Errors with a message for the user, and
+    those of the operating system, are never replaced.
     """
     try:
         yield
@@ -503,6 +508,7 @@ def call_on_path(
     """
     from loadgen.core.results.files import refuse_links
 
+    # In a directory that collects several results, each of them is checked when it is read.
     is_single_result = not kind.collects
     if is_single_result and _has_marker_if_needed(kind, path):
         refuse_links(path)
@@ -558,27 +564,31 @@ def capacity_facts(path: Path) -> CapacityFacts:
 def can_write_page_to(kind: ResultKind, folder: Path) -> bool:
     """Return True if the page of a result of this kind may be written to a directory.
 
-    The page of a single result may be written to any directory. The page of a results directory
-    lists the results in it, so at least one subdirectory must be a result. This check prevents that
-    a page is written to an unrelated directory by mistake.
+    The page of a single result may be written to any directory. Some kinds collect the results of
+    several commands in one directory, and their page is a list of these. It may be written only to
+    a directory with at least one result in it, so that a mistyped path does not put a page into an
+    unrelated directory.
     """
-    is_results_directory = kind.collects
-    if not is_results_directory:
+    if not kind.collects:
         return True
     subdirectories = [path for path in folder.iterdir() if path.is_dir()]
-    return any(kind_of(subdirectory, "list_row") is not None for subdirectory in subdirectories)
+    return any(_can_be_listed(subdirectory) for subdirectory in subdirectories)
+
+
+def _can_be_listed(path: Path) -> bool:
+    """Return True if a path is a result of a kind that the list of results shows."""
+    return kind_of(path, "list_row") is not None
 
 
 def marker_patterns() -> Iterator[str]:
-    """Yield glob patterns of the files by which a directory is recognized as one of results.
+    """Yield glob patterns of files that only a directory with a result of a command has.
 
-    A command writes some files when it begins, such as `contract.yaml`, and others that mark the
-    kind of the result, such as `plan.json`. A result of several runs has a directory for each run,
-    so `*/plan.json` is a pattern too.
+    Each kind of result has files that mark it, such as `plan.json`. Its command may write others
+    before them (`begun_with`), such as `contract.yaml`, which are found if it was interrupted
+    early. The runs of a result are in subdirectories, so `*/plan.json` is a pattern too.
     """
     for kind in KINDS.builtin_rows:
-        files_at_begin = kind.begun_with
-        yield from files_at_begin
+        yield from kind.begun_with
         yield from kind.markers
         if kind.has_runs:
             yield from (f"*/{marker}" for marker in kind.markers)
@@ -587,14 +597,19 @@ def marker_patterns() -> Iterator[str]:
 def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
     """Return what other kinds add to the report of the run or search in a directory.
 
-    For example, an MLPerf test adds its verdict to the report of its run.
+    For example, an MLPerf test adds its verdict to the report of its run. A kind that has nothing
+    to add to this report returns None.
     """
-    all_additions = []
+    found_sections = []
     for kind in KINDS.rows():
-        if kind.additions is not None:
-            create_additions = KINDS.guard(kind, kind.additions)
-            all_additions.append(create_additions(folder, run))
-    return tuple(additions for additions in all_additions if additions is not None)
+        if kind.additions is None:
+            continue
+        # An exception in a plug-in becomes a UserError that names the plug-in.
+        create_sections = KINDS.guard(kind, kind.additions)
+        extra_sections = create_sections(folder, run)
+        if extra_sections is not None:
+            found_sections.append(extra_sections)
+    return tuple(found_sections)
 
 
 class OpenedResult(msgspec.Struct, frozen=True, dict=True):

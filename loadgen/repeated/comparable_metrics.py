@@ -268,11 +268,13 @@ def _field_direction(path: str) -> int:
 def _field_paths() -> set[str]:
     """Return the paths of the single numbers in `summary.json`, for example `goodput.share`.
 
-    They are read from the types of the objects in it, so that a new field can be compared at once.
+    A single number is not a distribution, which has percentiles. The paths are read from the types
+    of the objects in the summary, so that a new field can be compared without a change here.
     """
     from loadgen.core.metrics import client_use, goodput, load, request_counts, token_usage
 
-    type_by_object: dict[str, type[Struct]] = {
+    # The keys are fields of `Summary`, and the values their types.
+    type_by_field: dict[str, type[Struct]] = {
         "tokens": token_usage.Tokens,
         "load": load.Load,
         "goodput": goodput.Goodput,
@@ -282,7 +284,7 @@ def _field_paths() -> set[str]:
     }
     return {
         f"{object_name}.{field.name}"
-        for object_name, object_type in type_by_object.items()
+        for object_name, object_type in type_by_field.items()
         for field in structs.fields(object_type)
         if field.name not in NOT_COMPARABLE_FIELDS
     }

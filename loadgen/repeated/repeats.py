@@ -222,7 +222,11 @@ def summarize_repeats(
 
 
 def summarize_metrics(summaries: Sequence[Summary]) -> tuple[RepeatedMetric, ...]:
-    """Return the mean and the interval of each metric that every one of these runs has."""
+    """Return the mean over several runs of each metric that all of them have.
+
+    Each mean has its confidence interval. A metric is identified by its path in the summary, such
+    as `ttft_ms.p50`.
+    """
     request_count = sum(summary.requests.scheduled for summary in summaries)
     repeated_metrics = []
     for path in default_metric_paths():
@@ -281,9 +285,11 @@ def _relative_spread(metric: Metric, values: Sequence[float]) -> float | None:
 
 
 def _mean_interval(metric: Metric, values: Sequence[float], request_count: int) -> _MeanInterval:
-    """Return the confidence interval of the mean of several runs.
+    """Return the confidence interval of the mean of several runs, which is not below 0.
 
-    It is the interval of Student's t distribution, with each run as one value.
+    It is the interval of Student's t distribution, with each run as one value. That of a share,
+    such as the fraction of successful requests, also depends on the number of requests. A single
+    run has no interval.
 
     Args:
         metric: The metric.
@@ -291,20 +297,20 @@ def _mean_interval(metric: Metric, values: Sequence[float], request_count: int) 
         request_count: The number of requests of all runs together.
     """
     if len(values) < 2:
-        return _MeanInterval(None, None)
+        return _MeanInterval(low=None, high=None)
     if metric.path in SHARE_PATHS:
         return _share_interval(values, request_count)
-    interval = intervals.replications(values, LEVEL)
-    return _MeanInterval(max(interval.low, 0.0), interval.high)
+    interval = intervals.replications(values, LEVEL)  # independent runs of the same load
+    return _MeanInterval(low=max(interval.low, 0.0), high=interval.high)
 
 
 def _share_interval(shares: Sequence[float], request_count: int) -> _MeanInterval:
     """Return the confidence interval of the mean of shares (0 to 1), such as that of ok requests.
 
-    It is the wider one of two intervals on each side: the interval of Student's t distribution
-    with each run as one value, and the Wilson score interval (Wilson, 1927) of a proportion with
-    each request as one trial. The Wilson interval matters if all requests of all runs were ok:
-    then the t interval has no width, although a few more requests may fail.
+    It covers two intervals: that of Student's t distribution with each run as one value, and the
+    Wilson score interval (Wilson, 1927) of a proportion with each request as one trial. The second
+    one matters if all requests of all runs were ok: then the first one has no width, although a
+    few of further requests may fail.
 
     Args:
         shares: The share in each run.
@@ -313,6 +319,6 @@ def _share_interval(shares: Sequence[float], request_count: int) -> _MeanInterva
     mean_share = float(np.mean(shares))
     low, high = intervals.wilson(mean_share, request_count, LEVEL)
     wilson_interval = intervals.Interval(mean_share, low, high, LEVEL)
-    # `widen_by_runs` computes the t interval and extends the Wilson interval to it.
-    interval = intervals.widen_by_runs(wilson_interval, shares)
-    return _MeanInterval(low=max(interval.low, 0.0), high=min(interval.high, 1.0))
+    # This computes the t interval of the shares, and extends the Wilson interval to include it.
+    covering_interval = intervals.widen_by_runs(wilson_interval, shares)
+    return _MeanInterval(low=max(covering_interval.low, 0.0), high=min(covering_interval.high, 1.0))

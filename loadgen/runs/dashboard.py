@@ -103,15 +103,19 @@ class LiveStatus:
         self._server_samples: dict[tuple[str, str, str], MetricSample] = {}
 
     def add_records(self, rows: NDArray[np.void]) -> None:
-        """Add the records of requests that have ended, in any order."""
+        """Add the records of requests that have ended, with a row for each request.
+
+        The requests need not be in the order in which they ended.
+        """
         columns = Columns(rows)
         is_ok = columns.where(OK)
-        self._finished += len(rows)
+        ended_count = len(rows)
+        self._finished += ended_count
         self.ok += int(is_ok.sum())
         self._count_errors(columns)
         self._count_for_slo(columns)
-        for metric, histogram in self._histograms.items():
-            values_ns = columns.measure(metric)[is_ok]
+        for metric_name, histogram in self._histograms.items():
+            values_ns = columns.measure(metric_name)[is_ok]
             histogram.add(metrics.drop_undefined(values_ns))
         self._recent_rows = concatenate_rows((self._recent_rows, rows))
 

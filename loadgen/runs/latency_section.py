@@ -26,24 +26,29 @@ QUANTILES = ("p50", "p90", "p95", "p99", "p99_9")
 def latency_sections(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the table of latencies, their confidence intervals, recovery times and curves.
+    """Yield the sections about latency: tables first, then how latency recovered, then curves.
 
     The heading says if the run is INVALID, because its latencies are not reliable then. Below the
     table there are notes, for example on percentiles with too few samples.
     """
-    rows = latency_rows(summary)
-    distributions = [row.distribution for row in rows]
-    notes = [cells.describe_unsupported(distributions, QUANTILES), *latency_notes(summary)]
-    yield section(
-        "Latency" if summary.verdict.valid else "Latency (not reliable)",
-        distribution_table(rows, summary),
-        _requested_percentiles(summary, rows),
-        *[Paragraph(note, "soft") for note in notes],
-        id="latency",
-    )
+    yield _latency_section(summary)
     yield within_run_variance.build_interval_section(summary)
     yield from recovery.build_recovery_sections(summary.recovery, compute_chart_data)
     yield from page.build_percentile_section(summary, compute_chart_data)
+
+
+def _latency_section(summary: Summary) -> Section:
+    """Return the table of all latencies, that of the requested percentiles, and notes on both."""
+    rows = latency_rows(summary)
+    distributions = [row.distribution for row in rows]
+    notes = [cells.describe_unsupported(distributions, QUANTILES), *latency_notes(summary)]
+    return section(
+        "Latency" if summary.verdict.valid else "Latency (not reliable)",
+        distribution_table(rows, summary),
+        _requested_percentile_table(summary, rows),
+        *[Paragraph(note, "soft") for note in notes],
+        id="latency",
+    )
 
 
 def distribution_table(rows: Iterable[MetricRow], summary: Summary) -> Table:
@@ -65,38 +70,43 @@ def _uncertain_ranges(
     return {} if uncertain is None else uncertain.ranges
 
 
-def _requested_percentiles(summary: Summary, rows: Sequence[MetricRow]) -> Table:
+def _requested_percentile_table(summary: Summary, rows: Sequence[MetricRow]) -> Table:
     """Return a table of the percentiles that the user requested with --percentiles.
 
     Each latency may have other percentiles, so the columns are those of all latencies together. The
     table is empty, and is not shown, if no percentiles were requested.
     """
-    # For each latency, the requested percentiles with their values in ms: {"p97_5": 812.0}.
-    values_by_field = summary.percentiles
-    requested_rows = [row for row in rows if values_by_field.get(row.definition.field)]
-    names = [name for row in requested_rows for name in values_by_field[row.definition.field]]
-    columns = list(dict.fromkeys(names))
+    # The values in ms of the requested percentiles, by latency: {"ttft_ms": {"p97_5": 812.0}}.
+    values_by_latency = summary.percentiles
+    requested_rows = [row for row in rows if values_by_latency.get(row.definition.field)]
+    percentiles: dict[str, None] = {}  # used as a set that keeps the order
+    for row in requested_rows:
+        percentiles.update(dict.fromkeys(values_by_latency[row.definition.field]))
     table_rows = []
-    for definition, distribution in requested_rows:
-        values = _percentile_cells(values_by_field[definition.field], columns, distribution)
-        sample_count = format.count(distribution.count)
-        table_rows.append((label_with_unit(definition), *values, sample_count))
-    return Table(("requested, ms", *map(cells.quantile_label, columns), "samples"), table_rows)
+    for row in requested_rows:
+        values_ms = values_by_latency[row.definition.field]
+        value_cells = _percentile_cells(values_ms, percentiles, row.distribution)
+        sample_count = format.count(row.distribution.count)
+        table_rows.append((label_with_unit(row.definition), *value_cells, sample_count))
+    labels = [cells.quantile_label(percentile) for percentile in percentiles]
+    return Table(("requested, ms", *labels, "samples"), table_rows)
 
 
 def _percentile_cells(
-    values_ms: Mapping[str, float], names: Iterable[str], distribution: Distribution
+    values_ms: Mapping[str, float], percentiles: Iterable[str], distribution: Distribution
 ) -> list[str]:
-    """Return the values of percentiles such as `p97_5`, marked with ~ if they lack samples.
+    """Return a latency at percentiles such as "p97_5" (97.5), as table cells.
 
-    A percentile that was not requested for this latency has an empty cell.
+    A value that rests on too few samples is marked with ~. The cell of a percentile that was not
+    requested for this latency is empty.
     """
-    texts = []
-    for name in names:
-        has_enough_samples = distribution.count >= needed_samples(_quantile_of_name(name))
-        tilde = "" if has_enough_samples else cells.UNSUPPORTED
-        texts.append(f"{tilde}{format.milliseconds(values_ms.get(name))}")
-    return texts
+    value_cells = []
+    for percentile in percentiles:
+        needed_count = needed_samples(_quantile_of_name(percentile))
+        has_enough_samples = distribution.count >= needed_count
+        mark = "" if has_enough_samples else cells.UNSUPPORTED
+        value_cells.append(f"{mark}{format.milliseconds(values_ms.get(percentile))}")
+    return value_cells
 
 
 def _quantile_of_name(name: str) -> float:

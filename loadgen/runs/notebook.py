@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.render.section import Facts, Paragraph, Table
@@ -63,15 +63,19 @@ def _part_html(part: Part) -> Iterator[str]:
 
 
 def _table_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with cells aligned to the left; notebooks align them to the right."""
+    """Return a table as HTML, without a head row if `head` is empty.
+
+    Notebooks align cells to the right by default. The cells of this table have texts, so they are
+    aligned to the left.
+    """
     lines = []
     if head:
-        cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        lines.append(f"<thead><tr>{cells}</tr></thead>")
+        head_cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+        lines.append(f"<thead><tr>{head_cells}</tr></thead>")
     style = ' style="text-align:left"'
     for row in rows:
-        cells = "".join(f"<td{style}>{escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
+        row_cells = "".join(f"<td{style}>{escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{row_cells}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
 
@@ -98,9 +102,9 @@ def svg_chart(title: str, bins: Bins, length_s: float) -> str:
     if not values:
         return ""
     highest = max(values)
+    plot = _PlotArea(length_s=length_s, highest_value=highest)
     polylines = [
-        _polyline(series, bins.width_s, length_s, highest, _COLORS[name])
-        for name, series in lines.items()
+        _polyline(series, bins.width_s, plot, _COLORS[name]) for name, series in lines.items()
     ]
     elements = [
         *_title_and_legend(title, lines),
@@ -131,29 +135,40 @@ def _axis_labels(highest_value: str, length: str) -> Iterator[str]:
     yield _text(CHART_WIDTH - LENGTH_LABEL_WIDTH, x_label_baseline, length)
 
 
-def _polyline(
-    series: Sequence[float | None], width_s: float, length_s: float, highest: float, color: str
-) -> str:
-    """Return a series over time as an SVG polyline. Bins without a value are left out.
+class _PlotArea(NamedTuple):
+    """The part of a chart inside its margins, which the time of a run fills.
 
-    Args:
-        series: The value of each time bin.
-        width_s: The width of a bin.
-        length_s: The length of the run, which fills the width of the plot.
-        highest: The value at the top of the plot. If it is 0, the line is at the bottom.
-        color: The color of the line.
+    Attributes:
+        length_s: The length of the run. It ends at the right side.
+        highest_value: The value at the top. If it is 0, all values are at the bottom.
     """
-    plot_width = CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT
-    plot_height = CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
+
+    length_s: float
+    highest_value: float
+
+    def position(self, time_s: float, value: float) -> str:
+        """Return the position of a value in the chart, as the coordinates `x,y` of SVG."""
+        width = CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT
+        height = CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
+        height_fraction = value / self.highest_value if self.highest_value else 0.0
+        x = MARGIN_LEFT + width * time_s / self.length_s
+        # In SVG, y is 0 at the top.
+        y = MARGIN_TOP + height * (1 - height_fraction)
+        return f"{x:.1f},{y:.1f}"
+
+
+def _polyline(
+    values: Sequence[float | None], bin_width_s: float, plot: _PlotArea, color: str
+) -> str:
+    """Return a line over time as an SVG polyline, with a point in the middle of each time bin.
+
+    `values` has the value of each time bin. A bin without a value (None) has no point.
+    """
     points = []
-    for index, value in enumerate(series):
-        if value is None:
-            continue
-        middle_s = min((index + 0.5) * width_s, length_s)
-        height_fraction = value / highest if highest else 0.0
-        x = MARGIN_LEFT + plot_width * middle_s / length_s
-        y = MARGIN_TOP + plot_height * (1 - height_fraction)
-        points.append(f"{x:.1f},{y:.1f}")
+    for index, value in enumerate(values):
+        if value is not None:
+            middle_s = min((index + 0.5) * bin_width_s, plot.length_s)
+            points.append(plot.position(middle_s, value))
     return f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}"/>'
 
 

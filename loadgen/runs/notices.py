@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from loadgen.core.metrics.reasons import STATES
 from loadgen.render.section import Notice, simulated_notice
@@ -33,14 +33,16 @@ def notices(summary: Summary) -> Iterator[Notice]:
     """
     verdict = summary.verdict
     if not verdict.valid:
-        kind: Literal["bad", "warn"] = "warn" if is_host_busy(verdict) else "bad"
-        yield Notice("INVALID", "; ".join(verdict.reasons), kind)
+        reasons = "; ".join(verdict.reasons)
+        yield Notice("INVALID", reasons, "warn" if is_host_busy(verdict) else "bad")
     if summary.target.simulated:
         yield simulated_notice()
-    label = _STATE_LABELS.get(summary.run.state)
-    if label is not None:
-        explanation = STATES[summary.run.state]
-        yield Notice(label, f"{explanation}; results cover the time until then")
+    state = summary.run.state
+    # A finished run has no label.
+    if state in _STATE_LABELS:
+        explanation = STATES[state]
+        text = f"{explanation}; results cover the time until then"
+        yield Notice(_STATE_LABELS[state], text)
 
 
 def caveats(summary: Summary) -> list[str]:

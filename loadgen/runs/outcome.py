@@ -150,14 +150,16 @@ def _measured_objectives(prefix: str, scope: SloScope) -> Iterator[_MeasuredObje
 def _measurements(scope: SloScope) -> Iterator[_Measurement]:
     """Yield what was measured for each objective of a run or a request class.
 
-    The order is that of `list_scope_objectives`: the limits of percentiles, then the required share
-    of requests within all limits, then the required share of tasks.
+    The order must be that of `list_scope_objectives`, because the caller pairs both: the limits of
+    percentiles, then the required fraction of requests within all limits, then the required
+    fraction of tasks.
     """
     goodput = scope.goodput
     for percentile_term in goodput.slo:
         text = _describe_term(percentile_term)
         yield _Measurement(text, is_supported=percentile_term.supported)
-    if goodput.share_limit is not None:
+    requires_fraction_of_requests = goodput.share_limit is not None
+    if requires_fraction_of_requests:
         yield _Measurement(format.percent(goodput.share))
     task_goodput = find_task_goodput(scope)
     if task_goodput is not None and scope.sessions is not None:

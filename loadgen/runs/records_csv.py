@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.results.store import Stored
 
-_BLOCK_ROWS = 131_072  # rows that become text together: about 40 MB of CSV
+_BLOCK_ROWS = 131_072
+"""So many rows become text together: about 40 MB of CSV."""
 
 
 def write_csv(
-    summary: Summary,  # noqa: ARG001 - the signature of `FormatRow.write`
+    summary: Summary,  # noqa: ARG001 - every exporter takes it (`FormatRow.write`), CSV ignores it
     stored: Stored,
     block_rows: int = _BLOCK_ROWS,
 ) -> Iterator[bytes]:
-    """Yield the parts of a CSV file with a line per request, and its head in the first part.
+    """Yield the parts of a CSV file with a line per request, after a first line of column names.
 
     The columns are those of `Result.frame()`, with times in ms. A missing value is an empty field,
     and the gaps between the events of a request are a JSON list. The last column, `simulated`, is
@@ -32,9 +33,9 @@ def write_csv(
     """
     from pyarrow import csv
 
-    # A run without records still has a line with the names of the columns.
-    row_count = max(len(stored.rows), 1)
-    for first_row in range(0, row_count, block_rows):
+    # A run without records is one empty block, which still yields the line of column names.
+    block_starts = range(0, len(stored.rows), block_rows) or [0]
+    for first_row in block_starts:
         block = stored.rows[first_row : first_row + block_rows]
         buffer = io.BytesIO()
         options = csv.WriteOptions(include_header=first_row == 0)
@@ -43,17 +44,24 @@ def write_csv(
 
 
 def _build_csv_table(stored: Stored, rows: NDArray[np.void]) -> pa.Table:
-    """Return some records of a run as a pyarrow table whose values CSV can express.
+    """Return some records of a run as a pyarrow table for a CSV file.
 
-    Inter-chunk latencies are a column if the run was read with them.
+    CSV has no lists, so these are JSON texts. Inter-chunk latencies are a column if the run was
+    read together with them.
     """
     import pyarrow as pa
 
     from loadgen.runs.request_gaps import StoredWithGaps
     from loadgen.runs.request_table import request_table
 
-    gaps_ns_by_slot = stored.gaps_ns_by_slot if isinstance(stored, StoredWithGaps) else None
-    table = request_table(stored.manifest, rows, stored.texts, "ms", gaps_ns_by_slot)
+    has_gaps = isinstance(stored, StoredWithGaps)
+    table = request_table(
+        stored.manifest,
+        rows,
+        stored.texts,
+        unit="ms",
+        gaps_ns_by_slot=stored.gaps_ns_by_slot if has_gaps else None,
+    )
     targets = stored.manifest.targets
     is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
     table = table.append_column("simulated", pa.array(is_simulated, pa.bool_()))

@@ -26,27 +26,29 @@ def build_recovery_sections(
     """Yield a table of the recoveries, and for a page the SLO attainment over time.
 
     A recovery is the time after an event, such as a spike of the load or the loss of a server,
-    until the SLO is met again.
+    until the SLO is met again. Nothing is yielded without recoveries.
     """
-    rows = [
-        (
-            EVENTS[recovery.event],
-            recovery.load_before,
-            recovery.load_after,
-            format.duration(recovery.at_s),
-            describe_recovery(recovery),
-        )
-        for recovery in recoveries
-    ]
-    yield section("Recovery", Table(HEAD, rows, "prose"), is_subsection=True)
     if not recoveries:
         return
+    rows = [_recovery_row(recovery) for recovery in recoveries]
+    yield section("Recovery", Table(HEAD, rows, "prose"), is_subsection=True)
 
     def build_attainment_section(data: ChartData) -> Section:
         attainment_charts = charts.build_recovery_charts(data, recoveries)
         return section("", Charts(tuple(attainment_charts)), page_only=True)
 
     yield from page.defer_section(build_attainment_section, compute_chart_data)
+
+
+def _recovery_row(recovery: Recovery) -> tuple[str, ...]:
+    """Return the cells of a recovery, in the order of the columns in HEAD."""
+    return (
+        EVENTS[recovery.event],
+        recovery.load_before,
+        recovery.load_after,
+        format.duration(recovery.at_s),
+        describe_recovery(recovery),
+    )
 
 
 def describe_recovery(recovery: Recovery) -> str:

@@ -54,9 +54,9 @@ def request_table(
     """Return a pyarrow table with a row per request, for notebooks and CSV.
 
     Args:
-        manifest: What the run was to send, with the names of its stages.
+        manifest: The plan of the run, which has the names of its stages.
         rows: The records of the requests.
-        texts: The texts that the records refer to.
+        texts: The texts that the records refer to by their indices, such as error messages.
         unit: The unit of latencies and times, which is part of the name of a column (`ttft_ms`).
         gaps_ns_by_slot: The inter-chunk latencies of each request by its slot, which is its number
             in the schedule, for a column of lists. None if they were not kept.
@@ -65,10 +65,10 @@ def request_table(
         A table whose first columns are FIRST_COLUMNS. A value that a request does not have is null.
     """
     columns = _stage_column(manifest, rows) | _metric_columns(rows, unit)
+    # The name of the stage, for example, has the same column name as its number in the records. The
+    # name is more useful, so the columns from the records do not replace the others.
     for name, column in _record_columns(rows, texts, unit).items():
-        # If a stage column or a metric has the name of a field of the records, it replaces it.
-        if name not in columns:
-            columns[name] = column
+        columns.setdefault(name, column)
     if gaps_ns_by_slot is not None:
         columns[f"inter_chunk_{unit}"] = _gap_column(rows, gaps_ns_by_slot, unit)
     return _order_columns(columns, unit)

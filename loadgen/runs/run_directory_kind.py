@@ -134,17 +134,19 @@ def compare_side(output_dir: Path) -> Side:
 
 
 def repeats_as_side(output_dir: Path, directories: Sequence[Path]) -> Side:
-    """Return repeats as one side of a comparison, without those that are INVALID.
+    """Return repeats of one load as one side of `loadgen compare`.
 
-    If all repeats are INVALID, the side keeps them all, and `compare` judges none of its metrics.
-    The side has no name yet, because the caller knows it.
+    INVALID repeats are left out, and a note says so. If all are INVALID, they are all included, and
+    `compare` then shows their metrics without saying which side is better. The name of the side is
+    "", because the caller sets it.
 
     Raises UserError for runs that are not repeats of one another.
     """
     repeats = tuple(load_compared_run(run_dir) for run_dir in directories)
     check_same_recipe(output_dir, [NamedSummary(run.name, run.summary) for run in repeats])
     valid_repeats = tuple(run for run in repeats if is_valid(run.summary))
-    if not valid_repeats or len(valid_repeats) == len(repeats):
+    are_all_valid = len(valid_repeats) == len(repeats)
+    if are_all_valid or not valid_repeats:
         return Side(name="", runs=repeats)
     return Side(name="", runs=valid_repeats, notes=(_describe_invalid_repeats(repeats),))
 
@@ -163,15 +165,17 @@ def _describe_invalid_repeats(repeats: Sequence[ComparedRun]) -> str:
 def check_same_recipe(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
     """Raise UserError unless all runs are repeats of one run, apart from the seed.
 
-    Repeats have the same config fingerprint, which is a hash of everything that a run requested.
+    Repeats have the same config fingerprint, also called the recipe. It is a hash of everything
+    that a run requested. The error names the first run of each fingerprint.
     """
-    run_by_fingerprint: dict[str, str] = {}
+    first_run_by_fingerprint: dict[str, str] = {}
     for run in runs:
         config_fingerprint = run.summary.fingerprints.recipe
-        run_by_fingerprint.setdefault(config_fingerprint, run.name)
-    if len(run_by_fingerprint) <= 1:
+        if config_fingerprint not in first_run_by_fingerprint:
+            first_run_by_fingerprint[config_fingerprint] = run.name
+    if len(first_run_by_fingerprint) <= 1:
         return
-    names = list(run_by_fingerprint.values())
+    names = list(first_run_by_fingerprint.values())
     raise UserError(
         "mismatch",
         f"not repeats of one run: {', '.join(names)} have different config fingerprints",
@@ -229,39 +233,41 @@ def _target_name(summary: Summary) -> str:
 def list_row_of_runs(
     runs: tuple[NamedSummary, ...], output_dir: Path, outcome: str = ""
 ) -> ListRow:
-    """Return the row for a directory of runs in the list of results.
+    """Return the row of a directory of runs in the list of results.
 
-    If the directory has a capacity that a search or sweep measured, the row states it and selects
-    the run that it is based on. Otherwise the row states `outcome`.
+    A search or a sweep stores the capacity that it measured. Its row states the capacity, and shows
+    the metrics of the run at that load. The row of other runs states `outcome`.
     """
     stored_capacity = capacity_in(output_dir)
     if stored_capacity is None:
         return ListRow(outcome=outcome, runs=runs)
     interval = _capacity_interval(stored_capacity, build_curve(runs)) if runs else None
+    run_at_capacity = stored_capacity.evidence
     return ListRow(
         outcome=stored_capacity.description,
-        selected_run=stored_capacity.evidence,
+        selected_run=run_at_capacity,
         runs=runs,
         interval=interval,
     )
 
 
-def _capacity_interval(found_capacity: Capacity, curve: SweepCurve) -> RateInterval | None:
+def _capacity_interval(stored_capacity: Capacity, curve: SweepCurve) -> RateInterval | None:
     """Return the confidence interval of a capacity in output tokens/s, or None if it is not known.
 
-    The interval of a capacity is in requests per second. A list of results compares output tokens
-    per second, at the speed that a user sees. Both follow from the run at the capacity: its output
-    tokens per request, and its tokens per second and user.
+    A capacity and its interval are in requests per second. They are multiplied by the mean output
+    tokens per request of the run at the capacity. The result also has the tokens per second that
+    one user of this run sees.
     """
+    run_at_capacity = stored_capacity.evidence
     point_by_name = {point.name: point for point in curve.load_points}
-    point = point_by_name.get(found_capacity.evidence)
-    low_per_s = found_capacity.low_per_s
+    point = point_by_name.get(run_at_capacity)
+    low_per_s = stored_capacity.low_per_s
     if point is None or point.per_user is None or not point.output_per_s:
         return None
     if low_per_s is None:
         return None
-    high_per_s = found_capacity.high_per_s or found_capacity.rate_per_s
-    tokens_per_request = point.output_per_s / found_capacity.rate_per_s
+    high_per_s = stored_capacity.high_per_s or stored_capacity.rate_per_s
+    tokens_per_request = point.output_per_s / stored_capacity.rate_per_s
     return RateInterval(
         per_user=point.per_user,
         low=low_per_s * tokens_per_request,

@@ -151,10 +151,14 @@ def format_limit(share: float) -> str:
 
 
 def format_term_value(term: TermResult) -> str:
-    """Return the measured value of an objective such as "TTFT p95 at most 2 s", or why it has none.
+    """Return the measured value of an objective such as "TTFT p95 at most 2 s".
 
-    A value is `174 ms`, `~174 ms` if the samples do not support its percentile, and a range if the
-    timestamps are too uncertain.
+    - `174 ms`: the value.
+    - `~174 ms`: there are too few samples for the percentile.
+    - `170-181 ms`: the timestamps are too uncertain for a single value.
+    - `no response`: the percentile falls on a request without a response, which counts as
+      infinitely slow.
+    - `not measured`: the objective is undecided, or there are no samples.
     """
     if term.low_ms is not None and term.high_ms is not None:
         low = format.milliseconds(term.low_ms)
@@ -163,9 +167,8 @@ def format_term_value(term: TermResult) -> str:
     if term.undecided:
         return "not measured"
     if term.value_ms is None:
-        # Requests without a response count as infinitely slow. If the percentile falls on one of
-        # them, it has no value.
-        return "no response" if term.count else "not measured"
+        has_samples = term.count > 0
+        return "no response" if has_samples else "not measured"
     mark = "" if term.supported else "~"
     return f"{mark}{_format_against_limit(term.value_ms, term.limit_ms)} ms"
 
@@ -236,12 +239,13 @@ def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
     """Yield a text for each missed objective of a run or a request class, with the numbers.
 
     Limits of percentiles come first, then the objective for tasks, then the required percentage of
-    requests that meet every limit.
+    requests that meet every limit. An objective is missed if its outcome is False; None means that
+    it is undecided.
     """
     goodput = scope.goodput
-    for term in goodput.slo:
-        if term.met is False:
-            yield _describe_missed_term(term)
+    for percentile_objective in goodput.slo:
+        if percentile_objective.met is False:
+            yield _describe_missed_term(percentile_objective)
     tasks = find_task_goodput(scope)
     if tasks is not None and tasks.met is False:
         yield f"only {_describe_good_tasks(tasks)}"
@@ -278,17 +282,18 @@ def describe_good_requests(goodput: Goodput) -> str:
 def describe_result(summary: Summary) -> str:
     """Return the result of a run in one sentence, with the numbers.
 
-    The result is the first of these that the run has: that it is INVALID, the outcome of its SLO on
-    requests, the outcome of its SLO on tasks, too many errors, or how many requests succeeded.
+    An INVALID run has no other result. The result of a valid run is the outcome of its SLO: on
+    requests, or else on tasks. Without an SLO it is that too many requests failed, or how many
+    succeeded.
     """
     if not summary.verdict.valid:
         return "INVALID: do not use these results."
     if summary.goodput.has_slo:
         return _describe_slo_result(summary)
     tasks = find_task_goodput(summary)
-    is_met = summary.goodput.met
-    if tasks is not None and is_met is not None:
-        return f"SLO {'met' if is_met else 'missed'}: {_describe_good_tasks(tasks)}."
+    if tasks is not None and summary.goodput.met is not None:
+        outcome = "met" if summary.goodput.met else "missed"
+        return f"SLO {outcome}: {_describe_good_tasks(tasks)}."
     if fails_by_errors(summary):
         return _describe_error_rate(summary)
     return _describe_success(summary)
@@ -337,7 +342,11 @@ def _describe_met(summary: Summary) -> str:
 
 
 def _describe_undecided(summary: Summary) -> str:
-    """Return why a valid run can neither call its SLO met nor missed, and what to do."""
+    """Return why it is undecided whether a valid run met its SLO, and what to do.
+
+    Either requests were unfinished when the run ended, or objectives are undecided by themselves,
+    for example because of too few samples.
+    """
     goodput = summary.goodput
     if goodput.unfinished:
         unfinished = format.count(summary.requests.unfinished)
@@ -346,10 +355,13 @@ def _describe_undecided(summary: Summary) -> str:
             f"SLO undecided: {unfinished} of {scheduled} were unfinished when the drain ended. Use "
             "a longer --grace, or leave it out."
         )
-    # `undecided` is the reason why an objective is undecided, or "".
-    undecided_terms = [term for term in goodput.slo if term.undecided]
-    reasons = dict.fromkeys(f"{term.objective}: {term.undecided}" for term in undecided_terms)
-    return f"SLO undecided: {'; '.join(reasons)}."
+    reasons = [
+        f"{term.objective}: {term.undecided}"  # the reason, or "" for a decided objective
+        for term in goodput.slo
+        if term.undecided
+    ]
+    distinct_reasons = dict.fromkeys(reasons)
+    return f"SLO undecided: {'; '.join(distinct_reasons)}."
 
 
 def _describe_too_few_samples(summary: Summary) -> Iterator[str]:
@@ -362,15 +374,18 @@ def _describe_too_few_samples(summary: Summary) -> Iterator[str]:
     unsupported = [term for term in terms if not term.supported and not term.undecided]
     if not unsupported:
         return
-    term = max(unsupported, key=attrgetter("needed"))
+    most_demanding = max(unsupported, key=attrgetter("needed"))
+    needed_samples = most_demanding.needed
+    measured_samples = most_demanding.count
+    percentile = slo.name(most_demanding.metric, most_demanding.quantile)
     duration_s = summary.window.duration_s
     needed_load = ""
-    if duration_s is not None and term.count:
-        needed_s = duration_s * term.needed / term.count
+    if duration_s is not None and measured_samples:
+        needed_s = duration_s * needed_samples / measured_samples
         needed_load = f", about {format.duration(needed_s)} of this load"
     yield (
-        f"Low confidence: {slo.name(term.metric, term.quantile)} needs {term.needed:,} samples"
-        f"{needed_load}, and this run has {term.count:,}."
+        f"Low confidence: {percentile} needs {needed_samples:,} samples"
+        f"{needed_load}, and this run has {measured_samples:,}."
     )
 
 

@@ -233,12 +233,13 @@ def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
     one speed per user or at one TTFT. A metric that no target has is left out.
     """
     valid_points = [point for curve in curves for point in curve.load_points if point.valid]
+    # The throughput is shown per GPU only if the number of GPUs is known for every point.
     has_gpus = all(point.per_gpu is not None for point in valid_points)
-    for x_metric in TARGET_AXES:
-        lines = _target_lines(curves, x_metric.metric, has_gpus=has_gpus)
+    for axis in TARGET_AXES:
+        lines = _target_lines(curves, axis.metric, has_gpus=has_gpus)
         has_points = any(line.x for line in lines)
         if has_points:
-            yield _target_chart(x_metric, lines, has_gpus=has_gpus)
+            yield _target_chart(axis, lines, has_gpus=has_gpus)
 
 
 def _target_lines(

@@ -70,23 +70,28 @@ def _pause_row(step: StepSummary) -> tuple[str, ...]:
 
 
 def _step_row(step: StepSummary) -> tuple[str, ...]:
-    """Return the cells of a step of a task under STEP_HEAD.
+    """Return the cells of a step of a task, in the order of the columns in STEP_HEAD.
 
     The second cell says what the step sends, and where: `chat node-1 llama`. Lost requests count as
-    failed. Only chat requests have output tokens.
+    failed. Only chat requests have output tokens. The last cell is the fraction of the duration of
+    tasks that is spent waiting for this step.
     """
-    destination = (step.kind, ", ".join(step.targets), step.model)
+    destination_parts = (step.kind, ", ".join(step.targets), step.model)
+    destination = " ".join(part for part in destination_parts if part)
+    failed = step.requests.failed + step.requests.lost
+    has_output = step.kind == "chat"
+    output_tokens = format.count(step.tokens.output) if has_output else format.NONE
     return (
         _step_name(step),
-        " ".join(text for text in destination if text),
+        destination,
         format.count(step.requests.ok),
-        format.count(step.requests.failed + step.requests.lost),
+        format.count(failed),
         format.quantity(select_requests_per_s(step)),
         quantile_ms(step.e2e_ms, "p50"),
         quantile_ms(step.e2e_ms, "p99"),
         quantile_ms(step.ttft_ms, "p50"),
         format.count(step.tokens.input),
-        format.count(step.tokens.output) if step.kind == "chat" else format.NONE,
+        output_tokens,
         format.percent(step.time_share),
     )
 
@@ -107,18 +112,20 @@ def describe_completed_tasks(sessions: Sessions) -> str:
 
     For example: `90 of 100 completed (10 abandoned by their users), 1.5/s, duration p50 12 s, p95
     30 s`. The rate is that of the steady state if there is one, else that of the whole run.
+
+    Args:
+        sessions: The results of the sessions of a run. A session is a task or a conversation.
     """
     completed = f"{format.count(sessions.ok)} of {format.count(sessions.count)} completed"
     reasons = _describe_incomplete_tasks(sessions)
     if reasons:
         completed += f" ({', '.join(reasons)})"
     has_steady_rate = sessions.steady_ok_per_s is not None
-    rate_per_s = sessions.steady_ok_per_s if has_steady_rate else sessions.ok_per_s
+    completed_per_s = sessions.steady_ok_per_s if has_steady_rate else sessions.ok_per_s
+    rate = format.rate(completed_per_s)
     duration_p50 = quantile_s(sessions.duration_ms, "p50")
     duration_p95 = quantile_s(sessions.duration_ms, "p95")
-    return (
-        f"{completed}, {format.rate(rate_per_s)}, duration p50 {duration_p50}, p95 {duration_p95}"
-    )
+    return f"{completed}, {rate}, duration p50 {duration_p50}, p95 {duration_p95}"
 
 
 def _describe_incomplete_tasks(sessions: Sessions) -> list[str]:

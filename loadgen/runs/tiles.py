@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FIELD_BY_QUANTILE = {0.999: "p99_9", 0.99: "p99", 0.95: "p95", 0.9: "p90", 0.5: "p50"}
 """The field of a distribution that has a quantile."""
 
-_PREFERRED = ("p99", "p95", "p90")
+_PERCENTILES_BY_PREFERENCE = ("p99", "p95", "p90")
 """Without an objective, the highest of these that the samples support is shown."""
 
 
@@ -34,15 +34,15 @@ def headline_tiles(summary: Summary) -> tuple[Tile, ...]:
 def _select_percentile(summary: Summary, metric: str, distribution: Distribution) -> str:
     """Return the percentile to show for a metric, as a field of its distribution, such as `p99`.
 
-    It is the highest one that the SLO limits. Without a limit it is the highest of p99, p95 and
-    p90 for which there are enough samples, else p50.
+    It is the highest one that the SLO limits. If there is no limit, or the distribution has no
+    field for that percentile, such as p97.5, it is the highest of p99, p95 and p90 for which there
+    are enough samples, else p50.
     """
-    limits = [term for term in summary.goodput.slo if term.metric == metric]
-    if limits:
-        highest_limited = max(term.quantile for term in limits)
-        if highest_limited in _FIELD_BY_QUANTILE:
-            return _FIELD_BY_QUANTILE[highest_limited]
-    for percentile in _PREFERRED:
+    limited_quantiles = [term.quantile for term in summary.goodput.slo if term.metric == metric]
+    highest_limited = max(limited_quantiles, default=None)
+    if highest_limited in _FIELD_BY_QUANTILE:
+        return _FIELD_BY_QUANTILE[highest_limited]
+    for percentile in _PERCENTILES_BY_PREFERENCE:
         if percentile in distribution.supported:
             return percentile
     return "p50"
