@@ -41,7 +41,7 @@ def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
     interaction of both (how differently replicas change over time), and within a replica. A cell
     has the fraction of the total variance, and the standard deviation in ms: `25.0 % (1.20)`.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for variance in differences.variances:
         between_replicas = _component_cell(variance.between_share, variance.between_ms)
         over_time = _component_cell(variance.time_share, variance.time_ms)
