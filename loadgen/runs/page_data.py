@@ -139,7 +139,7 @@ class Cell(NamedTuple):
     right: float
     low: float
     high: float
-    count: int
+    point_count: int
 
 
 Cells = tuple[Cell, ...]
@@ -949,7 +949,7 @@ def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]
             right=float((bin_number + 1) * width_s),
             low=rounded_edges_ms[range_number],
             high=rounded_edges_ms[range_number + 1],
-            count=int(counts[bin_number, range_number]),
+            point_count=int(counts[bin_number, range_number]),
         )
 
 
@@ -1175,7 +1175,7 @@ def _filled_cells(
             right=rounded_x[column + 1],
             low=rounded_y[row],
             high=rounded_y[row + 1],
-            count=int(counts[column, row]),
+            point_count=int(counts[column, row]),
         )
         cells.append(cell)
     return tuple(cells)

@@ -54,13 +54,9 @@ def _build_csv_table(stored: Stored, rows: NDArray[np.void]) -> pa.Table:
     from loadgen.runs.request_gaps import StoredWithGaps
     from loadgen.runs.request_table import request_table
 
-    has_gaps = isinstance(stored, StoredWithGaps)
+    gaps_ns_by_slot = stored.gaps_ns_by_slot if isinstance(stored, StoredWithGaps) else None
     table = request_table(
-        stored.manifest,
-        rows,
-        stored.texts,
-        unit="ms",
-        gaps_ns_by_slot=stored.gaps_ns_by_slot if has_gaps else None,
+        stored.manifest, rows, stored.texts, unit="ms", gaps_ns_by_slot=gaps_ns_by_slot
     )
     targets = stored.manifest.targets
     is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
