@@ -22,6 +22,9 @@ LEAVE_S = 5.0
 """How long a process may take to end before it is killed."""
 FROZEN_S = 20.0
 """A process that is waited for and used no CPU time for this long counts as frozen."""
+_STDIN_FD = 0
+_STDOUT_FD = 1
+_STDERR_FD = 2
 _READ_BYTES = 1 << 16
 
 
@@ -179,19 +182,26 @@ def _detach_from_parent(name: str) -> None:
 def _replace_standard_streams(source: int, output: int) -> None:
     """Use `source` as the standard input of this process, and `output` as its standard output.
 
-    Its standard error stream is discarded. The two given descriptors are closed.
+    What the process writes to its standard error stream is discarded. The descriptors `source` and
+    `output` are closed.
     """
-    standard_streams = {0, 1, 2}  # input, output and error stream
-    null = os.open(os.devnull, os.O_WRONLY)
-    # `source` or `output` may itself be 0, 1 or 2, and would be overwritten before it is used. So
-    # the first free descriptors from 3 on become copies of them.
-    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3) for descriptor in (source, output, null)]
-    source_copy, output_copy, null_copy = copies
-    os.dup2(source_copy, 0)
-    os.dup2(output_copy, 1)
-    os.dup2(null_copy, 2)
-    for descriptor in {source, output, *copies} - standard_streams:
+    discarded = os.open(os.devnull, os.O_WRONLY)
+    # `source` or `output` may itself be 0, 1 or 2. Replacing standard input (0) would then destroy
+    # an `output` of 0 before it is used. So all three are first copied to descriptors above 2.
+    source_copy = _copy_above_standard_streams(source)
+    output_copy = _copy_above_standard_streams(output)
+    discarded_copy = _copy_above_standard_streams(discarded)
+    os.dup2(source_copy, _STDIN_FD)
+    os.dup2(output_copy, _STDOUT_FD)
+    os.dup2(discarded_copy, _STDERR_FD)
+    unneeded = {source, output, source_copy, output_copy, discarded_copy}
+    for descriptor in unneeded - {_STDIN_FD, _STDOUT_FD, _STDERR_FD}:
         os.close(descriptor)
+
+
+def _copy_above_standard_streams(descriptor: int) -> int:
+    """Return a copy of a descriptor, which is the first free one after the standard streams."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD, _STDERR_FD + 1)
 
 
 def _close_descriptors_above(highest: int) -> None:

@@ -207,21 +207,30 @@ def missing_result(path: object, hint: str, message: str = "no such folder") -> 
     """Return the error for a path that is not the folder of a result.
 
     Args:
-        path: What the user specified: a path at which nothing exists, a file, or a URL.
-        hint: What the user can do if nothing exists at the path.
+        path: What the user specified: a URL, a file, or a path at which nothing exists. The file
+            may be a bundle, which is a ZIP archive of results.
+        hint: What the user can do to give the right folder. It is not used for a URL.
         message: The message if nothing exists at the path.
     """
-    if _is_url(str(path)):
-        url_hint = (
-            "measure the server first with loadgen search (or run, sweep) --url URL, "
-            "then give the folder with the results"
+    path_text = str(path)
+    if _is_url(path_text):
+        return UserError(
+            "invalid_value",
+            message="must be a folder with results, not a URL",
+            where=path_text,
+            hint=(
+                "measure the server first with loadgen search (or run, sweep) --url URL, "
+                "then give the folder with the results"
+            ),
         )
-        url_message = "must be a folder with results, not a URL"
-        return UserError("invalid_value", url_message, str(path), url_hint)
-    if isfile(str(path)):
-        file_hint = f"{hint}; a bundle has to be extracted first: unzip {path}"
-        return UserError("wrong_format", "must be a folder, not a file", str(path), file_hint)
-    return UserError("missing_file", message, str(path), hint)
+    if isfile(path_text):
+        return UserError(
+            "wrong_format",
+            message="must be a folder, not a file",
+            where=path_text,
+            hint=f"{hint}; a bundle has to be extracted first: unzip {path}",
+        )
+    return UserError("missing_file", message=message, where=path_text, hint=hint)
 
 
 def _is_url(text: str) -> bool:

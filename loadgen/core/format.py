@@ -22,7 +22,8 @@ def quantity(value: float | None, digits: int = 3) -> str:
     """Format a number with at least `digits` significant digits: "0.0123", "4.57", "24,070".
 
     Thousands are separated, and there is no exponent. There are at most `digits` + 1 decimals. A
-    number that would be 0 with so few decimals becomes a bound: 0.00001 becomes "<0.0001".
+    number that would be 0 with so few decimals becomes a bound: 0.00001 becomes "<0.0001" and
+    -0.00001 becomes ">-0.0001".
     """
     if value is None:
         return NONE
@@ -32,14 +33,24 @@ def quantity(value: float | None, digits: int = 3) -> str:
         return str(value)
     # Rounded first, because 9.999 with three digits is 10.0, which needs a decimal less.
     rounded = abs(float(f"{value:.{digits}g}"))
-    digits_before_point = math.floor(math.log10(rounded)) + 1
-    decimals = min(max(digits - digits_before_point, 0), digits + 1)
-    last_decimal = 10**-decimals
-    rounds_to_zero = rounded < last_decimal / 2
+    decimals = _decimals_for_digits(rounded, digits)
+    smallest_shown = 10**-decimals  # 0.01 with two decimals
+    rounds_to_zero = rounded < smallest_shown / 2
     if not rounds_to_zero:
         return f"{value:,.{decimals}f}"
-    bound = f"{last_decimal:.{decimals}f}"
+    bound = f"{smallest_shown:.{decimals}f}"
     return f"<{bound}" if value > 0 else f">-{bound}"
+
+
+def _decimals_for_digits(value: float, digits: int) -> int:
+    """Return how many decimals show a positive number with `digits` significant digits.
+
+    There are at most `digits` + 1 decimals. Examples with 3 digits: 24070 has 0 decimals, 4.57 has
+    2, and 0.0123 has 4.
+    """
+    # 3 for 123, 1 for 4.57, 0 for 0.5, and -1 for 0.0123, which has a zero after the point.
+    digits_before_point = math.floor(math.log10(value)) + 1
+    return min(max(digits - digits_before_point, 0), digits + 1)
 
 
 def milliseconds(value: float | None) -> str:
@@ -77,10 +88,11 @@ def rate(value: float | None, unit: str = "/s") -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a fraction as a percentage: 0.0123 is 1.23 %.
+    """Return a fraction as a percentage: 0.0123 is 1.2 %.
 
     Only a fraction of exactly 0 or 1 is shown as 0 % or 100 %. Others get as many decimals as that
-    needs: 0.99996 is 99.996 %. A fraction too close to 0 or 1 for four decimals becomes a bound.
+    needs: 0.99996 is 99.996 %. A fraction too close to 0 or 1 for four decimals becomes a bound:
+    "< 0.0001 %" or "> 99.9999 %". A fraction above 1 may be shown as 100.0 %.
     """
     if share is None:
         return NONE
@@ -89,10 +101,11 @@ def percent(share: float | None) -> str:
         return f"{value:.0f} %"
     for decimals in (1, 2, 3, 4):
         text = f"{value:.{decimals}f}"
-        is_rounded_to_bound = float(text) <= 0 or float(text) == 100
-        if value > 100 or not is_rounded_to_bound:
+        looks_like_none_or_all = float(text) <= 0 or float(text) == 100
+        if value > 100 or not looks_like_none_or_all:
             return f"{text} %"
-    return "> 99.9999 %" if value > 50 else "< 0.0001 %"
+    is_close_to_all = value > 50
+    return "> 99.9999 %" if is_close_to_all else "< 0.0001 %"
 
 
 def duration(seconds: float | None) -> str:
@@ -185,7 +198,7 @@ _CONTROL_CHARACTER_IN_LINES = re.compile(
 )
 
 
-def harmless(data: bytes) -> bytes:
+def escape_control_characters(data: bytes) -> bytes:
     r"""Return JSON whose texts cannot control a terminal or forge a line.
 
     JSON contains control characters only as escapes. They become text: `\u001b` becomes `\\u001b`.

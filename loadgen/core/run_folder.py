@@ -60,9 +60,10 @@ def open_run(folder: Path) -> OpenedRun:
         stored = store.read_run_lazily(folder)
         return OpenedRun(_summarize_stored_run(folder, stored), stored)
     if (folder / SUMMARY).is_file():
-        return OpenedRun(read_summary(folder), None)
-    # The run has sent nothing, or the folder holds no run, which raises an error.
-    return OpenedRun(summary(folder), None)
+        return OpenedRun(read_summary(folder), stored=None)
+    # A run that has sent nothing yet has a summary of no requests. If the folder holds no run, this
+    # raises the UserError.
+    return OpenedRun(summary(folder), stored=None)
 
 
 def refuse_shard(folder: Path) -> None:
@@ -147,21 +148,29 @@ def _add_totals_warnings(
     """Return the verdict with warnings about counts of the servers that contradict the client's.
 
     The counts are those of output tokens, and the fraction of prompt tokens from the prefix cache.
-    The verdict was made without the servers' pages, so it may have the warning "cache_unsaid":
-    nothing reports this fraction. That warning is removed if a page reports it.
+    The verdict was made without the servers' metrics pages, so it may have the warning
+    "cache_unsaid", which says that no server has reported this fraction. That warning is removed if
+    a metrics page reports it.
+
+    Args:
+        verdict: The verdict on the run, with its warnings.
+        totals: The counts of the servers' metrics pages.
+        summary: The summary, with the counts of the client.
     """
-    token_warning = series.find_token_dispute(totals)
-    if token_warning is not None:
-        verdict = add_warning(verdict, "server_counts", token_warning)
-    if totals.cached_share is None:
-        return verdict
-    verdict = remove_warning(verdict, "cache_unsaid")
-    cache_warning = series.find_cache_dispute(
+    warned_verdict = verdict
+    token_difference = series.find_token_difference(totals)
+    if token_difference is not None:
+        warned_verdict = add_warning(warned_verdict, "server_counts", token_difference)
+    reports_cached_share = totals.cached_share is not None
+    if not reports_cached_share:
+        return warned_verdict
+    warned_verdict = remove_warning(warned_verdict, "cache_unsaid")
+    cache_difference = series.find_cache_difference(
         totals, summary.requested_cache_share, summary.tokens.cached_share
     )
-    if cache_warning is not None:
-        verdict = add_warning(verdict, "cache_disputed", cache_warning)
-    return verdict
+    if cache_difference is not None:
+        warned_verdict = add_warning(warned_verdict, "cache_disputed", cache_difference)
+    return warned_verdict
 
 
 def _add_page_warnings(verdict: Verdict, pages: Iterable[PageReading]) -> Verdict:

@@ -43,7 +43,10 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     *,
     explained: bool = True,
 ) -> Summary:
-    """Compute the summary of a run from its records.
+    """Compute the summary of a run from what was recorded.
+
+    A stage is a phase of the run, such as the warm-up. Metrics are computed from the records, of
+    which there is one for each request, and from the other data.
 
     Args:
         manifest: The manifest of the run.
@@ -58,12 +61,20 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
         explained: Whether to compute also what only people read, such as the causes of slow
             requests. It takes time, so code that computes many summaries leaves it out.
     """
-    data = RunData(manifest, gaps, timeline, worker_samples, event_errors, server_samples)
-    run = measure_run(data, RunAccumulator(manifest, rows, texts), explained=explained)
-    summary = _add_sections(run, data)
+    data = RunData(
+        manifest=manifest,
+        gaps=gaps,
+        timeline=timeline,
+        worker_samples=worker_samples,
+        event_errors=event_errors,
+        server_samples=server_samples,
+    )
+    accumulated_records = RunAccumulator(manifest, rows, texts)
+    measured_run = measure_run(data, accumulated_records, explained=explained)
+    summary = _add_sections(measured_run, data)
     if explained:
-        summary = _add_explanations(run, data, summary)
-    return apply_verdict(manifest, run, summary, worker_samples)
+        summary = _add_explanations(measured_run, data, summary)
+    return apply_verdict(manifest, measured_run, summary, worker_samples)
 
 
 def _add_sections(run: MeasuredRun, data: RunData) -> Summary:
@@ -80,36 +91,42 @@ def _add_sections(run: MeasuredRun, data: RunData) -> Summary:
 def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summary:
     """Return the summary with the sections that explain its metrics to people.
 
-    The fields of the summary have these sections: `splits` divides latencies into the phases of a
-    request, `slowest` lists the slowest requests, `node_differences` compares the hosts that sent
-    the load, `causes` are likely reasons of high latencies, `within` has the confidence intervals
-    of the metrics, and `stimulus` shows whether the load was sent as planned. A statistic that too
-    few requests support is withheld, so it is not explained either.
+    A statistic that too few requests support is withheld from the summary, so it is not explained
+    either.
     """
-    manifest = data.manifest
-    measured_records = run.measured.columns
+    records = run.measured.columns
     warmup_records = run.accumulated.warmup.columns
-    metrics_without_mean = summary.metrics_without("mean")
-    metrics_without_median = summary.metrics_without("p50")
-
-    node_differences = replica_differences.compare_nodes(
-        measured_records, summary.window.steady, manifest
+    phases = latency_breakdown.split_latencies(records, data.manifest)
+    slowest_requests = latency_breakdown.list_slowest_requests(
+        records, warmup_records, data.manifest
+    )
+    differences_between_hosts = replica_differences.without_metrics(
+        replica_differences.compare_nodes(records, summary.window.steady, data.manifest),
+        summary.metrics_without("mean"),
+    )
+    likely_causes = causes.explain(
+        records, data.manifest, data.server_samples, summary.metrics_without("p50")
+    )
+    confidence_intervals = within_run_variance.metric_intervals(
+        records, summary, data.manifest.slo, run.tokens_in
     )
     explained_summary = msgspec.structs.replace(
         summary,
-        splits=latency_breakdown.split_latencies(measured_records, manifest),
-        slowest=latency_breakdown.list_slowest_requests(measured_records, warmup_records, manifest),
-        node_differences=replica_differences.without_metrics(
-            node_differences, metrics_without_mean
-        ),
-        causes=causes.explain(
-            measured_records, manifest, data.server_samples, metrics_without_median
-        ),
-        within=within_run_variance.metric_intervals(
-            measured_records, summary, manifest.slo, run.tokens_in
-        ),
+        splits=phases,
+        slowest=slowest_requests,
+        node_differences=differences_between_hosts,
+        causes=likely_causes,
+        within=confidence_intervals,
     )
+    return _add_load_checks(run, data, explained_summary)
+
+
+def _add_load_checks(run: MeasuredRun, data: RunData, summary: Summary) -> Summary:
+    """Return the summary with the section that shows whether the load was sent as planned.
+
+    The checks use the other explanations, so these must be in the summary already.
+    """
     load_checks = load_fidelity.check_load(
-        manifest, explained_summary, run.verdict_inputs, measured_records
+        data.manifest, summary, run.verdict_inputs, run.measured.columns
     )
-    return msgspec.structs.replace(explained_summary, stimulus=load_checks)
+    return msgspec.structs.replace(summary, stimulus=load_checks)

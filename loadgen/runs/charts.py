@@ -413,10 +413,10 @@ _SERVER_REQUEST_LINES = (
     _ServerLineStyle(server_series.RUNNING, "running, server", "c1"),
     _ServerLineStyle(server_series.WAITING, "queued, server", "c2"),
 )
-_SERVER_OUTPUT_LINES = (_ServerLineStyle(server_series.OUTPUT, "server", "c1"),)
+_SERVER_OUTPUT_LINES = (_ServerLineStyle(server_series.OUTPUT_TOKENS, "server", "c1"),)
 _SERVER_CACHE_LINES = (
     _ServerLineStyle(server_series.KV_USE, "KV cache use", "c1"),
-    _ServerLineStyle(server_series.HITS, "prefix cache hit rate", "c3"),
+    _ServerLineStyle(server_series.CACHE_HIT_RATE, "prefix cache hit rate", "c3"),
 )
 
 

@@ -79,46 +79,48 @@ class Backend(Struct, frozen=True, kw_only=True):
 
 def known(settings: Settings) -> KnownTarget | None:
     """Return what is known of the target without sending a request, or None."""
-    backend_row = settings.backend
-    function = load_backend(backend_row).known
+    backend_entry = settings.backend
+    function = load_backend(backend_entry).known
     if function is None:
         return None
-    return BACKENDS.guard(backend_row, function, check_type(KnownTarget))(settings)
+    return BACKENDS.guard(backend_entry, function, check_type(KnownTarget))(settings)
 
 
 def filling_rate(workload: Workload, settings: Settings) -> float | None:
     """Return the rate that about fills the target, or None if its backend does not know one."""
-    backend_row = settings.backend
-    function = load_backend(backend_row).filling_rate
+    backend_entry = settings.backend
+    function = load_backend(backend_entry).filling_rate
     if function is None:
         return None
-    return BACKENDS.guard(backend_row, function)(workload, settings)
+    return BACKENDS.guard(backend_entry, function)(workload, settings)
 
 
 def run_function(settings: Settings) -> RunFunction | None:
     """Return the function that carries out a whole run, or None if the load goes over HTTP."""
-    backend_row = settings.backend
-    function = load_backend(backend_row).run
+    backend_entry = settings.backend
+    function = load_backend(backend_entry).run
     if function is None:
         return None
-    return BACKENDS.guard(backend_row, function, check_type(Summary))
+    return BACKENDS.guard(backend_entry, function, check_type(Summary))
 
 
 @contextlib.contextmanager
 def running_server(settings: Settings) -> Iterator[Settings]:
     """Run the server that a backend starts itself, and yield the settings with its URL.
 
-    The simulated server is started that way, for example. If the user gives the URL of a server
-    that runs already, its backend starts nothing, and the settings are yielded unchanged.
+    A backend is a kind of target, such as the simulated server, which is started here. If the user
+    gives the URL of a server that runs already, its backend has no function `serve`, and the
+    settings are yielded unchanged.
     """
-    backend_row = settings.backend  # an entry of the table of backends, some of them plug-ins
-    start_server = load_backend(backend_row).serve
-    if start_server is None:
+    backend_entry = settings.backend
+    serve = load_backend(backend_entry).serve
+    if serve is None:
         yield settings
         return
-    # `guard` reports an error, or a result of another type, with the name of the plug-in.
-    guarded_start = BACKENDS.guard(backend_row, start_server, check_type(AbstractContextManager))
-    with guarded_start(settings) as settings_with_url:
+    # The backend may be a plug-in. `guard` reports its errors, and a result that is no context
+    # manager, with the name of the plug-in.
+    guarded_serve = BACKENDS.guard(backend_entry, serve, check_type(AbstractContextManager))
+    with guarded_serve(settings) as settings_with_url:
         yield settings_with_url
 
 
@@ -136,15 +138,20 @@ def open_senders(settings: Settings) -> Iterator[Senders]:
 def _select_senders(settings: Settings) -> SendersContext:
     """Return the function that opens the senders, the processes that send the load.
 
-    A backend is a place where a load can be sent, for example a Ray cluster. It is selected by an
-    option, such as `--ray`. Without any such option, the load is sent from this machine, by the
-    last backend of the list, which needs no option.
+    Some backends have such a function, for example the one of a Ray cluster. Most of these are
+    selected by an option, such as `--ray`, which is a field of the settings. The last one in the
+    table needs no option, and sends from this machine.
     """
-    for backend_row in BACKENDS.builtin_rows:
-        is_requested = not backend_row.flag or getattr(settings, backend_row.flag) is not None
-        if not is_requested:
+    for backend_entry in BACKENDS.builtin_rows:
+        if not _is_backend_requested(backend_entry.flag, settings):
             continue
-        senders_context = load_backend(backend_row).senders
-        if senders_context is not None:
-            return senders_context
+        open_senders_of_backend = load_backend(backend_entry).senders
+        if open_senders_of_backend is not None:
+            return open_senders_of_backend
     raise AssertionError("no backend sends from this machine")
+
+
+def _is_backend_requested(option: str, settings: Settings) -> bool:
+    """Return True if the option that selects a backend is set, or if it needs none ("")."""
+    needs_no_option = option == ""
+    return needs_no_option or getattr(settings, option) is not None

@@ -142,24 +142,26 @@ class _BodyIndex:
     def find(self, request_id: int) -> _StoredBody | None:
         """Return the body of a request, or None if it was not built in advance.
 
-        The ids of requests are usually evenly spaced, such as 5, 8, 11, so the row of a request
-        follows from the first two ids: id 11 is in row (11 - 5) // (8 - 5) = 2. If the request is
-        not there, a binary search finds it.
+        The fields of all bodies are in one flat array, in rows of _FIELD_COUNT numbers, and the
+        first number of a row is the id of the request. Ids are usually evenly spaced, such as 5, 8,
+        11, so the expected row follows from the first two ids: id 11 is in row
+        (11 - 5) // (8 - 5) = 2. This is faster than the binary search that is used otherwise.
         """
         values = self._values
-        start = 0
-        if len(values) > self._FIELD_COUNT:
+        row_start = 0
+        has_two_rows = len(values) > self._FIELD_COUNT
+        if has_two_rows:
             first_id = values[0]
             second_id = values[self._FIELD_COUNT]
             expected_row = (request_id - first_id) // (second_id - first_id)
-            start = expected_row * self._FIELD_COUNT
-        is_in_expected_row = 0 <= start < len(values) and values[start] == request_id
+            row_start = expected_row * self._FIELD_COUNT
+        is_in_expected_row = 0 <= row_start < len(values) and values[row_start] == request_id
         if not is_in_expected_row:
             row = self._search_row(request_id)
             if row is None:
                 return None
-            start = row * self._FIELD_COUNT
-        return _StoredBody(*values[start : start + self._FIELD_COUNT])
+            row_start = row * self._FIELD_COUNT
+        return _StoredBody(*values[row_start : row_start + self._FIELD_COUNT])
 
     def _search_row(self, request_id: int) -> int | None:
         """Return the row of a request by a binary search, or None if there is none."""
@@ -191,9 +193,9 @@ class Bodies:
         """Begin without bodies, and create the temporary file that will hold them.
 
         Args:
-            prompts: The requests.
+            prompts: The requests, from which bodies are built.
             encode_body: Builds the body of a request.
-            stages: The number of stages of the load.
+            stages: The number of stages (phases) of the load, each of which has its own bodies.
             links_responses: Whether a later turn of a conversation names the previous response by
                 its id and sends only the new message.
             max_blocks: The number of blocks of the file that are kept in memory.
@@ -201,23 +203,26 @@ class Bodies:
         self._prompts = prompts
         self._encode_body = encode_body
         self._links_responses = links_responses
-        # Later turns of a conversation that contain the server's replies are not built in advance.
+        # Whether later turns of a conversation contain the replies of the server. Their bodies
+        # cannot be built in advance.
         self._uses_real_replies = prompts.history == "server"
 
-        # The temporary file, the blocks of it that are in memory, and where each body is in it.
+        # The temporary file, the blocks of it that are in memory (by block number), and where each
+        # body is in it.
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._file_end = 0
         self._blocks: dict[int, bytes] = {}
         self._max_blocks = max_blocks
         self._index_by_stage = [_BodyIndex() for _ in range(stages)]
-        self._input_source = ""  # how the tokens of all prompts were counted
+        # How the tokens of prompts were counted, one of SOURCES. It is the same for all prompts.
+        self._input_source = ""
 
         # For each conversation in progress: its replies by turn, and the id of the last response.
         self._replies: dict[int, dict[int, AssistantTurn]] = {}
         self._response_ids: dict[int, str] = {}
 
-        # The digests of all requests and of the bytes of all bodies.
+        # Order-independent hashes of all requests and of the bytes of all bodies.
         self.digest = Digest(includes_replies=not self._uses_real_replies)
         self.body_digest = Digest()
         # How many bodies were built in the sending loop.
@@ -257,20 +262,24 @@ class Bodies:
         return len(self._index_by_stage[stage])
 
     def take_body(self, stage: int, request_id: int) -> tuple[bytes | memoryview, RequestFacts]:
-        """Return the bytes to send for a request, and its numbers of tokens for the record.
+        """Return the body of a request to send now, and the request's token counts for its record.
 
-        The body is read from the temporary file if it was built in advance. A turn that contains
-        replies of the server can only be built now. Any other body that has to be built now counts
-        as late, because that delays the sending loop.
+        The body is read from the temporary file if it was built in advance. A turn of a
+        conversation that contains replies of the server can only be built now. Any other body that
+        has to be built now counts as late, because that delays the sending loop.
         """
         if self._uses_real_replies and self._prompts.needs_replies(request_id):
             return self._build_with_replies(request_id)
-        body = self._index_by_stage[stage].find(request_id)
-        if body is None:
+        stored_body = self._index_by_stage[stage].find(request_id)
+        if stored_body is None:
             self.late_bodies += 1
             return self._build_in_sending_loop(request_id, self._prompts[request_id])
-        facts = RequestFacts(body.input_tokens, self._input_source, body.output_tokens)
-        return self._read(body.offset, body.length), facts
+        facts = RequestFacts(
+            tokens=stored_body.input_tokens,
+            source=self._input_source,
+            requested_output=stored_body.output_tokens,
+        )
+        return self._read(stored_body.offset, stored_body.length), facts
 
     def facts_of_unsent(self, stage: int, request_id: int) -> RequestFacts:
         """Return what is known of a request that is never sent."""
@@ -283,22 +292,23 @@ class Bodies:
         """Keep the response to a request if later turns of its conversation have to send it.
 
         Requests are numbered by conversation: turn t of conversation c is request
-        `c * turns + t`. The replies of a conversation are kept from its first turn until it ends,
-        with its last turn or with a turn that fails.
+        `c * turns + t`. A conversation ends with its last turn, or earlier with a turn that fails.
+        Its replies are deleted then. If the load uses no replies of the server, nothing is kept.
         """
         if not self._uses_real_replies:
             return
-        turns = self._prompts.turns
-        conversation, turn = divmod(request_id, turns)
-        is_last_turn = turn + 1 == turns
-        if is_last_turn or completion.failure is not None:
+        turns_per_conversation = self._prompts.turns
+        conversation, turn = divmod(request_id, turns_per_conversation)
+        is_last_turn = turn == turns_per_conversation - 1
+        has_conversation_ended = is_last_turn or completion.failure is not None
+        if has_conversation_ended:
             self._replies.pop(conversation, None)
             self._response_ids.pop(conversation, None)
             return
         if turn == 0:
             self._replies[conversation] = {}
         replies = self._replies.get(conversation)
-        if replies is None:  # Another turn of the conversation has failed meanwhile.
+        if replies is None:  # A parallel turn of the conversation has failed.
             return
         replies[turn] = AssistantTurn(completion.text or "", _tool_call_messages(completion))
         if self._links_responses and completion.response_id:
@@ -309,10 +319,11 @@ class Bodies:
         self._file.close()
 
     def _build_batch(self, stage: int, request_ids: list[int]) -> bytes:
-        """Build the bodies of requests, and return them joined as they are appended to the file.
+        """Build the bodies of requests, and return them joined, one after the other.
 
-        The position of each body is added to the index of the stage, and its contents to the
-        digests.
+        The caller must append the result to the file. The position that each body then has in the
+        file is added to the index of the stage. The digests, which are hashes of all requests and
+        of all bodies, are updated.
         """
         requests = list(zip(request_ids, iter_requests(self._prompts, request_ids), strict=True))
         bodies = [self._encode_body(request_id, request) for request_id, request in requests]
@@ -350,20 +361,22 @@ class Bodies:
     def _read(self, offset: int, length: int) -> bytes | memoryview:
         """Return the `length` bytes of the body that begins at `offset` in the file.
 
-        Very long bodies are mapped into memory, so that they are not copied. Long ones are read on
-        their own. Short ones are cut out of blocks, each of which holds many of them and is read
-        once.
+        Very long bodies are mapped into memory, so that they are not copied. Long ones are read
+        one by one. The file is divided into blocks of _BLOCK_BYTES, each of which contains many
+        short bodies, so a short body is taken from a block that is read once and stays in memory.
         """
         if length > _MAX_COPIED_BODY_BYTES:
             return self._map(offset, length)
         block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
         end_in_block = start_in_block + length
-        is_in_one_block = end_in_block <= _BLOCK_BYTES
-        if length > _MAX_SHORT_BODY_BYTES or not is_in_one_block:
+        is_short = length <= _MAX_SHORT_BODY_BYTES
+        crosses_blocks = end_in_block > _BLOCK_BYTES
+        if not is_short or crosses_blocks:
             return os.pread(self._fd, length, offset)
         block = self._blocks.get(block_number, b"")
-        # The block is missing, or it was read before the end of this body was written.
-        if len(block) < end_in_block:
+        # The last block of the file may have been read when it was shorter than now.
+        is_missing_or_outdated = len(block) < end_in_block
+        if is_missing_or_outdated:
             block = self._read_block(block_number)
         return block[start_in_block:end_in_block]
 

@@ -24,6 +24,8 @@ REQUEST_ID = struct.Struct("<q")
 JOB_SIZE_BYTES = 8
 """A process that is not a fork reads its pickled job first, after the size of the pickle."""
 
+_STDIN_FD = 0
+_STDOUT_FD = 1
 _READ_BYTES = 1 << 20
 _NICENESS = 5
 
@@ -38,14 +40,16 @@ def serve_bodies(prompts: Prompts, encode_body: EncodeBody) -> None:
         prompts: The requests.
         encode_body: Builds the body of a request.
     """
-    # The loop that sends has priority.
+    # A lower priority than that of the process that sends the requests.
     os.nice(_NICENESS)
-    unparsed = bytearray()
-    while data := os.read(0, _READ_BYTES):
-        unparsed += data
-        complete_bytes = len(unparsed) // REQUEST_ID.size * REQUEST_ID.size
-        request_ids = [row[0] for row in REQUEST_ID.iter_unpack(unparsed[:complete_bytes])]
-        del unparsed[:complete_bytes]
+    received = bytearray()  # Its end may be a part of an id.
+    while data := os.read(_STDIN_FD, _READ_BYTES):
+        received += data
+        complete_bytes = len(received) // REQUEST_ID.size * REQUEST_ID.size
+        request_ids = [
+            request_id for (request_id,) in REQUEST_ID.iter_unpack(received[:complete_bytes])
+        ]
+        del received[:complete_bytes]
         requests = iter_requests(prompts, request_ids)
         for request_id, request in zip(request_ids, requests, strict=True):
             body = encode_body(request_id, request)
@@ -71,7 +75,7 @@ def _read_exactly(size: int) -> bytes:
     """Return the next `size` bytes of standard input, or end the process if there are fewer."""
     data = b""
     while len(data) < size:
-        chunk = os.read(0, size - len(data))
+        chunk = os.read(_STDIN_FD, size - len(data))
         if not chunk:
             raise SystemExit(0)
         data += chunk
@@ -83,7 +87,7 @@ def _write_all(data: bytes) -> None:
     unwritten = memoryview(data)
     while unwritten:
         try:
-            written_bytes = os.write(1, unwritten)
+            written_bytes = os.write(_STDOUT_FD, unwritten)
         except BrokenPipeError:
             os._exit(0)
         unwritten = unwritten[written_bytes:]

@@ -87,9 +87,10 @@ class BuilderConnection:
         self._write_fd = self._process.stdin.fileno()
         self._loop = asyncio.get_running_loop()
         self._open_pipes()
-        # `start_sidecar` returns a fork, which has a copy of the job, or a new interpreter.
-        is_new_interpreter = isinstance(self._process, subprocess.Popen)
-        if is_new_interpreter:
+        # `start_sidecar` forks this process if it can. A fork already has a copy of the job.
+        # Otherwise it starts a new interpreter by `subprocess.Popen`, which needs the job.
+        is_fork = not isinstance(self._process, subprocess.Popen)
+        if not is_fork:
             self._send_job(job)
 
     def _open_pipes(self) -> None:
@@ -210,7 +211,8 @@ class BodyPrefetch(Bodies):
             prompts: The requests.
         """
         encode_body = body_encoder(job, prompts)
-        # `Bodies` has a temporary file with bodies of each stage. Here they stay in memory instead.
+        # The base class stores the bodies of each stage in a file. Here the builder process sends
+        # them, and they stay in memory, so the base class has no stages.
         super().__init__(prompts, encode_body, stages=0, links_responses=links_responses(job))
         self._schedule = schedule
         self._window_size = job.settings.tuning.window
@@ -221,12 +223,13 @@ class BodyPrefetch(Bodies):
         self._arrived_bytes = 0
         self._all_arrived: asyncio.Future[None] | None = None
 
-        # For each stage, the first requests of sessions of an open loop, except the sessions that
-        # have entered its window (see `_refill_window`), and the number of sessions in the window.
-        self._next_first_turns = [
+        # For each stage with an open loop: the ids of the requests that begin the sessions, of
+        # which the next few are requested from the builder in advance, and how many of those have
+        # not been sent yet. A session is one conversation of several requests.
+        self._unrequested_first_turns = [
             _first_turns_of_arrivals(schedule, stage) for stage in schedule.stages
         ]
-        self._sessions_ahead = [0] * len(schedule.stages)
+        self._waiting_session_counts = [0] * len(schedule.stages)
 
         self._builder = BuilderConnection(
             job, prompts, encode_body, self._on_body, self._on_builder_end
@@ -303,12 +306,15 @@ class BodyPrefetch(Bodies):
     def _prefetch_later_sessions(self, stage_index: int, request_id: int) -> None:
         """Request bodies of sessions that start later than the session of this request.
 
-        A session is one conversation of several turns. This is called once for each request: when
-        it is sent, or when it is certain that it never will be.
+        A session is one conversation of several requests, its turns. This is called once for each
+        request: when it is sent, or when it is certain that it never will be. In a closed loop, the
+        first turn of a session is the time to request a later session of the same virtual user. In
+        an open loop, a number of sessions that have not begun is requested in advance (see
+        `_refill_window`).
 
         Args:
             stage_index: The stage of the request.
-            request_id: The request. Only the first one of a session makes a later one due.
+            request_id: The id of the request, which contains the number of its session.
         """
         stage = self._schedule.stages[stage_index]
         session_index = request_id // self._schedule.max_turns
@@ -318,9 +324,8 @@ class BodyPrefetch(Bodies):
                 self._prefetch_later_session_of_user(stage, session_index)
             return
         if is_first_turn:
-            # The session has begun, so it leaves the window of sessions that have not.
-            self._sessions_ahead[stage_index] -= 1
-        # Later turns also refill it, because sent bodies make room in memory.
+            self._waiting_session_counts[stage_index] -= 1
+        # This is also done after later turns, because sent bodies make room in memory.
         self._refill_window(stage_index)
 
     def _prefetch_later_session_of_user(self, stage: ScheduledStage, session_index: int) -> None:
@@ -330,20 +335,22 @@ class BodyPrefetch(Bodies):
             self._prefetch([self._schedule.first_slot_id(later_session)])
 
     def _refill_window(self, stage_index: int) -> None:
-        """Request the bodies that begin the next sessions of an open loop.
+        """Request bodies from the builder process, so that the next sessions can begin in time.
 
-        The window of an open loop is the set of its next sessions whose first body was requested
-        and not yet sent. It holds at most `Tuning.window` sessions. It is not enlarged while the
-        bodies in memory take _MAX_PREFETCHED_BYTES or more. A closed loop has no such sessions, so
-        nothing is requested for it.
+        A session is one conversation. In an open loop, the first bodies of the next sessions are
+        requested in advance, so that up to `Tuning.window` of them are waiting to be sent. Nothing
+        is requested while the bodies in memory take _MAX_PREFETCHED_BYTES or more. A closed loop
+        has no such sessions, so nothing is requested for it here.
         """
         if self._arrived_bytes >= _MAX_PREFETCHED_BYTES:
             return
-        free_places = self._window_size - self._sessions_ahead[stage_index]
-        if free_places <= 0:
+        missing_sessions = self._window_size - self._waiting_session_counts[stage_index]
+        if missing_sessions <= 0:
             return
-        first_request_ids = list(islice(self._next_first_turns[stage_index], free_places))
-        self._sessions_ahead[stage_index] += len(first_request_ids)
+        first_request_ids = list(
+            islice(self._unrequested_first_turns[stage_index], missing_sessions)
+        )
+        self._waiting_session_counts[stage_index] += len(first_request_ids)
         self._prefetch(first_request_ids)
 
     def _prefetch(self, request_ids: list[int]) -> None:
@@ -409,20 +416,22 @@ def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int
 def _later_session_of_user(stage: ScheduledStage, session: int) -> int | None:
     """Return the session whose body to request when a virtual user begins `session`.
 
-    The bodies of the next few sessions of each user are requested in advance, so this is the
-    session after those. Example: with 3 users, user 0 has the sessions 0, 3, 6, 9, 12. With 4
-    sessions in advance, those from 0 to 9 were requested at the start of the stage, and session 12
-    is requested when session 0 begins.
+    A session is one conversation. Sessions are assigned to the users of a stage in turn, and the
+    first bodies of the next few sessions of each user are requested in advance. Example: with 3
+    users, user 0 has the sessions 0, 3, 6, 9, 12. With 4 sessions in advance, those from 0 to 9
+    were requested at the start of the stage. When session 0 begins, session 0 + 3 * 4 = 12 is
+    requested.
 
     Returns:
         The number of the session, or None if the stage ends before it.
     """
-    distance_of_user_sessions = stage.concurrency
-    later_session = session + distance_of_user_sessions * _sessions_ahead_of_user(stage)
-    if stage.session_count is None:
-        return later_session
-    end_session = stage.first_session + stage.session_count
-    return later_session if later_session < end_session else None
+    users = stage.concurrency
+    later_session = session + users * _sessions_ahead_of_user(stage)
+    if stage.session_count is not None:
+        end_session = stage.first_session + stage.session_count
+        if later_session >= end_session:
+            return None
+    return later_session
 
 
 def _first_turns_of_arrivals(schedule: Schedule, stage: ScheduledStage) -> Iterator[int]:

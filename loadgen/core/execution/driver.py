@@ -60,6 +60,7 @@ START_DELAY_NS = 20_000_000
 
 _REQUESTS_PER_TURN = 8  # Sending one takes about 20 µs, and reading must not wait long.
 _MAX_HOLD_NS = 5_000_000  # Signals and the progress line wait at most this long.
+_DROPPED_BY_STOP = "interrupted"  # the reason of slots that `Dispatcher.stop` drops
 _NO_TEXT = -1  # the number of the text in a record without a text
 _FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
 _TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
@@ -91,15 +92,16 @@ class Sender(Protocol):
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
 
         Args:
-            request: The request that `body` is the encoding of. The driver has only the body, so it
-                passes None.
-            body: The encoded body.
+            request: Always None. Other users of the client pass the unencoded request here, but
+                the driver only has its encoded body.
+            body: The bytes of the HTTP body.
             due: The scheduled time of the request on the monotonic clock, in ns.
             on_done: Called exactly once, perhaps before this method returns.
             timeline: Receives the time of each output event.
             name: The id of the request, which is sent in a header.
             requested_output_tokens: The requested number of output tokens, -1 for none.
-            **options: See `OptionalSendArguments`.
+            **options: Arguments that most loads do not need: additional header lines, and
+                callbacks for output events.
         """
 
     def cancel(self, exchange: object, failure: Failure) -> None:
@@ -164,8 +166,8 @@ class Driver:
         """
         self.start_ns = start_ns
         self.counters = Counters()
-        self.interrupted = False
-        self.stopped = False  # because a target stopped responding
+        self.is_stopping = False  # `stop` was called, by the user or for another reason
+        self.was_stopped_by_target = False  # because a target stopped responding
 
         self._schedule = schedule
         self._worker = settings.worker
@@ -233,14 +235,16 @@ class Driver:
     async def run(self) -> None:
         """Send everything, and return when every slot has a record.
 
-        The event loop calls the other methods meanwhile. An exception that one of them raises is a
-        bug, and ends the run.
+        A slot is the place of one request in the schedule. This method only waits: the event loop
+        calls `_start_due_requests` when a request is due, and a client calls `_on_done` when one
+        has ended. They complete the future `_finished` after the last request. If one of them
+        raises an exception, which is a bug, this method raises it.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
         try:
             self._schedule_wake_up()
-            self._check_finished()
+            self._check_finished()  # The schedule may be empty.
             await self._finished
         finally:
             self._detach_from_reactor()
@@ -266,8 +270,8 @@ class Driver:
 
     def stop_after_failure(self) -> None:
         """Stop because a target stopped responding and the run is configured to end then."""
-        if not self.interrupted:
-            self.stopped = True
+        if not self.is_stopping:
+            self.was_stopped_by_target = True
             self.stop()
 
     def stop(self) -> None:
@@ -275,17 +279,19 @@ class Driver:
 
         No more requests start. Those in flight have a limited time to end, the drain: that of the
         settings, but at most MAX_DRAIN_AFTER_STOP_NS. A second call ends the run at once and
-        cancels them. So does the first call if the load is over and only the drain is left.
+        cancels them. So does the first call of a user when the load is over and only the drain is
+        left. A target that stops responding does not shorten the drain of the other targets.
         """
         if self._finished.done():
             return
         now = monotonic_ns()
-        was_called_before = self.interrupted
-        is_load_over = now >= self._load_end_ns and not self.stopped
-        self.interrupted = True
+        is_second_call = self.is_stopping
+        is_only_drain_left = now >= self._load_end_ns
+        ends_drain = is_only_drain_left and not self.was_stopped_by_target
+        self.is_stopping = True
         # The dispatcher must stop first, so that the end of a request starts no other one.
         self._dispatcher.stop()
-        if was_called_before or is_load_over:
+        if is_second_call or ends_drain:
             self._end_at_once()
         else:
             self._begin_drain_after_stop(now)
@@ -311,6 +317,8 @@ class Driver:
         The event loop calls this when the next request is due. At most _REQUESTS_PER_TURN are
         started, so that responses are read in between. If more are due, it is called again.
         """
+        # A request may fail while it is being sent. Its end must not call this method again. The
+        # flag needs no `finally`, because an exception here ends the run.
         self._defers_next_requests = True
         for slot in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
             if slot.drop_reason:
@@ -329,15 +337,16 @@ class Driver:
         """Send the request of a slot to the target that the route selects for it.
 
         A slot is the place of one request in the schedule. The client calls `_on_done` when the
-        request has ended. That can happen before `send` returns, for example if no socket could be
-        opened, so the request is added to `_in_flight` first, and its handle afterwards.
+        request has ended, which removes it from `_in_flight`. That can happen even before the
+        client's `send` returns, for example if no socket could be opened. The request is therefore
+        added before it is sent, and the handle that can cancel it is set afterwards.
         """
         slot_id = slot.slot_id
         self._sent_by_stage[slot.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
-        # A single target needs no selection, and most loads have no options. Both save a call for
-        # each request.
+        # The conditions avoid two calls for each request of a usual load, which has a single target
+        # and no options.
         target = 0
         if len(self._clients) > 1:
             target = self._target_selection.choose(slot_id, monotonic_ns())
@@ -361,26 +370,26 @@ class Driver:
     def _send_options(self, slot: DispatchedSlot) -> OptionalSendArguments:
         """Return the optional arguments of `Sender.send` for a request.
 
-        They are additional header lines and callbacks for its output events.
+        They are additional header lines and callbacks for its output events. A session is one
+        conversation of several requests, its turns. A simulated user may leave during the response
+        to one turn, and the request is then cancelled after some output events.
         """
-        options: OptionalSendArguments = {}
-        # The lines are sent in this order: of the request class and its SLO, of the trace, of the
-        # session.
+        session = None if slot.session is None else self._schedule.sessions.get(slot.session)
+        abandonment = None if session is None else session.abandonment
+
         header_lines = b""
-        if self._class_header_lines is not None:
+        if self._class_header_lines is not None:  # request class and SLO
             header_lines += self._class_header_lines(slot.slot_id)
         if self._trace is not None:
             header_lines += self._trace.header(slot.slot_id)
         if slot.session is not None:
             header_lines += self._session_header_line(slot.session)
+
+        options: OptionalSendArguments = {}
         if header_lines:
             options["header_lines"] = header_lines
-
-        if slot.session is not None:
-            # A simulated user may leave during the response to one turn of its session.
-            abandonment = self._schedule.sessions.get(slot.session).abandonment
-            if abandonment is not None and abandonment.turn == slot.turn:
-                options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
+        if abandonment is not None and abandonment.turn == slot.turn:
+            options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
         if self._limits_prefill:
             # The first output ends the prefill of this request, so that another one may start.
             options["on_first_output"] = partial(self._on_first_output, slot.slot_id)
@@ -424,15 +433,18 @@ class Driver:
     def _build_next_body(self) -> bool:
         """Build one request body in advance. Return True if there may be more to build.
 
-        The event loop calls this while it has nothing else to do. It is for a load without a known
-        number of requests, of which only the first bodies can be built before the load. In each
-        stage, the bodies of the next BODIES_AHEAD requests are kept ready. Stages with enough
-        bodies, or without requests that still need one, are skipped.
+        The event loop calls this while it has nothing else to do, and again after True. It is for a
+        load without a known number of requests, of which only the first bodies can be built before
+        the load. In each stage, the bodies of the next BODIES_AHEAD requests are kept ready.
         """
         for stage, unbuilt_slot_ids in enumerate(self._unbuilt_slot_ids_by_stage):
             needed_bodies = self._sent_by_stage[stage] + BODIES_AHEAD
-            has_enough = self._bodies.built_count(stage) >= needed_bodies
-            if not has_enough and self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1):
+            has_enough_bodies = self._bodies.built_count(stage) >= needed_bodies
+            if has_enough_bodies:
+                continue
+            # This takes the next id from the iterator. It builds nothing if there is none left.
+            built_count = self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1)
+            if built_count > 0:
                 return True
         return False
 
@@ -448,12 +460,12 @@ class Driver:
         """Record the end of a request, and start the requests that are due after it.
 
         A client calls this for each request, whether it succeeded or failed. That may happen while
-        this driver is starting or cancelling several requests in a row, because `send` or `cancel`
-        can fail a request at once. Then `_defers_next_requests` is set and nothing is started here:
-        the driver itself starts what is due afterwards.
+        this driver is starting or cancelling several requests in a loop, because `send` or `cancel`
+        can fail a request at once. `_defers_next_requests` is True during such a loop: nothing is
+        started here, and the driver starts what is due after the loop.
 
         Args:
-            slot: The slot of the request.
+            slot: The place of the request in the schedule.
             target: The index of the target that it was sent to.
             request_facts: What was known of it before it was sent.
             completion: How it ended.
@@ -485,14 +497,15 @@ class Driver:
     def _count_failure(self, target: int, completion: Completion) -> None:
         """Count a failed request, and stop the run if its target has stopped responding.
 
-        The run is stopped only if it is configured so (`--on-target-failure stop`). A request that
-        the load generator itself has ended, for example at the end of the drain, does not count as
-        failed. If it was ended together with all others, it also says nothing about its target.
+        The run is stopped only if it is configured so (`--on-target-failure stop`). CUTS are the
+        kinds of failure by which the load generator itself ends a request, for example at the end
+        of the drain. They do not count as failed.
         """
         assert completion.failure is not None
         was_ended_by_loadgen = completion.failure.kind in CUTS
         if not was_ended_by_loadgen:
             self.counters.failed += 1
+        # While all requests are being cancelled, a failure says nothing about its target.
         if self._is_cancelling:
             return
         has_gone_down = self._target_selection.report_failure(target, completion, completion.done)
@@ -502,12 +515,13 @@ class Driver:
     def _report_end(self, slot: DispatchedSlot, completion: Completion) -> None:
         """Tell the dispatcher that a request has ended, so that it can start what follows.
 
-        If the request failed, the dispatcher drops the later turns of its session, for the reason
-        that is passed here. The virtual user then begins its next session, after a pause if needed.
+        A session is one conversation of several requests, its turns. If a request fails, the
+        dispatcher drops the later turns of its session and records `drop_reason` for them. The
+        virtual user then begins its next session, after a pause if needed.
         """
         failure = completion.failure
         pause_ns = 0
-        drop_reason = "previous_turn_failed"
+        drop_reason = "previous_turn_failed"  # Not used if the request succeeded.
         if failure is not None:
             pause_ns = self._pause_after_failure_ns(slot)
             if failure.kind == "abandoned":
@@ -526,12 +540,17 @@ class Driver:
         It waits only if the next session would go to a target that is down, since its requests
         would otherwise fail in a fast loop. In a stage with a fixed number of requests it does not
         wait, because the stage ends anyway.
+
+        The turns of a session have successive slot ids, and the sessions of one virtual user are
+        equally far apart. Example: if they are 6 slots apart and slot 14 is turn 2 of its session,
+        this session begins at slot 12 and the next one at slot 18.
         """
         slots_between_sessions = self._slots_between_sessions_by_stage[failed_slot.stage]
-        if slots_between_sessions is None:
+        if slots_between_sessions is None:  # The stage has a fixed number of requests.
             return 0
         first_slot_of_session = failed_slot.slot_id - failed_slot.turn
-        return self._target_selection.pause_ns(first_slot_of_session + slots_between_sessions)
+        first_slot_of_next_session = first_slot_of_session + slots_between_sessions
+        return self._target_selection.pause_ns(first_slot_of_next_session)
 
     def _record_key(self, slot: DispatchedSlot, target: int) -> RecordKey:
         """Return the columns of a record that say which request it belongs to."""
@@ -566,7 +585,9 @@ class Driver:
     def _record_unsent_slot(self, slot: DispatchedSlot) -> None:
         """Write the record of a slot whose request was never sent, and never will be.
 
-        Its status says whether it was dropped by a limit, or cut because the load ended.
+        A slot is the place of one request in the schedule. Most slots without a request were
+        dropped by a limit. CUTS has the status of those that were cut because the load ended. Both
+        count as dropped. The target is the one that the request would have had.
         """
         self.counters.dropped += 1
         target = self._target_selection.choose_unsent(slot.slot_id)
@@ -590,20 +611,24 @@ class Driver:
             self._reactor.turn_ns = 0
 
     def _end_drain(self) -> None:
-        """Cancel the requests in flight, because the time that they had to end is over.
+        """Cancel the requests that are still in flight at the end of the drain.
 
-        This time, the drain, begins at the end of the load (`--grace`) or at its interruption.
+        The drain is the time that they have to end. It begins at the end of the load and lasts for
+        `--grace`. If the load was stopped before its end, it begins at the stop.
         """
-        if self.interrupted:
+        if self.is_stopping:
             # `stop` has already recorded the slots that will not be sent.
             self._cancel_all(
                 Failure("interrupted", "not finished when the drain after the interruption ended")
             )
         else:
-            self._end_drain_of_load()
+            self._cancel_unfinished()
 
-    def _end_drain_of_load(self) -> None:
-        """Cancel what is in flight after a load that was not interrupted, as "unfinished"."""
+    def _cancel_unfinished(self) -> None:
+        """Cancel the requests in flight and record them and the slots not sent as "unfinished".
+
+        This ends the drain after a load that was not stopped before its end.
+        """
         drain_s = self._drain_ns / SECOND_NS
         failure = Failure(
             "unfinished",
@@ -612,7 +637,7 @@ class Driver:
         # A running dispatcher would drop the later turns of the sessions of cancelled requests as
         # "previous_turn_failed". They are recorded as "unfinished" below instead.
         self._dispatcher.stop()
-        # The end of a cancelled request must not start other requests.
+        # `_on_done`, which is called for each cancelled request, must not start other ones.
         self._defers_next_requests = True
         self._cancel_all(failure)
         self._defers_next_requests = False
@@ -621,16 +646,18 @@ class Driver:
     def _record_unsent_slots(self, stop_reason: str) -> None:
         """Record, after `Dispatcher.stop`, every slot that will never be sent.
 
+        A slot is the place of one request in the schedule. A second call does nothing.
+
         Args:
-            stop_reason: Why the load was stopped. It is recorded for the slots that the stop
-                dropped, which have the reason "interrupted" in the dispatcher. Slots that were
-                dropped earlier keep their own reason.
+            stop_reason: Why the load ended: "interrupted" or "unfinished". The dispatcher gives
+                all slots that it drops in `stop` the reason "interrupted", so this one is recorded
+                instead. Slots that were dropped earlier keep their own reason.
         """
         if self._has_recorded_unsent:
             return
         self._has_recorded_unsent = True
         for slot in self._dispatcher.unsent_slots():
-            was_dropped_by_stop = slot.drop_reason == "interrupted"
+            was_dropped_by_stop = slot.drop_reason == _DROPPED_BY_STOP
             reason = stop_reason if was_dropped_by_stop else slot.drop_reason
             self._record_unsent_slot(msgspec.structs.replace(slot, drop_reason=reason))
 
@@ -644,20 +671,22 @@ class Driver:
     # Housekeeping
 
     def _on_tick(self, now: int) -> None:
-        """Check timeouts and the end of the drain, and write what was recorded.
+        """Do the periodic work of a load. The event loop calls this several times per second.
 
-        The event loop calls this several times per second.
+        It ends requests that have timed out, and all others after the drain, which is the time that
+        requests have to end after the load. It also counts output events, takes a sample of this
+        process each second, and writes to disk what was recorded.
         """
         for client in self._clients:
             client.tick(now)
         if self._is_drain_over(now):
-            self._drain_end_ns = FOREVER
+            self._drain_end_ns = FOREVER  # The drain must not end again at the next tick.
             self._end_drain()
         for timeline in self._timelines:
             self.counters.events += timeline.count_new_events()
         if self._sampling.is_due(now):
             self._record_log.add_sample(self._sampling.take_sample(now, self.counters))
-        self._write_due(now)
+        self._write_recorded_data(now)
         self._check_finished()
 
     def _is_drain_over(self, now: int) -> bool:
@@ -670,7 +699,7 @@ class Driver:
         due_ns = self._dispatcher.next_due_ns()
         return due_ns is None or self.start_ns + due_ns > now
 
-    def _write_due(self, now: int) -> None:
+    def _write_recorded_data(self, now: int) -> None:
         """Write records and timelines if it is time to, and measure how long that takes."""
         write_start_ns = monotonic_ns()
         if now >= self._next_flush_ns:
@@ -684,13 +713,12 @@ class Driver:
     def _write_timelines(self) -> None:
         """Write the counts of output events of each stage: a histogram of gaps and a timeline.
 
-        A timeline has a number of events for each bin, a short interval of time. Bins that can get
-        no further events are removed from memory after they were written. A stage whose timeline
-        has no bins is skipped, because it has no new events.
+        A stage is a phase of the load, such as the warm-up. Its timeline has a number of output
+        events for each bin, a short interval of time. After they were written, old bins, which no
+        new event can belong to, are removed from memory. A stage without any event is skipped.
         """
         for stage_index, timeline in enumerate(self._timelines):
-            has_new_events = timeline.bin_count > 0
-            if not has_new_events:
+            if timeline.bin_count == 0:
                 continue
             self._record_log.write_event_counts(
                 stage_index,
@@ -795,6 +823,9 @@ async def run_worker(
 ) -> WorkerResult:
     """Send one worker's share of a plan from this process.
 
+    Bodies and connections are ready before the common start time is requested, and the garbage
+    collector is off from then on, because a collection would delay the requests that are due.
+
     Args:
         plan: The plan of the run.
         worker: The number of this worker, from 0.
@@ -809,11 +840,13 @@ async def run_worker(
     worker_schedule = shard(plan.schedule, worker, workers)
     settings = make_drive_settings(plan, worker_schedule, worker)
     async with open_resources(plan, worker_schedule, worker) as resources:
-        # The preparation has freed much memory that the load does not need.
+        # The preparation has freed much memory that the load does not need. From now on, the
+        # allocator returns freed blocks above this size to the system.
         set_largest_kept_block(LARGEST_KEPT_BLOCK_UNDER_LOAD)
         with garbage_collection_disabled():
             start_ns = await wait_for_start()
             driver = Driver(worker_schedule, resources, settings, start_ns=start_ns)
+            # The user may have pressed Ctrl-C while the worker waited for the start.
             await stop_signals.raise_pending_interrupt()
             on_started(driver)
             with stop_signals.on_stop_signal(lambda _: driver.stop()):
@@ -824,17 +857,20 @@ async def run_worker(
 def _collect_result(driver: Driver, resources: WorkerResources, *, hot_path: str) -> WorkerResult:
     """Return what a worker reports after its load to the process that started the run.
 
-    `hot_path` is the implementation that read the sockets; see `WorkerResult`.
+    Args:
+        driver: The driver of the load, which has ended.
+        resources: The bodies that it has sent.
+        hot_path: Which implementation read the sockets, "compiled" or "python".
     """
     bodies = resources.bodies
+    was_stopped_early_by_user = driver.is_stopping and not driver.was_stopped_by_target
     return WorkerResult(
         prompts_total=bodies.digest.total,
         prompts_count=bodies.digest.count,
         bodies_total=bodies.body_digest.total,
         late_bodies=bodies.late_bodies,
-        # A run that a failed target stopped is not one that the user interrupted.
-        interrupted=driver.interrupted and not driver.stopped,
-        stopped=driver.stopped,
+        interrupted=was_stopped_early_by_user,
+        stopped=driver.was_stopped_by_target,
         down_since_s=driver.down_since_s,
         hot_path=hot_path,
     )

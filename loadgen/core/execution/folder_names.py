@@ -52,9 +52,9 @@ def check_no_results(folder: Path) -> None:
 def locked_folder(folder: Path) -> Iterator[None]:
     """Create the folder of several runs, and lock it within the context.
 
-    If the context fails before a run has begun, the folder is left as it was before:
-    `remove_on_failure` removes what was written into an empty folder, and a folder that was created
-    here is removed.
+    A command that fails before its first run leaves the folder as it was before. If the folder was
+    empty, `remove_on_failure` removes what was written into it. If it was created here, it is then
+    removed itself, after an error that is reported to the user or after Ctrl-C.
 
     Raises:
         UserError: Another command uses the folder, or it has links that lead out of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -59,8 +60,9 @@ class LoadDescription(msgspec.Struct, frozen=True):
 def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
     """Return what a run would do: its load, the size of its requests, and its fingerprints.
 
-    Everything is computed as in a run, from the seed of the workload or from a fresh one. What only
-    the probe of a target shows is left out, such as the tokens of its chat template.
+    Everything is computed as in a run, from the seed of the workload or from a fresh one. The seed
+    decides all random choices, and the salt how prompts begin. What only the probe of a target
+    shows is left out, such as the tokens of its chat template.
     """
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
@@ -74,6 +76,7 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         target=PromptTarget(api=settings.api),
     )
     forecast = forecast_load(schedule, mean_tokens(prompts))
+    oversized = _check_oversized_requests(workload, prompts, schedule, settings)
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
@@ -84,15 +87,36 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         f"estimated: about {forecast.text}",
         _fingerprint_line(workload, schedule, tokenizer),
         *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
+        *(f"note: {note}" for note in oversized.notes),
     ]
-    error: LoadgenError | None = None
+    return LoadDescription("\n".join(lines), forecast, oversized.error)
+
+
+class _OversizedRequestCheck(NamedTuple):
+    """The consequences of requests that are longer than the target allows.
+
+    Many such requests are an error that refuses the run, and a few only a note. None has neither.
+    """
+
+    error: LoadgenError | None
+    notes: list[str]
+
+
+def _check_oversized_requests(
+    workload: Workload, prompts: Prompts, schedule: Schedule, settings: Settings
+) -> _OversizedRequestCheck:
+    """Return the error or the note for requests that do not fit the context of a target.
+
+    The context is known only of a target that loadgen simulates.
+    """
     oversized_requests = _find_oversized_requests(prompts, schedule, settings)
-    if oversized_requests is not None:
-        # A few such requests are no reason to refuse the run. Then this is None.
-        error = oversized_requests.to_error(workload, settings.display_name)
-        if error is None:
-            lines.append(f"note: {oversized_requests.text}, so these requests will fail")
-    return LoadDescription("\n".join(lines), forecast, error)
+    if oversized_requests is None:
+        return _OversizedRequestCheck(error=None, notes=[])
+    error = oversized_requests.to_error(workload, settings.display_name)
+    if error is not None:
+        return _OversizedRequestCheck(error=error, notes=[])
+    note = f"{oversized_requests.text}, so these requests will fail"
+    return _OversizedRequestCheck(error=None, notes=[note])
 
 
 def _fingerprint_line(workload: Workload, schedule: Schedule, tokenizer: tokens.Tokenizer) -> str:
@@ -143,8 +167,9 @@ def _find_oversized_requests(
 def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
     """Yield a line for each stage of a load, for example "load: poisson 10/s: 600 requests, 60 s".
 
-    A closed loop without a ramp of its own gets a second line, because how its virtual users start
-    is decided only when the target has been probed.
+    A closed loop has a fixed number of virtual users. If the workload does not set the time over
+    which they start (the ramp), it will be one response time, which is not known before the run. A
+    second line, indented below the first one, says so.
     """
     for index, stage in enumerate(workload.stages):
         stage_plan = create_stage_plan(workload, schedule, index)
@@ -156,7 +181,7 @@ def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _gets_default_ramp(arrival: Arrival) -> bool:
-    """Return True for a closed loop of several users whose start the workload does not specify."""
+    """Return True for a closed loop of several users for whose start the workload sets no ramp."""
     if not isinstance(arrival, Closed):
         return False
     return arrival.ramp_ns is None and arrival.concurrency > 1

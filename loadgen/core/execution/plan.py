@@ -231,22 +231,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def for_endpoint(self, endpoint: Endpoint) -> Settings:
         """Return the settings of a run that has `endpoint` as its only target.
 
-        An endpoint that serves only some steps of tasks (`serves`) may have an API and a model of
-        its own, and its server is detected separately. If that API returns numbers instead of text,
-        such as embeddings, responses are not streamed, and extra fields of the body, which are for
-        generated text, are left out.
+        A task is a sequence of steps, such as a retrieval and a completion. An endpoint that serves
+        only one kind of step has the name of the step in `serves`, which is empty for others. It
+        may have an API and a model of its own, and its server is detected separately. If that API
+        returns numbers instead of text, such as embeddings, responses are not streamed, and extra
+        fields of the body, which are for generated text, are left out.
         """
         settings = replace(
             self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={}
         )
-        serves_only_some_steps = endpoint.serves != ""
-        if not serves_only_some_steps:
+        serves_all_requests = endpoint.serves == ""
+        if serves_all_requests:
             return settings
-        api = endpoint.api or self.api
-        settings = replace(settings, api=api, model=endpoint.model, server="auto")
-        if settings.returns_numbers:
-            return replace(settings, stream=False, extra_body=None)
-        return settings
+        step_settings = replace(
+            settings, api=endpoint.api or self.api, model=endpoint.model, server="auto"
+        )
+        if step_settings.returns_numbers:
+            return replace(step_settings, stream=False, extra_body=None)
+        return step_settings
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,12 +334,13 @@ def prepare_plan(
 ) -> PreparedPlan:
     """Return the plan of a run: what it sends, when, and with how many workers.
 
-    The plan is built in steps, each of which returns a new plan. It is not checked here; see
-    `plan_checks.check_plan`.
+    Plans cannot be changed, so each step returns a new one: the plan of the complete run, then with
+    the start of virtual users decided, then the shard (one machine's part) that the settings
+    request, then with a number of workers. `plan_checks.check_plan` checks the result.
 
     Args:
         workload: The workload.
-        settings: The settings. If they give no number of workers, it is chosen here.
+        settings: The settings. If their number of workers is 0, it is chosen here.
         probe_results: What the probe found out about each target.
         context: The facts about this run and its host that neither of the others contains, such
             as its output folder.
@@ -347,17 +350,22 @@ def prepare_plan(
         virtual users of each stage start.
     """
     job = _create_job(workload, settings, probe_results, context)
-    plan = _build_complete_plan(job)
+    complete_plan = _build_complete_plan(job)
     oversized_requests = find_oversized_requests(
-        plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
+        complete_plan.requests, complete_plan.schedule.slot_count, shortest_context(probe_results)
     )
-    plan = structs.replace(plan, oversized_requests=oversized_requests)
-    workload_with_starts = _decide_starts(plan, context.response_time)
-    plan = _with_started_workload(plan, workload_with_starts.workload)
-    plan = structs.replace(plan, schedule=requested_shard(plan.schedule, settings))
-    if not settings.workers:
-        plan = _with_workers(plan, _choose_workers(plan, workload, context))
-    return PreparedPlan(plan, workload_with_starts.starts)
+    started_workload = _decide_starts(complete_plan, context.response_time)
+    started_plan = _with_started_workload(complete_plan, started_workload.workload)
+    shard_plan = structs.replace(
+        started_plan,
+        schedule=requested_shard(started_plan.schedule, settings),
+        oversized_requests=oversized_requests,
+    )
+    has_worker_count = settings.workers != 0
+    if has_worker_count:
+        return PreparedPlan(shard_plan, started_workload.starts)
+    worker_count = _choose_workers(shard_plan, context)
+    return PreparedPlan(_with_workers(shard_plan, worker_count), started_workload.starts)
 
 
 def _create_job(
@@ -411,44 +419,57 @@ def count_useful_workers(
 ) -> int:
     """Return how many worker processes a run can use, from 1 to `max_workers`.
 
-    The number is chosen so that each worker can read the output events (tokens) that its share of
-    the busiest stage is expected to receive.
-
-    A closed loop with a fixed number of requests ends with its last response. If another stage
-    follows, one worker must send everything, because workers do not report responses to each other
-    and could not tell when the next stage starts.
+    A run has one or more stages (phases), such as a warm-up. There are enough workers to read the
+    output events (tokens) of the busiest stage. There are not more workers than `workload` allows
+    requests in flight or in prefill, because each worker gets a part of these limits, and it must
+    be able to send at least one request at a time.
     """
-    stages_with_next_stage = schedule.stages[:-1]
-    if any(stage.is_end_unknown for stage in stages_with_next_stage):
+    if _needs_single_worker(schedule):
         return 1
     events_per_request = _mean_output_tokens(schedule, prompts)
     workers = max(
         _count_workers_of_stage(schedule, stage, events_per_request) for stage in schedule.stages
     )
     for limit in (workload.max_in_flight, workload.max_in_prefill):
-        # Each worker needs a share of at least one request of each limit.
         share = share_of_limit(limit, schedule)
         if share:
             workers = min(workers, share)
     return max(1, min(workers, max_workers))
 
 
+def _needs_single_worker(schedule: Schedule) -> bool:
+    """Return True if several workers could not tell when a stage ends and the next one starts.
+
+    A closed loop with a fixed number of requests ends with its last response, at a time that is not
+    known in advance, and workers do not report responses to each other.
+    """
+    stages_before_another = schedule.stages[:-1]
+    return any(stage.is_end_unknown for stage in stages_before_another)
+
+
 def _count_workers_of_stage(
     schedule: Schedule, stage: ScheduledStage, events_per_request: float
 ) -> int:
-    """Return how many workers one stage of this shard needs, perhaps 0.
+    """Return how many workers one stage needs, perhaps 0.
 
-    The rate of a closed loop depends on the server and is not known before the run, so its workers
-    are counted by virtual users. Those of an open loop are counted by output events per second.
+    A closed loop has a fixed number of virtual users. Its rate depends on the server and is not
+    known before the run, so each worker gets a number of users. An open loop has a rate, so each
+    worker gets a number of output events (tokens) per second.
+
+    Args:
+        schedule: The schedule of this machine's part (shard) of the run.
+        stage: One of its stages.
+        events_per_request: The mean number of output events of a response.
     """
     if stage.is_closed_loop:
         users = len(schedule.virtual_users_of(stage))
         return math.ceil(users / _USERS_PER_WORKER)
-    requests_per_s = (stage.offered_rps or 0.0) / schedule.shard_count
-    # The rate is infinite if all requests start at once. Even then, no more of them than the stage
-    # has can start in one second.
-    most_requests_in_a_second = schedule.slot_count_of(stage) or 0
-    events_per_s = min(requests_per_s, most_requests_in_a_second) * events_per_request
+    rate_of_shard = (stage.offered_rps or 0.0) / schedule.shard_count
+    request_count = schedule.slot_count_of(stage) or 0
+    # The rate is infinite if all requests start at once. Even then, no more requests than there are
+    # can start in one second.
+    requests_per_s = min(rate_of_shard, request_count)
+    events_per_s = requests_per_s * events_per_request
     return math.ceil(events_per_s / _EVENTS_PER_WORKER)
 
 
@@ -464,20 +485,28 @@ def share_of_limit(limit: int | None, schedule: Schedule) -> int | None:
 
 
 def _build_complete_plan(job: Job) -> Plan:
-    """Return the plan of a job with the complete schedule, even if the job sends only a shard."""
+    """Return the plan of a job with the complete schedule, even if the job sends only a shard.
+
+    The salt decides how prompts begin: runs with different salts share no prompts, so a server does
+    not have them in its prefix cache. If the probe did not show how many tokens the chat template
+    adds, they count as 0.
+    """
     tokenizer = tokens.load_tokenizer(job.settings.tokenizer)
     first_result = job.probe_results[0]
     prompt_target = PromptTarget(
-        first_result.template_tokens or 0, job.settings.api, first_result.models
+        template_tokens=first_result.template_tokens or 0,
+        api=job.settings.api,
+        models=first_result.models,
     )
-    return Plan(
-        job=job,
-        schedule=build_schedule(job.workload, job.seed),
-        requests=build_prompts(
-            job.workload, job.seed, seeds.salt_number(job.salt), tokenizer, prompt_target
-        ),
+    prompts = build_prompts(
+        job.workload,
+        seed=job.seed,
+        salt=seeds.salt_number(job.salt),
         tokenizer=tokenizer,
+        target=prompt_target,
     )
+    schedule = build_schedule(job.workload, job.seed)
+    return Plan(job=job, schedule=schedule, requests=prompts, tokenizer=tokenizer)
 
 
 def _decide_starts(plan: Plan, response_time: ResponseTime | None) -> StartedWorkload:
@@ -501,14 +530,14 @@ def _decide_starts(plan: Plan, response_time: ResponseTime | None) -> StartedWor
     )
 
 
-def _choose_workers(plan: Plan, workload: Workload, context: PreparationContext) -> int:
+def _choose_workers(plan: Plan, context: PreparationContext) -> int:
     """Return the number of workers of a run whose settings do not give it."""
     max_workers = context.cluster_cores
     if max_workers is None:
         # The embedded endpoint needs a core of its own.
         reserved_cpus = 1 if context.simulated else 0
         max_workers = max(1, count_cpus() - reserved_cpus)
-    return count_useful_workers(plan.schedule, plan.requests, workload, max_workers)
+    return count_useful_workers(plan.schedule, plan.requests, plan.job.workload, max_workers)
 
 
 def _mean_output_tokens(schedule: Schedule, prompts: Prompts) -> float:

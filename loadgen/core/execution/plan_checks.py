@@ -33,19 +33,16 @@ def check_plan(plan: Plan, *, is_local: bool) -> None:
         plan: The plan.
         is_local: Whether the workers run on this machine, so that its limits apply.
     """
-    job = plan.job
+    # The order of the checks is the one in which the user sees their errors.
     errors: list[LoadgenError] = [
-        *resource_limits.unusable_source_errors(job.settings.sources),
-        *_option_errors(job.workload, job.settings),
+        *resource_limits.unusable_source_errors(plan.job.settings.sources),
+        *_option_errors(plan.job.workload, plan.job.settings),
         *_oversized_request_errors(plan),
+        *(_worker_count_errors(plan.job.settings.workers) if is_local else ()),
+        *_limit_share_errors(plan),
+        *_empty_shard_errors(plan),
+        *(_connection_errors(plan) if is_local else ()),
     ]
-    if is_local:
-        errors.extend(_worker_count_errors(job.settings.workers))
-    errors.extend(_limit_share_errors(plan))
-    errors.extend(_empty_shard_errors(plan))
-    if is_local:
-        errors.extend(_connection_errors(plan))
-    # The errors are shown in this order.
     if errors:
         raise CombinedError(errors)
 

@@ -35,13 +35,15 @@ def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
 
     Args:
         plan: The plan.
-        coded_sentences: The sentences of `coded_notes`, which are shown among the others. They are
-            a parameter because the caller needs their codes, too.
+        coded_sentences: The sentences of the notes that also have a code (see `coded_notes`). They
+            are shown among the others.
     """
     job = plan.job
-    if job.known is not None:
-        yield from job.known.notes
-    if not job.settings.tls.verify and any(result.target.tls for result in job.probe_results):
+    known_target = job.known
+    if known_target is not None:
+        yield from known_target.notes
+    uses_tls = any(result.target.tls for result in job.probe_results)
+    if uses_tls and not job.settings.tls.verify:
         yield (
             "The server's certificate was not verified (--insecure), so someone on "
             "the network could read the API key and the prompts"
@@ -53,6 +55,7 @@ def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
     yield from trace_notes(job.workload)
     probe_notes = [note for result in job.probe_results for note in result.warnings]
     yield from dict.fromkeys(probe_notes)  # Several targets may have the same note.
+    # Each request has a slot. Their number is not known if only a duration limits the load.
     request_count = plan.schedule.slot_count or ASSUMED_REQUESTS
     yield from plan.requests.warnings(request_count)
 
@@ -96,37 +99,47 @@ def _replayed_traces(workload: Workload) -> list[FromTrace | Replay]:
 
 
 def replaced_stages_notes(workload: Workload) -> list[str]:
-    """Return a note if the load of the command line replaced several stages of the file."""
-    names = workload.replaced
-    if not names:
+    """Return a note if options of the command line replaced several stages of the workload file.
+
+    A stage is one phase of the load. Options such as `--request-rate` describe a load with a single
+    stage, which takes the place of all stages in the file. Otherwise the list is empty.
+    """
+    stage_names = workload.replaced
+    if not stage_names:
         return []
-    return [
-        (
-            f"the load on the command line replaces {len(names)} stages of the file: "
-            f"{', '.join(names)}"
-        )
-    ]
+    note = (
+        f"the load on the command line replaces {len(stage_names)} stages of the file: "
+        f"{', '.join(stage_names)}"
+    )
+    return [note]
 
 
 def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
     """Return a note for each file of prompts whose rows are sent more than once.
 
-    The server may have the prompt of a repeated row in its prefix cache.
+    The server may have the prompt of a repeated row in its prefix cache. A load can be a mix of
+    request classes, each of which has a file of its own and sends a share of the requests.
 
     Args:
         prompts: The requests of the load, perhaps a mix of classes.
         slot_count: The number of requests, or None if the load has no end.
+
+    Returns:
+        The notes by their sentences, which differ if the numbers of requests or rows do.
     """
     request_count = slot_count or ASSUMED_REQUESTS
     if isinstance(prompts, MixPrompts):
-        classes = list(zip(prompts.class_prompts, prompts.session_shares, strict=True))
+        prompts_with_shares = list(zip(prompts.class_prompts, prompts.session_shares, strict=True))
     else:
-        classes = [(prompts, 1.0)]
+        prompts_with_shares = [(prompts, 1.0)]
     notes: CodedNotes = {}
-    for class_prompts, share in classes:
-        requests_of_class = round(request_count * share)
-        if isinstance(class_prompts, FilePrompts) and requests_of_class > len(class_prompts.rows):
-            values = {"requests": requests_of_class, "rows": len(class_prompts.rows)}
+    for class_prompts, class_share in prompts_with_shares:
+        if not isinstance(class_prompts, FilePrompts):
+            continue
+        requests_of_class = round(request_count * class_share)
+        row_count = len(class_prompts.rows)
+        if requests_of_class > row_count:
+            values = {"requests": requests_of_class, "rows": row_count}
             notes |= reasons.make_note("rows_repeated", values)
     return notes
 

@@ -89,15 +89,17 @@ def planned_output_lengths(workload: Workload) -> OutputLengths | None:
         if not isinstance(requests, Synthetic):
             return None
         ranges.append(_range_of(requests.output_tokens))
-    shortest = min(output_range.shortest for output_range in ranges)
-    longest: int | None = 0
-    for output_range in ranges:
-        # One request class without a maximum leaves the whole load without one.
-        if longest is None or output_range.longest is None:
-            longest = None
-        else:
-            longest = max(longest, output_range.longest)
-    return OutputLengths(shortest=shortest, longest=longest)
+    return OutputLengths(
+        shortest=min(output_range.shortest for output_range in ranges),
+        longest=_longest_of([output_range.longest for output_range in ranges]),
+    )
+
+
+def _longest_of(maxima: Sequence[int | None]) -> int | None:
+    """Return the largest of several maxima, or None (no maximum) if one of them is None."""
+    known_maxima = [maximum for maximum in maxima if maximum is not None]
+    has_unlimited = len(known_maxima) < len(maxima)
+    return None if has_unlimited else max(known_maxima)
 
 
 def _range_of(length: Length) -> OutputLengths:
@@ -137,17 +139,17 @@ def probe_samples(tokenizer_spec: str | None) -> Sequence[tuple[str, int]]:
 
     If the user gives the tokenizer of the model (a file), the prompts consist of random words of
     it, as those of the load do. The token counts that the server then reports show whether it uses
-    another tokenizer. Otherwise the prompts consist of a word that is one token in every
-    vocabulary.
+    another tokenizer. The default tokenizer, which has no file, says nothing about the model. Then
+    the prompts consist of a word that is one token in every vocabulary.
 
     Raises:
         UserError: The tokenizer cannot be loaded.
     """
     tokenizer = tokens.load_tokenizer(tokenizer_spec)
-    is_tokenizer_of_model = tokenizer.file_sha256 != ""
-    if not is_tokenizer_of_model:
-        return SAMPLES
-    return random_samples(tokenizer, _PROBE_WORD_COUNTS)
+    has_tokenizer_file = tokenizer.file_sha256 != ""
+    if has_tokenizer_file:
+        return random_samples(tokenizer, _PROBE_WORD_COUNTS)
+    return SAMPLES
 
 
 def random_samples(
@@ -214,7 +216,8 @@ async def probe_all(
         emit: Called with an event when the probe takes long.
 
     Raises:
-        LoadgenError: One endpoint cannot be used, or does not serve the same as the first one.
+        LoadgenError: One endpoint cannot be used. It is also an error if it serves another model,
+            or runs another server software, than the first endpoint for the same requests.
         CombinedError: That is the case for several endpoints.
     """
     timeout_s = workload.timeout_ns / _NS_PER_S
@@ -223,6 +226,7 @@ async def probe_all(
         f"the first response of {settings.display_name}; it may take up to "
         f"{timeout_s:g} s (--timeout)"
     )
+    # Errors of endpoints are in the outcomes, so the timer is cancelled after them, too.
     timer = asyncio.get_running_loop().call_later(_LONG_PROBE_S, emit, waiting_for)
     outcomes = await _probe_at_once(settings, workload, new_endpoints, timeout_s)
     timer.cancel()
@@ -250,6 +254,20 @@ async def _probe_at_once(
     return dict(zip(endpoints, outcomes, strict=True))
 
 
+class _EndpointRole(NamedTuple):
+    """What decides which requests an endpoint receives.
+
+    Attributes:
+        step_name: The step of tasks that it serves, or "" if it serves all requests.
+        api: The API of this step, if it has its own.
+        model: The model of this step, if it has its own.
+    """
+
+    step_name: str
+    api: str | None
+    model: str | None
+
+
 class _SplitOutcomes(NamedTuple):
     """The results of the probes that succeeded, and the errors of all endpoints."""
 
@@ -263,16 +281,16 @@ def _split_outcomes(
 ) -> _SplitOutcomes:
     """Separate the results of probes from the errors.
 
-    Endpoints that share the same requests must serve the same model with the same server software.
-    Those are the endpoints of the same steps of tasks, with the same API and model. Each of them is
-    compared with the first one, and a difference is another error.
+    Endpoints that share the same requests (an equal `_EndpointRole`) must serve the same model with
+    the same server software. Each of them is compared with the first one, and a difference is
+    another error.
 
     Raises:
         BaseException: An outcome is an exception other than a LoadgenError, which is a bug.
     """
     results: ProbeCache = {}
     errors: list[LoadgenError] = []
-    first_endpoint_by_role: dict[tuple[str, str | None, str | None], Endpoint] = {}
+    first_endpoint_by_role: dict[_EndpointRole, Endpoint] = {}
     for endpoint in endpoints:
         outcome = outcome_by_endpoint[endpoint]
         if isinstance(outcome, LoadgenError):
@@ -281,13 +299,11 @@ def _split_outcomes(
         if isinstance(outcome, BaseException):
             raise outcome
         results[endpoint] = outcome
-        role = (endpoint.serves, endpoint.api, endpoint.model)
-        first_endpoint = first_endpoint_by_role.get(role)
-        if first_endpoint is None:
-            first_endpoint_by_role[role] = endpoint
-        else:
+        role = _EndpointRole(endpoint.serves, endpoint.api, endpoint.model)
+        first_endpoint = first_endpoint_by_role.setdefault(role, endpoint)
+        if first_endpoint != endpoint:
             first_result = results[first_endpoint]
-            errors += _difference_errors(first_endpoint, first_result, endpoint, outcome)
+            errors.extend(_difference_errors(first_endpoint, first_result, endpoint, outcome))
     return _SplitOutcomes(results, errors)
 
 

@@ -60,6 +60,9 @@ from loadgen.core.sidecars.event_handlers import (
 )
 from loadgen.core.workload import Workload
 
+_FIRST_PROMPTS = None
+"""The count of prompts by which `fingerprint` hashes a fixed number of the first ones."""
+
 Execute = Callable[..., tuple[Summary, Path]]
 """The type of `execute` and of its replacements: (workload, settings, listeners) -> (summary,
 folder)."""
@@ -167,8 +170,10 @@ def finish_run(
 def _compact_and_summarize(folder: Path, manifest: RunManifest, compactor: Compactor) -> Summary:
     """Wait until the compactor has converted all records to Parquet, and return the summary.
 
-    To save time, the summary is computed from the record log while the compactor works, if the
-    record log still has everything that the summary needs.
+    To save time, the summary is computed from the record log while the compactor still works, if
+    that has the same data as the Parquet files will have. It has not if the compactor has deleted a
+    part of it, or if the servers have reported how long they worked on each request (their timing
+    breakdowns), which are added to the Parquet files afterwards.
 
     If the compactor fails, the record log stays, a note about the failure is added to the stored
     manifest, and the summary is computed with this note.
@@ -179,14 +184,18 @@ def _compact_and_summarize(folder: Path, manifest: RunManifest, compactor: Compa
 
     is_compacted = compactor.finish()
     if not is_compacted:
-        notes = reasons.make_note("store_died", {"why": compactor.failure})
-        write_manifest(folder, run_manifest.add_notes(manifest, notes))
-        return run_folder.summary(folder)
-    if early_summary is not None:
+        _note_failed_compaction(folder, manifest, compactor.failure)
+    elif early_summary is not None:
         return early_summary
-    if has_breakdowns:
+    elif has_breakdowns:
         _add_breakdowns(folder, manifest)
     return run_folder.summary(folder)
+
+
+def _note_failed_compaction(folder: Path, manifest: RunManifest, failure: str) -> None:
+    """Add a note to the stored manifest that records could not be converted to Parquet."""
+    notes = reasons.make_note("store_died", {"why": failure})
+    write_manifest(folder, run_manifest.add_notes(manifest, notes))
 
 
 def _has_deleted_segments(folder: Path) -> bool:
@@ -257,6 +266,7 @@ class _HttpRun:
 
         What is opened on the way is closed in the reverse order. If the run fails before its load
         has ended, `failure_cleanup` also closes the compactor and sends listeners `LoadEnded`.
+        After a load that has ended, other code does both, so these callbacks are discarded.
         """
         # Runs in virtual time do not need this module.
         import uvloop
@@ -282,11 +292,9 @@ class _HttpRun:
             compactor = self._start_compactor(plan)
             failure_cleanup.callback(compactor.close)
             result = runner.run(senders.run(plan, self._emit))
-            # It has not failed, so `pop_all` discards the callbacks for a failure uncalled.
-            failure_cleanup.pop_all()
+            _discard_callbacks(failure_cleanup)
 
             # After the load: complete the manifest and compute the summary.
-
             manifest = events.conclude_manifest(self.listeners, planned_manifest)
             # Frees threads and sockets that are not needed while the summary is computed.
             runner.close()
@@ -307,21 +315,21 @@ class _HttpRun:
     ) -> PreparedPlan:
         """Send a probe to each target, and return the checked plan of the run.
 
-        Some listeners start something when they receive `TargetsProbed`, such as a reader of
-        metrics pages, and end it when they receive `LoadEnded`. So a callback that sends
-        `LoadEnded` if the run fails is registered directly before `TargetsProbed` is sent.
-
         Args:
             settings: The settings of the run.
             known_target: What is known of the target without a request.
-            senders: The processes that will send the load.
+            senders: The processes that will send the load. `senders.cores` has the free CPUs of a
+                cluster, or None if they run on this machine.
             runner: Runs the probe.
-            failure_cleanup: The callbacks for a run that fails. `LoadEnded` is added to it.
+            failure_cleanup: The callbacks for a run that fails. This method adds one, which sends
+                `LoadEnded`.
 
         Raises:
             CombinedError: The run is not possible as planned.
         """
         probe_results = runner.run(probe_all(settings, self.workload, self.probe_cache, self._emit))
+        # Some listeners start something at `TargetsProbed`, such as a reader of metrics pages, and
+        # end it at `LoadEnded`. So from here on, a run that fails must send them `LoadEnded`.
         failure_cleanup.callback(self._emit, events.LoadEnded(manifest=None))
         self._emit(events.TargetsProbed(self.folder, settings, probe_results))
         context = PreparationContext(
@@ -331,15 +339,18 @@ class _HttpRun:
             cluster_cores=senders.cores,
         )
         prepared = prepare_plan(self.workload, settings, probe_results, context)
-        check_plan(prepared.plan, is_local=senders.cores is None)
+        sends_from_this_machine = senders.cores is None
+        check_plan(prepared.plan, is_local=sends_from_this_machine)
         return prepared
 
     def _announce_plan(
         self, prepared: PreparedPlan, senders: backend.Senders, runner: asyncio.Runner
     ) -> RunManifest:
-        """Place the workers, send listeners the planned run, and return its manifest.
+        """Create the manifest of the run, which describes it, and send it to the listeners.
 
-        One of the listeners writes the manifest to disk. Others add to it before.
+        Before that, the workers are distributed over the machines of a cluster, which may give
+        warnings, and each listener adds what it knows. The listener `ManifestFile` then writes the
+        manifest to disk.
         """
         plan = prepared.plan
         manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
@@ -366,6 +377,11 @@ class _HttpRun:
         return Compactor(
             self.folder, stuck_after_s=tuning.helper_frozen_s, starts_process=has_many_records
         )
+
+
+def _discard_callbacks(cleanup: contextlib.ExitStack) -> None:
+    """Remove all callbacks from a stack of cleanups without calling them."""
+    cleanup.pop_all()
 
 
 def _final_manifest(
@@ -422,11 +438,13 @@ def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
     """Return the state of a run after its load, as the manifest records it.
 
     "stopped": a rule (`--stop-when`) or a failed target ended it. "finished": it sent everything.
-    "decided": a listener ended it, because nothing that followed could change the result.
+    "decided": loadgen ended it, because nothing that followed could change the result of a trial.
     "interrupted": the user ended it.
 
-    `result.interrupted` is True whenever the load was ended early, for whatever reason. So the more
-    specific reasons are checked first.
+    Args:
+        result: What the workers reported. Its `interrupted` is also True if a rule or a listener
+            has ended the load.
+        load: The load as listeners have stopped it, or None if there were no listeners.
     """
     was_stopped_by_rule = load is not None and load.stopped_by is not None
     was_decided = load is not None and load.decided
@@ -434,7 +452,9 @@ def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
         return "stopped"
     if not result.interrupted:
         return "finished"
-    return "decided" if was_decided else "interrupted"
+    if was_decided:
+        return "decided"
+    return "interrupted"
 
 
 def _add_prompt_fingerprints(
@@ -442,35 +462,36 @@ def _add_prompt_fingerprints(
 ) -> Fingerprints:
     """Return the fingerprints of a run with hashes of its prompts and request bodies.
 
-    Each worker adds up the hashes of the prompts that it builds, and `result` has the sum of all
-    workers. This sum is the fingerprint if it covers every prompt. Otherwise, for example because
-    the run was cut short, the prompts are built again here to hash them.
+    Equal fingerprints show that two runs sent the same prompts. There are these cases:
+
+    - A large load: only its first prompts are hashed, because hashing all would take too long.
+    - Each worker adds up the hashes of the prompts that it builds. If the sum of all workers covers
+      every prompt, it is the fingerprint.
+    - Otherwise, for example after a run that was ended early, the prompts are built again here.
+    - An exception is a shard (one machine's part of a run) of which a worker has died: `loadgen
+      merge` needs the sums of all workers, so nothing is added.
 
     Args:
         fingerprints: The other fingerprints of the run.
         plan: The plan of the run, or of this shard of it.
         result: The merged result of the workers.
     """
-    slot_count = plan.schedule.slot_count
-    # The complete schedule decides this, so that all shards of a run compute the same fingerprint.
-    is_large_load = needs_builder_process(
-        complete_schedule(plan.schedule), plan.job.settings.tuning
-    )
+    request_count = plan.schedule.slot_count
+    # The schedule of the run decides this, so that all of its shards compute the same fingerprint.
+    schedule_of_run = complete_schedule(plan.schedule)
+    is_large_load = needs_builder_process(schedule_of_run, plan.job.settings.tuning)
     if is_large_load:
-        # Hashing all prompts would take too long, so a fixed number of the first represents them.
-        first_prompts_hash = fingerprint(plan.requests, count=None)
+        first_prompts_hash = fingerprint(plan.requests, count=_FIRST_PROMPTS)
         return msgspec.structs.replace(fingerprints, prompts=first_prompts_hash)
 
-    have_workers_hashed_all = result.prompts_count == slot_count
+    have_workers_hashed_all = result.prompts_count == request_count
     if have_workers_hashed_all:
         return _add_worker_fingerprints(fingerprints, plan, result)
 
-    is_incomplete_shard = plan.job.settings.shard is not None and slot_count is not None
+    is_incomplete_shard = plan.job.settings.shard is not None and request_count is not None
     if is_incomplete_shard:
-        # A worker has died, and its part of the sum is lost. `loadgen merge` computes fingerprints
-        # from the sums of all shards, so one of this shard alone would be of no use.
         return fingerprints
-    all_prompts_hash = fingerprint(plan.requests, slot_count)
+    all_prompts_hash = fingerprint(plan.requests, request_count)
     return msgspec.structs.replace(fingerprints, prompts=all_prompts_hash)
 
 

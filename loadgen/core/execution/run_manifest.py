@@ -164,23 +164,29 @@ def select_judgeable_terms(slo: Slo | None, settings: Settings) -> JudgeableSlo:
 
     A term is a limit of one metric, such as "p95 of TTFT at most 500 ms". A response that is not
     streamed arrives at once, so it has no times of single tokens. One that consists of numbers,
-    such as an embedding, has no tokens at all.
+    such as an embedding, has no tokens at all. If no objective is left, the SLO is None.
     """
     if slo is None or settings.stream:
-        return JudgeableSlo(slo, {})
-    terms = tuple(term for term in slo.terms if _can_judge(term, settings))
-    unjudged_metrics = [term.metric for term in slo.terms if term not in terms]
-    notes: CodedNotes = {}
-    if unjudged_metrics:
-        values = {
-            "metrics": unjudged_metrics,
-            "because": "no_tokens" if settings.returns_numbers else "no_stream",
-            "api": settings.api,
-        }
-        notes = reasons.make_note("not_judged", values)
-    judgeable_slo = Slo(terms=terms, goodput_share=slo.goodput_share, task=slo.task)
-    is_empty = judgeable_slo == Slo()
-    return JudgeableSlo(None if is_empty else judgeable_slo, notes)
+        return JudgeableSlo(slo, notes={})
+    judgeable_terms = tuple(term for term in slo.terms if _can_judge(term, settings))
+    judgeable_slo = Slo(terms=judgeable_terms, goodput_share=slo.goodput_share, task=slo.task)
+    has_objectives = judgeable_slo != Slo()
+    return JudgeableSlo(
+        slo=judgeable_slo if has_objectives else None,
+        notes=_unjudged_note([term for term in slo.terms if term not in judgeable_terms], settings),
+    )
+
+
+def _unjudged_note(terms: Sequence[Term], settings: Settings) -> CodedNotes:
+    """Return a note on the terms of an SLO that cannot be judged, or nothing if there are none."""
+    if not terms:
+        return {}
+    values = {
+        "metrics": [term.metric for term in terms],
+        "because": "no_tokens" if settings.returns_numbers else "no_stream",
+        "api": settings.api,
+    }
+    return reasons.make_note("not_judged", values)
 
 
 def _can_judge(term: Term, settings: Settings) -> bool:
@@ -220,10 +226,12 @@ def plan_classes(workload: Workload, settings: Settings) -> PlannedClasses:
 def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
     """Return the hashes by which two results are recognised as being of the same workload.
 
-    `recipe` covers the description of the workload, `work` the part of it that decides which
-    requests are sent, and `schedule` the times at which they are sent. All are those of the
-    workload as the user requested it. Before a run, the start of virtual users is adapted to the
-    response time of the target, and the same workload on two targets must have equal fingerprints.
+    `recipe` is a hash of the description of the workload, `work` of the part of it that decides
+    which requests are sent, and `schedule` of the times at which they are sent. The first two also
+    cover who counts tokens: the server, or else the tokenizer of loadgen.
+
+    The same workload must have equal hashes on two targets. Before a run, the start of its virtual
+    users is adapted to the response time of the target, so the hashes are computed without that.
 
     Args:
         complete_plan: The plan with the schedule of all shards.
@@ -232,12 +240,14 @@ def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
     job = complete_plan.job
     tokenizer = complete_plan.tokenizer
     token_source = "server" if _all_report_usage(job) else tokenizer.tag
-    is_adapted = requested.stages != job.workload.stages
-    schedule = build_schedule(requested, job.seed) if is_adapted else complete_plan.schedule
+    is_adapted_to_target = requested.stages != job.workload.stages
+    requested_schedule = complete_plan.schedule
+    if is_adapted_to_target:
+        requested_schedule = build_schedule(requested, job.seed)
     return Fingerprints(
         recipe=recipe_fingerprint(requested, token_source, tokenizer.file_sha256),
         work=work_fingerprint(requested, token_source, tokenizer.file_sha256),
-        schedule=schedule_fingerprint(schedule),
+        schedule=schedule_fingerprint(requested_schedule),
     )
 
 
@@ -280,44 +290,48 @@ def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> ShardPart |
 def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
     """Return how often the first requests repeat chunks, or None if prompts have no chunks.
 
-    Chunks are passages that prompts share, as with retrieval-augmented generation. A prefix cache
-    can reuse a repeated chunk only if all chunks before it are the same.
+    Chunks are passages that prompts share, as with retrieval-augmented generation. Two fractions of
+    the chunks are measured: those that an earlier prompt contains at any place (`reused_share`),
+    and of these, those that a prefix cache can reuse, because all chunks before them are the same,
+    too (`leading_share`). About _SAMPLED_CHUNKS chunks are looked at.
     """
     prompts = plan.requests
     if not isinstance(prompts, SyntheticPrompts):
         return None
     chunks_per_request = max(len(prompts.chunks_of(request_id=0)), 1)
     sampled_requests = _SAMPLED_CHUNKS // chunks_per_request
-    if plan.schedule.slot_count is not None:
-        sampled_requests = min(sampled_requests, plan.schedule.slot_count)
+    request_count = plan.schedule.slot_count
+    if request_count is not None:
+        sampled_requests = min(sampled_requests, request_count)
     reuse = prompts.measure_chunk_reuse(sampled_requests)
     if reuse is None:
         return None
     return ChunkReuse(
         requests=sampled_requests,
-        reused_share=reuse.anywhere,  # of chunks that an earlier prompt contains at any place
-        leading_share=reuse.after_same_chunks,  # of those that a prefix cache can reuse
+        reused_share=reuse.anywhere,
+        leading_share=reuse.after_same_chunks,
     )
 
 
 def _reused_share_of_trace(plan: Plan) -> float | None:
     """Return the fraction of a trace's prompt tokens that an unlimited prefix cache would contain.
 
-    A trace is a recording of real requests that the run replays. If it replays them at their
-    recorded times, the first rows of the trace are sent, and the fraction is theirs. If it replays
-    session by session, the order depends on the responses, so the fraction is that of the complete
-    trace. Return None for requests that do not come from a trace.
+    A trace is a recording of real requests that the run replays. With `replay: instants`, it sends
+    the requests at their recorded times, so the first rows of the trace are sent, and only these
+    are considered. Otherwise it sends session by session. The order then depends on the responses,
+    so the complete trace is considered. Return None for requests that do not come from a trace.
     """
-    requests = plan.job.workload.requests
-    if not isinstance(requests, FromTrace):
+    workload_requests = plan.job.workload.requests
+    if not isinstance(workload_requests, FromTrace):
         return None
     # Runs without a trace do not need this module.
     from loadgen.core.requests.trace_prompts import TracePrompts
 
-    assert isinstance(plan.requests, TracePrompts)
-    sends_at_recorded_times = requests.replay == "instants"
-    sent_rows = plan.schedule.slot_count if sends_at_recorded_times else None
-    return plan.requests.trace.reused_share(sent_rows)
+    prompts = plan.requests
+    assert isinstance(prompts, TracePrompts)  # These are the prompts of `FromTrace`.
+    sends_at_recorded_times = workload_requests.replay == "instants"
+    considered_rows = plan.schedule.slot_count if sends_at_recorded_times else None
+    return prompts.trace.reused_share(considered_rows)
 
 
 def _targets(job: Job) -> tuple[TargetFacts, ...]:
@@ -354,15 +368,17 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
 def _step_plans(workload: Workload, settings: Settings) -> Iterator[StepPlan]:
     """Yield the descriptions of task steps for the manifest, so that results can be split by step.
 
-    A task is a graph of requests (turns), each of which belongs to a named step, such as "search".
-    Results are split only for tasks with several steps, and only if turn n belongs to the same step
-    in every task of a request class.
+    A task is a graph of requests, each of which belongs to a step with a name, such as "search".
+    The requests of a task are numbered, and a record has only this number, its turn. So results can
+    be split only if the same turn always belongs to the same step. That is not so if a step is
+    repeated a random number of times. With a single step there is nothing to split.
     """
     for class_name, requests in requests_by_class(workload.requests).items():
         if not isinstance(requests, Task):
             continue
         has_several_steps = len(requests.steps) > 1
-        if has_several_steps and requests.has_fixed_turns:
+        has_same_turns_in_every_task = requests.has_fixed_turns
+        if has_several_steps and has_same_turns_in_every_task:
             yield from _step_plans_of_class(class_name, requests, settings)
 
 

@@ -82,10 +82,11 @@ class SelfSampling:
     def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
         """Return what this worker has used since the last sample, and begin the next interval.
 
-        The shares refer to the time since the last sample, and show a load generator that is the
-        bottleneck of its own measurement: `cpu_share` is the use of a core, `waited_share` the time
-        for which the thread was ready but had no core (None if the system does not tell), and
-        `write_share` the time of writes to disk. CPU seconds and counters are totals.
+        A sample shows whether the load generator is the bottleneck of its own measurement. Three
+        values are fractions of the time since the last sample: `cpu_share` is the use of a core,
+        `waited_share` the time for which the thread was ready but had no core (None if the
+        operating system does not report it), and `write_share` the time of writes to disk. CPU
+        seconds and counters are totals since the start.
 
         Args:
             now_ns: The time on the monotonic clock.
@@ -93,14 +94,17 @@ class SelfSampling:
         """
         cpu_ns = process_time_ns()
         waited_ns = self._run_queue_wait.since_last_call_ns()
-        span_ns = now_ns - self._last_ns
+        interval_ns = now_ns - self._last_ns
+        waited_share = None
+        if waited_ns is not None and interval_ns > 0:
+            waited_share = _share(waited_ns, interval_ns)
         sample = WorkerSample(
             t_s=round((now_ns - self._start_ns) / SECOND_NS, 3),
             worker=self._worker,
-            span_s=round(span_ns / SECOND_NS, 3),
-            cpu_share=_share(cpu_ns - self._last_cpu_ns, span_ns),
-            waited_share=None if waited_ns is None or not span_ns else _share(waited_ns, span_ns),
-            write_share=_share(self.written_ns, span_ns),
+            span_s=round(interval_ns / SECOND_NS, 3),
+            cpu_share=_share(cpu_ns - self._last_cpu_ns, interval_ns),
+            waited_share=waited_share,
+            write_share=_share(self.written_ns, interval_ns),
             cpu_s=round((cpu_ns - self._start_cpu_ns) / SECOND_NS, 4),
             peak_rss_bytes=peak_memory_bytes(),
             in_flight=counters.in_flight,

@@ -28,18 +28,22 @@ def create_stage_plan(
 ) -> StagePlan:
     """Return the description of one stage of the load for the manifest of a run.
 
-    If the schedule is a shard of a run, rate, virtual users and requests are those of the shard, so
-    that its results can be judged on their own.
+    A stage is one phase of the load, such as the warm-up. A run can be divided into shards, which
+    several machines send. The schedule is then that of one shard, and rate, virtual users and
+    requests are those of this shard, so that its results can be judged without the others.
 
     Args:
-        workload: The workload.
-        schedule: The schedule, or a shard of it.
+        workload: The workload of the complete run.
+        schedule: The schedule of the run, or of one shard of it.
         index: The index of the stage in both.
         start: How its virtual users start, or None if that is not decided yet.
     """
     scheduled_stage = schedule.stages[index]
     request_count = schedule.slot_count_of(scheduled_stage)
     user_count = len(schedule.virtual_users_of(scheduled_stage))
+    # Each request has a slot. Every session (conversation) occupies as many slots as the longest
+    # one has requests.
+    first_slot = scheduled_stage.first_session * scheduled_stage.max_turns
     ramp_ns = None if start is None else start.ramp_ns
     return StagePlan(
         name=scheduled_stage.name,
@@ -51,9 +55,8 @@ def create_stage_plan(
         slots=request_count,
         rate=_shard_rate(workload.stages[index].arrival, schedule),
         concurrency=user_count if user_count else None,
-        # Slots are numbered by session: each session has room for as many turns as the longest.
-        first_slot=scheduled_stage.first_session * scheduled_stage.max_turns,
-        sessions=_irregular_session_count(schedule, scheduled_stage, request_count),
+        first_slot=first_slot,
+        sessions=_session_count_to_record(schedule, scheduled_stage, request_count),
         ramp_s=None if ramp_ns is None else ramp_ns / _NS_PER_S,
         ramp_from="" if start is None else start.source,
     )
@@ -90,21 +93,23 @@ def describe_bounds(
 ) -> list[str]:
     """Return how much a stage sends and for how long, for example ["4,308 requests", "180 s"].
 
-    If requests belong to conversations or tasks, their number comes first.
+    If requests belong to sessions (conversations or tasks), the number of sessions comes first:
+    ["40 conversations", "200 requests"]. What is not known before the run is left out.
 
     Args:
-        stage_plan: What the manifest records of the stage.
-        schedule: The schedule of the run.
+        stage_plan: What the manifest records of the stage. Each of its slots is one request.
+        schedule: The schedule of the run, which has the number of sessions.
         index: The index of the stage in the schedule.
-        workload: The workload, which decides what its sessions are called.
+        workload: The workload, which decides whether sessions are called conversations or tasks.
     """
     bounds = []
     session_count = schedule.stages[index].session_count
+    request_count = stage_plan.slots
     has_several_turns = schedule.max_turns > 1
     if has_several_turns and session_count is not None:
         bounds.append(format.counted(session_count, _session_noun(workload)))
-    if stage_plan.slots is not None:
-        bounds.append(format.counted(stage_plan.slots, "request"))
+    if request_count is not None:
+        bounds.append(format.counted(request_count, "request"))
     if stage_plan.end_ns is not None:
         duration_s = (stage_plan.end_ns - stage_plan.start_ns) / _NS_PER_S
         bounds.append(f"{duration_s:g} s")
@@ -114,18 +119,18 @@ def describe_bounds(
 def _describe_stage(
     workload: Workload, schedule: Schedule, index: int, start: UserStart | None
 ) -> str:
-    """Return the arrival process of a stage with its limits as text for the manifest.
+    """Return how the requests of a stage arrive, as text for the manifest.
 
-    Example: "part 1 of 4: poisson 10/s, at most 8 in prefill" for the first of four shards of a
-    run, which send a part each.
+    Examples: "poisson 10/s, at most 8 in prefill". If several machines send a part of the run each,
+    "part 1 of 4: poisson 10/s" for the first of four.
 
     Args:
-        workload: The workload.
-        schedule: The schedule, or a shard of it.
+        workload: The workload of the complete run.
+        schedule: The schedule of the run, or of one part (shard) of it.
         index: The index of the stage in both.
         start: How its virtual users start, or None if that is not decided yet.
     """
-    text = describe_arrival(_requested_arrival(workload.stages[index], start))
+    text = describe_arrival(_without_computed_ramp(workload.stages[index], start))
     if schedule.shard_count > 1:
         text = f"part {schedule.shard_index + 1} of {schedule.shard_count}: {text}"
     if workload.max_in_prefill is not None:
@@ -142,10 +147,11 @@ def _describe_ramp(arrival: Closed) -> str:
     return f", started over {arrival.ramp_ns / _NS_PER_S:g} s"
 
 
-def _requested_arrival(stage: Stage, start: UserStart | None) -> Arrival:
-    """Return the arrival process as the workload requests it.
+def _without_computed_ramp(stage: Stage, start: UserStart | None) -> Arrival:
+    """Return the arrival process of a stage without a ramp that was computed by loadgen.
 
-    A ramp that was decided later is left out, so that the text of a stage is equal for all servers.
+    A ramp is the time over which virtual users start. Unless the workload sets it, it depends on
+    how fast the server responds, and the text of a stage must be equal for all servers.
     """
     if isinstance(stage.arrival, Closed) and start is not None and start.source != "asked":
         return stage.arrival.model_copy(update={"ramp_ns": None})
@@ -159,21 +165,22 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
     return stage.start_ns + stage.length_ns
 
 
-def _irregular_session_count(
+def _session_count_to_record(
     schedule: Schedule, stage: ScheduledStage, request_count: int | None
 ) -> int | None:
     """Return the number of sessions of a stage if the manifest must record it, or else None.
 
-    A session is one conversation or task of several requests. If all sessions have the same number
-    of requests, readers of the manifest compute the number of sessions from that of requests. A
-    stage that only a duration limits has no known number of either.
+    A session is one conversation or task of several requests. The manifest records the number of
+    requests. If all sessions have equally many requests, that is enough: the number of sessions
+    follows by a division, and None is returned. None is also returned for a stage that only a
+    duration limits, because the number of its sessions is not known before the run.
     """
-    has_unknown_length = stage.session_count is None or request_count is None
-    if has_unknown_length:
+    has_only_duration = stage.session_count is None or request_count is None
+    if has_only_duration:
         return None
     session_count = schedule.session_count_in_shard(stage)
-    has_equal_sessions = request_count == session_count * stage.max_turns
-    return None if has_equal_sessions else session_count
+    has_equally_long_sessions = request_count == session_count * stage.max_turns
+    return None if has_equally_long_sessions else session_count
 
 
 def _session_noun(workload: Workload) -> str:

@@ -35,6 +35,12 @@ previous stage one by one. "": an open loop.
 """
 
 
+_RAMP_SOURCE_NOTES = {
+    "probe": " (one response time, measured by the preflight request)",
+    "preset": " (one response time, computed from the preset)",
+}
+
+
 class ResponseTime(Struct, frozen=True):
     """How long a response takes, and where that is known from."""
 
@@ -51,8 +57,8 @@ class UserStart(Struct, frozen=True):
     source: RampSource = ""
 
 
-_REPLACES_PREVIOUS_USERS = UserStart(ramp_ns=0, source="stage")
-"""The start of virtual users that take the places of those of the previous stage."""
+_CONTINUES_PREVIOUS_USERS = UserStart(ramp_ns=0, source="stage")
+"""The start of virtual users who were already sending in the previous stage, so without a ramp."""
 
 
 class StartedWorkload(NamedTuple):
@@ -92,21 +98,22 @@ def decide_starts(
 ) -> StartedWorkload:
     """Decide how the virtual users of each closed loop of a workload start.
 
-    A virtual user sends its next request when its last one has ended. The users start evenly
-    spread over a time, the ramp: that of the workload, or else one response time. So that the start
-    does not distort the measurement, it may happen in an unmeasured stage of its own before the
-    closed loop, the "first round" (see `_needs_first_round`).
+    A closed loop has a fixed number of virtual users, each of which sends its next request when its
+    last one has ended. The users start evenly spread over a time, the ramp: that of the workload,
+    or else one response time. The start can distort the measurement. In that case the first request
+    of each user goes to an added, unmeasured stage before the closed loop, its "first round".
 
     Args:
         workload: The workload.
         prompts: Its requests, whose mean size decides how long a response takes.
         response_time: How long a response takes.
-        leave_out_first_round: Whether every measured stage gets a first round, as for the load
-            points of a sweep. A stage with a duration then also lasts one response time longer,
+        leave_out_first_round: Whether every measured stage gets a first round, as in a sweep over
+            several loads. A stage with a duration then also lasts one response time longer,
             because the server is under full load only from then on.
 
     Returns:
-        The workload with the added stages, and how the virtual users of each stage start.
+        The workload with the added stages, and how the virtual users of each stage start. An open
+        loop has no virtual users and an empty `UserStart`.
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
         return StartedWorkload(workload, (UserStart(),) * len(workload.stages))
@@ -128,21 +135,17 @@ def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -
 
     Args:
         ramp_s: The time over which the users start, or None for an open loop.
-        source: Where the ramp comes from, one of RampSource.
+        source: Where the ramp comes from, one of RampSource. "stage" stands for users that replace
+            those of another stage, and "" for an open loop.
         concurrency: The number of virtual users, or None for an open loop.
     """
-    if ramp_s is None or source in ("", "stage"):
-        return ""
-    if concurrency is None or concurrency <= 1:
+    has_ramp = ramp_s is not None and source not in ("", "stage")
+    has_several_users = concurrency is not None and concurrency > 1
+    if not has_ramp or not has_several_users:
         return ""
     if ramp_s == 0:
         return "all start at once"
-    text = f"starts staggered over {ramp_s:.3g} s"
-    if source == "probe":
-        return f"{text} (one response time, measured by the preflight request)"
-    if source == "preset":
-        return f"{text} (one response time, computed from the preset)"
-    return text
+    return f"starts staggered over {ramp_s:.3g} s{_RAMP_SOURCE_NOTES.get(source, '')}"
 
 
 class _StartPlanner:
@@ -156,7 +159,14 @@ class _StartPlanner:
     def __init__(
         self, request_size: MeanTokens, response_time: ResponseTime, leave_out_first_round: bool
     ) -> None:
-        """Begin without stages. See `decide_starts` for the parameters."""
+        """Begin without stages.
+
+        Args:
+            request_size: The mean prompt and output tokens of a request.
+            response_time: How long a response takes.
+            leave_out_first_round: Whether the first request of each virtual user must always be in
+                an unmeasured stage. See `decide_starts`.
+        """
         self.stages: list[Stage] = []
         self.starts: list[UserStart] = []
         self._request_size = request_size
@@ -173,32 +183,34 @@ class _StartPlanner:
         """Add a closed loop, and before it an unmeasured first round of its users if it needs one.
 
         If the previous stage has enough virtual users, they continue in this stage, each when its
-        last request has ended. Otherwise the users start over a ramp, either in this stage or in a
-        first round, from which this stage then takes them over.
+        last request has ended. Otherwise new users start over a ramp.
         """
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
-        start = _REPLACES_PREVIOUS_USERS
-        if concurrency > self._previous_users:
-            start = self._add_new_users(stage, arrival, response_ns)
+        if concurrency <= self._previous_users:
+            start = _CONTINUES_PREVIOUS_USERS
+        else:
+            start = self._add_first_round_if_needed(stage, arrival, response_ns)
         # The server is not under full load until the first responses have ended.
         extra_duration_ns = response_ns if self._leave_out_first_round else 0
         self._add(_with_start(stage, concurrency, start, extra_duration_ns), start)
         # A stage with fewer requests than users does not use all of them.
         self._previous_users = min(concurrency, stage.count or concurrency)
 
-    def _add_new_users(self, stage: Stage, arrival: Closed, response_ns: int) -> UserStart:
-        """Add the first round of a closed loop if it needs one.
+    def _add_first_round_if_needed(
+        self, stage: Stage, arrival: Closed, response_ns: int
+    ) -> UserStart:
+        """Add the unmeasured stage in which new virtual users of a closed loop start, if needed.
 
         Returns:
-            How the virtual users start in the closed loop itself: over their ramp, or, after a
-            first round, as a continuation of it.
+            How the users start in the closed loop itself. Without a first round they start over
+            their ramp. After a first round they are already sending, and continue.
         """
-        ramp = self._start_of_new_users(stage, arrival, response_ns)
-        if not _needs_first_round(stage, ramp, self._leave_out_first_round):
-            return ramp
-        self._add(_first_round(arrival.concurrency, ramp), ramp)
-        return _REPLACES_PREVIOUS_USERS
+        start_over_ramp = self._start_of_new_users(stage, arrival, response_ns)
+        if not _needs_first_round(stage, start_over_ramp, self._leave_out_first_round):
+            return start_over_ramp
+        self._add(_first_round(arrival.concurrency, start_over_ramp), start_over_ramp)
+        return _CONTINUES_PREVIOUS_USERS
 
     def _add(self, stage: Stage, start: UserStart) -> None:
         """Add a stage and how its virtual users start."""
@@ -206,7 +218,7 @@ class _StartPlanner:
         self.starts.append(start)
 
     def _response_ns(self, concurrency: int) -> int:
-        """Return how long a response takes at this concurrency."""
+        """Return how long a response takes at this concurrency, in ns."""
         return round(
             self._response_time.ns(
                 concurrency, self._request_size.input_tokens, self._request_size.output_tokens
@@ -222,22 +234,23 @@ class _StartPlanner:
 
 
 def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:
-    """Return the limit of the ramp, the time over which the virtual users of a stage start.
+    """Return the longest time over which the virtual users of a stage may start, in ns.
 
-    The ramp is one response time, and this limit keeps a slow server from making it longer than the
-    load. If the users start in an unmeasured stage of their own, the limit is the duration of the
-    stage that follows. If they start in the stage itself, it is half of its duration. A stage
-    without a duration and a warm-up have no limit.
+    Users start over one response time. This limit keeps a slow server from making that longer than
+    the load. Users that start in an unmeasured stage of their own may take as long as the measured
+    stage that follows. Users that start in the measured stage may take half of its duration. A
+    stage without a duration and an unmeasured stage, a warm-up, set no limit.
     """
-    if stage.duration_ns is None or not stage.measured:
+    is_warm_up = not stage.measured
+    if is_warm_up or stage.duration_ns is None:
         return _UNLIMITED_NS
-    if _measures_after_first_round(stage, leave_out_first_round):
+    if _excludes_first_round(stage, leave_out_first_round):
         return stage.duration_ns
     return stage.duration_ns // 2
 
 
-def _measures_after_first_round(stage: Stage, leave_out_first_round: bool) -> bool:
-    """Return True if a measured stage must not contain the start of its virtual users.
+def _excludes_first_round(stage: Stage, leave_out_first_round: bool) -> bool:
+    """Return True if a measured stage must not contain the first request of each virtual user.
 
     A stage with a number of requests may contain it, unless `leave_out_first_round` is set.
     """
@@ -248,17 +261,20 @@ def _measures_after_first_round(stage: Stage, leave_out_first_round: bool) -> bo
 def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
     """Return True if the virtual users of a stage must start in an extra stage before it.
 
-    This extra stage, the first round, is not measured. Measured stages need one if their start
-    would distort the measurement. A warm-up (an unmeasured stage) needs one if its users would
-    still be starting after half of it, because it would then end before the load is steady. A ramp
-    that the user has configured for a warm-up is kept as it is.
+    This extra stage, the first round, is not measured. Measured stages need one if the start would
+    distort the measurement. A warm-up (an unmeasured stage) needs one if the time over which its
+    users start, the ramp, is longer than half of it: it would then end before the load is steady.
+    A ramp that the workload sets for a warm-up (source "asked") stays as it is.
     """
     if stage.measured:
-        return _measures_after_first_round(stage, leave_out_first_round)
-    is_ramp_configured = start.source == "asked"
-    if is_ramp_configured or stage.duration_ns is None or start.ramp_ns is None:
+        return _excludes_first_round(stage, leave_out_first_round)
+    is_ramp_from_workload = start.source == "asked"
+    if is_ramp_from_workload:
         return False
-    return start.ramp_ns > stage.duration_ns // 2
+    if stage.duration_ns is None or start.ramp_ns is None:
+        return False
+    half_duration_ns = stage.duration_ns // 2
+    return start.ramp_ns > half_duration_ns
 
 
 def _first_round(concurrency: int, start: UserStart) -> Stage:
@@ -274,12 +290,11 @@ def _first_round(concurrency: int, start: UserStart) -> Stage:
 def _with_start(stage: Stage, concurrency: int, start: UserStart, extra_duration_ns: int) -> Stage:
     """Return a copy of a stage whose virtual users start over the ramp of `start`.
 
-    A measured stage with a duration lasts `extra_duration_ns` longer than before.
+    A measured stage with a duration also lasts `extra_duration_ns` longer than before. The values
+    come from a workload that was already checked, so they are not validated again.
     """
     arrival = Closed.model_construct(concurrency=concurrency, ramp_ns=start.ramp_ns)
-    started_stage = stage.model_copy(update={"arrival": arrival})
+    changes: dict[str, object] = {"arrival": arrival}
     if stage.measured and stage.duration_ns is not None:
-        return started_stage.model_copy(
-            update={"duration_ns": stage.duration_ns + extra_duration_ns}
-        )
-    return started_stage
+        changes["duration_ns"] = stage.duration_ns + extra_duration_ns
+    return stage.model_copy(update=changes)

@@ -93,10 +93,11 @@ def resolve_step_targets(
 ) -> Settings:
     """Return settings in which the endpoints of each step of tasks are decided.
 
-    A step may name its target, such as `embedder`, for which the user then specifies an endpoint
-    with that name. If the user specifies no names at all, one endpoint serves every step. A step
-    with an API or a model of its own gets a copy of its endpoint with these. If no step differs
-    from the run, the settings are returned unchanged.
+    A task is a sequence of requests, its steps, such as an embedding and then a completion. A step
+    may name its target, such as `embedder`, for which the user then specifies an endpoint with that
+    name. If the user specifies no names, the same endpoints serve every step. A step with an API or
+    a model of its own gets copies of its endpoints with these. If no step has a target, an API or a
+    model of its own, the settings are returned unchanged.
 
     Args:
         workload: The workload, whose tasks have the steps.
@@ -114,6 +115,8 @@ def resolve_step_targets(
     if not any(step.differs_from_run for step in steps):
         return settings
     step_targets = _StepTargets()
+    # The requests of no listed step use the endpoints without a name. They are added first, so that
+    # the first endpoint of the run is one of them.
     if _has_other_requests(workload, steps):
         step_targets.add(_OTHER_REQUESTS, specified.unnamed)
     for step in steps:
@@ -156,20 +159,22 @@ def _iterate_steps(workload: Workload) -> Iterator[_WorkloadStep]:
 
 
 def _separate_endpoints(steps: Sequence[_WorkloadStep], settings: Settings) -> _SpecifiedEndpoints:
-    """Separate the endpoints that only serve steps of their name from those for everything else.
+    """Separate the endpoints that serve only certain steps of tasks from those for everything else.
 
-    With `--url NAME=URL`, an endpoint is reserved for steps that request this name as their target.
-    If no step does, it stays reserved, and the caller reports an error. In a file of `--targets`,
-    any endpoint may have a name. It is reserved only if a step requests this name.
+    A step may request a target by a name. There are two ways to name an endpoint. With `--url
+    NAME=URL`, it serves only steps that request NAME. If no step does, the caller reports an error.
+    In a file of `--targets`, any endpoint may have a name, perhaps only for reports. It serves only
+    certain steps if at least one step requests this name.
     """
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
     unnamed: list[Endpoint] = []
     for endpoint in settings.endpoints:
-        reserved_name = endpoint.serves  # NAME of `--url NAME=URL`, or ""
-        name = reserved_name or endpoint.name
-        if reserved_name or name in requested_names:
-            by_name.setdefault(name, []).append(endpoint)
+        name_in_url_option = endpoint.serves  # "" without `--url NAME=URL`
+        if name_in_url_option:
+            by_name.setdefault(name_in_url_option, []).append(endpoint)
+        elif endpoint.name in requested_names:
+            by_name.setdefault(endpoint.name, []).append(endpoint)
         else:
             unnamed.append(endpoint)
     return _SpecifiedEndpoints(by_name, unnamed)
@@ -195,8 +200,9 @@ def _endpoints_of_step(
 ) -> list[Endpoint]:
     """Return the endpoints that serve a step of a task, with the API and the model of the step.
 
-    A step that uses the API, the target and the model of the run shares its endpoints. Any other
-    step gets copies of endpoints, which then serve only this step.
+    A step without a target, an API and a model of its own shares the endpoints of the run. Any
+    other step gets copies of endpoints. A copy has the API and the model of the step, and serves
+    only requests of this step, which is marked by its field `serves`.
 
     Args:
         step: The step, as the workload defines it.
@@ -207,15 +213,17 @@ def _endpoints_of_step(
     endpoints = _base_endpoints_of_step(step, specified, settings, env)
     if not step.differs_from_run:
         return list(endpoints)
+    # None stands for the API of the run.
+    api_of_step = _API_BY_STEP_KIND.get(step.definition.kind)
     return [
         replace(
             endpoint,
-            api=_API_BY_STEP_KIND.get(step.definition.kind),
+            api=api_of_step,
             model=step.definition.model,
             serves=step.target_name,
-            name=_endpoint_name(step, endpoint, number, len(endpoints)),
+            name=_endpoint_name(step, endpoint, number, endpoint_count=len(endpoints)),
         )
-        for number, endpoint in enumerate(endpoints, 1)
+        for number, endpoint in enumerate(endpoints, start=1)
     ]
 
 
@@ -227,15 +235,20 @@ def _base_endpoints_of_step(
 ) -> Sequence[Endpoint]:
     """Return the endpoints that a step requests, still with the API and the model of the run.
 
-    The target of a step is a URL in the workload, or the name of endpoints that the user specified.
-    Unnamed endpoints serve a step without a target, and all steps if no names were specified.
+    The workload may give a step no target (None), the name of endpoints that the user specifies (a
+    string), or a URL, perhaps with the environment variable of its API key (a `StepTarget`).
+
+    Endpoints without a name serve a step without a target. They also serve a step with the name of
+    a target if the user has named no endpoint.
     """
     target = step.target
     if target is None:
         return specified.unnamed
     if isinstance(target, str):
         return specified.by_name.get(target, specified.unnamed)
-    api_key = settings.api_key if target.api_key_env is None else env[target.api_key_env]
+    api_key = settings.api_key
+    if target.api_key_env is not None:
+        api_key = env[target.api_key_env]
     return [Endpoint(url=target.url, api_key=api_key)]
 
 

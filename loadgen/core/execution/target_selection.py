@@ -90,21 +90,23 @@ class TargetSelection:
         return self.choose(slot_id, _NOT_SENT_NS)
 
     def pause_ns(self, slot_id: int) -> int:
-        """Return how long a virtual user waits before it retries with this slot, after a failure.
+        """Return how long a virtual user waits after a failure before it sends its next request.
 
-        It waits RETRY_NS if the request of the slot would go to a target that is down, because it
-        would fail at once.
+        It waits RETRY_NS if that request would go to a target that is down and fail at once. The
+        route least-in-flight avoids targets that are down, so there all must be down.
+
+        Args:
+            slot_id: The place of the next request in the schedule.
         """
         has_any_been_down = len(self.down_since_ns) > 0
         if not has_any_been_down:
             return 0
         targets = self._targets_of(slot_id)
-        is_least_in_flight = self._in_flight is not None
-        if not is_least_in_flight:
-            would_fail = self.is_down(self._choose_by_slot(targets, slot_id))
-        else:
-            # Least-in-flight avoids targets that are down as long as there is another one.
+        depends_on_requests_in_flight = self._in_flight is not None
+        if depends_on_requests_in_flight:
             would_fail = all(self.is_down(target) for target in targets)
+        else:
+            would_fail = self.is_down(self._choose_by_slot(targets, slot_id))
         return RETRY_NS if would_fail else 0
 
     def is_down(self, target: int) -> bool:
@@ -116,18 +118,20 @@ class TargetSelection:
         self.silent_failures[target] = 0
 
     def report_failure(self, target: int, completion: Completion, now_ns: int) -> bool:
-        """Report a request that failed, and return True if its target has just gone down.
+        """Report a failed request, and return True if its target goes down for the first time.
 
-        A target is down after DOWN_AFTER failures in a row without any response. A failure with a
-        response, such as a status code, shows that the target responds, and does not count. A
-        target that goes down is tried again after RETRY_NS. If it goes down a second time, the
-        result is False, because the run has already reacted to the first time.
+        A target is down after DOWN_AFTER failures in a row without any response. `silent_failures`
+        counts them and is reset by a success. A failure with a response, such as a status code,
+        shows that the target responds, and does not count. A target that goes down is tried again
+        after RETRY_NS. If it goes down once more later, the result is False, because the run has
+        already reacted to the first time.
         """
         assert completion.failure is not None
         has_response = completion.http_status != 0
         if has_response or completion.failure.kind not in _FAILURES_WITHOUT_RESPONSE:
             return False
         self.silent_failures[target] += 1
+        # Not true again for further failures of a target that is already down.
         has_just_gone_down = self.silent_failures[target] == DOWN_AFTER
         if not has_just_gone_down:
             return False
@@ -156,14 +160,17 @@ class TargetSelection:
         now_ns: int,
         in_flight: Callable[[int], int],
     ) -> int:
-        """Return the target with the fewest requests in flight, or one that is due for a retry.
+        """Return the target with the fewest requests in flight.
 
-        If several targets have equally many, the next one after `slot_id` in a circle of targets is
-        chosen, so that they take turns. Targets that are down are left out, except that each is
-        tried by one request every RETRY_NS, which is noted here.
+        Targets with equally many take turns: the one that follows `slot_id` modulo the number of
+        targets is chosen. Example: with 3 targets, slot 7 prefers target 1, then 2, then 0.
+
+        Targets that are down are left out. As an exception, a target that is down gets one request
+        every RETRY_NS, to find out whether it responds again.
         """
         candidates = targets
-        if self.down_since_ns:
+        has_any_been_down = len(self.down_since_ns) > 0
+        if has_any_been_down:
             retried_target = self._take_due_retry(targets, now_ns)
             if retried_target is not None:
                 return retried_target
@@ -171,14 +178,17 @@ class TargetSelection:
             # If all are down, each request goes to one of them and fails.
             candidates = reachable_targets or targets
 
-        def load_and_turn(target: int) -> tuple[int, int]:
-            """Return the load of a target, and its distance from the slot in the circle."""
-            return in_flight(target), (target - slot_id) % len(targets)
+        def load_then_distance(target: int) -> tuple[int, int]:
+            distance_from_slot = (target - slot_id) % len(targets)
+            return in_flight(target), distance_from_slot
 
-        return min(candidates, key=load_and_turn)
+        return min(candidates, key=load_then_distance)
 
     def _take_due_retry(self, targets: Sequence[int], now_ns: int) -> int | None:
-        """Return a target that is down and due for a retry, or None. The retry counts as made."""
+        """Return a target that is down and due for a retry, or None if there is none.
+
+        The next retry of this target is due RETRY_NS later.
+        """
         for target in targets:
             if self.is_down(target) and now_ns >= self._next_retry_ns[target]:
                 self._next_retry_ns[target] = now_ns + RETRY_NS

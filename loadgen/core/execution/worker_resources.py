@@ -107,7 +107,8 @@ async def open_resources(
     """Open what a worker needs to send its share of a plan, and close it afterwards.
 
     Connections and the first request bodies are ready when the context is entered, so that the
-    load does not begin with a burst of work.
+    load does not begin with a burst of work. What is opened is closed in the reverse order, also if
+    a later step fails.
 
     Args:
         plan: The plan of the run.
@@ -118,13 +119,10 @@ async def open_resources(
         TargetError: A target cannot be used.
     """
     job = plan.job
-    # Each connection is an open file. Whether the system allows enough of them was checked before,
-    # so nothing is demanded here: the limit is only raised as far as possible.
-    raise_file_limit(needed=0)
-    # What is opened is closed in the reverse order, also if a later step fails.
+    first_target = job.probe_results[0].target.redacted
+    _raise_file_limit_as_far_as_possible()
     with contextlib.ExitStack() as cleanup:
-        with _target_errors(where=""):
-            reactor = Reactor(asyncio.get_running_loop())
+        reactor = _create_reactor()
         cleanup.callback(reactor.shut_down)
         pools = _create_pools(plan, reactor)
         for pool in pools:
@@ -136,22 +134,38 @@ async def open_resources(
 
         unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
         await sleep_until_before_start(job.settings.shard, lead_s=CONNECTION_S)
-        header_lines = create_header_function(
-            job.workload, plan.requests, sends_slos=job.settings.slo_headers
+        resources = WorkerResources(
+            reactor=reactor,
+            clients=_create_clients(job, pools, record_log),
+            targets_by_slot=step_targets.targets_by_request(job.settings, plan.requests),
+            header_lines=create_header_function(
+                job.workload, plan.requests, sends_slos=job.settings.slo_headers
+            ),
+            bodies=bodies,
+            unbuilt_slot_ids=unbuilt_slot_ids,
+            record_log=record_log,
+            redact=_create_redactor(job),
         )
-        first_target = job.probe_results[0].target.redacted
         with _target_errors(where=first_target):
             await _open_connections(pools, connections_to_open(worker_schedule))
-            yield WorkerResources(
-                reactor=reactor,
-                clients=_create_clients(job, pools, record_log),
-                targets_by_slot=step_targets.targets_by_request(job.settings, plan.requests),
-                bodies=bodies,
-                unbuilt_slot_ids=unbuilt_slot_ids,
-                record_log=record_log,
-                redact=_create_redactor(job),
-                header_lines=header_lines,
-            )
+            yield resources
+
+
+def _raise_file_limit_as_far_as_possible() -> None:
+    """Raise this process's limit of open files, because each connection is an open file.
+
+    Whether the system allows enough of them was checked before the run, so this demands no number.
+    """
+    raise_file_limit(needed=0)
+
+
+def _create_reactor() -> Reactor:
+    """Return the part of the running event loop that reads and writes sockets.
+
+    Raises TargetError if this machine cannot run it.
+    """
+    with _target_errors(where=""):
+        return Reactor(asyncio.get_running_loop())
 
 
 async def _open_connections(pools: Sequence[Pool], connections: int) -> None:
@@ -176,8 +190,9 @@ def _target_errors(where: str) -> Iterator[None]:
 def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
     """Return a connection pool for each target of a plan.
 
-    Text of responses is kept only where it is needed: if later turns of a conversation send it
-    back, or if output tokens are counted from it because the server reports no token counts.
+    A pool has the open connections to one target. Text of responses is kept only where it is
+    needed: if later turns of a conversation send it back, or if output tokens are counted from it
+    because the server reports no token counts.
     """
     job = plan.job
     has_open_loop = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
@@ -185,15 +200,18 @@ def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
     pools = []
     for endpoint, probe_result in zip(job.settings.endpoints, job.probe_results, strict=True):
         settings = job.settings.for_endpoint(endpoint)
+        # `reports_usage` is None if the probe could not find out.
+        lacks_token_counts = probe_result.reports_usage is False
         pool = Pool(
             probe_result.target,
             reactor=reactor,
-            # An open loop cannot wait, so its connections are opened before they are needed.
+            # Requests of an open loop are sent at fixed times and cannot wait for a connection.
             open_ahead=has_open_loop,
             sources=settings.sources,
             timeout_ns=job.workload.timeout_ns,
             stall_timeout_ns=job.workload.stall_timeout_ns,
-            keep_text=sends_replies_back or probe_result.reports_usage is False,
+            keep_text=sends_replies_back or lacks_token_counts,
+            # The model, API key, headers and TLS settings of this target.
             **client_options(settings, probe_result),
         )
         pools.append(pool)
@@ -214,13 +232,15 @@ def _create_clients(job: Job, pools: Sequence[Pool], record_log: RecordLog) -> S
 def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
     """Return what provides request bodies: this process, or a separate one for a large load.
 
-    A load whose number of requests is not known also gets a separate process, if that can be a fork
-    of this one. A fork is cheap, where a new interpreter would not be worth it.
+    A separate process builds bodies while the load runs. A load whose number of requests is not
+    known also uses one, but only where the system can fork this process, which is cheap. Starting a
+    new Python interpreter would cost such a load more than it saves.
     """
     job = plan.job
-    is_endless = plan.schedule.slot_count is None
-    is_fork_worthwhile = is_endless and child_process.can_fork()
-    if is_fork_worthwhile or needs_builder_process(plan.schedule, job.settings.tuning):
+    is_large = needs_builder_process(plan.schedule, job.settings.tuning)
+    has_unknown_length = plan.schedule.slot_count is None
+    can_use_fork = has_unknown_length and child_process.can_fork()
+    if is_large or can_use_fork:
         return BodyPrefetch(job, worker_schedule, plan.requests)
     return Bodies(
         plan.requests,
@@ -232,6 +252,9 @@ def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
 
 async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list[Iterator[int]]:
     """Build the bodies of the first requests, or of all if possible, before the load starts.
+
+    Each request has a slot in the schedule. If a separate process builds the bodies
+    (`BodyPrefetch`), this only waits for the first ones.
 
     Returns:
         For each stage, the slot ids whose bodies the worker still has to build while it sends. The
@@ -247,12 +270,10 @@ async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list
     for stage in worker_schedule.stages:
         remaining_slot_ids = worker_schedule.slot_ids_of(stage)
         has_unknown_length = stage.session_count is None
-        # This consumes the ids of the bodies that it builds. The iterator then has the others.
+        max_bodies = BODIES_AHEAD if has_unknown_length else None
+        # This takes the ids of the bodies that it builds from the iterator and leaves the others.
         bodies.build(
-            stage.index,
-            remaining_slot_ids,
-            max_bodies=BODIES_AHEAD if has_unknown_length else None,
-            max_cpu_s=_MAX_BUILD_CPU_S,
+            stage.index, remaining_slot_ids, max_bodies=max_bodies, max_cpu_s=_MAX_BUILD_CPU_S
         )
         unbuilt_slot_ids.append(remaining_slot_ids)
     return unbuilt_slot_ids

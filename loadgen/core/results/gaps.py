@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FILE = Path("gaps") / "requests.parquet"
 GROUP_BYTES = 1 << 23
 """Bytes of times that are in memory at once and become a row group of the Parquet file."""
+_NUMBER_TYPE = "<i8"  # int64, little-endian
 _NUMBER_BYTES = 8
 
 
@@ -77,32 +78,33 @@ class _ParsedRequests(NamedTuple):
 def _parse_complete_requests(data: bytes) -> _ParsedRequests:
     """Return the gaps of the requests that are complete in a part of a file of event times.
 
-    In the file, each request is a sequence of int64 numbers: its slot, the number of its events,
-    and their times. A gap is the difference of a time and the time before it. Example of a request
-    of slot 7 with three events, whose gaps are 30 and 60:
+    In the file, each request is a sequence of integers: its slot (the id of its place in the
+    schedule), the number of its events, and the time of each event. A gap is the difference of a
+    time and the time before it. So the difference of each number and the one before it is computed,
+    and those that are no gaps are left out. Example: slot 7 has three events, with the gaps 30 and
+    60.
 
         numbers      7    3  100  130  190
-        differences  7   -4   97   30   60   (of each number and the one before it)
+        differences  7   -4   97   30   60
         is_gap       no   no   no  yes  yes
     """
-    numbers = np.frombuffer(data, "<i8", len(data) // _NUMBER_BYTES)
-    slot_indexes, end = _find_complete_requests(numbers)
-    event_count_indexes = slot_indexes + 1
-    first_time_indexes = slot_indexes + 2
+    all_numbers = np.frombuffer(data, _NUMBER_TYPE, len(data) // _NUMBER_BYTES)
+    slot_indexes, complete_length = _find_complete_requests(all_numbers)
+    numbers = all_numbers[:complete_length]
+    event_counts = numbers[slot_indexes + 1]
 
-    differences = np.diff(numbers[:end], prepend=0)
-    is_gap = np.ones(end, bool)
+    differences = np.diff(numbers, prepend=0)
+    is_gap = np.ones(complete_length, bool)
     is_gap[slot_indexes] = False
-    is_gap[event_count_indexes] = False
-    is_gap[first_time_indexes] = False
+    is_gap[slot_indexes + 1] = False  # the number of events
+    is_gap[slot_indexes + 2] = False  # the first time, which has no time before it
 
-    event_counts = numbers[event_count_indexes]
     gaps = RequestGaps(
         slots=numbers[slot_indexes],
         counts=event_counts - 1,
         values=differences[is_gap],
     )
-    return _ParsedRequests(gaps, end * _NUMBER_BYTES)
+    return _ParsedRequests(gaps, complete_length * _NUMBER_BYTES)
 
 
 def _find_complete_requests(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -37,26 +37,32 @@ def decode_json(
 ) -> ContentT:
     """Return the decoded content of a JSON file.
 
+    By default, control characters in its texts become visible text, so that a file of a stranger
+    cannot control the terminal on which the texts are printed.
+
     Args:
         data: The bytes of the file.
-        content_type: The type of the content.
-        where: The name of the file, for errors.
-        description: What the file should contain, for errors, such as "the manifest of a run".
-        hint: What the user can do about a damaged file.
-        schema: The newest version of the schema that can be read. None if the file has no version.
-        verbatim: Keep texts as they are. By default, control characters become visible text, so
-            that a text cannot control the terminal on which it is printed.
+        content_type: The type of the content, which msgspec checks.
+        where: The name of the file, for error messages.
+        description: What the file should contain, for error messages, such as "the manifest of a
+            run".
+        hint: What the user can do about a damaged file, for error messages.
+        schema: The number of the newest version of the file format that can be read. None if the
+            file has no version.
+        verbatim: Whether control characters in texts stay as they are.
 
-    Raises UserError if the content is of another type, or is newer than `schema`.
+    Raises:
+        UserError: The content is of another type, or the file has a newer version than `schema`.
     """
-    if not verbatim:
-        data = format.harmless(data)
+    json_text = data if verbatim else format.escape_control_characters(data)
     if schema is not None:
-        _check_version(data, schema, where, description, hint)
+        _check_version(json_text, schema, where, description, hint)
     try:
-        return msgspec.json.decode(data, type=content_type)
+        return msgspec.json.decode(json_text, type=content_type)
     except (ValueError, RecursionError) as error:
-        raise UserError("damaged_file", f"not {description}: {error}", where, hint) from None
+        raise UserError(
+            "damaged_file", message=f"not {description}: {error}", where=where, hint=hint
+        ) from None
 
 
 def decode_json_lines(lines: Iterable[bytes], content_type: type[ContentT]) -> Iterator[ContentT]:
@@ -67,7 +73,7 @@ def decode_json_lines(lines: Iterable[bytes], content_type: type[ContentT]) -> I
     decoder = msgspec.json.Decoder(content_type)
     with contextlib.suppress(ValueError, RecursionError):
         for line in lines:
-            yield decoder.decode(format.harmless(line))
+            yield decoder.decode(format.escape_control_characters(line))
 
 
 def _check_version(data: bytes, newest: int, where: str, description: str, hint: str) -> None:

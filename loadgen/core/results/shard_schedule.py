@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.results import parquet
-from loadgen.core.schedule.schedule import Schedule
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 
 FILE = "schedule.parquet"
 SLOT = np.dtype(
@@ -55,26 +55,38 @@ def read(folder: Path) -> NDArray[np.void]:
 def _stored_slots(schedule: Schedule) -> NDArray[np.void]:
     """Return the slots of a whole schedule that a shard stores, as an array of SLOT.
 
-    A slot is the place of one request in the schedule. Slots are numbered by session: the turns of
-    session s of the schedule have the slots from s * max_turns on. A stage with a number of
-    requests is stored completely. A stage that only a duration limits has an unknown number of
-    requests, so only the slot with which each virtual user begins is stored.
+    A slot is the place of one request in the schedule. A stage (phase) with a number of requests is
+    stored completely. A stage that only a duration limits has an unknown number of requests, so
+    only the slot with which each virtual user begins is stored.
     """
     slots_of_stages = []
     for stage in schedule.stages:
-        columns = schedule.columns_of(stage)
-        slots = np.zeros(len(columns.slot_id), SLOT)
-        slots["slot"] = columns.slot_id
-        slots["stage"] = columns.stage
-        slots["session"] = columns.session
-        slots["turn"] = columns.turn
-        slots["virtual_user"] = columns.virtual_user
-        session_of_schedule = columns.slot_id // schedule.max_turns
-        slots["chain"] = session_of_schedule - stage.first_session
-        slots["due_ns"] = columns.due_ns
-        if stage.session_count is None:
-            # The columns of such a stage have the first session of each virtual user.
-            is_first_turn = slots["turn"] == 0
-            slots = slots[is_first_turn]
+        slots = _slots_of_stage(schedule, stage)
+        has_only_duration = stage.session_count is None
+        if has_only_duration:
+            # Until here, `slots` has all turns of the first session of each virtual user.
+            slots = slots[slots["turn"] == 0]
         slots_of_stages.append(slots)
     return np.concatenate(slots_of_stages)
+
+
+def _slots_of_stage(schedule: Schedule, stage: ScheduledStage) -> NDArray[np.void]:
+    """Return the slots of a stage as an array of SLOT.
+
+    Requests belong to sessions, such as conversations, and the requests of one session are its
+    turns. Sessions are numbered through all stages, and session s has the slots from
+    s * max_turns on. The column `chain` has the number of the session within its stage. Example:
+    with max_turns=2, slot 11 belongs to session 5. If the stage begins with session 3, its chain
+    is 5 - 3 = 2.
+    """
+    columns = schedule.columns_of(stage)
+    session_in_schedule = columns.slot_id // schedule.max_turns
+    slots = np.zeros(len(columns.slot_id), SLOT)
+    slots["slot"] = columns.slot_id
+    slots["stage"] = columns.stage
+    slots["session"] = columns.session
+    slots["turn"] = columns.turn
+    slots["virtual_user"] = columns.virtual_user
+    slots["chain"] = session_in_schedule - stage.first_session
+    slots["due_ns"] = columns.due_ns
+    return slots

@@ -123,10 +123,16 @@ def read_run(folder: Path, *, max_rows: float = inf, by_stage: bool = True) -> S
 def _read_checked_records(
     folder: Path, max_rows: float, *, by_stage: bool
 ) -> tuple[NDArray[np.void], list[str]]:
-    """Return the records of a run and their error texts. See `read_run` for the parameters.
+    """Return the records of a run and their error texts, after a check of their values.
 
-    A run with many records is not loaded. It gets a `Frame`, which reads columns when they are
-    used. Its records are checked less, because a check of every column would read all of them.
+    A run with more than `max_rows` records is not loaded. It gets a `Frame`, which reads columns
+    from disk when they are used. Only one of its columns is checked, because a check of all would
+    read all of them.
+
+    Args:
+        folder: The folder of the run.
+        max_rows: The largest number of records to load.
+        by_stage: Whether a `Frame` has the records ordered by stage, not as in the file.
 
     Raises:
         ValueError: A record has an impossible value, so a file is damaged.
@@ -136,11 +142,11 @@ def _read_checked_records(
         rows, texts = _read_rows(folder)
         check_rows(rows)
         return rows, texts
-    # The type is not exact: a Frame has only those methods of an array that readers of records use,
-    # indexing by column and by slice.
-    rows = cast("NDArray[np.void]", frame)
-    check_scheduled_times(rows)
-    return rows, frame.texts
+    # Readers of records only index them by column and by slice, which a Frame allows, too. The cast
+    # lets them declare a single type.
+    frame_as_array = cast("NDArray[np.void]", frame)
+    check_scheduled_times(frame_as_array)
+    return frame_as_array, frame.texts
 
 
 def read_run_lazily(folder: Path, *, by_stage: bool = True) -> Stored:
@@ -275,9 +281,10 @@ def _read_unfinished_run(
 ) -> tuple[NDArray[np.void], list[str]]:
     """Return the records and error texts of a run whose records are not yet all in Parquet files.
 
-    Each worker writes its records to segments (files of binary records). The older segments may
-    have been converted to Parquet files and deleted. So the records of a worker are those of its
-    segments and, before their first one, those that only Parquet files have.
+    Each worker writes its records to segments, which are files of binary records. Another process
+    converts the older segments to Parquet files and deletes them. So the records of a worker are
+    all records of its remaining segments, and from Parquet files those that precede the first of
+    these segments.
     """
     segments_by_worker: dict[int, list[Segment]] = {}
     for segment in all_segments:
@@ -287,36 +294,38 @@ def _read_unfinished_run(
     for worker, worker_segments in segments_by_worker.items():
         rows = concatenate_rows(complete_rows(segment.path) for segment in worker_segments)
         records.add(rows, worker_texts(folder, worker))
-        first_row_of_segments = worker_segments[0].first
-        _add_converted_rows(records, folder, worker, before_row=first_row_of_segments)
+        first_row_in_segments = worker_segments[0].first
+        _add_converted_rows(records, folder, worker, first_row_in_segments)
     return records.rows(), records.texts
 
 
 def _add_converted_rows(
-    records: _RecordCollector, folder: Path, worker: int, before_row: int
+    records: _RecordCollector, folder: Path, worker: int, first_row_in_segments: int
 ) -> None:
     """Add the records of a worker that only Parquet files have, since their segments are deleted.
 
-    A Parquet file has in its name the index of its first row among the rows of the worker, padded
-    with zeros, so that files sorted by name are in the order of their rows. The compactor replaces
-    several small files by a larger one, and may have been killed before it deleted the small ones.
-    A file whose rows were read from an earlier one is therefore skipped.
+    The rows of a worker are numbered from 0. A Parquet file has the number of its first row in its
+    name, padded with zeros (`w0-000000200000.parquet`), so that files sorted by name are in the
+    order of their rows. Small files are replaced by a larger one with the same rows, and a process
+    that was killed may have left both. A file whose rows were read already is therefore skipped.
 
     Args:
         records: Where the records are added.
         folder: The folder of the run.
         worker: The number of the worker.
-        before_row: The first row that the segments still have.
+        first_row_in_segments: The first row of the segments. It and later rows are not added.
     """
     next_row = 0
     for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):
         first_row = int(file.stem.partition("-")[2])
         is_read_already = first_row < next_row
-        is_in_segments = first_row >= before_row
+        is_in_segments = first_row >= first_row_in_segments
         if is_read_already or is_in_segments:
             continue
         rows, texts = read_records([file])
-        records.add(rows[: before_row - first_row], texts)
+        # The last rows of the file may also be in the segments.
+        rows_before_segments = rows[: first_row_in_segments - first_row]
+        records.add(rows_before_segments, texts)
         next_row = first_row + len(rows)
 
 
@@ -373,10 +382,10 @@ def _store_worker_samples(folder: Path) -> None:
 
 
 def delete_record_log(folder: Path) -> None:
-    """Delete the record log of a run that has ended without a failure.
+    """Delete the record log of a run that has ended without a failure, the folder `spool`.
 
-    Its records are in Parquet files already. Its other content, the samples that workers took of
-    themselves each second, is first moved to `seconds.jsonl`.
+    Its records are in Parquet files already. It also contains one sample per second of the CPU time
+    and memory that each worker has used. These are first copied to `seconds.jsonl`.
     """
     _store_worker_samples(folder)
     for file in (folder / "spool").iterdir():

@@ -62,8 +62,8 @@ def match_breakdowns(
     matchable_count = min(len(breakdown_times), len(request_times))
     if rough_match.matched_count < MIN_MATCHED_FRACTION * matchable_count:
         return None
-    corrected_times, limit_ns = _correct_delays(breakdown_times, request_times, rough_match)
-    return _assign_requests(corrected_times, request_times, limit_ns)
+    corrected = _correct_delays(breakdown_times, request_times, rough_match)
+    return _assign_requests(corrected.breakdown_times, request_times, corrected.limit_ns)
 
 
 class _RoughMatch(NamedTuple):
@@ -86,41 +86,60 @@ class _RoughMatch(NamedTuple):
 def _match_with_best_offset(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64]
 ) -> _RoughMatch:
-    """Return the match with the most matched breakdowns, over all estimates of the clock offset."""
-    matches = []
-    for offset_ns in _estimate_clock_offsets(
+    """Return the best match of breakdowns and requests, over all estimates of the clock offset.
+
+    A breakdown is what the server reports of one request. The best match is the one in which most
+    breakdowns have a request. Both tables have the columns arrival, first token and last token.
+    """
+    offsets_ns = _estimate_clock_offsets(
         breakdown_times[:, FIRST_TOKEN], request_times[:, FIRST_TOKEN]
-    ):
+    )
+    matches = []
+    for offset_ns in offsets_ns:
+        breakdown_times_on_client_clock = breakdown_times - offset_ns
         request_of_breakdown = _assign_requests(
-            breakdown_times - offset_ns, request_times, MAX_DIFFERENCE_NS
+            breakdown_times_on_client_clock, request_times, MAX_DIFFERENCE_NS
         )
         matches.append(_RoughMatch(offset_ns, request_of_breakdown))
     return max(matches, key=lambda match: match.matched_count)
 
 
+class _CorrectedTimes(NamedTuple):
+    """The times of breakdowns without the usual delays between client and server.
+
+    Attributes:
+        breakdown_times: The table of times, in ns on the client's clock.
+        limit_ns: How far each time may be from that of the request of a breakdown.
+    """
+
+    breakdown_times: NDArray[np.int64]
+    limit_ns: int
+
+
 def _correct_delays(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64], match: _RoughMatch
-) -> tuple[NDArray[np.int64], int]:
+) -> _CorrectedTimes:
     """Remove the usual delays between client and server from the times of breakdowns.
 
-    A table of times has the columns arrival, first token and last token. The delay of each column
-    is estimated by its median over all matches.
-
-    Returns:
-        The corrected times, and how far they may be from the times of a request in the final match:
-        MAX_SPREADS times the median deviation, within fixed bounds.
+    Both tables have the columns arrival, first token and last token. The delay of each column is
+    estimated by the median of the differences between matched breakdowns and requests. A matched
+    pair deviates from these delays by the largest of its three deviations. The limit of the result
+    is MAX_SPREADS times the median of that, within fixed bounds.
     """
     is_matched = match.request_of_breakdown >= 0
-    matched_request_times = request_times[match.request_of_breakdown[is_matched]]
+    index_of_matched_request = match.request_of_breakdown[is_matched]
     client_clock_times = breakdown_times - match.offset_ns
-    differences_ns = client_clock_times[is_matched] - matched_request_times
+    differences_ns = client_clock_times[is_matched] - request_times[index_of_matched_request]
     delay_of_column_ns = np.median(differences_ns, axis=0).astype(np.int64)
 
-    # The deviation of a match is the largest one of its three times.
-    deviations_ns = np.abs(differences_ns - delay_of_column_ns).max(axis=1)
-    median_deviation_ns = int(np.median(deviations_ns))
+    deviations_ns = np.abs(differences_ns - delay_of_column_ns)
+    largest_deviation_of_pair_ns = deviations_ns.max(axis=1)
+    median_deviation_ns = int(np.median(largest_deviation_of_pair_ns))
     limit_ns = max(MAX_SPREADS * median_deviation_ns, MIN_DIFFERENCE_NS)
-    return client_clock_times - delay_of_column_ns, min(limit_ns, MAX_DIFFERENCE_NS)
+    return _CorrectedTimes(
+        breakdown_times=client_clock_times - delay_of_column_ns,
+        limit_ns=min(limit_ns, MAX_DIFFERENCE_NS),
+    )
 
 
 def _estimate_clock_offsets(
@@ -128,8 +147,11 @@ def _estimate_clock_offsets(
 ) -> list[int]:
     """Return two estimates in ns of how far the server's clock is ahead of the client's.
 
-    Both compare the times of first tokens on the two clocks. The first is right if both sides have
-    nearly the same requests, the second also if either has many more.
+    Both compare the times of first tokens on the two clocks. The first estimate compares the first
+    time on both sides, the second ones, and so on. It uses all requests, but is only right if both
+    sides have nearly the same ones. The second estimate compares every time with every other one,
+    so it is also right if either side has many requests that the other does not know. Its work is
+    the product of their numbers, so it only uses the first SAMPLED_REQUESTS of each side.
     """
     server_times = np.sort(breakdown_first_tokens)
     client_times = np.sort(request_first_tokens)
@@ -150,25 +172,26 @@ def _median_offset_in_order(
 def _most_frequent_offset(server_times: NDArray[np.int64], client_times: NDArray[np.int64]) -> int:
     """Return the most frequent difference of any time of the server and any of the client.
 
-    Differences of a breakdown and its own request are all similar, and others are spread widely.
-    They are counted in bins of BIN_NS. The median of the fullest bin and its two neighbours is more
-    exact than a bin.
+    If both times are of the same request, the difference is the offset of the clocks and a delay,
+    which is similar for all requests. All other differences are spread widely. So the range of
+    differences is divided into bins of BIN_NS, and the bin with the most differences is near the
+    offset. The median of the differences in it and in its two neighbours is more exact than a bin.
     """
-    # A matrix with the difference of every pair, as a flat array.
-    differences = (server_times[:, np.newaxis] - client_times[np.newaxis, :]).ravel()
-    bin_of_difference = differences // BIN_NS
-    bins, counts = np.unique(bin_of_difference, return_counts=True)
-    fullest_bin = int(bins[np.argmax(counts)])
-    is_near_fullest_bin = np.abs(bin_of_difference - fullest_bin) <= 1
-    return int(np.median(differences[is_near_fullest_bin]))
+    difference_of_each_pair_ns = np.subtract.outer(server_times, client_times).ravel()
+    bin_numbers = difference_of_each_pair_ns // BIN_NS
+    distinct_bins, counts = np.unique(bin_numbers, return_counts=True)
+    fullest_bin = int(distinct_bins[np.argmax(counts)])
+    is_near_fullest_bin = np.abs(bin_numbers - fullest_bin) <= 1
+    return int(np.median(difference_of_each_pair_ns[is_near_fullest_bin]))
 
 
 def _assign_requests(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64], limit_ns: int
 ) -> NDArray[np.int64]:
-    """Assign to each breakdown the nearest request that no other breakdown has.
+    """Assign to each breakdown the nearest request that no earlier breakdown has.
 
-    Breakdowns choose in the order of their first tokens.
+    A breakdown is what the server reports of one request. Breakdowns are assigned one after the
+    other, in the order of their first tokens.
 
     Args:
         breakdown_times: A row for each breakdown with its arrival, first and last token, in ns on
@@ -183,17 +206,18 @@ def _assign_requests(
     candidates_of_breakdown = _find_candidates(
         first_tokens, request_times[:, FIRST_TOKEN], limit_ns
     )
-    is_free = np.ones(len(request_times), bool)
+    is_unassigned = np.ones(len(request_times), bool)  # for each request
     request_of_breakdown = np.full(len(breakdown_times), -1, np.int64)
-    for breakdown_index in np.argsort(first_tokens, kind="stable").tolist():
+    breakdowns_by_first_token = np.argsort(first_tokens, kind="stable").tolist()
+    for breakdown_index in breakdowns_by_first_token:
         candidates = candidates_of_breakdown[breakdown_index]
-        free_candidates = candidates[is_free[candidates]]
+        unassigned_candidates = candidates[is_unassigned[candidates]]
         request_index = _find_nearest_request(
-            breakdown_times[breakdown_index], free_candidates, request_times, limit_ns
+            breakdown_times[breakdown_index], unassigned_candidates, request_times, limit_ns
         )
         if request_index is not None:
             request_of_breakdown[breakdown_index] = request_index
-            is_free[request_index] = False
+            is_unassigned[request_index] = False
     return request_of_breakdown
 
 
@@ -202,11 +226,17 @@ def _find_candidates(
     request_first_tokens: NDArray[np.int64],
     limit_ns: int,
 ) -> list[NDArray[np.int64]]:
-    """Return for each breakdown the indexes of the requests with a similar first token.
+    """Return for each breakdown the requests whose first token came at nearly the same time.
 
-    The times of the two first tokens differ by at most `limit_ns`. With the requests sorted by
-    their first token, those of a breakdown are next to each other, so a binary search finds them.
-    The arrays in the result are views, which need no memory for each request.
+    The two times differ by at most `limit_ns`. If the requests are sorted by the time of their
+    first token, the candidates of a breakdown are next to each other, so two binary searches find
+    the first and the last one. Each array in the result has indexes of requests. It is a view of
+    the sorted order, which needs no memory for each request.
+
+    Args:
+        breakdown_first_tokens: The time of the first token of each breakdown.
+        request_first_tokens: The time of the first token of each request, on the same clock.
+        limit_ns: The largest difference of the two.
     """
     request_order = np.argsort(request_first_tokens, kind="stable")
     sorted_first_tokens = request_first_tokens[request_order]
@@ -223,21 +253,22 @@ def _find_nearest_request(
     request_times: NDArray[np.int64],
     limit_ns: int,
 ) -> int | None:
-    """Return which candidate is nearest to the three times of a breakdown, or None.
+    """Return the request that is nearest to the three times of a breakdown, or None.
 
-    The nearest one has the smallest sum of differences. It is too far away if one of them is above
-    the limit.
+    The times are those of arrival, first token and last token. The nearest request has the smallest
+    sum of the three differences. There is none if there are no candidates, or if one of these three
+    differences is above the limit.
 
     Args:
         times: The times of the breakdown.
-        candidates: The indexes of some requests.
+        candidates: The indexes of the requests to choose from.
         request_times: The times of all requests.
         limit_ns: The largest difference that each time may have.
     """
     if not len(candidates):
         return None
-    differences_ns = np.abs(request_times[candidates] - times)
-    nearest = int(np.argmin(differences_ns.sum(axis=1)))
-    if differences_ns[nearest].max() > limit_ns:
+    differences_ns = np.abs(request_times[candidates] - times)  # a row for each candidate
+    nearest_row = int(np.argmin(differences_ns.sum(axis=1)))
+    if differences_ns[nearest_row].max() > limit_ns:
         return None
-    return int(candidates[nearest])
+    return int(candidates[nearest_row])

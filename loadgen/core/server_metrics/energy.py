@@ -9,7 +9,9 @@ Nothing is estimated from a data sheet.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -109,6 +111,8 @@ THROTTLE_REASONS = {
 
 Clocks that are low because the GPU is idle or because a user set them do not count.
 """
+
+_MIB_PER_GIB = 1024
 
 LONGEST_GAP_S = 5.0
 """Longest time between two reads in the window. After a longer one, the energy is unknown."""
@@ -281,9 +285,8 @@ def measure_energy(
 ) -> EnergyUse | None:
     """Return the energy that a run used in its steady state.
 
-    The accelerators are measured by the first source of SOURCES, such as a metrics exporter or
-    nvidia-smi, that has enough readings. If none has, the result says why. The caller adds the
-    values per token and per request, which depend on the load.
+    Energy is measured separately for the host (its processors and memory) and for the accelerators.
+    The caller adds the values per token and per request, which depend on the load.
 
     Args:
         samples: The samples of all metrics pages of a run.
@@ -291,19 +294,32 @@ def measure_energy(
         end_s: Its end.
 
     Returns:
-        The energy, or None if no page reports anything about power or energy.
+        The energy, or None if no page reports anything about power or energy. If it could not be
+        measured, `missing_reason` says why.
     """
     readings = _group_readings(samples)
-    sources = [source for source in SOURCES if readings.has_source(source)]
-    if not sources and not readings.host_counters:
+    accelerator_sources = [source for source in SOURCES if readings.has_source(source)]
+    has_host_counters = len(readings.host_counters) > 0
+    if not accelerator_sources and not has_host_counters:
         return None
     if start_s is None or end_s is None:
         return EnergyUse(pages=readings.pages, missing_reason="the load never was steady")
 
     window = _Window(start_s, end_s)
     host_use = _measure_host(readings, window)
-    if not sources:
+    if not accelerator_sources:
         return host_use
+    return _measure_accelerators(accelerator_sources, readings, window, host_use)
+
+
+def _measure_accelerators(
+    sources: Sequence[str], readings: _HardwareReadings, window: _Window, host_use: EnergyUse
+) -> EnergyUse:
+    """Return the energy use of a host completed by that of its accelerators.
+
+    Several sources, such as a metrics exporter and nvidia-smi, may report the same accelerators.
+    The first one with enough readings in the window is used. If none has, the result says so.
+    """
     for source in sources:
         accelerator_energy = _measure_source(source, readings, window)
         if accelerator_energy is not None:
@@ -345,42 +361,52 @@ def _add_accelerators(
         readings: The readings of all sources.
         window: The time of the run that is measured.
     """
-    power_of_devices = readings.of_quantity(source, WATTS)
-    limit_of_devices = readings.of_quantity(source, LIMIT)
-    clocks_mhz = _values_in_window(readings.of_quantity(source, CLOCK), window)
-    memory_mib = _sums_over_devices(readings.of_quantity(source, MEMORY), window)
-    throttled = _throttled_fractions(readings.of_quantity(source, THROTTLE), window)
+    # Each of these has the readings of every device, or nothing if the source does not report it.
+    power_w = readings.of_quantity(source, WATTS)
+    power_limit_w = readings.of_quantity(source, LIMIT)
+    clock_mhz = readings.of_quantity(source, CLOCK)
+    memory_mib = readings.of_quantity(source, MEMORY)
+    throttle_masks = readings.of_quantity(source, THROTTLE)
+
+    all_clocks_mhz = _values_in_window(clock_mhz, window)
+    total_memory_mib = _sums_over_devices(memory_mib, window)
+    throttled_fractions_by_reason = _fraction_of_reads_by_reason(throttle_masks, window)
     return msgspec.structs.replace(
         host_use,
         source=source,
-        devices=len(power_of_devices) if power_of_devices else None,
+        devices=len(power_w) if power_w else None,
         window_s=window.length_s,
         joules=energy.joules,
         error_j=energy.error_j,
         watts=energy.joules / window.length_s,
-        watts_max=max(_sums_over_devices(power_of_devices, window), default=None),
-        limit_watts=_sum_of_last_values(limit_of_devices),
-        clock_mhz=sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
-        clock_min_mhz=min(clocks_mhz, default=None),
-        memory_used_gib=max(memory_mib) / 1024 if memory_mib else None,
-        throttled={reason: fraction for reason, fraction in throttled.items() if fraction > 0},
+        watts_max=max(_sums_over_devices(power_w, window), default=None),
+        limit_watts=_sum_of_last_values(power_limit_w),
+        clock_mhz=sum(all_clocks_mhz) / len(all_clocks_mhz) if all_clocks_mhz else None,
+        clock_min_mhz=min(all_clocks_mhz, default=None),
+        memory_used_gib=max(total_memory_mib) / _MIB_PER_GIB if total_memory_mib else None,
+        throttled={
+            reason: fraction
+            for reason, fraction in throttled_fractions_by_reason.items()
+            if fraction > 0
+        },
     )
 
 
 def _measure_source(source: str, readings: _HardwareReadings, window: _Window) -> _Energy | None:
     """Return the energy of all accelerators in a window according to one source.
 
-    It comes from counters of energy, or if the source has none that cover the window, from readings
-    of the power. Return None if these do not cover it either.
+    Each accelerator may have a counter of the energy that it has used, in a unit that depends on
+    the source, such as mJ. The readings of its power are less exact. They are used if there are no
+    counters, or if these were not read around the window. Return None if neither cover the window.
     """
     counter_metric = SOURCES[source].get(JOULES)
     if counter_metric is not None:
-        energy = _add_energies(
+        energy_of_counters = _add_energies(
             _energy_of_counter(counter, window, joules_per_unit=counter_metric.factor)
             for counter in readings.of_quantity(source, JOULES)
         )
-        if energy is not None:
-            return energy
+        if energy_of_counters is not None:
+            return energy_of_counters
     return _add_energies(
         _energy_of_power(device_power, window)
         for device_power in readings.of_quantity(source, WATTS)
@@ -408,15 +434,17 @@ def _sum_of_last_values(readings_by_device: Sequence[Readings]) -> float | None:
 def _group_readings(samples: Sequence[MetricSample]) -> _HardwareReadings:
     """Return the values of every series about hardware at each read of its page.
 
-    The result has them by the name of the series. A name has several series, for example one for
-    each GPU.
+    A series has a name, such as that of a power, and labels that say which device it belongs to.
+    The result has, for each name, a list with the readings of every device. Pages without any
+    series about hardware are left out.
     """
     hardware_pages = {sample.page for sample in samples if sample.name in _HARDWARE_NAMES}
     hardware_samples = [sample for sample in samples if sample.page in hardware_pages]
     readings_by_name: dict[str, list[Readings]] = {}
     for page_series, readings in _restore_readings(hardware_samples).items():
-        readings_by_name.setdefault(page_series.key.name, []).append(readings)
-    return _HardwareReadings(summarize_reads(hardware_samples), readings_by_name)
+        series_name = page_series.key.name
+        readings_by_name.setdefault(series_name, []).append(readings)
+    return _HardwareReadings(pages=summarize_reads(hardware_samples), by_name=readings_by_name)
 
 
 class _PageSeries(NamedTuple):
@@ -429,21 +457,26 @@ class _PageSeries(NamedTuple):
 def _restore_readings(samples: Sequence[MetricSample]) -> dict[_PageSeries, Readings]:
     """Return the value of each hardware series at every successful read of its page.
 
-    A sample is stored only when its value has changed. So the current values of each page are
-    tracked, and they are the readings at the end of each read. A read ends with a sample named
-    `up`, whose value is 1 if the read succeeded.
+    During a run, a value is stored only when it differs from that of the read before. This restores
+    the values that were left out. The samples of a read are followed by a sample named `up`, whose
+    value is 1 if the read succeeded.
+
+    Args:
+        samples: The samples of the pages, in the order in which they were stored.
     """
     current_values_by_page: dict[str, PageValues] = {}
     readings_by_series: dict[_PageSeries, Readings] = {}
     for sample in samples:
         current_values = current_values_by_page.setdefault(sample.page, {})
-        ends_successful_read = sample.name == UP and sample.value > 0
         if sample.name in _HARDWARE_NAMES:
             current_values[SeriesKey(sample.name, sample.labels)] = sample.value
-        elif ends_successful_read:
-            for key, value in current_values.items():
-                readings = readings_by_series.setdefault(_PageSeries(sample.page, key), [])
-                readings.append(Point(sample.t_s, value))
+            continue
+        ends_successful_read = sample.name == UP and sample.value > 0
+        if not ends_successful_read:
+            continue
+        for key, value in current_values.items():
+            readings = readings_by_series.setdefault(_PageSeries(sample.page, key), [])
+            readings.append(Point(sample.t_s, value))
     return readings_by_series
 
 
@@ -456,18 +489,18 @@ def _energy_of_counter(
     interpolated. The uncertainties at both ends add up to that of the result.
 
     Args:
-        counter: The values of the counter at the times of the reads.
-        window: The window.
-        joules_per_unit: The unit of the counter.
+        counter: The values of the counter at the times of the reads. A restart resets it to 0.
+        window: The time of the run that is measured.
+        joules_per_unit: How many joules one unit of the counter is, such as 0.001 for mJ.
     """
-    growth_curve = _growth_since_first_reading(counter)
-    at_start = _interpolate(growth_curve, window.start_s)
-    at_end = _interpolate(growth_curve, window.end_s)
-    if at_start is None or at_end is None:
+    growth_since_first_reading = _growth_since_first_reading(counter)
+    growth_at_start = _interpolate(growth_since_first_reading, window.start_s)
+    growth_at_end = _interpolate(growth_since_first_reading, window.end_s)
+    if growth_at_start is None or growth_at_end is None:
         return None
     return _Energy(
-        joules=(at_end.value - at_start.value) * joules_per_unit,
-        error_j=(at_end.error + at_start.error) * joules_per_unit,
+        joules=(growth_at_end.value - growth_at_start.value) * joules_per_unit,
+        error_j=(growth_at_end.error + growth_at_start.error) * joules_per_unit,
     )
 
 
@@ -506,7 +539,8 @@ def _interpolate(curve: Sequence[Point], t_s: float) -> _InterpolatedValue | Non
 def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
     """Return the integral of the power of a device over a window, by the trapezoidal rule.
 
-    Its uncertainty is two standard deviations; see `_trapezoid_variance`.
+    Between two readings, the power is assumed to change linearly. The uncertainty of the result is
+    two standard deviations; see `_energy_variance`.
 
     Args:
         power: The readings of the power in W.
@@ -524,30 +558,36 @@ def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
     joules = 0.0
     variance = 0.0
     for before, after in pairwise(power):
-        # The part of the interval inside the window.
-        start_s = max(before.t_s, window.start_s)
-        end_s = min(after.t_s, window.end_s)
-        length_s = end_s - start_s
-        if length_s <= 0:
+        # The part of the time between the two readings that is in the window.
+        part_start_s = max(before.t_s, window.start_s)
+        part_end_s = min(after.t_s, window.end_s)
+        part_s = part_end_s - part_start_s
+        if part_s <= 0:
             continue
-        if after.t_s - before.t_s > LONGEST_GAP_S:
+        time_between_readings_s = after.t_s - before.t_s
+        if time_between_readings_s > LONGEST_GAP_S:
             return None
-        mean_w = (_power_at(start_s, before, after) + _power_at(end_s, before, after)) / 2
-        joules += mean_w * length_s
-        variance += _trapezoid_variance(after.value - before.value, length_s)
+        start_w = _power_at(part_start_s, before, after)
+        end_w = _power_at(part_end_s, before, after)
+        joules += (start_w + end_w) / 2 * part_s
+        variance += _energy_variance(after.value - before.value, part_s)
     return _Energy(joules, error_j=2 * math.sqrt(variance))
 
 
-def _trapezoid_variance(step_w: float, length_s: float) -> float:
-    """Return the variance in J² of the energy between two readings of the power.
+def _energy_variance(step_w: float, length_s: float) -> float:
+    """Return the variance in J² of the energy that was used between two readings of the power.
 
-    The power between the readings is not known. It is assumed to change by `step_w` at once, at a
-    uniformly distributed time. Then the energy is uniformly distributed, too, over a range of
-    `step_w * length_s`. The variance of a uniform distribution is range² / 12. For a part of an
-    interval, the complete step is used, because the step may be in this part.
+    The power between the readings is not known. It is assumed to jump from one reading to the other
+    at a uniformly distributed time. Then the energy is uniformly distributed, too, over a range of
+    `step_w * length_s`. The variance of a uniform distribution is range² / 12.
+
+    Args:
+        step_w: The difference of the two readings.
+        length_s: The time between them, or the part of it that is measured. The jump may be in this
+            part, so its range is `step_w * length_s` as well.
     """
-    range_j: float = step_w * length_s
-    return range_j**2 / 12
+    energy_range_j: float = step_w * length_s
+    return energy_range_j**2 / 12
 
 
 def _power_at(t_s: float, before: Point, after: Point) -> float:
@@ -593,29 +633,28 @@ def _sums_over_devices(readings_by_device: Sequence[Readings], window: _Window) 
     return [sum(values) for values in _values_by_read(readings_by_device, window)]
 
 
-def _throttled_fractions(
-    readings_by_device: Sequence[Readings], window: _Window
+def _fraction_of_reads_by_reason(
+    masks_by_device: Sequence[Readings], window: _Window
 ) -> dict[str, float]:
-    """Return how often devices were throttled in a window, by the reason of the throttling.
+    """Return how often devices were throttled (slowed down) in a window, for each reason.
 
-    The values of the series are bit masks of NVML, with a bit for each reason.
+    A reading is a bit mask of NVML, in which each bit stands for a reason, such as the temperature.
+    The masks of all devices at one read are combined by a bitwise OR.
 
     Returns:
-        For each reason, the fraction of reads at which at least one device had its bit set. Empty
+        For each reason, the fraction of reads at which it applied to at least one device. Empty
         without readings.
     """
-    masks = []
-    for mask_by_device in _values_by_read(readings_by_device, window):
-        reasons_of_any_device = 0
-        for mask in mask_by_device:
-            reasons_of_any_device |= int(mask)
-        masks.append(reasons_of_any_device)
-    if not masks:
+    combined_masks = [
+        reduce(or_, (int(mask) for mask in masks))
+        for masks in _values_by_read(masks_by_device, window)
+    ]
+    if not combined_masks:
         return {}
     fractions = {}
-    for reason, reason_mask in THROTTLE_REASONS.items():
-        throttled_reads = sum(1 for mask in masks if mask & reason_mask)
-        fractions[reason] = throttled_reads / len(masks)
+    for reason, reason_bits in THROTTLE_REASONS.items():
+        throttled_reads = sum(1 for mask in combined_masks if mask & reason_bits)
+        fractions[reason] = throttled_reads / len(combined_masks)
     return fractions
 
 
@@ -631,22 +670,25 @@ def without_hardware_pages(samples: Sequence[MetricSample]) -> list[MetricSample
 def throttled_fractions(
     samples: Sequence[MetricSample], start_s: float, end_s: float
 ) -> dict[str, float]:
-    """Return how often GPUs were slowed down: for each reason, the fraction of reads with it.
+    """Return how often GPUs were throttled (slowed down) in a part of a run, for each reason.
 
-    A read counts if the reason applied to at least one GPU. A reason is a key of THROTTLE_REASONS,
-    such as "thermal". Several programs may report it, such as the DCGM exporter and nvidia-smi. The
-    first of them (in the order of SOURCES) that was read in this time is used. If none was, the
-    result is empty.
+    Several programs, the keys of SOURCES, may report this, such as the DCGM exporter and
+    nvidia-smi. The first of them that was read in this time is used.
 
     Args:
         samples: The samples of all metrics pages of a run.
-        start_s: When the measured time begins, from the start of the run.
+        start_s: When the part begins, from the start of the run.
         end_s: When it ends.
+
+    Returns:
+        For each reason of THROTTLE_REASONS, such as "thermal", the fraction of reads at which it
+        applied to at least one GPU. Empty if no program was read in this time.
     """
     readings = _group_readings(samples)
     window = _Window(start_s, end_s)
     for source in SOURCES:
-        fractions = _throttled_fractions(readings.of_quantity(source, THROTTLE), window)
+        masks_by_device = readings.of_quantity(source, THROTTLE)
+        fractions = _fraction_of_reads_by_reason(masks_by_device, window)
         if fractions:
             return fractions
     return {}

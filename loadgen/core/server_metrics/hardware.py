@@ -24,6 +24,8 @@ MODEL_LABELS = ("modelName", "name")
 """The labels with the model: of DCGM's exporter, and of nvidia_smi_gpu_info."""
 DRIVER_LABELS = ("DCGM_FI_DRIVER_VERSION", "driver_version")
 DEVICE_LABELS = ("UUID", "uuid", "gpu")
+_HARDWARE_PREFIXES = ("DCGM_FI_", "nvidia_smi_")
+"""How the names of series about hardware begin: of DCGM's exporter, and of nvidia-smi."""
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -78,33 +80,41 @@ def find_hardware(samples: Sequence[MetricSample]) -> SeenHardware | None:
     Args:
         samples: The samples of all metrics pages of the run.
     """
-    pages: list[str] = []
-    devices: dict[_DeviceKey, _Device] = {}
-    for sample in samples:
-        labels = _parse_labels(sample.labels)
-        device_name = _first_label(labels, DEVICE_LABELS)
-        is_about_hardware = sample.name.startswith(("DCGM_FI_", "nvidia_smi_"))
-        if not is_about_hardware or not device_name:
-            continue
-        if sample.page not in pages:
-            pages.append(sample.page)
-        device = devices.setdefault(_DeviceKey(sample.page, device_name), _Device())
-        device.labels.update(labels)
-        if sample.name in LIMITS and sample.value > 0:
-            device.power_limit_w = sample.value
+    devices = _group_by_device(samples)
     if not devices:
         return None
+    pages = dict.fromkeys(key.page for key in devices)  # without duplicates, in order
     limits_w = [
         device.power_limit_w for device in devices.values() if device.power_limit_w is not None
     ]
     return SeenHardware(
         pages=tuple(pages),
         accelerators=len(devices),
-        model=_distinct_values(devices.values(), MODEL_LABELS),
-        driver=_distinct_values(devices.values(), DRIVER_LABELS),
+        model=_join_distinct_labels(devices.values(), MODEL_LABELS),
+        driver=_join_distinct_labels(devices.values(), DRIVER_LABELS),
         power_limit_w=min(limits_w, default=None),
         highest_power_limit_w=max(limits_w, default=None),
     )
+
+
+def _group_by_device(samples: Sequence[MetricSample]) -> dict[_DeviceKey, _Device]:
+    """Return what the samples about hardware say of each accelerator, in order of appearance.
+
+    The labels of a sample say which accelerator it is about. LIMITS are the names of samples whose
+    value is the power limit.
+    """
+    devices: dict[_DeviceKey, _Device] = {}
+    for sample in samples:
+        is_about_hardware = sample.name.startswith(_HARDWARE_PREFIXES)
+        labels = _parse_labels(sample.labels)
+        device_name = _first_label(labels, DEVICE_LABELS)
+        if not is_about_hardware or not device_name:
+            continue
+        device = devices.setdefault(_DeviceKey(sample.page, device_name), _Device())
+        device.labels.update(labels)
+        if sample.name in LIMITS and sample.value > 0:
+            device.power_limit_w = sample.value
+    return devices
 
 
 class _DeviceKey(NamedTuple):
@@ -131,7 +141,10 @@ def _first_label(labels: dict[str, str], names: Sequence[str]) -> str:
     return next((labels[name] for name in names if name in labels), "")
 
 
-def _distinct_values(devices: Iterable[_Device], names: Sequence[str]) -> str:
-    """Return the values of a label of all devices, separated by commas."""
+def _join_distinct_labels(devices: Iterable[_Device], names: Sequence[str]) -> str:
+    """Return the distinct values of a label over all devices, separated by commas.
+
+    `names` are the names that the label has on different pages.
+    """
     values = {_first_label(device.labels, names) for device in devices}
     return ", ".join(sorted(value for value in values if value))

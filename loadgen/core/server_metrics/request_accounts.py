@@ -74,10 +74,12 @@ def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
 def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
     """Return the breakdown in the JSON record of one request. What it does not have is UNKNOWN.
 
-    A disaggregated server runs prefill (`ctx`) and decode (`gen`) on different machines, and nests
-    a record of each. These may have different clocks, so a duration is always the difference of two
-    times in the same record.
+    A disaggregated server runs prefill (the context phase, `ctx`) and decode (the generation phase,
+    `gen`) on different machines, and nests a record of each. These may have different clocks, so a
+    duration is always the difference of two times in the same record. Other servers have one record
+    for both phases.
     """
+    # An empty object means that there is no nested record.
     prefill_record = _nested_object(record, "ctx_perf_metrics") or record
     decode_record = _nested_object(record, "gen_perf_metrics") or record
     prefill_times = _nested_object(prefill_record, "perf_metrics", "timing_metrics")

@@ -30,6 +30,8 @@ SCRAPE_DURATION = "scrape_duration_seconds"
 """The duration of a read, under the name that Prometheus uses."""
 ITERATION = "trtllm_iteration:"
 """The prefix for the names of TensorRT-LLM's JSON statistics."""
+_MAX_CACHED_SHARE_DIFFERENCE = CACHED_SHARE
+"""Two fractions of cached prompt tokens that differ by more than this contradict each other."""
 MAX_DISAGREEMENT = 0.02
 """Two counts of the same tokens that differ by more than this fraction disagree."""
 
@@ -37,13 +39,13 @@ MAX_DISAGREEMENT = 0.02
     RUNNING,
     WAITING,
     KV_USE,
-    HITS,
-    OUTPUT,
-    INPUT,
-    CACHED,
+    CACHE_HIT_RATE,
+    OUTPUT_TOKENS,
+    INPUT_TOKENS,
+    CACHED_TOKENS,
     CACHE_HITS,
     CACHE_QUERIES,
-    DONE,
+    FINISHED_REQUESTS,
     PAUSED,
     PREEMPTED,
     REPLICAS,
@@ -73,15 +75,15 @@ NAMES_BY_QUANTITY: dict[str, tuple[str, ...]] = {
     for quantity in SERVER_METRICS
 }
 """The names that each quantity has on different servers."""
-_AVERAGED = (KV_USE, HITS, ACCEPT_SHARE, ACCEPT_LENGTH)
+_AVERAGED = (KV_USE, CACHE_HIT_RATE, ACCEPT_SHARE, ACCEPT_LENGTH)
 """Quantities of which several series are averaged instead of added."""
 _COUNTERS = (
-    OUTPUT,
-    INPUT,
-    CACHED,
+    OUTPUT_TOKENS,
+    INPUT_TOKENS,
+    CACHED_TOKENS,
     CACHE_HITS,
     CACHE_QUERIES,
-    DONE,
+    FINISHED_REQUESTS,
     PREEMPTED,
     DRAFTS,
     DRAFTED,
@@ -107,25 +109,27 @@ PageValues = dict[SeriesKey, float]
 def stored_names(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return which metrics of a server are stored under another name, and under which one.
 
-    A metric whose name loadgen knows is stored as it is. A metric of a server that a plug-in added
-    is renamed after its quantity, for example `acme_running` to `loadgen:running`, so that results
-    can be read without the plug-in.
+    A server reports its metrics on a page, under names of its own. loadgen knows the names that the
+    supported servers use for a quantity such as "running" (the number of running requests), and
+    stores these metrics as they are. A plug-in can add a server with other names. Its metrics are
+    renamed after their quantity, for example `acme_running` to `loadgen:running`, so that results
+    can be read without the plug-in. Quantities that loadgen does not use are left out.
 
     Args:
-        metrics: For each quantity, such as "running", the names that it has on the server's page.
+        metrics: For each quantity, the names that it has on the server's page.
 
     Returns:
         The stored name by the name on the page, for names that are changed.
     """
-    names = {}
+    stored_name_by_page_name = {}
     for quantity, page_names in metrics.items():
         if quantity not in SERVER_METRICS:
             continue
         for page_name in page_names:
             is_known_name = page_name in QUANTITY_OF
             if not is_known_name:
-                names[page_name] = PLUGIN_PREFIX + quantity
-    return names
+                stored_name_by_page_name[page_name] = PLUGIN_PREFIX + quantity
+    return stored_name_by_page_name
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,9 +266,10 @@ class IterationParser:
     def parse(self, data: bytes) -> PageValues:
         """Return the numbers of the last iteration, and what is computed from all iterations.
 
-        An iteration is a step of the server's batch. Computed are the mean of its duration, how
-        many iterations were read so far, and how many were missed. An empty list is valid: nothing
-        has run since the last read.
+        An iteration is one step of the server's batch. The server reports each one once, in a JSON
+        list. The computed values are the mean duration of the iterations, how many were read since
+        the start of the run (`read_total`), and how many were missed between two reads
+        (`missed_total`). An empty list is valid: nothing has run since the last read.
 
         Raises:
             ValueError: The data are not a list of iterations.
@@ -279,9 +284,10 @@ class IterationParser:
             "missed_total": self._missed_count,
         }
         if iterations:
-            values |= dict(_numeric_leaves(iterations[-1]))
-            values |= _share_of_used_blocks(values)
-            values |= _mean_latency(iterations)
+            last_iteration = iterations[-1]
+            values.update(_numeric_leaves(last_iteration))
+            values.update(_share_of_used_blocks(values))
+            values.update(_mean_latency(iterations))
         # The statistics have no labels.
         return {SeriesKey(ITERATION + name, labels=""): value for name, value in values.items()}
 
@@ -450,27 +456,34 @@ def summarize(
 ) -> ServerTotals | None:
     """Return what the servers counted during a run, or None if no page was ever read.
 
+    Counters, such as the output tokens, are reported by their growth during the run. Gauges, such
+    as the running requests, are reported by their largest value at any read.
+
     Args:
         metric_samples: The samples of all metrics pages of a run.
         client_output_tokens: The output tokens that the client counted, or None if it did not.
     """
     pages = summarize_reads(metric_samples)
-    if all(page.failed == page.reads for page in pages):
+    has_successful_read = any(page.failed < page.reads for page in pages)
+    if not has_successful_read:
         return None
     points = _points_by_quantity(metric_samples)
-    # The fullest cache matters, not the mean over pages.
-    kv_use = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
+    # `points` has the mean over all servers. A single full KV cache already slows requests down, so
+    # the maximum over all servers is reported.
+    kv_cache_uses = [
+        sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE
+    ]
     return ServerTotals(
         pages=pages,
-        output_tokens=_growth_of(points, OUTPUT),
+        output_tokens=_growth_of(points, OUTPUT_TOKENS),
         client_output_tokens=client_output_tokens,
-        input_tokens=_growth_of(points, INPUT),
-        cached_tokens=_growth_of(points, CACHED),
-        requests_ok=_growth_of(points, DONE),
+        input_tokens=_growth_of(points, INPUT_TOKENS),
+        cached_tokens=_growth_of(points, CACHED_TOKENS),
+        requests_ok=_growth_of(points, FINISHED_REQUESTS),
         running_max=_maximum_of(points, RUNNING),
         waiting_max=_maximum_of(points, WAITING),
-        kv_use_max=max(kv_use, default=None),
-        hit_share=_last_value_of(points, HITS),
+        kv_use_max=max(kv_cache_uses, default=None),
+        hit_share=_last_value_of(points, CACHE_HIT_RATE),
         cached_share=_cached_share(points),
     )
 
@@ -480,10 +493,10 @@ def _cached_share(points_by_quantity: Mapping[str, Sequence[Point]]) -> float | 
 
     Servers report it in different ways. The first of these that they have is used: counters of
     cached and of all prompt tokens, counters of hits and of queries of the cache, or the hit rate
-    that they compute themselves.
+    that they compute themselves. Return None if they have none of these.
     """
     share_of_tokens = _fraction(
-        _growth_of(points_by_quantity, CACHED), _growth_of(points_by_quantity, INPUT)
+        _growth_of(points_by_quantity, CACHED_TOKENS), _growth_of(points_by_quantity, INPUT_TOKENS)
     )
     if share_of_tokens is not None:
         return share_of_tokens
@@ -492,7 +505,7 @@ def _cached_share(points_by_quantity: Mapping[str, Sequence[Point]]) -> float | 
     )
     if share_of_queries is not None:
         return share_of_queries
-    return _last_value_of(points_by_quantity, HITS)
+    return _last_value_of(points_by_quantity, CACHE_HIT_RATE)
 
 
 def summarize_reads(metric_samples: Iterable[MetricSample]) -> tuple[PageReading, ...]:
@@ -532,13 +545,13 @@ def _fraction(count: int | None, total: int | None) -> float | None:
     return count / total if count is not None and total else None
 
 
-def find_cache_dispute(
+def find_cache_difference(
     totals: ServerTotals, requested_share: float | None, reported_share: float | None
 ) -> dict[str, Any] | None:
     """Compare the fraction of cached prompt tokens on the servers' pages with the expected one.
 
     The expected fraction is the one that the responses report. If they do not report it, it is the
-    one for which the workload was designed.
+    one for which the workload was designed. A workload without such a fraction is not compared.
 
     Args:
         totals: What the servers counted.
@@ -546,43 +559,50 @@ def find_cache_dispute(
         reported_share: The fraction that the responses report, or None if they do not.
 
     Returns:
-        The values of a warning if the two differ by more than CACHED_SHARE: the fraction of the
-        servers (`share`), the expected one (`beside`), and where it is from (`of`). Otherwise None.
+        The values of the warning "cache_disputed" if the two differ by more than
+        _MAX_CACHED_SHARE_DIFFERENCE: the fraction of the servers (`share`), the expected one
+        (`beside`), and whether that is from the workload ("cache_asked") or from the responses
+        ("cache_answers"). Otherwise None.
     """
-    if totals.cached_share is None or requested_share is None:
+    measured_share = totals.cached_share
+    if measured_share is None or requested_share is None:
         return None
     if reported_share is None:
         expected_share = requested_share
-        source = "cache_asked"
+        source_of_expected = "cache_asked"
     else:
         expected_share = reported_share
-        source = "cache_answers"
-    if abs(totals.cached_share - expected_share) <= CACHED_SHARE:
+        source_of_expected = "cache_answers"
+    difference = abs(measured_share - expected_share)
+    if difference <= _MAX_CACHED_SHARE_DIFFERENCE:
         return None
-    return {"share": totals.cached_share, "beside": expected_share, "of": source}
+    return {"share": measured_share, "beside": expected_share, "of": source_of_expected}
 
 
-def find_token_dispute(totals: ServerTotals) -> dict[str, Any] | None:
+def find_token_difference(totals: ServerTotals) -> dict[str, Any] | None:
     """Compare the output tokens that the servers counted with those that the client counted.
 
+    If the servers counted more, other clients have probably used them during the run (cause
+    "others"). If they counted less, a server was probably restarted, which resets its counter
+    (cause "restarted").
+
     Returns:
-        The values of a warning if the two differ by more than MAX_DISAGREEMENT: both counts, the
-        fraction by which the servers counted more, and the likely cause. If they counted more,
-        other clients used them too ("others"). If they counted less, a server was restarted
-        during the run ("restarted"). Otherwise None.
+        The values of a warning if the two counts differ by more than MAX_DISAGREEMENT: both counts,
+        the relative difference (`share`: 0.1 if the servers counted 10 % more), and the likely
+        cause. Otherwise None, and also if one of the counts is not known.
     """
-    disagreement = _token_disagreement(totals)
-    if disagreement is None or abs(disagreement) <= MAX_DISAGREEMENT:
+    relative_difference = _relative_token_difference(totals)
+    if relative_difference is None or abs(relative_difference) <= MAX_DISAGREEMENT:
         return None
     return {
         "server_tokens": totals.output_tokens,
         "client_tokens": totals.client_output_tokens,
-        "share": disagreement,
-        "cause": "others" if disagreement > 0 else "restarted",
+        "share": relative_difference,
+        "cause": "others" if relative_difference > 0 else "restarted",
     }
 
 
-def _token_disagreement(totals: ServerTotals) -> float | None:
+def _relative_token_difference(totals: ServerTotals) -> float | None:
     """Return by which fraction the servers count more output tokens than the client, or None."""
     if totals.output_tokens is None or not totals.client_output_tokens:
         return None
@@ -605,23 +625,26 @@ class _SeriesValues:
         """Begin without samples."""
         self._values_by_quantity: dict[str, dict[_SeriesOfPage, float]] = {}
         self._last_counts: dict[_SeriesOfPage, float] = {}  # of counters, as on the page
-        self._pages_read: set[str] = set()  # pages of which one read has succeeded
+        self._pages_with_complete_read: set[str] = set()
 
     def add(self, sample: MetricSample) -> None:
-        """Add the next sample of a run.
+        """Add the next sample of a run, which is the value of one series on one page.
 
-        Each read of a page ends with a sample named `up`, whose value is 1 if it succeeded. After
-        the first successful read of a page, a new counter on it is known to have started at 0.
+        Each read of a page ends with a sample named `up`, whose value is 1 if the read succeeded.
+        Series that loadgen does not use are skipped. A gauge, such as the number of running
+        requests, has the value of its last sample. A counter, such as the number of output tokens,
+        has the sum of its growth from sample to sample.
         """
-        if sample.name == UP and sample.value > 0:
-            self._pages_read.add(sample.page)
+        if _ends_successful_read(sample):
+            self._pages_with_complete_read.add(sample.page)
         quantity = QUANTITY_OF.get(sample.name)
         if quantity is None:
             return
         key = _SeriesOfPage(sample.page, sample.name, sample.labels)
         values = self._values_by_quantity.setdefault(quantity, {})
         if quantity in _COUNTERS:
-            values[key] = values.get(key, 0.0) + self._growth_since_last_sample(key, sample.value)
+            growth = self._growth_since_last_sample(key, sample.value)
+            values[key] = values.get(key, 0.0) + growth
             self._last_counts[key] = sample.value
         else:
             values[key] = sample.value
@@ -629,17 +652,19 @@ class _SeriesValues:
     def _growth_since_last_sample(self, key: _SeriesOfPage, count: float) -> float:
         """Return by how much a counter has grown since its last sample.
 
-        A counter without an earlier sample has not grown yet if it belongs to the first read of its
-        page. If it appears later, it has grown from 0, because a server creates some counters when
-        they count something for the first time. A lower count than before shows a restart, after
-        which the counter has grown from 0 as well.
+        There are two special cases:
+
+        - The counter has no earlier sample. In the first read of a page, this is its value before
+          the load, so it has not grown yet. In a later read, the server has just created it, as
+          some servers do when they first count something, so it has grown from 0.
+        - It is lower than before. Then the server was restarted, and it has grown from 0.
         """
-        previous = self._last_counts.get(key)
-        if previous is None:
-            is_first_read = key.page not in self._pages_read
-            return 0.0 if is_first_read else count
-        has_restarted = count < previous
-        return count if has_restarted else count - previous
+        previous_count = self._last_counts.get(key)
+        if previous_count is None:
+            is_in_first_read = key.page not in self._pages_with_complete_read
+            return 0.0 if is_in_first_read else count
+        has_restarted = count < previous_count
+        return count if has_restarted else count - previous_count
 
     def by_quantity(self) -> dict[str, float]:
         """Return the value of each quantity over all series."""

@@ -188,7 +188,7 @@ def test_each_server_type_has_its_cache_reset_request() -> None:
 
 
 def test_the_servers_cache_counters_are_read() -> None:
-    from loadgen.core.server_metrics.series import MetricSample, find_cache_dispute, summarize
+    from loadgen.core.server_metrics.series import MetricSample, find_cache_difference, summarize
 
     def page(**counters: tuple[float, float]) -> list[MetricSample]:
         return [
@@ -212,17 +212,18 @@ def test_the_servers_cache_counters_are_read() -> None:
     rate = summarize(page(trtllm_kv_cache_hit_rate=(0.1, 0.5)), None)
     assert rate is not None and rate.cached_share == 0.5
     assert (
-        find_cache_dispute(vllm, 0.6, None) is None and find_cache_dispute(vllm, None, 0.1) is None
+        find_cache_difference(vllm, 0.6, None) is None
+        and find_cache_difference(vllm, None, 0.1) is None
     )
     assert (
-        find_cache_dispute(vllm, 0.2, 0.59) is None
+        find_cache_difference(vllm, 0.2, 0.59) is None
     )  # of answers and asked, `cache_differs` speaks
-    assert find_cache_dispute(vllm, 0.6, 0.2) == {
+    assert find_cache_difference(vllm, 0.6, 0.2) == {
         "share": 0.6,
         "beside": 0.2,
         "of": "cache_answers",
     }
-    assert find_cache_dispute(counts, 0.6, None) == {
+    assert find_cache_difference(counts, 0.6, None) == {
         "share": 0.25,
         "beside": 0.6,
         "of": "cache_asked",

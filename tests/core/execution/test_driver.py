@@ -285,7 +285,7 @@ def test_a_signal_in_the_drain_ends_it_at_once(tmp_path: Path) -> None:
 
     begun = monotonic_ns()
     stored, _, _, drive = run(tmp_path, requested_workload, never, during=interrupt)
-    assert drive.interrupted
+    assert drive.is_stopping
     assert outcomes(stored) == {("cancelled", "interrupted"): 40}
     assert monotonic_ns() - begun < MAX_DRAIN_AFTER_STOP_NS
 
@@ -353,7 +353,7 @@ def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:
             asyncio.get_running_loop().call_soon(after)
 
     def after() -> None:  # whatever was in flight answers, but for the last
-        if not drivers[0].interrupted:  # the signal takes a while on a busy machine
+        if not drivers[0].is_stopping:  # the signal takes a while on a busy machine
             asyncio.get_running_loop().call_later(0.001, after)
             return
         for sheet in seen[0].sheets[:-1]:
@@ -369,7 +369,7 @@ def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:
 
     stored, client, _, drive = run(tmp_path, requested_workload, at_ten, during=during)
     sent = len(client.sheets)
-    assert drive.interrupted
+    assert drive.is_stopping
     assert 10 <= sent < 8000
     assert outcomes(stored) == {("ok", ""): sent - 1, ("cancelled", "interrupted"): 8000 - sent + 1}
     assert client.in_flight == 0
@@ -383,7 +383,7 @@ def test_an_interrupted_run_drains_for_the_grace_time_at_most(tmp_path: Path) ->
             os.kill(os.getpid(), signal.SIGTERM)
 
     stored, _, _, drive = run(tmp_path, requested_workload, at_ten)
-    assert drive.interrupted
+    assert drive.is_stopping
     assert outcomes(stored) == {("cancelled", "interrupted"): 1000}
 
 

@@ -25,11 +25,11 @@ from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.results import store
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import (
-    CACHED,
-    HITS,
-    INPUT,
+    CACHED_TOKENS,
+    CACHE_HIT_RATE,
+    INPUT_TOKENS,
     KV_USE,
-    OUTPUT,
+    OUTPUT_TOKENS,
     RUNNING,
     UP,
     WAITING,
@@ -159,8 +159,8 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
         5,
         1,
     )
-    assert series.find_token_dispute(told) is None
-    assert series.compute_curves(found)[OUTPUT].values == pytest.approx((100 / 1.1, 100, 50))
+    assert series.find_token_difference(told) is None
+    assert series.compute_curves(found)[OUTPUT_TOKENS].values == pytest.approx((100 / 1.1, 100, 50))
     assert series.compute_curves(found)[RUNNING] == series.MetricCurve(
         (-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1)
     )
@@ -172,7 +172,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     found = sorted([*first, *other], key=lambda one: one.t_s)
     told = series.summarize(found, 100)
     assert told is not None and told.output_tokens == 60
-    assert series.find_token_dispute(told) == {
+    assert series.find_token_difference(told) == {
         "server_tokens": 60,
         "client_tokens": 100,
         "share": -0.4,
@@ -213,7 +213,7 @@ def test_without_a_readable_page_there_are_no_server_metrics() -> None:
 
 def test_every_server_type_maps_the_important_metrics() -> None:
     for prefix in ("trtllm_", "vllm:", "sglang:", "llamacpp:", "dynamo_frontend_"):
-        for what in (RUNNING, WAITING, OUTPUT, INPUT, CACHED):
+        for what in (RUNNING, WAITING, OUTPUT_TOKENS, INPUT_TOKENS, CACHED_TOKENS):
             assert sum(name.startswith(prefix) for name in series.NAMES_BY_QUANTITY[what]), (
                 prefix,
                 what,
@@ -371,4 +371,4 @@ def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
         summary.server.output_tokens is not None
     )
     assert "25.0 % full" in " ".join(text.render(summary).split())
-    assert not {KV_USE, HITS} & set(series.compute_curves([]))
+    assert not {KV_USE, CACHE_HIT_RATE} & set(series.compute_curves([]))

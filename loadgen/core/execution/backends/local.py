@@ -150,20 +150,20 @@ class LocalWorkers:
         """
         pickled_job = pickle.dumps(self._plan.job)
         loop = asyncio.get_running_loop()
-        starts = [
+        start_futures = [
             loop.run_in_executor(self._threads, self._start_one, index, pickled_job)
             for index in range(self._worker_count)
         ]
-        for start in starts:
-            _retrieve_exception(start)
-        stuck_workers = await self._wait_for_starts(starts)
+        for start_future in start_futures:
+            _suppress_unretrieved_warning(start_future)
+        stuck_workers = await self._wait_for_starts(start_futures)
         if stuck_workers:
             raise self._stuck_worker_error(min(stuck_workers))
-        # This raises the first error. The others are its consequences. After an error, some starts
-        # may still be going on.
-        ended_starts = [start for start in starts if start.done()]
-        for start in ended_starts:
-            start.result()
+        # `result` raises the error of a worker that could not start. After an error, other workers
+        # may still be starting, and further errors are only its consequences.
+        for start_future in start_futures:
+            if start_future.done():
+                start_future.result()
 
     def _stuck_worker_error(self, index: int) -> TargetError:
         """Return the error for a worker that was killed before the load because it was stuck."""
@@ -184,33 +184,37 @@ class LocalWorkers:
         worker.send_job(process, pickled_job, index, self._worker_count)
         worker.check_is_ready(process.stdout.readline())
 
-    async def _wait_for_starts(self, starts: Sequence[asyncio.Future[None]]) -> set[int]:
-        """Wait until all workers have started or one has failed, and return the stuck ones.
+    async def _wait_for_starts(self, start_futures: Sequence[asyncio.Future[None]]) -> set[int]:
+        """Wait until all workers have started or one has failed.
 
-        A worker that uses no CPU time for `Tuning.frozen_s` is stuck, since opening connections
-        takes less time than that. It is killed.
+        Every `Tuning.frozen_s`, the CPU time of the workers is compared with that of the last time.
+        A worker that has used none is stuck, since opening connections takes less time than that.
+        It is killed.
 
         Args:
-            starts: The start of each worker, in the order of the workers.
+            start_futures: For each worker by its number, a future that ends when it is ready.
+
+        Returns:
+            The numbers of the workers that were stuck.
         """
         stuck_workers: set[int] = set()
-        previous_cpu_s: list[float | None] = [None] * len(starts)
-        while not all(start.done() for start in starts):
+        previous_cpu_s: list[float | None] = [None] * len(start_futures)
+        while not all(future.done() for future in start_futures):
             done, _ = await asyncio.wait(
-                starts, timeout=self._stuck_after_s, return_when=asyncio.FIRST_EXCEPTION
+                start_futures, timeout=self._stuck_after_s, return_when=asyncio.FIRST_EXCEPTION
             )
-            has_failed = any(start.exception() is not None for start in done)
+            has_failed = any(future.exception() is not None for future in done)
             if has_failed:
                 break
-            used_cpu_s = [
+            current_cpu_s: list[float | None] = [
                 child_process.read_cpu_seconds(process.pid) for process in self._processes
             ]
-            for index, start in enumerate(starts):
-                is_stuck = used_cpu_s[index] == previous_cpu_s[index]
-                if is_stuck and not start.done():
-                    stuck_workers.add(index)
-                    self._processes[index].kill()
-            previous_cpu_s = list(used_cpu_s)
+            for worker_index, future in enumerate(start_futures):
+                used_no_cpu = current_cpu_s[worker_index] == previous_cpu_s[worker_index]
+                if used_no_cpu and not future.done():
+                    stuck_workers.add(worker_index)
+                    self._processes[worker_index].kill()
+            previous_cpu_s = current_cpu_s
         return stuck_workers
 
     async def _wait_for_common_start(self, shard: Shard) -> None:
@@ -285,7 +289,7 @@ class LocalWorkers:
         self._counters.close()
 
 
-def _retrieve_exception(future: asyncio.Future[None]) -> None:
+def _suppress_unretrieved_warning(future: asyncio.Future[None]) -> None:
     """Retrieve the exception of a future when it ends, if it has one.
 
     asyncio otherwise logs a warning for each exception that nobody retrieves.

@@ -15,7 +15,7 @@ from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
 from loadgen.core.results.record_log import RecordLog, recorded_slots, segments
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage, Slot, shard
 
-_SLOTS_PER_STEP = 100_000
+_SLOTS_PER_BATCH = 100_000
 _DIGEST_MODULUS = 1 << 128
 
 
@@ -26,14 +26,14 @@ def merge_results(
 
     Args:
         plan: The plan of the run.
-        results: The result of each worker, or None for a worker that died. Its requests that have
-            no record yet are recorded as `lost`.
-        death_reasons: Why each worker died, for the text of these records.
+        results: The result of each worker by its number, or None for a worker that died. Its
+            requests that have no record yet are recorded as `lost`.
+        death_reasons: For each worker by its number, the text of these records if it died.
     """
     total = WorkerResult(prompts_total=0, prompts_count=0, late_bodies=0, interrupted=False)
-    for index, result in enumerate(results):
+    for worker, (result, death_reason) in enumerate(zip(results, death_reasons, strict=True)):
         if result is None:
-            record_lost_slots(plan, index, death_reasons[index])
+            record_lost_slots(plan, worker, death_reason)
         else:
             total = _add_results(total, result)
     return total
@@ -42,8 +42,9 @@ def merge_results(
 def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     """Write a record `lost` for each request of a dead worker that has no record.
 
-    A slot is the place of a request in the schedule. With these records, every slot has one, and
-    lost requests are counted. No process may write the files of that worker any more.
+    A slot is the place of a request in the schedule, and each worker sends a share of the slots.
+    Metrics are computed from one record per slot, so requests without one would not be counted. No
+    process may write the files of that worker any more.
 
     Args:
         plan: The plan of the run.
@@ -56,34 +57,48 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     recorded = recorded_slots(folder, worker)
     record_log = RecordLog(folder, worker)
     text_index = record_log.number_text(reason)
-    # In steps, because a load may have millions of slots.
-    slots_to_record = _slots_to_record(worker_schedule, recorded)
-    while slot_ids := list(islice(slots_to_record, _SLOTS_PER_STEP)):
+    # A load may have millions of slots, so only some of them are in memory at a time.
+    for slot_ids in _in_batches(_slots_to_record(worker_schedule, recorded), _SLOTS_PER_BATCH):
         lost_slot_ids = np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist()
         for slot_id in lost_slot_ids:
             slot = plan.schedule.slot(slot_id)
-            key = _record_key(slot, worker)
-            record_log.add_record(
-                encode_unsent_record(
-                    key,
-                    slot.due_ns,
-                    kind="worker_died",
-                    status="lost",
-                    request_facts=UNKNOWN,  # The bodies that the worker built are lost, too.
-                    text_index=text_index,
-                )
-            )
+            record_log.add_record(_encode_lost_record(slot, worker, text_index))
         record_log.flush()
     record_log.close()
+
+
+def _in_batches(slot_ids: Iterator[int], batch_size: int) -> Iterator[list[int]]:
+    """Yield slot ids in lists of at most `batch_size`."""
+    while batch := list(islice(slot_ids, batch_size)):
+        yield batch
+
+
+def _encode_lost_record(slot: Slot, worker: int, text_index: int) -> bytes:
+    """Return the record `lost` of a slot.
+
+    Args:
+        slot: The slot.
+        worker: The number of the worker that died.
+        text_index: The index of the text that says why it died.
+    """
+    return encode_unsent_record(
+        _record_key(slot, worker),
+        slot.due_ns,
+        kind="worker_died",
+        status="lost",
+        request_facts=UNKNOWN,  # The bodies that the worker built are lost, too.
+        text_index=text_index,
+    )
 
 
 def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
     """Return the result of two workers together.
 
-    Counts are added. So are the sums of hashes, each of which is a number of 128 bits, because the
-    digest of a load is the sum over all its requests. A target is down from the time at which the
-    first worker saw it.
+    Counts are added. The digest of a load is the sum of the hashes of all its prompts modulo
+    2**128, so these sums are added, too. A target counts as down from the time at which the first
+    worker saw it. Notes and the cluster stay empty, because a worker does not report them.
     """
+    # By the index of the target.
     down_since_s = dict(left.down_since_s)
     for target, at_s in right.down_since_s.items():
         down_since_s[target] = min(at_s, down_since_s.get(target, at_s))
@@ -127,26 +142,29 @@ def _record_key(slot: Slot, worker: int) -> RecordKey:
 
 
 def _slots_to_record(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the slots of a dead worker that must have a record in the end.
+    """Yield the ids of the slots of a dead worker that the results must have a record of.
 
     A slot is the place of a request in the schedule. Some of these slots may have a record already.
     If the load has a fixed number of requests, every slot needs a record. If only a duration limits
-    the load, slots that were never reached need none, so only those in flight can lack a record.
+    the load, slots that were never reached need none, so only those that the worker was sending
+    when it died can lack a record.
 
     Args:
         worker_schedule: The part of the schedule that the worker sends.
         recorded: The slots that have a record, as an array of RECORDED_SLOT.
     """
-    if worker_schedule.slot_count is not None:
+    has_fixed_length = worker_schedule.slot_count is not None
+    if has_fixed_length:
         return worker_schedule.slot_ids()
-    return iter(sorted(_slots_in_flight(worker_schedule, recorded)))
+    return iter(sorted(_slots_at_death(worker_schedule, recorded)))
 
 
-def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the slots that each virtual user of a dead worker had in flight or would send next.
+def _slots_at_death(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
+    """Yield the slots that the virtual users of a worker were sending when it died.
 
-    This is for a closed loop that only a duration limits. The worker died in the last stage of
-    which it has a record. A user that has no record in this stage had begun its first session.
+    This is for a closed loop that only a duration limits. Each virtual user sends one session (a
+    conversation) after the other. Its last record shows how far it had come, and a user without a
+    record in the last stage was sending the first slot of its first session there.
 
     Sessions are numbered through all stages, and each has `max_turns` slots. Example: with
     max_turns=2, session 5 has the slots 10 and 11.
@@ -155,6 +173,7 @@ def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> I
         worker_schedule: The part of the schedule that the worker sends.
         recorded: The slots that have a record, as an array of RECORDED_SLOT.
     """
+    # The worker died in the last stage of which it has a record.
     last_stage_index = int(recorded["stage"].max()) if len(recorded) else 0
     stage = worker_schedule.stages[last_stage_index]
     first_slot_of_stage = stage.first_session * worker_schedule.max_turns
@@ -162,7 +181,8 @@ def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> I
     for virtual_user in worker_schedule.virtual_users_of(stage):
         last_slot = last_slot_by_user.get(virtual_user)
         if last_slot is None:
-            yield worker_schedule.first_slot_id(stage.first_session + virtual_user)
+            first_session_of_user = stage.first_session + virtual_user
+            yield worker_schedule.first_slot_id(first_session_of_user)
         else:
             yield from _slots_after(worker_schedule, stage, last_slot)
 

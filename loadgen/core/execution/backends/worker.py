@@ -106,7 +106,7 @@ def check_is_ready(line: bytes) -> None:
     if not line.startswith(b"{"):
         raise TargetError("process_failed", "a worker process did not start")
     fields = json.loads(line)
-    _raise_host_error(fields)
+    _raise_if_host_error(fields)
     raise TargetError(**fields)
 
 
@@ -137,11 +137,11 @@ def _parse_result(line: bytes) -> WorkerResult:
     """Return the result in the last line of a worker's output.
 
     Raises:
-        OSError: The line has an error of its host instead, which ended the worker, for example a
-            full disk.
+        OSError: The line reports an error of the operating system instead, for example a full
+            disk. It happened on the machine of the worker and ended it.
     """
     fields = json.loads(line)
-    _raise_host_error(fields)
+    _raise_if_host_error(fields)
     # JSON has only strings as keys.
     fields["down_since_s"] = {
         int(target): down_since_s for target, down_since_s in fields["down_since_s"].items()
@@ -151,7 +151,7 @@ def _parse_result(line: bytes) -> WorkerResult:
     return WorkerResult(**fields)
 
 
-def _raise_host_error(fields: dict[str, Any]) -> None:
+def _raise_if_host_error(fields: dict[str, Any]) -> None:
     """Raise OSError if the fields of a line are those of a HostError."""
     if "errno" not in fields:
         return
@@ -193,7 +193,7 @@ class _ParentConnection:
     def _publish(self) -> None:
         """Publish the counters now and every second, and report a stop because of a target."""
         self._counters.write(self._worker, self._driver.counters)
-        if self._driver.stopped and not self._has_reported_stop:
+        if self._driver.was_stopped_by_target and not self._has_reported_stop:
             self._has_reported_stop = True
             _write_line(STOPPING)
         self._loop.call_later(_PUBLISH_INTERVAL_S, self._publish)
@@ -280,19 +280,30 @@ def _main() -> None:
 
 
 def _send_share(worker_job: _WorkerJob) -> WorkerResult:
-    """Send this worker's share of a load, and return its result."""
+    """Send this worker's share of a load, and return its result.
+
+    The parent process can watch and stop the load as soon as it starts: `connect_to_parent` begins
+    to write the counters of the load into a file that the processes share.
+    """
     # Runs in virtual time do not need this module.
     import uvloop
 
-    job, worker, workers = worker_job
+    job = worker_job.job
 
-    def on_started(driver: Driver) -> None:
-        counters = SharedCounters(job.folder / "spool" / COUNTERS_FILE, workers)
-        _ParentConnection(driver, counters, worker).open()
+    def connect_to_parent(driver: Driver) -> None:
+        counters_path = job.folder / "spool" / COUNTERS_FILE
+        counters = SharedCounters(counters_path, worker_job.workers)
+        _ParentConnection(driver, counters, worker_job.worker).open()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        plan = build_plan(job)
-        return runner.run(run_worker(plan, worker, workers, _wait_for_start, on_started))
+        load = run_worker(
+            build_plan(job),
+            worker=worker_job.worker,
+            workers=worker_job.workers,
+            wait_for_start=_wait_for_start,
+            on_started=connect_to_parent,
+        )
+        return runner.run(load)
 
 
 def _report_error(error: LoadgenError) -> None:
