@@ -134,7 +134,7 @@ def write(
     (folder / "run.json").write_bytes(encode_manifest(manifest(folder.name, len(found), **changed)))
     spool = RecordLog(folder, 0)
     for text in texts:
-        spool.number_text(text)
+        spool.store_text(text)
     spool.add_record(found.tobytes())
     gaps, timeline = gaps_of(found)
     half = len(timeline) // 2

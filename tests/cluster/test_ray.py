@@ -110,7 +110,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     bins = np.zeros(0, np.int64)
     for step in range(60):
         rows = np.zeros(3, ROW)
-        rows["text"] = spool.number_text(f"error {step}")
+        rows["text"] = spool.store_text(f"error {step}")
         spool.add_record(rows.tobytes())
         spool.add_event_times(f"run-{step}", array("q", range(step)))
         histogram.add(draw.integers(1, 10**9, 5))

@@ -46,7 +46,7 @@ from loadgen.core.results.record import (
     encode_unsent_record,
     text_for_record,
 )
-from loadgen.core.results.record_log import Timeline
+from loadgen.core.results.record_log import NO_TEXT, Timeline
 from loadgen.core.schedule.dispatched_slots import DispatchedSlot
 from loadgen.core.schedule.dispatcher import Dispatcher
 from loadgen.core.schedule.schedule import Schedule, shard
@@ -61,7 +61,6 @@ START_DELAY_NS = 20_000_000
 _REQUESTS_PER_TURN = 8  # Sending one takes about 20 µs, and reading must not wait long.
 _MAX_HOLD_NS = 5_000_000  # Signals and the progress line wait at most this long.
 _DROPPED_BY_STOP = "interrupted"  # the reason of slots that `Dispatcher.stop` drops
-_NO_TEXT = -1  # the number of the text in a record without a text
 _FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
 _TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
 
@@ -573,10 +572,10 @@ class Driver:
         Texts, such as the message of a failure, are stored in a file of their own, without API
         keys. The record refers to its text by the number of the text.
         """
-        text_index = _NO_TEXT
+        text_index = NO_TEXT
         text = text_for_record(completion)
         if text:
-            text_index = self._record_log.number_text(self._redact(text))
+            text_index = self._record_log.store_text(self._redact(text))
         key = self._record_key(slot, target)
         return encode_sent_record(
             key, completion, self.start_ns, text_index=text_index, request_facts=request_facts

@@ -292,8 +292,8 @@ def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
 
     Chunks are passages that prompts share, as with retrieval-augmented generation. Two fractions of
     the chunks are measured: those that an earlier prompt contains at any place (`reused_share`),
-    and of these, those that a prefix cache can reuse, because all chunks before them are the same,
-    too (`leading_share`). About _SAMPLED_CHUNKS chunks are looked at.
+    and those that a prefix cache can reuse, because all chunks before them are also the same
+    (`leading_share`). About _SAMPLED_CHUNKS chunks are examined.
     """
     prompts = plan.requests
     if not isinstance(prompts, SyntheticPrompts):

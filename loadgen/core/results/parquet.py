@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _BOOLEANS = ("reused", "kernel_stamp")
 _NULL = -1
 """What a row has in a signed column for a time that never was or a number that is not known."""
+_ALL_ROWS = slice(None)
+"""Selects all rows of an array."""
 CACHED_BYTES_PER_ROW = 48
 """The size of the cached columns of a `Frame`, per row: room for six times."""
 
@@ -58,30 +60,45 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> pa.Table:
 def _to_arrow_column(name: str, values: NDArray[Any], texts: list[str]) -> pa.Array:
     """Return one column of records as the pyarrow array that a Parquet file stores.
 
-    Records have only numbers. In Parquet files, codes become their names, flags become booleans,
-    and the indexes in the column `text` become the error texts themselves.
+    Records have only numbers. In a Parquet file, the column `text` has the error texts themselves,
+    columns of codes have the names of the codes (see NAMES), and flags are booleans.
 
     Args:
         name: The name of the column.
         values: Its values in the records.
         texts: The error texts, by their index.
     """
-    import pyarrow as pa
-
     if name == "text":
         return _string_array(texts, values)
     if name in NAMES:
-        # A dictionary array has the codes as they are, and the name of each code once.
-        code_names = NAMES[name]
-        dictionary = _string_array(code_names, np.arange(len(code_names)))
-        codes = values.view(np.int8)  # pyarrow requires signed indexes.
-        return pa.DictionaryArray.from_arrays(nullable(codes), dictionary)
+        return _dictionary_array(values, NAMES[name])
     if name in _BOOLEANS:
-        return pa.Array.from_buffers(pa.bool_(), len(values), [None, _pack_bits(values != 0)])
+        return _boolean_array(values != 0)
     if name in NULLABLE_COLUMNS:
         is_known = values >= 0  # -1 means never or unknown
         return nullable(values, is_known)
     return nullable(values)
+
+
+def _dictionary_array(codes: NDArray[np.uint8], names: Sequence[str]) -> pa.Array:
+    """Return an Arrow array of names in which each distinct name is stored once.
+
+    A code is the index of its name. pyarrow requires signed indexes, so the bytes of the codes,
+    which are below 128, are read as signed numbers.
+    """
+    import pyarrow as pa
+
+    dictionary = _string_array(names, np.arange(len(names)))
+    signed_codes = codes.view(np.int8)
+    return pa.DictionaryArray.from_arrays(nullable(signed_codes), dictionary)
+
+
+def _boolean_array(flags: NDArray[np.bool_]) -> pa.Array:
+    """Return an Arrow array of booleans without nulls."""
+    import pyarrow as pa
+
+    no_null_bitmap = None
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [no_null_bitmap, _pack_bits(flags)])
 
 
 def _pack_bits(flags: NDArray[np.bool_]) -> pa.Buffer:
@@ -105,10 +122,13 @@ def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray
     """Return the pyarrow array of `texts[index]` for each index, null for an index without a text.
 
     `pa.array` would do this too, but it imports pandas, which takes longer than all the rest. So
-    the three buffers of Arrow's format for strings are built here: a bit for each entry that is not
-    null, the offset at which each string ends (after a first 0), and all strings in UTF-8 without
-    separators. The strings "ab", null and "c" have the bits 1, 0, 1, the offsets 0, 2, 2, 3 and the
-    data `abc`. The strings may have 2 GiB together, because offsets have 32 bits.
+    the three buffers of Arrow's format for strings are built here. For "ab", null and "c" they are:
+
+        validity  1 0 1    a bit for each entry: 0 for null
+        offsets   0 2 2 3  entry n consists of the bytes from offsets[n] to before offsets[n + 1]
+        data      abc      all strings in UTF-8, one after the other
+
+    The strings may have 2 GiB together, because offsets have 32 bits.
     """
     import pyarrow as pa
 
@@ -117,17 +137,17 @@ def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray
     is_valid = (indexes >= 0) & (indexes < len(encoded_texts))
     valid_indexes = indexes[is_valid]
 
-    bytes_of_entry = np.zeros(len(indexes), np.int64)
+    bytes_of_entry = np.zeros(len(indexes), np.int64)  # A null has no bytes.
     bytes_of_entry[is_valid] = bytes_of_text[valid_indexes]
     offsets = np.zeros(len(indexes) + 1, np.int32)
-    np.cumsum(bytes_of_entry, out=offsets[1:])
+    offsets_after_first = offsets[1:]
+    np.cumsum(bytes_of_entry, out=offsets_after_first)
     data = b"".join([encoded_texts[index] for index in valid_indexes.tolist()])
+    # Arrow allows leaving out the validity if nothing is null.
+    validity = None if is_valid.all() else _pack_bits(is_valid)
 
     return pa.StringArray.from_buffers(
-        len(indexes),
-        pa.py_buffer(offsets),
-        pa.py_buffer(data),
-        None if is_valid.all() else _pack_bits(is_valid),
+        len(indexes), pa.py_buffer(offsets), pa.py_buffer(data), validity
     )
 
 
@@ -298,6 +318,7 @@ class Frame:
         self._paths = files
         self._by_stage = by_stage
         self._open_files()
+        # A Parquet file consists of row groups. Those of all files are numbered from 0.
         self._groups = [
             _GroupLocation(file_index, index_in_file)
             for file_index, file in enumerate(self._files)
@@ -306,19 +327,21 @@ class Frame:
         self._length: int = sum(file.metadata.num_rows for file in self._files)
         self._columns = set(self._files[0].schema_arrow.names if columns is None else columns)
 
-        # What was looked up or read so far.
+        # What was read so far. Metadata and bounds are small and stay. The cache has the values of
+        # columns, ordered by their last use. Columns with equal values share an entry of it:
+        # `_cache_names` has the name of the entry for each column.
         self._metadata_by_group: dict[int, _GroupMetadata] = {}
         self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}  # by column and row group
-        self._cache: dict[str, _CachedColumn] = {}  # in order of use, the last one used last
-        self._cache_names: dict[str, str] = {}  # see `_cache_name`
+        self._cache: dict[str, _CachedColumn] = {}
+        self._cache_names: dict[str, str] = {}
         self._text_indexes: dict[str, int] = {}  # the index of each error text in `texts`
 
     def _open_files(self) -> None:
-        """Open the Parquet files such that pyarrow returns the memory of each read to the system.
+        """Open the Parquet files, without reading their values.
 
-        The default memory pool of pyarrow keeps freed memory. Files that pyarrow opens by their
-        path, or reads in advance (`pre_buffer`), would still use the pool that was the default when
-        pyarrow was imported.
+        pyarrow keeps freed memory in a pool by default. To return it to the system, the memory pool
+        of the complete process is changed here. Files that pyarrow opens by their path, or reads in
+        advance (`pre_buffer`), would still use the default pool, so neither is done.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -381,8 +404,9 @@ class Frame:
     def _read_stored_range(self, name: str, first: int, end: int) -> NDArray[Any]:
         """Return the values of a column of the files in the rows from `first` to before `end`.
 
-        If the metadata of the files say that all these values are equal, nothing is read. Otherwise
-        the row groups of the range are read into the cache, as far as they are not there yet.
+        A Parquet file consists of row groups. If their metadata say that all these values are
+        equal, nothing is read. Otherwise the row groups of the range are read into a cache, as far
+        as they are not there yet. Columns with equal values share one entry of the cache.
         """
         groups = self._groups_of_range(first, end)
         common_value = self._common_value(name, groups)
@@ -390,13 +414,15 @@ class Frame:
             return _repeat(common_value, name, end - first)
 
         cache_name = self._cache_name(name)
-        column = self._cached_column(cache_name)
-        missing_groups = groups - column.loaded_groups
+        cached_column = self._cached_column(cache_name)
+        missing_groups = groups - cached_column.loaded_groups
         for group in sorted(missing_groups):
-            self._load_group(column, cache_name, group)
-        values = column.values[first:end]
-        values.flags.writeable = False  # They are a view of the cache.
-        # The cache may have a smaller type, from which this makes a copy.
+            self._load_group(cached_column, cache_name, group)
+        values = cached_column.values[first:end]
+        # A caller must not change the cache, of which this is a view.
+        values.flags.writeable = False
+        # To save memory, the cache may have a smaller type than the records. Only then is a copy
+        # made here.
         return values.astype(ROW[name], copy=False)
 
     def _groups_of_range(self, first: int, end: int) -> set[int]:
@@ -418,42 +444,48 @@ class Frame:
 
     @cached_property
     def _spans(self) -> list[_Span]:
-        """The row ranges of the frame, each with the row group of a file that it comes from.
+        """The row ranges (spans) of the frame, each with the row group that it comes from.
 
-        If the frame has the order of the files, each row group is one range (span). If it is
-        ordered by stage, a row group has one span for each stage of its rows. Example: group 0 has
-        2 rows of stage 0 and then 1 of stage 1, and group 1 has 3 rows of stage 0. The spans are
-        rows 0-1 (from group 0), rows 2-4 (from group 1) and row 5 (from group 0).
+        A Parquet file consists of row groups, in which rows of several stages can be mixed. If the
+        frame has the order of the files, each row group is one span. If it is ordered by stage, a
+        row group has one span for each stage of its rows. Example:
+
+            row group 0  2 rows of stage 0, 1 row of stage 1
+            row group 1  3 rows of stage 0
+            spans        rows 0-1 from group 0, rows 2-4 from group 1, row 5 from group 0
         """
         parts: list[_GroupPart] = []
         for group in range(len(self._groups)):
-            parts += self._split_by_stage(group)
+            parts.extend(self._split_by_stage(group))
         # The sort is stable: parts of the same stage stay in the order of the files.
         parts.sort(key=lambda part: part.stage)
         spans = []
-        first = 0
+        first_row = 0
         for part in parts:
-            end = first + part.row_count
-            spans.append(_Span(part.group, first, end, part.selection))
-            first = end
+            end_row = first_row + part.row_count
+            spans.append(
+                _Span(group=part.group, first=first_row, end=end_row, selection=part.selection)
+            )
+            first_row = end_row
         return spans
 
     def _split_by_stage(self, group: int) -> list[_GroupPart]:
-        """Return the rows of a row group, in one part for each stage.
+        """Return the rows of a row group, in one part for each stage (phase of the load).
 
-        If the frame has the order of the files, all rows are one part, whose stage is not used.
+        The `selection` of a part says which rows of the group it has: all of them, or those for
+        which a mask is True. If the frame has the order of the files, all rows are one part, whose
+        stage is 0 whatever theirs is.
         """
         row_count = self._group_metadata(group).row_count
-        if not self._by_stage:
-            return [_GroupPart(0, group, row_count, slice(None))]
-        only_stage = self._constant_value("stage", group)
+        only_stage = self._constant_value("stage", group) if self._by_stage else 0
         if only_stage is not None:
-            return [_GroupPart(only_stage, group, row_count, slice(None))]
+            return [_GroupPart(only_stage, group, row_count, selection=_ALL_ROWS)]
         stage_of_row = self._read_group("stage", group)
         parts = []
         for stage in np.unique(stage_of_row).tolist():
             is_of_stage = stage_of_row == stage
-            parts.append(_GroupPart(stage, group, int(np.count_nonzero(is_of_stage)), is_of_stage))
+            rows_of_stage = int(np.count_nonzero(is_of_stage))
+            parts.append(_GroupPart(stage, group, rows_of_stage, selection=is_of_stage))
         return parts
 
     def _cached_column(self, name: str) -> _CachedColumn:
@@ -526,17 +558,17 @@ class Frame:
         return np.dtype(np.int64)
 
     def _cache_name(self, name: str) -> str:
-        """Return the name of the column whose cached values are also those of this column.
+        """Return the name under which the values of a column are in the cache.
 
         Columns with equal values share one entry of the cache, under the name of the first of them
         that was read. This saves memory: in a simulated run every request is sent at its scheduled
-        time and ends with its last token, so a third of the columns equal others. Columns are equal
-        if their bytes in the files are.
+        time and ends with its last token, so a third of the columns equal others. Two columns have
+        equal values if their compressed bytes in the files are equal.
         """
         if name in self._cache_names:
             return self._cache_names[name]
-        earlier_names = list(dict.fromkeys(self._cache_names.values()))  # without duplicates
-        identical_names = self._filter_identical(name, earlier_names)
+        cached_names = list(dict.fromkeys(self._cache_names.values()))  # without duplicates
+        identical_names = self._filter_identical(name, cached_names)
         cache_name = identical_names[0] if identical_names else name
         self._cache_names[name] = cache_name
         return cache_name
@@ -550,18 +582,28 @@ class Frame:
         if ROW[name] != np.int64:
             return []
         identical_columns = [column for column in candidates if ROW[column] == np.int64]
-        for group, location in enumerate(self._groups):
+        for group in range(len(self._groups)):
             if not identical_columns:
                 break
-            path = self._paths[location.file_index]
-            with self._translate_read_errors(location.file_index), path.open("rb") as file:
-                chunks = self._group_metadata(group).chunks
-                identical_columns = [
-                    column
-                    for column in identical_columns
-                    if _have_same_bytes(file, chunks.get(name), chunks.get(column))
-                ]
+            identical_columns = self._filter_identical_in_group(name, identical_columns, group)
         return identical_columns
+
+    def _filter_identical_in_group(
+        self, name: str, candidates: Iterable[str], group: int
+    ) -> list[str]:
+        """Return the candidates that have the same bytes as the column `name` in one row group.
+
+        A chunk is the part of a file with the values of one column in one row group.
+        """
+        file_index = self._groups[group].file_index
+        with self._translate_read_errors(file_index), self._paths[file_index].open("rb") as file:
+            chunk_by_column = self._group_metadata(group).chunks
+            chunk = chunk_by_column.get(name)
+            return [
+                candidate
+                for candidate in candidates
+                if _have_same_bytes(file, chunk, chunk_by_column.get(candidate))
+            ]
 
     def _read_group(self, name: str, group: int) -> NDArray[Any]:
         """Read a column of a row group from its file, as the values of `record.ROW`.
@@ -712,28 +754,34 @@ def _chunk_offset(chunk: ColumnChunkMetaData) -> int:
 
 
 def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
-    """Return the bounds of a column in a row group, without reading its values.
+    """Return the smallest and the largest value of a column in a row group, without reading it.
 
     Parquet files have statistics of each column: its smallest and its largest value, and how many
-    of its values are null. In records, -1 stands for null. Return None if the statistics do not
-    show the bounds, as for texts, which Parquet compares by their letters and not by their index.
+    of its values are null. Return None if the statistics do not show the bounds, as for error
+    texts, which Parquet orders by their letters, while records have their indexes.
     """
     chunk = group.chunks.get(name)
     statistics = None if chunk is None else chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
     has_only_null = statistics.null_count == group.row_count
-    is_signed_integer = ROW[name].kind == "i"
     if has_only_null:
+        is_signed_integer = ROW[name].kind == "i"
         return _Bounds(_NULL, _NULL) if is_signed_integer else None
     if name == "text" or not statistics.has_min_max:
         return None
     if name in NAMES:
         return _bounds_of_codes(name, statistics)
+    return _bounds_of_numbers(statistics)
+
+
+def _bounds_of_numbers(statistics: Statistics) -> _Bounds:
+    """Return the bounds of a column of numbers. In records, -1 (_NULL) stands for null."""
     smallest = int(statistics.min)
-    if statistics.null_count:
+    largest = int(statistics.max)
+    if statistics.null_count > 0:
         smallest = min(smallest, _NULL)
-    return _Bounds(smallest, int(statistics.max))
+    return _Bounds(smallest, largest)
 
 
 def _bounds_of_codes(name: str, statistics: Statistics) -> _Bounds | None:
@@ -745,27 +793,33 @@ def _bounds_of_codes(name: str, statistics: Statistics) -> _Bounds | None:
 
 
 def _to_row_values(name: str, array: pa.Array, text_indexes: dict[str, int]) -> NDArray[Any]:
-    """Return a Parquet column as the values of `record.ROW`.
+    """Return a Parquet column as the numbers of `record.ROW`.
 
-    Strings become codes, error texts become their index, and null becomes -1.
+    Error texts become their index, names become their code (see NAMES), and booleans stay as they
+    are. In other columns, null becomes -1.
 
     Args:
         name: The name of the column.
         array: The values in the file.
-        text_indexes: The index of each error text. New texts are added to it.
+        text_indexes: The index of each error text. New texts are added with the next index.
     """
+
+    def index_of_text(text: str) -> int:
+        next_index = len(text_indexes)
+        return text_indexes.setdefault(text, next_index)
+
+    def code_of_name(code_name: str) -> int:
+        return _code_of_name(name, code_name)
+
     if name == "text":
-        return _convert_strings(
-            array, lambda text: text_indexes.setdefault(text, len(text_indexes)), if_null=_NULL
-        )
+        return _convert_strings(array, index_of_text, if_null=_NULL)
     if name in NAMES:
-        return _convert_strings(
-            array, lambda code_name: _code_of_name(name, code_name), if_null=_unknown_code(name)
-        )
+        return _convert_strings(array, code_of_name, if_null=_unknown_code(name))
     if name in _BOOLEANS:
-        return _unpack_bits(array.buffers()[1], array)
+        _validity, bits = array.buffers()
+        return _unpack_bits(bits, array)
     numbers = _read_numbers(array)
-    if not array.null_count:
+    if array.null_count == 0:
         return numbers
     return np.where(_valid_mask(array), numbers, _NULL)
 
@@ -776,8 +830,12 @@ def _convert_strings(
     """Return the number that stands for each string of a pyarrow array.
 
     A dictionary-encoded array has each distinct string once, in its dictionary, and for each row
-    the index of its string there. So only the distinct strings are converted to numbers. Example:
-    "ok", null, "ok", "lost" is stored as the dictionary "ok", "lost" and the indexes 0, -, 0, 1.
+    the index of its string there. So only the distinct strings are converted to numbers. Example of
+    the strings "ok", null, "ok", "lost":
+
+        dictionary          "ok" "lost"    with the numbers 0 and 4
+        dictionary indexes  0  -  0  1     arbitrary where a string is null
+        numbers             0 -1  0  4     for `if_null=-1`
 
     Args:
         array: The strings.
@@ -786,15 +844,15 @@ def _convert_strings(
     """
     import pyarrow as pa
 
-    if not isinstance(array, pa.DictionaryArray):
-        array = array.dictionary_encode()
-    distinct_strings = array.dictionary.to_pylist()
+    is_encoded = isinstance(array, pa.DictionaryArray)
+    encoded_array = array if is_encoded else array.dictionary_encode()
+    distinct_strings = encoded_array.dictionary.to_pylist()
     distinct_numbers = np.array([to_number(string) for string in distinct_strings], np.int64)
 
-    is_valid = _valid_mask(array)
-    dictionary_indexes = _read_numbers(array.indices)[is_valid]  # arbitrary where it is null
-    numbers = np.full(len(array), if_null, np.int64)
-    numbers[is_valid] = distinct_numbers[dictionary_indexes]
+    is_valid = _valid_mask(encoded_array)
+    dictionary_index_of_row = _read_numbers(encoded_array.indices)
+    numbers = np.full(len(encoded_array), if_null, np.int64)
+    numbers[is_valid] = distinct_numbers[dictionary_index_of_row[is_valid]]
     return numbers
 
 

@@ -327,8 +327,8 @@ def encode_sent_record(
 
     Args:
         key: Which request it is.
-        completion: How the request ended. Token counts in it that contradict each other are not
-            stored.
+        completion: How the request ended, and what was measured. Token counts of the server that
+            contradict each other are not stored.
         start_ns: The start of the run on the clock of `completion`.
         text_index: The index of the text of this record among the texts that the worker has
             stored, or -1 if it has none. See `text_for_record`.
@@ -342,29 +342,32 @@ def encode_sent_record(
     values |= _time_columns(completion, start_ns)
     values |= _token_columns(completion, usage, request_facts)
     values |= _server_timing_columns(completion, usage)
-    values["bytes_sent"] = completion.bytes_sent
-    values["bytes_received"] = completion.bytes_received
-    values["resent"] = completion.resent
-    values["reused"] = completion.reused
-    values["kernel_stamp"] = completion.kernel_stamp
-    values["text"] = text_index
+    values |= {
+        "bytes_sent": completion.bytes_sent,
+        "bytes_received": completion.bytes_received,
+        "resent": completion.resent,  # how often, after a reset of an idle connection
+        "reused": completion.reused,  # whether the connection had served before
+        "kernel_stamp": completion.kernel_stamp,  # whether times come from the kernel
+        "text": text_index,
+    }
     return encode(values)
 
 
 def text_for_record(completion: Completion) -> str:
     """Return the text to store next to the record of a request, or "" if there is none.
 
-    For a failed request it is the error message. For a successful one it says what is unusual
-    about the response: a finish reason without a code (cut to FINISH_REASON_CHARS), token counts
-    that contradict each other, or else the remark that the client made about it.
+    For a failed request it is the error message. For a successful one it is the first of these that
+    the response has: a finish reason that is not in FINISH, the table of known ones (shortened to
+    FINISH_REASON_CHARS), token counts that contradict each other, or a remark of the client.
     """
     if completion.failure is not None:
         return completion.failure.text
-    has_known_finish_reason = completion.finish_reason in FINISH
-    if not has_known_finish_reason:
+    is_known_finish_reason = completion.finish_reason in FINISH
+    if not is_known_finish_reason:
         return completion.finish_reason[:FINISH_REASON_CHARS]
-    if completion.usage.contradiction:
-        return f"{CONTRADICTORY_USAGE}: {completion.usage.contradiction}"
+    contradiction = completion.usage.contradiction
+    if contradiction:
+        return f"{CONTRADICTORY_USAGE}: {contradiction}"
     return completion.remark
 
 
@@ -378,17 +381,22 @@ def encode_unsent_record(
 ) -> bytes:
     """Return the binary record of a scheduled request that was never sent, in the layout of ROW.
 
+    Columns that only a sent request has, such as its times, take their default.
+
     Args:
-        key: Which slot of the schedule it belongs to.
+        key: Which request it is, and its place in the schedule.
         due_ns: Its scheduled time from the start of the run, -1 if it was never due.
         kind: Why it was not sent, one of KINDS.
-        status: Its status, one of STATUSES.
-        request_facts: What is known of its request.
-        text_index: The index of the text that is stored with the record, -1 for none.
+        status: Its status, one of STATUSES, such as "dropped".
+        request_facts: The tokens of the prompt (column `built_tokens`) and the requested output
+            tokens (`asked_output`), as far as they are known.
+        text_index: The number of the error text to which the record refers, -1 for none.
     """
+    status_code = STATUS[status]
+    kind_code = KIND[kind]
     values = msgspec.structs.asdict(key)
-    values["status"] = STATUS[status]
-    values["kind"] = KIND[kind]
+    values["status"] = status_code
+    values["kind"] = kind_code
     values["due_ns"] = due_ns
     values["built_tokens"] = request_facts.tokens
     values["asked_output"] = request_facts.requested_output
@@ -397,28 +405,34 @@ def encode_unsent_record(
 
 
 def _outcome_columns(completion: Completion) -> dict[str, int]:
-    """Return the columns that say how a request ended: its status, its failure, its HTTP status."""
+    """Return the columns that say how a request ended: its status, its failure, its HTTP status.
+
+    A record has numbers, so statuses, kinds of failures and finish reasons have codes: STATUS, KIND
+    and FINISH. A request that loadgen itself has ended counts as cut, not as failed. CUTS has its
+    status by the kind of the failure. The column `kind` of a request that succeeded is 0.
+    """
     failure = completion.failure
     if failure is None:
         status = "ok"
-        failure_code = 0
+        kind_code = 0
     else:
         status = CUTS.get(failure.kind, "failed")
-        failure_code = KIND[failure.kind]
+        kind_code = KIND[failure.kind]
+    finish_code = FINISH.get(completion.finish_reason, FINISH["other"])
     return {
         "status": STATUS[status],
-        "kind": failure_code,
+        "kind": kind_code,
         "http_status": completion.http_status,
-        "finish_reason": FINISH.get(completion.finish_reason, FINISH["other"]),
+        "finish_reason": finish_code,
     }
 
 
 def _time_columns(completion: Completion, start_ns: int) -> dict[str, int]:
     """Return the columns of a record with the times and durations of a request, in ns.
 
-    `due_ns` is the scheduled time of the request. The times in `times_ns` are of events that may
-    not have happened, in which case the client and the record have -1. The uncertainties
-    (`..._error_ns`) say by how much an event may have arrived before its timestamp.
+    An event, such as the first token, may not have happened. Its time is then -1, in the completion
+    and in the record. `first_answer_ns` is the first output that is not reasoning. The
+    uncertainties (`..._error_ns`) say by how much an event may have arrived before its timestamp.
 
     Args:
         completion: The times of the request on the monotonic clock, and its durations.
@@ -438,14 +452,16 @@ def _time_columns(completion: Completion, start_ns: int) -> dict[str, int]:
     columns = {}
     for column_name, time_ns in times_ns.items():
         columns[column_name] = time_ns - start_ns if time_ns >= 0 else -1
-    columns["due_ns"] = completion.due - start_ns
-    columns["client_lag_ns"] = completion.client_lag
-    columns["stamp_error_ns"] = completion.stamp_error
-    columns["last_token_error_ns"] = completion.last_token_error
-    columns["max_gap_ns"] = completion.max_gap
-    columns["max_gap_error_ns"] = completion.max_gap_error
-    columns["tcp_ns"] = completion.tcp
-    columns["tls_ns"] = completion.tls
+    columns |= {
+        "due_ns": completion.due - start_ns,
+        "client_lag_ns": completion.client_lag,
+        "stamp_error_ns": completion.stamp_error,
+        "last_token_error_ns": completion.last_token_error,
+        "max_gap_ns": completion.max_gap,
+        "max_gap_error_ns": completion.max_gap_error,
+        "tcp_ns": completion.tcp,
+        "tls_ns": completion.tls,
+    }
     return columns
 
 
@@ -454,9 +470,16 @@ def _token_columns(
 ) -> dict[str, int]:
     """Return the columns of a record with its token counts.
 
-    The counts of input and output tokens have a column each that says where they are from: the
-    server (`usage`), or else the prompt as loadgen built it and the number of output events. A
-    column that is left out takes its default, which is -1 (unknown) for token counts.
+    The columns `input_source` and `output_source` say where a count is from. The counts that the
+    server reports (`usage`) take precedence. Otherwise the input tokens are those of the prompt as
+    loadgen built it, and each output event counts as one token. A column that is left out takes its
+    default, which is -1 (unknown) for token counts.
+
+    Args:
+        completion: How the request ended, and its output events.
+        usage: The counts that the server reported, None for each that it did not.
+        request_facts: The tokens of the prompt as built (column `built_tokens`, -1 if unknown) and
+            the requested output tokens (`asked_output`).
     """
     columns = {
         "built_tokens": request_facts.tokens,
@@ -490,15 +513,18 @@ def _token_columns(
 def _server_timing_columns(completion: Completion, usage: Usage) -> dict[str, int]:
     """Return the columns with the durations (ns) and token counts that the server reports.
 
-    They come from the timing fields in the response. The number of cached tokens is also part of
-    the usage, which takes precedence. What the server does not report is left out.
+    They come from the timing fields in the response, which few servers send. The number of cached
+    tokens is also part of the usage, which takes precedence. What the server does not report is
+    left out, and the record then has the default of the column.
     """
+    cached_tokens = usage.cached
     if completion.server_timing is None:
-        # Most servers report at most the usage.
-        return {} if usage.cached is None else {"cached_tokens": usage.cached}
+        return {} if cached_tokens is None else {"cached_tokens": cached_tokens}
     timing = parse_server_timing(completion.server_timing)
+    if cached_tokens is None:
+        cached_tokens = timing.cached_tokens
     columns = {
-        "cached_tokens": timing.cached_tokens if usage.cached is None else usage.cached,
+        "cached_tokens": cached_tokens,
         "server_queue_ns": timing.queue_ns,
         "server_prefill_ns": timing.prefill_ns,
         "server_transfer_ns": timing.transfer_ns,

@@ -31,6 +31,9 @@ SEGMENT_ROWS = 100_000
 MAX_TEXTS = 10_000
 """Error texts that a worker stores. Later ones are counted without their text."""
 
+NO_TEXT = -1
+"""What a record has in place of the number of an error text if there is none."""
+
 HEAT_EDGES_NS: NDArray[np.int64] = np.logspace(4, 11, 85).astype(np.int64)
 """Edges of the lengths in HEAT: 10 µs to 100 s, 12 per decade."""
 
@@ -88,22 +91,24 @@ class Timeline:
         When a client reads events, it only appends them to the lists of `events`, because that
         happens for each token. Several times per second, this method adds the lists to the
         histograms and bins, and empties them.
+
+        Several events of a request can arrive at the same time. The first of them is in
+        `timestamps`, and in `gaps` with the time since the event before it. The number of the
+        others is in `simultaneous_counts`, as a pair with their time. Their gap is 0.
         """
         events = self.events
         times_ns = np.array(events.timestamps, np.int64)
-        # Events that arrived together with an earlier one have no entry in `timestamps` and `gaps`:
-        # they have its time, and their gap is 0.
-        simultaneous_times_ns, simultaneous_counts = _unzip(events.simultaneous_counts)
-        simultaneous_count = int(simultaneous_counts.sum())
+        simultaneous_times_ns, simultaneous_counts = _split_pairs(events.simultaneous_counts)
+        simultaneous_total = int(simultaneous_counts.sum())
 
         if events.gaps:
             self.gaps.add(np.array(events.gaps, np.int64))
-            self.gaps.add_zeros(simultaneous_count)
+            self.gaps.add_zeros(simultaneous_total)
             events.gaps.clear()
         if not events.timestamps:
             return 0
 
-        event_count = len(events.timestamps) + simultaneous_count
+        event_count = len(events.timestamps) + simultaneous_total
         self._add_uncertainties(events.uncertainties, event_count)
         self._add_to_bins(
             times_ns=np.concatenate((times_ns, simultaneous_times_ns)),
@@ -115,21 +120,26 @@ class Timeline:
         return event_count
 
     def _add_uncertainties(self, uncertainties: list[tuple[int, int]], event_count: int) -> None:
-        """Count the timestamp uncertainties of new events.
+        """Count the timestamp uncertainties of new output events in their histogram.
+
+        An uncertainty is by how much an event may have arrived before its timestamp. Only those
+        above 0 are listed, so all other events are counted with an uncertainty of 0.
 
         Args:
             uncertainties: Pairs of an uncertainty in ns and the number of events that have it.
-            event_count: The number of all new events. Those without an uncertainty are exact.
+            event_count: The number of all new events.
         """
-        uncertainties_ns, counts = _unzip(uncertainties)
+        uncertainties_ns, counts = _split_pairs(uncertainties)
+        exact_event_count = event_count - int(counts.sum())
         self.uncertainties.add(uncertainties_ns, counts)
-        self.uncertainties.add_zeros(event_count - int(counts.sum()))
+        self.uncertainties.add_zeros(exact_event_count)
 
     def _add_to_bins(self, times_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Add events to the bins of their times.
 
-        Bins before the first one in memory have been written to disk and are final. Should an event
-        still come for one of them, it is counted in the first bin in memory.
+        The time from the start of the run is divided into bins of BIN_NS, of which the array `bins`
+        has those from number `first_bin` on. Earlier bins have been written to disk and are final.
+        Should an event still come for one of them, it is counted in the first bin of the array.
 
         Args:
             times_ns: Times on the monotonic clock.
@@ -138,30 +148,36 @@ class Timeline:
         bin_numbers = (times_ns - self._start_ns) // BIN_NS
         bin_indexes = np.maximum(bin_numbers - self.first_bin, 0)
         new_counts = np.bincount(bin_indexes, weights=counts).astype(np.int64)
-        if len(new_counts) > len(self.bins):
-            # The array becomes twice as long as needed, so that this happens rarely.
-            larger_bins = np.zeros(len(new_counts) * 2, np.int64)
-            larger_bins[: len(self.bins)] = self.bins
-            self.bins = larger_bins
-        self.bins[: len(new_counts)] += new_counts
-        self.bin_count = max(self.bin_count, len(new_counts))
+        needed_length = len(new_counts)
+        if needed_length > len(self.bins):
+            self._enlarge_bins(2 * needed_length)  # The factor makes this a rare event.
+        self.bins[:needed_length] += new_counts
+        self.bin_count = max(self.bin_count, needed_length)
+
+    def _enlarge_bins(self, length: int) -> None:
+        """Replace the array of bins by a longer one with the same counts."""
+        larger_bins = np.zeros(length, np.int64)
+        larger_bins[: len(self.bins)] = self.bins
+        self.bins = larger_bins
 
     def discard_final_bins(self) -> None:
         """Drop the bins that will not change any more, after all bins have been written to disk.
 
-        The last GROWING_BINS bins stay, because events may still be added to them. Nothing is done
-        until there are more final bins than that, so that bins are moved rarely.
+        The last GROWING_BINS bins in use may still change. They move to the start of the array.
+        Nothing is done as long as there are at most GROWING_BINS final bins, so that this happens
+        rarely and the two ranges of the array do not overlap.
         """
         final_count = self.bin_count - GROWING_BINS
         if final_count <= GROWING_BINS:
             return
-        self.bins[:GROWING_BINS] = self.bins[final_count : self.bin_count]
+        growing_bins = self.bins[final_count : self.bin_count]
+        self.bins[:GROWING_BINS] = growing_bins
         self.bins[GROWING_BINS:] = 0
         self.first_bin += final_count
         self.bin_count = GROWING_BINS
 
 
-def _unzip(pairs: list[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split_pairs(pairs: list[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first and the second numbers of pairs: [(7, 1), (9, 2)] gives [7, 9], [1, 2]."""
     table = np.array(pairs, np.int64).reshape(-1, 2)  # The shape is also right without any pair.
     return table[:, 0], table[:, 1]
@@ -180,7 +196,7 @@ class RecordLog:
     def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
         """Open the files of a worker, or create them.
 
-        If the worker died and was started again, it continues the files that it has.
+        If the worker died and was started again, its files are continued.
 
         Args:
             folder: The folder of the run.
@@ -198,29 +214,34 @@ class RecordLog:
         self._new_event_times: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_samples: list[WorkerSample] = []
-        # A method that called `append` would cost one more call for each request. The list must
-        # therefore never be replaced by another one.
+        # `add_record` is the method of the list itself, which saves a call for each request. So
+        # this list must never be replaced by another one.
         self.add_record = self._new_rows.append
 
         self._open_last_segment()
         self._sample_fd = self._open("seconds")
         self._text_fd = self._open("texts")
-        # The file may begin with texts of a worker that died. They count, but are not looked up, so
-        # a text that they have already is stored again.
+        # Error texts are numbered in the order of the file, which may begin with those of a worker
+        # that died. `_text_numbers` has only new ones, so such a text may be stored a second time.
         self._text_count = self._finish_last_text()
         self._text_numbers: dict[str, int] = {}
         self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}  # see `_append_gap_counts`
 
     def _open_last_segment(self) -> None:
-        """Open the last file of rows of this worker, or its first one if it has none yet."""
-        file_name = "rows"
-        self._segment_start = 0  # the index of the first row of the file among all of this worker
+        """Open the last file of rows of this worker, or its first one if it has none yet.
+
+        The rows (records) of a worker are numbered from 0 and divided into files, its segments. The
+        first one is `w0.rows` for worker 0, and one from row 200,000 on `w0.000000200000.rows`.
+        `_open` adds the prefix `w0.` to a name.
+        """
+        name_without_worker = "rows"
+        self._segment_start = 0  # the number of the first row in the file
         segments_of_worker = segments(self._folder, self._worker)
         if segments_of_worker:
             last_segment = segments_of_worker[-1]
-            file_name = last_segment.path.name.removeprefix(f"w{self._worker}.")
+            name_without_worker = last_segment.path.name.removeprefix(f"w{self._worker}.")
             self._segment_start = last_segment.first
-        self._row_fd = self._open(file_name)
+        self._row_fd = self._open(name_without_worker)
         self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
 
     def _path(self, name: str) -> Path:
@@ -240,34 +261,38 @@ class RecordLog:
     def add_event_times(self, request_name: str, times_ns: array[int]) -> None:
         """Add the times of the output events of one request, which `--keep gaps` stores.
 
-        The file holds for each request its slot, the number of its times, and the times. A request
-        with fewer than two output events is left out, because it has no time between events.
+        The file has integers of 64 bits: for each request the number of its slot (its place in the
+        schedule), the number of its times, and the times. A request with fewer than two output
+        events is left out, because it has no time between events.
 
         Args:
-            request_name: The id of the request, RUN-SLOT. RUN may contain hyphens, too.
+            request_name: The id of the request: the id of the run, which may contain hyphens, a
+                hyphen, and the number of the slot.
             times_ns: The times of its output events, in order.
         """
         if len(times_ns) < 2:
             return
-        slot = int(request_name.rpartition("-")[2])
-        self._new_event_times.append(array("q", (slot, len(times_ns))))
+        slot_number = int(request_name.rpartition("-")[2])
+        header = array("q", (slot_number, len(times_ns)))
+        self._new_event_times.append(header)
         self._new_event_times.append(times_ns)
 
-    def number_text(self, text: str) -> int:
-        """Store an error text if it is new, and return its number, which a record refers to.
+    def store_text(self, text: str) -> int:
+        """Store an error text if it is new, and return its number, by which a record refers to it.
 
-        Return -1 for a new text if MAX_TEXTS texts are stored already.
+        The number is the index of the text in the file of the worker. Return NO_TEXT for a new text
+        if MAX_TEXTS texts are stored already.
         """
-        number = self._text_numbers.get(text)
-        if number is not None:
-            return number
+        known_number = self._text_numbers.get(text)
+        if known_number is not None:
+            return known_number
         if self._text_count >= MAX_TEXTS:
-            return -1
-        number = self._text_count
-        self._text_numbers[text] = number
+            return NO_TEXT
+        new_number = self._text_count
+        self._text_numbers[text] = new_number
         self._text_count += 1
         self._new_texts.append(text)
-        return number
+        return new_number
 
     def add_sample(self, sample: WorkerSample) -> None:
         """Add the sample that a worker takes of itself once a second."""
@@ -313,14 +338,16 @@ class RecordLog:
     ) -> None:
         """Write the counts of the output events of a stage, which a worker does every 2 s.
 
-        The histograms replace those of the last call. Of the timeline, only the bins from
-        `first_bin` on are written, since earlier ones do not change any more. The gaps since the
-        last call are also appended for the heat map.
+        The file of each histogram is replaced, since a histogram has all events of the stage so
+        far. The timeline is the number of events in each bin, a time of BIN_NS. Of its file, only
+        the bins from `first_bin` on are overwritten, since earlier ones do not change any more. The
+        gaps since the last call are appended to the heat map, which shows how they change over
+        time.
 
         Args:
-            stage: The index of the stage.
+            stage: The index of the stage (phase) of the load.
             gaps: The times between output events of a request.
-            bins: The numbers of output events per BIN_NS, the timeline.
+            bins: The last bins of the timeline.
             first_bin: The number of the bin in `bins[0]`.
             uncertainties: The timestamp uncertainties of output events, or None if they are not
                 known.
@@ -330,7 +357,8 @@ class RecordLog:
             path = self._event_count_path(f"{UNCERTAINTY_PREFIX}{stage}")
             replace(path, uncertainties.to_bytes())
         self._write_bins(stage, bins, first_bin)
-        self._append_gap_counts(stage, gaps, end_ns=(first_bin + len(bins)) * BIN_NS)
+        timeline_end_ns = (first_bin + len(bins)) * BIN_NS
+        self._append_gap_counts(stage, gaps, end_ns=timeline_end_ns)
 
     def _write_bins(self, stage: int, bins: NDArray[np.int64], first_bin: int) -> None:
         """Write bins at their place in the timeline file of a stage. Earlier ones are kept."""
@@ -345,11 +373,11 @@ class RecordLog:
         return self._folder / "flows" / f"w{self._worker}.{name}"
 
     def _append_gap_counts(self, stage: int, gaps: Histogram, end_ns: int) -> None:
-        """Append a column of the heat map that shows the gaps of a stage over time.
+        """Append a column to the heat map that shows the gaps of all stages over time.
 
-        A gap is the time between two output events of a request. A column has, for each of several
-        ranges of lengths, the number of gaps since the last call. If there was none, nothing is
-        written.
+        A gap is the time between two output events of a request. A column, a record of the type
+        HEAT, has for each of several ranges of lengths the number of gaps since the last call. If
+        there was none, nothing is written.
 
         Args:
             stage: The index of the stage.
@@ -357,7 +385,8 @@ class RecordLog:
             end_ns: The end of the period that the record covers, from the start of the run.
         """
         total_counts = _count_gaps_by_length(gaps)
-        new_counts = total_counts - self._gap_counts_by_stage.get(stage, 0)
+        previous_counts = self._gap_counts_by_stage.get(stage, np.zeros_like(total_counts))
+        new_counts = total_counts - previous_counts
         self._gap_counts_by_stage[stage] = total_counts
         if not new_counts.any():
             return
@@ -433,12 +462,15 @@ RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("virtual_user", "<
 def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
     """Return the slots of the schedule that a worker has recorded, as an array of RECORDED_SLOT.
 
-    After a worker died, its slots that are not among these count as lost. The worker must have
-    stopped writing. A slot may occur twice: the compactor, a process that converts full segments
-    of records to Parquet files, may have written such a file and not yet deleted the segment.
+    A slot is the place of one request in the schedule. After a worker died, its slots that are not
+    among these count as lost. The worker must have stopped writing.
+
+    The worker has written its records to segments, files of binary records. Another process, the
+    compactor, may be converting them to Parquet files at this time. It writes a Parquet file before
+    it deletes the segment, so a record is in one of the two or in both, and a slot may occur twice.
     """
-    # The segments are read first. Because the compactor writes a Parquet file before it deletes the
-    # segment, a record that is no longer in a segment then is in a Parquet file.
+    # The segments must be read first. What has been deleted from them is in a Parquet file by then.
+    # In the other order, records that are converted between the two reads would be missed.
     records = [complete_rows(segment.path) for segment in segments(folder, worker)]
     parquet_files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if parquet_files:

@@ -47,27 +47,46 @@ async def _reset_cache(settings: Settings, probe: ProbeResult) -> None:
     """Empty the prefix cache of one target.
 
     Raises:
-        UserError: This kind of server has no request for it.
+        UserError: This kind of server has no API to empty its cache.
         TargetError: The server cannot be reached or does not empty its cache.
     """
-    target = probe.target
-    server_profile = probe.server_profile
-    if not server_profile.cache_reset_path:
-        message = f"{server_profile.title} has no API to empty its prefix cache"
-        hint = (
-            "leave reset_cache out, and use --salt fresh for prompts that no cache "
-            "holds, or restart the server"
-        )
-        raise UserError("unsupported", message, target.redacted, hint)
+    has_reset_api = probe.server_profile.cache_reset_path != ""
+    if not has_reset_api:
+        raise _missing_api_error(probe)
     response = await _request_cache_reset(settings, probe)
     refusal = _describe_refusal(response)
     if refusal:
-        message = (
+        raise _refused_reset_error(probe, refusal)
+
+
+def _missing_api_error(probe: ProbeResult) -> UserError:
+    """Return the error for a kind of server that has no API to empty its prefix cache."""
+    return UserError(
+        "unsupported",
+        message=f"{probe.server_profile.title} has no API to empty its prefix cache",
+        where=probe.target.redacted,
+        hint=(
+            "leave reset_cache out, and use --salt fresh for prompts that no cache "
+            "holds, or restart the server"
+        ),
+    )
+
+
+def _refused_reset_error(probe: ProbeResult, refusal: str) -> TargetError:
+    """Return the error for a server that did not empty its cache.
+
+    `refusal` says why. It may repeat the API key, which is removed.
+    """
+    server_profile = probe.server_profile
+    return TargetError(
+        "invalid_answer",
+        message=(
             f"{server_profile.title} did not empty its prefix cache: POST "
-            f"{server_profile.cache_reset_path} {target.redact(refusal)}"
-        )
-        hint = server_profile.cache_reset_hint
-        raise TargetError("invalid_answer", message, target.redacted, hint)
+            f"{server_profile.cache_reset_path} {probe.target.redact(refusal)}"
+        ),
+        where=probe.target.redacted,
+        hint=server_profile.cache_reset_hint,
+    )
 
 
 async def _request_cache_reset(settings: Settings, probe: ProbeResult) -> HttpResponse:

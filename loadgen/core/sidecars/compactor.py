@@ -41,9 +41,9 @@ class ParquetParts:
         self._parts: list[Path] = []
         (folder / "requests").mkdir(exist_ok=True)
 
-    def add(self, segment: Segment, start: int, rows: NDArray[np.void]) -> None:
-        """Write new records of a segment; the first one has the index `start` at its worker."""
-        self._write(segment.worker, start, rows)
+    def add(self, segment: Segment, first_row: int, rows: NDArray[np.void]) -> None:
+        """Write new records of a segment. The first one is record `first_row` of its worker."""
+        self._write(segment.worker, first_row, rows)
 
     def replace_segment(self, segment: Segment) -> None:
         """Write the records of a complete segment as one file that replaces the small ones."""
@@ -55,8 +55,8 @@ class ParquetParts:
                 path.unlink()
                 self._parts.remove(path)
 
-    def _write(self, worker: int, start: int, rows: NDArray[np.void]) -> Path:
-        path = self._folder / "requests" / f"w{worker}-{start:012d}.parquet"
+    def _write(self, worker: int, first_row: int, rows: NDArray[np.void]) -> Path:
+        path = self._folder / "requests" / f"w{worker}-{first_row:012d}.parquet"
         parquet.write_tables(path, [parquet.to_table(rows, worker_texts(self._folder, worker))])
         if path not in self._parts:
             self._parts.append(path)
@@ -148,42 +148,44 @@ def _wait_for_end(end_signal: TextIO, elapsed_s: float) -> bool:
 def _convert_new_records(folder: Path, parts: ParquetParts, converted_rows: dict[int, int]) -> None:
     """Convert the records that workers have added to the record log since the last call.
 
-    A complete segment (a file of the record log that is full) is deleted, after all its records
-    have been written to one Parquet file.
+    Each worker writes its records to one segment (a file of the record log) after the other. New
+    records are first written to small Parquet files. When a segment is complete, a single Parquet
+    file of all its records replaces these, and the segment is deleted.
 
     Args:
         folder: The folder of the run.
         parts: Writes the Parquet files.
         converted_rows: For each worker, how many of its records are in Parquet. It is updated.
     """
-    for segment, is_complete in _with_completeness(segments(folder)):
-        start = converted_rows.get(segment.worker, 0)
-        rows = _read_rows_from(segment, start)
-        if len(rows):
-            parts.add(segment, start, rows)
-            converted_rows[segment.worker] = start + len(rows)
+    all_segments = segments(folder)
+    # The segments of a worker are in order, so a dict keeps the last one.
+    last_segment_of_worker = {segment.worker: segment for segment in all_segments}
+    for segment in all_segments:
+        first_new_row = converted_rows.get(segment.worker, 0)
+        new_rows = _read_rows_from(segment, first_new_row)
+        if len(new_rows):
+            parts.add(segment, first_new_row, new_rows)
+            converted_rows[segment.worker] = first_new_row + len(new_rows)
+        # A worker begins a segment when the one before it is full.
+        is_complete = segment != last_segment_of_worker[segment.worker]
         if is_complete:
             parts.replace_segment(segment)
             segment.path.unlink()
 
 
-def _read_rows_from(segment: Segment, start: int) -> NDArray[np.void]:
-    """Return the complete records of a segment from the index `start` of its worker on.
+def _read_rows_from(segment: Segment, first_row: int) -> NDArray[np.void]:
+    """Return the records of a segment (a file of a worker's records) from a record on.
 
     A last record that the worker is still writing is left for the next read.
+
+    Args:
+        segment: The segment. Its first record is record `segment.first` of its worker.
+        first_row: The first record to return, counted from the first record of the worker. Example:
+            from a segment with the records 100 to 199 of a worker, 150 returns the second half.
     """
-    skipped_rows = start - segment.first
-    row_count = segment.path.stat().st_size // ROW.itemsize - skipped_rows
-    if row_count <= 0:
+    skipped_rows = first_row - segment.first
+    complete_rows = segment.path.stat().st_size // ROW.itemsize
+    remaining_rows = complete_rows - skipped_rows
+    if remaining_rows <= 0:
         return np.zeros(0, ROW)
-    return np.fromfile(segment.path, ROW, row_count, offset=skipped_rows * ROW.itemsize)
-
-
-def _with_completeness(all_segments: list[Segment]) -> Iterator[tuple[Segment, bool]]:
-    """Yield each segment and whether it is complete, because its worker has begun a later one.
-
-    The segments of a worker are in order.
-    """
-    last_start_by_worker = {segment.worker: segment.first for segment in all_segments}
-    for segment in all_segments:
-        yield segment, segment.first < last_start_by_worker[segment.worker]
+    return np.fromfile(segment.path, ROW, remaining_rows, offset=skipped_rows * ROW.itemsize)

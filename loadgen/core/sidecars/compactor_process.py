@@ -68,15 +68,21 @@ class Compactor:
             )
 
     def finish(self) -> bool:
-        """Convert the remaining records at the end of a run, in the process or here.
+        """Convert the remaining records at the end of a run, and wait until that is done.
 
-        Return True if all records are in Parquet, so that the record log can be deleted.
+        The process does it if it has begun to convert records. Otherwise it is done here.
+
+        Returns:
+            True if all records are in Parquet, so that the record log can be deleted. If False,
+            `failure` says what went wrong.
         """
-        if self.close() == NOT_BEGUN:
+        exit_code = self.close()
+        if exit_code == NOT_BEGUN:
+            # Short runs that fail before their end do not need this module.
             from loadgen.core.sidecars.compactor import compact_records
 
             compact_records(self._folder)
-        return not self.failure
+        return self.failure == ""
 
     def close(self) -> int:
         """Tell the process that the run is over, wait for its end, and return its exit code.

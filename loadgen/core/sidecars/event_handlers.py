@@ -27,7 +27,7 @@ from loadgen.core.metrics import reasons
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
 from loadgen.core.sidecars import cache_reset
-from loadgen.core.sidecars.profiler import Profiler, ProfilerOptions, profile_span
+from loadgen.core.sidecars.profiler import Profiler, ProfilerOptions, check_stage_exists
 from loadgen.core.sidecars.scraper import Scraper
 
 LOOKUP_S = 5.0
@@ -113,18 +113,20 @@ class MetricsPages:
     def _add_pages(self, manifest: RunManifest, scraper: Scraper) -> RunManifest:
         """Return the manifest with the URLs of the pages that are read.
 
-        The user may request that servers report the timing of each request. If a server does so
-        neither in its responses nor on a page, a note about the first such server is added.
+        The user may request that servers report the timing of each request, which they do in their
+        responses or on a page of their own (`pages.accounts`). If some servers do not report it in
+        their responses, and no server has such a page, a note about the first of them is added.
         """
         pages = scraper.find_pages()
-        manifest = msgspec.structs.replace(
+        manifest_with_pages = msgspec.structs.replace(
             manifest, server_pages=scraper.metrics_urls(), energy_pages=pages.energy
         )
         has_timing_pages = len(pages.accounts) > 0
         if has_timing_pages or not self._servers_without_timing:
-            return manifest
+            return manifest_with_pages
         values = {"server": self._servers_without_timing[0]}
-        return run_manifest.add_notes(manifest, reasons.make_note("server_timing_missing", values))
+        note = reasons.make_note("server_timing_missing", values)
+        return run_manifest.add_notes(manifest_with_pages, note)
 
 
 class Profiling:
@@ -140,21 +142,21 @@ class Profiling:
         """Handle an event of the run. Without `--profile`, nothing happens.
 
         The process is started when the targets have been probed, gets the times of the profilers
-        when the load starts, and is ended after the load. The manifest with notes on what was
-        profiled is then returned. Other events return None.
+        when the load starts, and is ended after the load. After a load that has not failed, the
+        manifest with notes on what was profiled is returned. All other events return None.
 
         Raises:
-            UserError: The load has no stage of the name in `--profile`. This is checked before the
-                load, when the stages are known.
+            UserError: The load has no stage of the name in `--profile`.
         """
         if isinstance(event, events.TargetsProbed) and event.settings.profile is not None:
             self._options = event.settings.profile
             self._profiler = Profiler(event.settings.pages, event.probe_results)
-        if self._options is None or self._profiler is None:
+        if self._options is None or self._profiler is None:  # Without `--profile`.
             return None
         if isinstance(event, events.ManifestCreated):
+            # The stages are known from here on, so an unknown one is reported before the load.
             self._stages = event.manifest.stages
-            profile_span(self._options, self._stages)  # It raises the error.
+            check_stage_exists(self._options, self._stages)
         elif isinstance(event, events.LoadStarted):
             self._profiler.begin(event.start_ns, self._stages, self._options)
         elif isinstance(event, events.LoadEnded):
@@ -204,9 +206,10 @@ class CacheReset:
     def __call__(self, event: events.RunEvent) -> None:
         """Handle an event of the run.
 
-        The targets are known when they have been probed. Their caches are emptied only when the run
-        is planned, because until then a check may refuse the run, which should leave the servers as
-        they are. Servers of embeddings and scores have no such cache.
+        The targets are known when they have been probed (`TargetsProbed`). Further checks follow,
+        and a run that they refuse should leave the servers as they are. So the caches are emptied
+        only when all checks have passed (`RunPlanned`). Servers of embeddings and scores have no
+        such cache.
 
         Raises:
             LoadgenError: A cache could not be emptied.
@@ -219,6 +222,7 @@ class CacheReset:
                 if result.target.api not in NON_GENERATIVE_APIS
             ]
         elif isinstance(event, events.RunPlanned) and self._settings is not None:
+            # No event loop runs in this thread before the load.
             asyncio.run(cache_reset.reset_caches(self._settings, self._probe_results))
 
 
@@ -308,30 +312,28 @@ class ShardStart:
 
     def __init__(self) -> None:
         """Begin without a plan."""
-        self._planned: events.RunPlanned | None = None
-        self._delay_ns = 0
+        self._planned_run: events.RunPlanned | None = None
+        self._delay_ns = 0  # by how much the load started later than planned
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Record the start of the load in the manifests of a shard, a part of a distributed run.
+        """Record in the manifest of a shard when its load started.
 
-        When the load starts, it is recorded in the manifest on disk, in case the run is killed.
-        When the load has ended, it is recorded in the final manifest.
-
-        Returns:
-            The final manifest with the start. None for other events, and for a run that is not a
-            shard, whose manifests stay as they are.
+        A shard is the part of a distributed run that one machine sends. A run without shards is
+        left as it is. When the load starts, the time is written into the manifest on disk, in case
+        the run is killed later. When the load has ended, it is added to the final manifest, which
+        is returned. All other events return None.
         """
         if isinstance(event, events.RunPlanned):
-            self._planned = event
-        if self._planned is None:
+            self._planned_run = event
+        if self._planned_run is None:
             return None
-        job = self._planned.plan.job
+        job = self._planned_run.plan.job
         shard_of_run = job.settings.shard
         if shard_of_run is None:
             return None
         if isinstance(event, events.LoadStarted):
             self._delay_ns = shard.start_delay_ns(shard_of_run, event.start_ns)
-            write_manifest(job.folder, self._record_start(self._planned.manifest))
+            write_manifest(job.folder, self._record_start(self._planned_run.manifest))
         elif isinstance(event, events.LoadEnded) and event.manifest is not None:
             return self._record_start(event.manifest)
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loadgen_sdk.probe.probe import ProbeResult
     from loadgen_sdk.transport.tls import Tls
 
-    PathsOf: TypeAlias = Callable[[ProbeResult], tuple[str, ...]]
+    GetPaths: TypeAlias = Callable[[ProbeResult], tuple[str, ...]]
 
 SERVER_METRICS_KEYWORDS = ("auto", "off", "drain")
 """The values of `--server-metrics` that are not URLs."""
@@ -171,9 +171,12 @@ def _metrics_addresses(
 ) -> tuple[PageAddress, ...]:
     """Return the metrics pages that the user names, or else those of the targets.
 
-    `--server-metrics off` means that no page is read. Some servers have statistics that each read
-    removes from the server. Other readers would miss them, so they are read only with
-    `--server-metrics drain`.
+    `options.pages` has the values of `--server-metrics`, which are URLs or one of these keywords:
+
+    - `off`: No page is read.
+    - `drain`: Pages that a read empties are read, too. Some servers have such a page. Another
+      program that reads it would miss what loadgen has read, so this is not the default.
+    - `auto`: The usual pages of the targets are read.
     """
     if "off" in options.pages:
         return ()
@@ -258,25 +261,26 @@ def _breakdown_paths(probe: ProbeResult) -> tuple[str, ...]:
 def _target_addresses(
     options: MetricsPageOptions,
     probes: Sequence[ProbeResult],
-    paths_of: PathsOf,
+    get_paths: GetPaths,
     kind: PageKind,
     *,
     is_emptied_by_read: bool = False,
 ) -> tuple[PageAddress, ...]:
     """Return the pages of one kind that the targets serve.
 
-    A server that is a target several times, with several keys, is read once.
+    The same server may be a target several times, with several API keys. Its page is read once.
 
     Args:
         options: The options of the run.
         probes: What the probe found out about each target.
-        paths_of: Returns the possible paths of the page of a target, or nothing if it has none.
+        get_paths: Returns the paths at which the page of a target may be. Usually there is one, and
+            none if this kind of server has no such page.
         kind: What is read from the pages.
-        is_emptied_by_read: See `PageAddress`.
+        is_emptied_by_read: Whether reading a page removes its content from the server.
     """
     address_by_urls: dict[tuple[str, ...], PageAddress] = {}
     for target_index, probe in enumerate(probes):
-        paths = paths_of(probe)
+        paths = get_paths(probe)
         if not paths:
             continue
         address = _target_address(
@@ -302,8 +306,16 @@ def _target_address(
 ) -> PageAddress:
     """Return the address of a page that a target serves at one of several possible paths.
 
-    A metrics page also has the names under which its series are stored, because servers of
-    different kinds report the same quantity under different names.
+    Servers of different kinds report the same quantity under different names. The field `names` of
+    the address says under which other name a metric of this server is stored.
+
+    Args:
+        paths: The possible paths of the page.
+        target_index: The index of the target among the targets of the run.
+        probe: What the probe found out about the target, such as its host and its kind of server.
+        kind: What is read from the page.
+        headers: The headers of each request for the page.
+        is_emptied_by_read: Whether reading the page removes its content from the server.
     """
     target = probe.target
     scheme = "https" if target.tls else "http"
@@ -334,17 +346,18 @@ def _address_of_url(
 ) -> PageAddress:
     """Return the address of a page that the user gave as a URL. The default path is `/metrics`.
 
-    If the page is on the host and port of a target, it belongs to this target and gets its headers.
-    A user and password in the URL are sent as basic authorization.
+    A page on the host and port of a target gets the headers of this target, such as its API key. A
+    user and password in the URL are sent as basic authorization instead.
 
     Args:
         url: The URL.
-        target: The index of the target that it belongs to, or None to find it by host and port.
+        target: The index of the target that the page belongs to. If it is None, the page belongs to
+            the target on the same host and port, if there is one.
         options: The options of the run.
         probes: What the probe found out about each target.
         kind: What is read from the page.
-        is_emptied_by_read: Whether reading the page removes its content on the server. loadgen
-            reads such a page only if the user has named it, so this is assumed by default.
+        is_emptied_by_read: Whether reading the page may remove its content from the server. That is
+            allowed for a page that the user has named.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -353,18 +366,20 @@ def _address_of_url(
     port = parts.port or default_port
     path = parts.path or "/metrics"
     path_and_query = f"{path}?{parts.query}" if parts.query else path
+    # The URL in reports has no query, which may contain a secret.
+    reported_url = f"{parts.scheme}://{_format_authority(host, port)}{path}"
 
     same_host_target = _find_target(host, port, probes)
     headers: dict[str, str] = {}
     if same_host_target is not None:
         headers = target_headers(options, same_host_target, probes[same_host_target])
     return PageAddress(
-        target=same_host_target if target is None else target,
+        target=target if target is not None else same_host_target,
         host=host,
         port=port,
         tls=is_tls,
         paths=(path_and_query,),
-        urls=(f"{parts.scheme}://{_format_authority(host, port)}{path}",),
+        urls=(reported_url,),
         headers=headers | _basic_authorization(parts),
         kind=kind,
         is_emptied_by_read=is_emptied_by_read,

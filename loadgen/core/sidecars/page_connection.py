@@ -78,24 +78,34 @@ class PageConnection:
         self._connection.close()
 
     def _read_body(self, response: HTTPResponse, sock: socket, max_bytes: int) -> bytes:
-        """Return the body of a response.
+        """Return the body of a response, which must arrive completely within the timeout.
 
-        The timeout of a socket applies to each read only. A server that sends a byte now and then
-        would never exceed it, so the timeout is shortened to the time that remains.
+        The timeout of a socket applies to each single read. A server that sends a byte now and then
+        would never exceed it. So before each read, it is shortened to the time that remains.
 
-        Raises ValueError if the body takes longer than the timeout, is longer than `max_bytes`, or
-        ends too early.
+        Args:
+            response: The response.
+            sock: The socket from which it is read.
+            max_bytes: The largest size of the body.
+
+        Raises:
+            ValueError: The body takes too long, is too large, or ends too early.
         """
         deadline_s = monotonic() + self._timeout_s
         body = bytearray()
         while chunk := response.read1(READ_BYTES):
             body += chunk
             remaining_s = deadline_s - monotonic()
-            if remaining_s <= 0 or len(body) > max_bytes:
+            is_too_slow = remaining_s <= 0
+            is_too_large = len(body) > max_bytes
+            if is_too_slow or is_too_large:
                 raise ValueError(f"{len(body):,} bytes after {self._timeout_s:g} s")
-            if response.isclosed():  # from Python 3.13 on, with the last byte of the body
+            # From Python 3.13 on, a response closes itself after the last byte of its body. The
+            # socket may then be closed, too, and has no timeout to set.
+            if response.isclosed():
                 break
             sock.settimeout(remaining_s)
-        if response.length:
-            raise ValueError(f"the response ends {response.length:,} bytes too early")
+        missing_bytes = response.length  # None if the server did not send the length.
+        if missing_bytes:
+            raise ValueError(f"the response ends {missing_bytes:,} bytes too early")
         return bytes(body)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import msgspec
 from loadgen_sdk.transport.tls import Tls
@@ -125,30 +125,58 @@ def parse_profile_option(text: str) -> ProfilerOptions:
     return ProfilerOptions(stage, units.duration_ns(duration) if colon else None)
 
 
-def profile_span(options: ProfilerOptions, stages: Sequence[StagePlan]) -> tuple[int, int | None]:
-    """Return when the profilers start and stop, in ns from the start of the run.
+class RunSpan(NamedTuple):
+    """A time of the run, in ns from its start. An `end_ns` of None means the end of the load."""
 
-    The second value is None if they run until the end of the load. Raises UserError if the load
-    does not have the stage.
+    begin_ns: int
+    end_ns: int | None
+
+
+def profile_span(options: ProfilerOptions, stages: Sequence[StagePlan]) -> RunSpan:
+    """Return when the profilers start and stop.
+
+    They run from the start of the first profiled stage to the end of the last one, but at most for
+    `options.max_duration_ns`. A stage that ends with its last response has no planned end. The
+    profilers then run until the end of the load, unless their time is limited.
+
+    Raises UserError if the load does not have the stage.
+    """
+    profiled_stages = _select_profiled_stages(options, stages)
+    begin_ns = profiled_stages[0].start_ns
+    end_ns = profiled_stages[-1].end_ns
+    if options.max_duration_ns is None:
+        return RunSpan(begin_ns, end_ns)
+    latest_end_ns = begin_ns + options.max_duration_ns
+    if end_ns is None:
+        return RunSpan(begin_ns, latest_end_ns)
+    return RunSpan(begin_ns, min(end_ns, latest_end_ns))
+
+
+def check_stage_exists(options: ProfilerOptions, stages: Sequence[StagePlan]) -> None:
+    """Raise UserError if the load does not have the stage whose time is to be profiled."""
+    _select_profiled_stages(options, stages)
+
+
+def _select_profiled_stages(
+    options: ProfilerOptions, stages: Sequence[StagePlan]
+) -> list[StagePlan]:
+    """Return the stages to profile, at least one: the measured ones, or those of a name.
+
+    Raises UserError if the load has no such stage.
     """
     if options.stage == STEADY:
         profiled_stages = [stage for stage in stages if stage.measured]
     else:
         profiled_stages = [stage for stage in stages if stage.name == options.stage]
-    if not profiled_stages:
-        names = [STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)]
-        raise UserError(
-            "unknown_name",
-            f"the load has no stage {options.stage!r}",
-            f"--profile {options.stage}",
-            f"known: {', '.join(names)}",
-        )
-    begin_ns = profiled_stages[0].start_ns
-    end_ns = profiled_stages[-1].end_ns
-    if options.max_duration_ns is not None:
-        latest_end_ns = begin_ns + options.max_duration_ns
-        end_ns = latest_end_ns if end_ns is None else min(end_ns, latest_end_ns)
-    return begin_ns, end_ns
+    if profiled_stages:
+        return profiled_stages
+    known_names = [STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)]
+    raise UserError(
+        "unknown_name",
+        message=f"the load has no stage {options.stage!r}",
+        where=f"--profile {options.stage}",
+        hint=f"known: {', '.join(known_names)}",
+    )
 
 
 class Profiler:
@@ -190,9 +218,9 @@ class Profiler:
             options: The options of the profilers.
         """
         self._start_ns = start_ns
-        begin_ns, end_ns = profile_span(options, stages)
-        begin_s = (start_ns + begin_ns) / 1e9
-        end_s = None if end_ns is None else (start_ns + end_ns) / 1e9
+        span = profile_span(options, stages)
+        begin_s = (start_ns + span.begin_ns) / 1e9
+        end_s = None if span.end_ns is None else (start_ns + span.end_ns) / 1e9
         self._send(ProfileSpan(begin_s=begin_s, end_s=end_s))
 
     def close(self) -> None:
@@ -282,20 +310,27 @@ def _check_has_profiler(probes: Sequence[ProbeResult]) -> None:
 def _profiled_servers(
     pages: MetricsPageOptions, probes: Sequence[ProbeResult]
 ) -> tuple[ProfiledServer, ...]:
-    """Return the servers of the targets, each of them once."""
+    """Return the servers of the targets, each of them once.
+
+    Several targets can be the same server, for example with different API keys. They then have the
+    same host, port and path to start the profiler, which may be started only once.
+    """
     servers: dict[tuple[str, int, str], ProfiledServer] = {}
-    for i, probe in enumerate(probes):
+    for target_index, probe in enumerate(probes):
         target = probe.target
-        server = ProfiledServer(
+        start_path = target.server_path("/start_profile")
+        server_key = (target.host, target.port, start_path)
+        if server_key in servers:
+            continue
+        servers[server_key] = ProfiledServer(
             host=target.host,
             port=target.port,
             tls=target.tls,
             url=target.redacted,
-            start_path=target.server_path("/start_profile"),
+            start_path=start_path,
             stop_path=target.server_path("/stop_profile"),
-            headers=target_headers(pages, i, probe),
+            headers=target_headers(pages, target_index, probe),
         )
-        servers.setdefault((server.host, server.port, server.start_path), server)
     return tuple(servers.values())
 
 
@@ -344,30 +379,38 @@ class _ServerProfilers:
 
 
 def run_profiler_process(source: BinaryIO, output: BinaryIO) -> None:
-    """Run the process that starts and stops the profilers.
+    """Run the process that starts and stops the profilers of the servers during a load.
 
-    It exchanges JSON lines with the command that runs the load:
-
-    1. It reads the job, a `ProfileJob`.
-    2. It writes which servers have no profiler. If there are any, the command gives up.
-    3. It reads when the profilers should run, a `ProfileSpan`. The command may end before.
-    4. When the profilers have stopped, or without a step 3, it writes what was done.
+    It exchanges JSON lines with the command that runs the load. It reads the job, and writes which
+    servers have no profiler. If there are none, it reads when the profilers should run. At the end
+    it writes what was done.
 
     Args:
         source: The pipe from the command. When it ends, the profilers are stopped early.
-        output: The pipe to it.
+        output: The pipe to the command.
     """
     profilers = _ServerProfilers(msgspec.json.decode(source.readline(), type=ProfileJob))
     missing = [server.url for server in profilers.servers if profilers.is_missing(server)]
     _report(output, ProfileOutcome(missing=tuple(missing)))
-    outcome = ProfileOutcome()
-    if not missing:
-        span_line = source.readline()
-        has_load = span_line != b""
-        if has_load:
-            span = msgspec.json.decode(span_line, type=ProfileSpan)
-            outcome = _profile(profilers, span, source)
+    if missing:
+        outcome = ProfileOutcome()  # The command reports an error, and there is no load.
+    else:
+        outcome = _profile_when_load_starts(profilers, source)
     _report(output, outcome)
+
+
+def _profile_when_load_starts(profilers: _ServerProfilers, source: BinaryIO) -> ProfileOutcome:
+    """Wait for the start of the load, run the profilers, and return what was done.
+
+    When the load starts, the command sends the time in which the profilers should run. If the pipe
+    ends without it, the run has ended before its load, and nothing is done.
+    """
+    span_line = source.readline()
+    has_load_started = span_line != b""
+    if not has_load_started:
+        return ProfileOutcome()
+    span = msgspec.json.decode(span_line, type=ProfileSpan)
+    return _profile(profilers, span, source)
 
 
 def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -> ProfileOutcome:

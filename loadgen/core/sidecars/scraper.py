@@ -164,10 +164,11 @@ class PageReader:
     def take_new_samples(
         self, t_s: float, duration_s: float, *, includes_rare: bool
     ) -> list[MetricSample]:
-        """Return the samples to write after a read, which then count as written.
+        """Return the samples that the caller has to write after a read of the page.
 
-        There is a sample for each series whose value differs from the last written one. Two samples
-        about the read itself follow: its duration, and `up`, which is always the last one.
+        To keep the file small, there is a sample only for each series whose value differs from the
+        one that was written last. Two samples about the read itself follow: its duration, and `up`
+        with the value 1, or 0 for a read that failed. `up` is always the last one.
 
         Args:
             t_s: The time of the read, from the start of the run.
@@ -178,10 +179,12 @@ class PageReader:
         changed_values = {}
         for key, value in self._latest_values.items():
             is_included = includes_rare or not series.is_written_rarely(key.name)
-            if is_included and self._written_values.get(key) != value:
+            has_changed = self._written_values.get(key) != value
+            if is_included and has_changed:
                 changed_values[key] = value
-        self._written_values |= changed_values
-        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest_values))
+        self._written_values.update(changed_values)
+        has_succeeded = len(self._latest_values) > 0
+        values_of_read = _values_of_read(duration_s, succeeded=has_succeeded)
         return _make_samples(changed_values | values_of_read, t_s, self.address.target, self.url)
 
     def _parse(self, data: bytes) -> PageValues:
@@ -221,16 +224,19 @@ class PageReader:
     def _parse_prometheus(self, data: bytes) -> PageValues:
         """Return the values on a page of Prometheus text, by the names under which they are stored.
 
-        `address.names` has the series of other servers that are stored under a name of loadgen.
+        Most series are stored under the name that they have on the page. A server that a plug-in
+        added may have other names for the same quantities. `address.names` then has the name by
+        which loadgen stores such a series, for example `loadgen:running` for `acme_running`.
         """
         values = series.parse_page(data.decode("utf-8", "replace"))
-        stored_names = self.address.names
-        if not stored_names:
+        stored_name_by_page_name = self.address.names
+        if not stored_name_by_page_name:
             return values
-        return {
-            SeriesKey(stored_names.get(key.name, key.name), key.labels): value
-            for key, value in values.items()
-        }
+        stored_values = {}
+        for key, value in values.items():
+            stored_name = stored_name_by_page_name.get(key.name, key.name)
+            stored_values[SeriesKey(stored_name, key.labels)] = value
+        return stored_values
 
     def _fetch(self, path: str) -> bytes:
         """Return the body of a page. Raises ValueError for a status other than 200."""
@@ -307,14 +313,20 @@ class SmiReader:
         t_s: float,
         duration_s: float,
         *,
-        includes_rare: bool,  # noqa: ARG002 - There are no rare series here.
+        includes_rare: bool,  # noqa: ARG002 - part of the interface of readers
     ) -> list[MetricSample]:
-        """Return the samples to write after a read. See `PageReader.take_new_samples`.
+        """Return the samples that the caller has to write after a read of nvidia-smi.
 
         All values are written, changed or not: they are few, and nearly all change from read to
-        read.
+        read. Two samples about the read itself follow: its duration, and whether it succeeded.
+
+        Args:
+            t_s: The time of the read, from the start of the run.
+            duration_s: How long it took.
+            includes_rare: Has no effect. A `PageReader` writes some series rarely if it is False.
         """
-        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest_values))
+        has_succeeded = len(self._latest_values) > 0
+        values_of_read = _values_of_read(duration_s, succeeded=has_succeeded)
         values = self._latest_values | values_of_read
         return _make_samples(values, t_s, target=None, url=self.url)
 
@@ -349,29 +361,24 @@ def _make_samples(
 
 
 def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
-    """Run the scraper process until the load has ended.
+    """Run the scraper process, which reads metrics pages of servers until the load has ended.
 
     The process exchanges lines with the command that runs the load. It receives the job, sends the
-    URLs of the pages that it has found, and receives the start time of the load. The command closes
-    the pipe at the end of the load.
+    URLs of the pages that exist, and receives the start time of the load. The command closes the
+    pipe at the end of the load.
 
     Args:
         folder: The folder of the run, in which the samples are written.
         source: The pipe from the command.
-        output: The pipe to it.
+        output: The pipe to the command.
     """
     job = msgspec.json.decode(source.readline(), type=ScrapeJob)
-    tls_context = _create_tls_context(job)
-    possible_readers: list[_Reader] = [
-        PageReader(address, tls_context) for address in job.addresses
-    ]
     with ExitStack() as cleanup:
-        if job.reads_nvidia_smi:
-            possible_readers.append(cleanup.enter_context(closing(SmiReader())))
-        pool = cleanup.enter_context(ThreadPoolExecutor(max(len(possible_readers), 1)))
-        # Finding the pages is also the first read of them.
+        candidates = _create_readers(job, cleanup)
+        pool = cleanup.enter_context(ThreadPoolExecutor(max(len(candidates), 1)))
+        # To find out whether a page exists, it is read. This is the first read of the run.
         first_read_start_ns = monotonic_ns()
-        readers = _find_pages(possible_readers, pool)
+        readers = _find_pages(candidates, pool)
         first_read_s = (monotonic_ns() - first_read_start_ns) / 1e9
         _send_found_pages(readers, output)
 
@@ -381,6 +388,19 @@ def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
         writer = _SampleWriter(readers, folder, start_ns, cleanup)
         writer.write(first_read_start_ns, first_read_s, includes_rare=True)
         _read_until_end(readers, pool, source, writer)
+
+
+def _create_readers(job: ScrapeJob, cleanup: ExitStack) -> list[_Reader]:
+    """Return a reader for each page that may exist, and one for nvidia-smi if it is requested.
+
+    `cleanup` ends nvidia-smi at the end of its context.
+    """
+    tls_context = _create_tls_context(job)
+    readers: list[_Reader] = [PageReader(address, tls_context) for address in job.addresses]
+    if job.reads_nvidia_smi:
+        smi_reader = cleanup.enter_context(closing(SmiReader()))
+        readers.append(smi_reader)
+    return readers
 
 
 def _send_found_pages(readers: Sequence[_Reader], output: IO[bytes]) -> None:
@@ -439,6 +459,10 @@ class _SampleWriter:
     ) -> None:
         """Open the files that the readers need.
 
+        There are two kinds of results, each with a file of its own. Most pages give samples: values
+        of metrics at the time of a read. A page with timing breakdowns (kind "accounts") has no
+        metrics, but reports how long the server worked on each request.
+
         Args:
             readers: The readers whose results are written.
             folder: The folder of the run.
@@ -446,7 +470,6 @@ class _SampleWriter:
             files: The context that closes the opened files.
         """
         self.start_ns = start_ns
-        # Pages with timing breakdowns have no samples, and only they have breakdowns.
         self._sample_readers: list[_Reader] = []
         self._breakdown_readers: list[PageReader] = []
         for reader in readers:
@@ -488,8 +511,9 @@ def _read_until_end(
     """Read all pages about once a second until the load has ended, and once more after that.
 
     The command that runs the load closes the pipe `source` at its end. Servers then have SETTLE_S
-    to update their counters before the last read. Only the first read (by the caller) and the last
-    one include the series that change rarely.
+    to update their counters before the last read. Reads become less frequent in a long run, and if
+    they take much CPU time (see `_read_interval_s`). To save space, series that change rarely are
+    written only after the first read, which the caller has done, and after the last one.
 
     Args:
         readers: The readers of the pages.
@@ -504,11 +528,12 @@ def _read_until_end(
         has_load_ended = _wait_for_end(source, until_s=next_read_s)
         if has_load_ended:
             sleep(SETTLE_S)
+        is_last_read = has_load_ended
         read_start_ns = monotonic_ns()
         cpu_before_s = process_time()
         parallel_reads.read_all()
         read_duration_s = (monotonic_ns() - read_start_ns) / 1e9
-        writer.write(read_start_ns, read_duration_s, includes_rare=has_load_ended)
+        writer.write(read_start_ns, read_duration_s, includes_rare=is_last_read)
 
         interval_s = _read_interval_s(
             elapsed_s=(read_start_ns - writer.start_ns) / 1e9,

@@ -45,23 +45,23 @@ def add_breakdowns_to_records(folder: Path) -> dict[str, int] | None:
     Requests of other clients are on the page too, and match no record.
 
     Returns:
-        How many breakdowns there are (`accounts`) and how many match no request (`unjoined`), the
-        values of a warning. None if there is nothing to warn of.
+        The values of a warning if some breakdowns match no record: the number of all breakdowns
+        (`accounts`) and of those without a record (`unjoined`). None without such breakdowns.
     """
-    records_file = folder / "requests" / store.MERGED
+    merged_records = folder / "requests" / store.MERGED  # the file with the records of all workers
     with (folder / request_accounts.FILE).open("rb") as lines:
         breakdowns = list(decode_json_lines(lines, TimingBreakdown))
-    if not breakdowns or not records_file.exists():
+    if not breakdowns or not merged_records.exists():
         return None
-    row_of_breakdown = _find_rows(records_file, breakdowns)
-    is_matched = row_of_breakdown >= 0
-    matched_count = int(is_matched.sum())
-    if matched_count:
-        columns = _breakdown_columns(records_file, breakdowns, row_of_breakdown)
-        parquet.write_tables(records_file, _replace_columns(records_file, columns))
-    if matched_count == len(breakdowns):
+    row_of_breakdown = _find_rows(merged_records, breakdowns)  # -1 for no record
+    matched_count = int(np.count_nonzero(row_of_breakdown >= 0))
+    unmatched_count = len(breakdowns) - matched_count
+    if matched_count > 0:
+        columns = _breakdown_columns(merged_records, breakdowns, row_of_breakdown)
+        parquet.write_tables(merged_records, _replace_columns(merged_records, columns))
+    if unmatched_count == 0:
         return None
-    return {"unjoined": len(breakdowns) - matched_count, "accounts": len(breakdowns)}
+    return {"unjoined": unmatched_count, "accounts": len(breakdowns)}
 
 
 def _breakdown_columns(
@@ -93,12 +93,13 @@ def _breakdown_columns(
 def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDArray[np.int64]:
     """Return the index of the record of each breakdown, or -1 if there is none.
 
-    Only successful requests that have all of TIME_COLUMNS can have a breakdown. Each target is
-    matched on its own, because it has a clock of its own.
+    A breakdown is what a server reports of one request. Each target is matched separately, because
+    it has a clock of its own. Only successful requests that have all of TIME_COLUMNS can have a
+    breakdown.
     """
     records = parquet.Frame([records_file], ["status", "target", *TIME_COLUMNS])
     request_times = np.stack([records[name] for name in TIME_COLUMNS], axis=1)
-    has_all_times = request_times.min(axis=1) >= 0
+    has_all_times = request_times.min(axis=1) >= 0  # -1 stands for a time that is not known.
     can_have_breakdown = (records["status"] == OK) & has_all_times
     breakdown_times = np.array(
         [(breakdown.arrival, breakdown.first, breakdown.last) for breakdown in breakdowns], np.int64
@@ -107,10 +108,10 @@ def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDA
 
     row_of_breakdown = np.full(len(breakdowns), -1, np.int64)
     for target in np.unique(target_of_breakdown).tolist():
-        is_of_target = target_of_breakdown == target
-        candidate_rows = np.flatnonzero(can_have_breakdown & (records["target"] == target))
-        row_of_breakdown[is_of_target] = _match_rows(
-            breakdown_times[is_of_target], request_times[candidate_rows], candidate_rows
+        breakdown_indexes = np.flatnonzero(target_of_breakdown == target)
+        record_rows = np.flatnonzero(can_have_breakdown & (records["target"] == target))
+        row_of_breakdown[breakdown_indexes] = _match_rows(
+            breakdown_times[breakdown_indexes], request_times[record_rows], record_rows
         )
     return row_of_breakdown
 

@@ -140,7 +140,7 @@ def test_files_of_many_workers_equal_those_of_one(
             mine = draw.permutation(records[records["worker"] == worker])
             spool = RecordLog(folder, worker)
             if (mine["text"] == 0).any():
-                spool.number_text("gone")
+                spool.store_text("gone")
             spool.add_record(mine.tobytes())
             if len(mine):
                 spool.write_event_counts(0, *gaps_of(mine))

@@ -55,7 +55,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         spool = RecordLog(folder, worker)
         for i in range(each):
             done = completion(i)
-            text = spool.number_text(done.failure.text + f" w{worker}") if done.failure else -1
+            text = spool.store_text(done.failure.text + f" w{worker}") if done.failure else -1
             place = RecordKey(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
             spool.add_record(
                 encode_sent_record(

@@ -25,8 +25,8 @@ from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.results import store
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import (
-    CACHED_TOKENS,
     CACHE_HIT_RATE,
+    CACHED_TOKENS,
     INPUT_TOKENS,
     KV_USE,
     OUTPUT_TOKENS,

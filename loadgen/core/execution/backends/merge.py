@@ -56,7 +56,7 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     _remove_incomplete_record(plan, worker)
     recorded = recorded_slots(folder, worker)
     record_log = RecordLog(folder, worker)
-    text_index = record_log.number_text(reason)
+    text_index = record_log.store_text(reason)
     # A load may have millions of slots, so only some of them are in memory at a time.
     for slot_ids in _in_batches(_slots_to_record(worker_schedule, recorded), _SLOTS_PER_BATCH):
         lost_slot_ids = np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist()
