@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from loadgen.core import child_process, format, slo
@@ -33,15 +33,20 @@ def check_plan(plan: Plan, *, is_local: bool) -> None:
         plan: The plan.
         is_local: Whether the workers run on this machine, so that its limits apply.
     """
-    # The order of the checks is the one in which the user sees their errors.
+    worker_count_errors: Iterable[LoadgenError] = ()
+    connection_errors: Iterable[LoadgenError] = ()
+    if is_local:
+        worker_count_errors = _worker_count_errors(plan.job.settings.workers)
+        connection_errors = _connection_errors(plan)
+    # The user sees the errors in this order.
     errors: list[LoadgenError] = [
         *resource_limits.unusable_source_errors(plan.job.settings.sources),
         *_option_errors(plan.job.workload, plan.job.settings),
         *_oversized_request_errors(plan),
-        *(_worker_count_errors(plan.job.settings.workers) if is_local else ()),
+        *worker_count_errors,
         *_limit_share_errors(plan),
         *_empty_shard_errors(plan),
-        *(_connection_errors(plan) if is_local else ()),
+        *connection_errors,
     ]
     if errors:
         raise CombinedError(errors)

@@ -139,8 +139,10 @@ def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -
             those of another stage, and "" for an open loop.
         concurrency: The number of virtual users, or None for an open loop.
     """
-    has_ramp = ramp_s is not None and source not in ("", "stage")
-    has_several_users = concurrency is not None and concurrency > 1
+    if ramp_s is None or concurrency is None:  # an open loop
+        return ""
+    has_ramp = source not in ("", "stage")
+    has_several_users = concurrency > 1
     if not has_ramp or not has_several_users:
         return ""
     if ramp_s == 0:
