@@ -32,13 +32,17 @@ static int begins_successful_response(const SocketBuffer *buffer)
 
 /* Return whether a buffer holds nothing but complete reads of an open connection without TLS.
  *
- * It is not so if the connection has ended, if its socket is read late (deferred), or if plain
- * events may be counted instead of being passed on (it has a template). */
+ * Python handles a connection that has ended or uses TLS, and long responses: their sockets may be
+ * read late (`is_deferred`), and events that differ in their text alone may only be counted. */
 static int has_ordinary_reads(const SocketBuffer *buffer)
 {
     int is_open = !buffer->ended_at && !buffer->is_closed;
-    int may_count_events = buffer->plain_read_count > 0 || buffer->template != Py_None;
-    if (!is_open || may_count_events || buffer->is_deferred || buffer->tls != Py_None)
+    int has_tls = buffer->tls != Py_None;
+    if (!is_open || has_tls)
+        return 0;
+    int has_counted_events = buffer->plain_read_count > 0;
+    int may_count_events = buffer->template != Py_None;
+    if (has_counted_events || may_count_events || buffer->is_deferred)
         return 0;
     return buffer->reads != NULL && PyList_Check(buffer->reads) && count_reads(buffer) > 0;
 }
@@ -58,9 +62,9 @@ static Exchange *find_exchange(const SocketBuffer *buffer)
 /* Return the exchange (a request with its response, borrowed) to which the reads of a buffer can be
  * delivered in C, or NULL if they are left to the pool in Python.
  *
- * They can be delivered in C if the response is short and the connection has no TLS. For a longer
- * response, the pool also has to decide whether its socket is read late and whether similar events
- * are only counted, for which the reader of the response learns templates. */
+ * They are delivered in C only if the response is so short that it learns no templates. For a
+ * longer response, the pool also decides whether its socket is read late. It recognises, by a
+ * template, events that differ from an earlier one in their text alone. */
 static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
 {
     if (!has_ordinary_reads(buffer))
@@ -69,8 +73,9 @@ static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
     if (exchange == NULL || Py_TYPE(exchange->reader) != reader_class)
         return NULL;
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
-    int may_learn_templates = reader->learned_templates != NO_MORE_TEMPLATES;
-    if (may_learn_templates)
+    /* The constructor of the reader sets this number of templates for a short response. */
+    int is_short_response = reader->learned_templates == NO_MORE_TEMPLATES;
+    if (!is_short_response)
         return NULL;
     int is_first_read = exchange->head_received_at == NEVER;
     if (is_first_read && !begins_successful_response(buffer))
@@ -187,9 +192,9 @@ static struct iovec vector_of_bytes(PyObject *bytes)
 
 /* Write the head and the body of a request, which are bytes, to a socket, and note the times.
  *
- * Return how many bytes the socket did not accept. After an error that is 0, because the next read
- * of the socket reports the error. */
-static int64_t write_request(Exchange *exchange, int fd)
+ * `*unsent_bytes` becomes the number of bytes that the socket did not accept, which Python writes
+ * later. It is 0 after an error, because the next read of the socket reports the error. */
+static void write_request(Exchange *exchange, int fd, int64_t *unsent_bytes)
 {
     struct iovec vectors[] = {vector_of_bytes(exchange->head), vector_of_bytes(exchange->body)};
     int64_t total_bytes = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
@@ -197,8 +202,8 @@ static int64_t write_request(Exchange *exchange, int fd)
     int64_t written_bytes = write_vectors(fd, vectors, 2, &started_at);
     exchange->ready_at = started_at; /* The connection was open, so that sending began at once. */
     exchange->sent_at = started_at;
-    exchange->bytes_sent += total_bytes;
-    return written_bytes == WRITE_FAILED ? 0 : total_bytes - written_bytes;
+    exchange->bytes_sent += total_bytes; /* with those that Python writes later */
+    *unsent_bytes = written_bytes == WRITE_FAILED ? 0 : total_bytes - written_bytes;
 }
 
 /* Return whether an object is a connection without TLS that can carry a request now: it is open,
@@ -225,8 +230,9 @@ static PyObject *get_newest_idle(PyObject *idle)
     return connection;
 }
 
-/* Remove the newest idle connection from `idle`, and send a request on it.
+/* Remove `connection`, the newest one in `idle`, from there, and send a request on it.
  *
+ * The caller has a reference to the connection, so the one that `pop` returns is not needed.
  * `*unsent_bytes` becomes the number of bytes that the socket did not accept. Return 0, or -1 with
  * an exception. */
 static int pop_idle_and_send(PyObject *idle, SocketBuffer *connection, Exchange *exchange,
@@ -237,36 +243,45 @@ static int pop_idle_and_send(PyObject *idle, SocketBuffer *connection, Exchange 
     assign_connection(exchange, connection);
     if (PySet_Add(open_exchanges, (PyObject *)exchange) < 0)
         return -1;
-    *unsent_bytes = write_request(exchange, connection->fd);
+    write_request(exchange, connection->fd, unsent_bytes);
     return 0;
+}
+
+/* Return whether an object is an exchange (a request with its response) whose request can be sent
+ * in C, because its head and its body are bytes. */
+static int is_sendable_exchange(PyObject *value)
+{
+    if (exchange_class == NULL || Py_TYPE(value) != exchange_class)
+        return 0;
+    const Exchange *exchange = (Exchange *)value;
+    return PyBytes_Check(exchange->head) && PyBytes_Check(exchange->body);
 }
 
 /* Receiver.try_send_on_idle(exchange, idle, max_idle_ns, open_exchanges): send a request on the
  * connection that became idle last.
  *
- * This is the usual case, in which it saves the calls of the pool and the reactor in Python. `idle`
- * is a deque of connections, and the exchange is added to the set `open_exchanges`. Return how many
+ * This is the usual case, which costs no calls of the pool and the reactor in Python. `idle` is a
+ * deque of connections, and the exchange is added to the set `open_exchanges`. Return how many
  * bytes the socket did not accept, or NOT_SENT if nothing was done: the arguments have other types,
  * or the connection cannot be used. */
 static PyObject *receiver_try_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args,
                                            Py_ssize_t count)
 {
     enum { EXCHANGE, IDLE, MAX_IDLE_NS, OPEN_EXCHANGES, ARGUMENT_COUNT };
-    if (count != ARGUMENT_COUNT || exchange_class == NULL ||
-        Py_TYPE(args[EXCHANGE]) != exchange_class || !PySet_Check(args[OPEN_EXCHANGES]))
+    int64_t max_idle_ns = 0;
+    int are_usual_arguments =
+        count == ARGUMENT_COUNT && is_sendable_exchange(args[EXCHANGE]) &&
+        read_int64(args[MAX_IDLE_NS], &max_idle_ns) && PySet_Check(args[OPEN_EXCHANGES]);
+    if (!are_usual_arguments)
         return PyLong_FromLong(NOT_SENT);
-    Exchange *exchange = (Exchange *)args[EXCHANGE];
-    int64_t max_idle_ns;
-    int has_limit = read_int64(args[MAX_IDLE_NS], &max_idle_ns);
     PyObject *connection = get_newest_idle(args[IDLE]);
     if (connection == NULL)
         return PyLong_FromLong(NOT_SENT);
-    int is_request_bytes = PyBytes_Check(exchange->head) && PyBytes_Check(exchange->body);
     int64_t unsent_bytes = NOT_SENT;
-    int status = 0;
-    if (has_limit && is_request_bytes && is_usable_connection(connection, max_idle_ns))
-        status = pop_idle_and_send(args[IDLE], (SocketBuffer *)connection, exchange,
-                                   args[OPEN_EXCHANGES], &unsent_bytes);
+    int status = 0; /* or -1 with an exception */
+    if (is_usable_connection(connection, max_idle_ns))
+        status = pop_idle_and_send(args[IDLE], (SocketBuffer *)connection,
+                                   (Exchange *)args[EXCHANGE], args[OPEN_EXCHANGES], &unsent_bytes);
     Py_DECREF(connection);
     return status < 0 ? NULL : PyLong_FromLongLong(unsent_bytes);
 }
@@ -323,27 +338,40 @@ static int release_connection(Receiver *receiver, SocketBuffer *connection, Exch
     return 0;
 }
 
+/* Make the connection of a completed response idle, and remove the exchange (the request with its
+ * response) from the requests in flight. Return 0, or -1 with an exception. */
+static int recycle_connection(Receiver *receiver, SocketBuffer *connection, PyObject *exchange,
+                              PyObject *idle, PyObject *in_flight, PyObject *open_exchanges)
+{
+    if (release_connection(receiver, connection, (Exchange *)exchange) < 0)
+        return -1;
+    if (remove_from_flight(exchange, in_flight, open_exchanges) < 0)
+        return -1;
+    return add_to_idle(idle, connection);
+}
+
 /* Receiver.try_recycle(buffer, idle, in_flight, open_exchanges): make the connection of a completed
  * response idle.
  *
- * This is the usual end of a request, in which it saves calls of the pool in Python. `idle` is a
- * deque of connections. The exchange is removed from the dict `in_flight` and from the set
+ * This is the usual end of a request, which costs no calls of the pool in Python. `idle` is a deque
+ * of connections. The exchange is removed from the dict `in_flight` and from the set
  * `open_exchanges`. Return the exchange (a new reference), whose completion the caller reports, or
  * None if nothing was done: the arguments have other types, or `can_recycle` is false. */
 static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    enum { BUFFER, IDLE, IN_FLIGHT, OPEN_EXCHANGES, ARGUMENT_COUNT };
-    if (count != ARGUMENT_COUNT || !PyObject_TypeCheck(args[BUFFER], socket_buffer_type) ||
-        !PyDict_Check(args[IN_FLIGHT]) || !PySet_Check(args[OPEN_EXCHANGES]))
+    enum { BUFFER, IDLE, IN_FLIGHT, OPEN_EXCHANGES, ARGUMENT_COUNT }; /* indexes of `args` */
+    int are_usual_arguments = count == ARGUMENT_COUNT &&
+                              PyObject_TypeCheck(args[BUFFER], socket_buffer_type) &&
+                              PyDict_Check(args[IN_FLIGHT]) && PySet_Check(args[OPEN_EXCHANGES]);
+    if (!are_usual_arguments)
         Py_RETURN_NONE;
     SocketBuffer *connection = (SocketBuffer *)args[BUFFER];
     if (!can_recycle(connection))
         Py_RETURN_NONE;
     PyObject *exchange = connection->exchange;
-    Py_INCREF(exchange); /* Its connection drops it. This reference becomes the result. */
-    if (release_connection((Receiver *)self, connection, (Exchange *)exchange) < 0 ||
-        remove_from_flight(exchange, args[IN_FLIGHT], args[OPEN_EXCHANGES]) < 0 ||
-        add_to_idle(args[IDLE], connection) < 0) {
+    Py_INCREF(exchange); /* The connection drops its own reference. This one is the result. */
+    if (recycle_connection((Receiver *)self, connection, exchange, args[IDLE], args[IN_FLIGHT],
+                           args[OPEN_EXCHANGES]) < 0) {
         Py_DECREF(exchange);
         return NULL;
     }
@@ -550,34 +578,46 @@ static int arm_timer_for_next_pass(Receiver *receiver, const TurnArguments *argu
     return is_armed ? 0 : arm_timer(receiver, timer_at);
 }
 
+/* Receive as `receive_for_turn` does. If only the timer is left to handle, clear it here, so that
+ * `*unhandled` becomes NULL. Return 0, or -1 with an exception. */
+static int receive_and_clear_timer(Receiver *receiver, const TurnArguments *arguments,
+                                   PyObject **unhandled)
+{
+    if (receive_for_turn(receiver, arguments, unhandled) < 0)
+        return -1;
+    if (*unhandled == NULL)
+        return 0;
+    int is_handled = is_timer_only(receiver, *unhandled) && clear_timer(receiver);
+    if (is_handled)
+        Py_CLEAR(*unhandled);
+    return 0;
+}
+
 /* Receive and deliver, pass by pass, until the caller in Python has something to do or its turn is
  * over.
  *
- * Return the list of what the caller has to handle (empty if only `wake_at` has come), None if all
- * is done, or NULL with an exception. */
+ * Return the list of the descriptors that the caller has to handle, an empty list if a request is
+ * due (`wake_at`), None if the turn is over, or NULL with an exception. */
 static PyObject *run_turn(Receiver *receiver, const TurnArguments *arguments)
 {
     int called_python = 0;
-    for (;;) {
+    int is_over = 0;
+    while (!is_over) {
         PyObject *unhandled;
-        if (receive_for_turn(receiver, arguments, &unhandled) < 0)
+        if (receive_and_clear_timer(receiver, arguments, &unhandled) < 0)
             return NULL;
-        if (unhandled != NULL) {
-            int is_handled = is_timer_only(receiver, unhandled) && clear_timer(receiver);
-            if (!is_handled)
-                return unhandled;
-            Py_DECREF(unhandled);
-        }
+        if (unhandled != NULL)
+            return unhandled;
         int is_request_due = receiver->now >= receiver->wake_at;
         if (is_request_due)
             return PyList_New(0);
         if (deliver_for_turn(receiver, arguments, &called_python) < 0)
             return NULL;
-        if (is_turn_over(receiver, arguments, called_python))
-            Py_RETURN_NONE;
-        if (arm_timer_for_next_pass(receiver, arguments) < 0)
+        is_over = is_turn_over(receiver, arguments, called_python);
+        if (!is_over && arm_timer_for_next_pass(receiver, arguments) < 0)
             return NULL;
     }
+    Py_RETURN_NONE;
 }
 
 /* Receiver.receive_and_deliver(max_wait_ms, return_at, tick_at, open_exchanges, slice_ns, deliver):

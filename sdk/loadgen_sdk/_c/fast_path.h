@@ -230,9 +230,11 @@ static int is_between_events(const ResponseParser *response, const SseDecoder *d
 
 /* Return whether the next read of a response may be parsed in C, by what came before it.
  *
- * It may not if the text is kept or passed on, if the last read ended within an event or a chunk,
- * or if the response is not a stream of events in chunks. Python also gets a read that is older
- * than the first output, which the clock of the kernel can cause. */
+ * Python parses the read in these cases:
+ * - The texts of the response are kept or passed on.
+ * - The read is older than the first output, which can happen if the clock of the kernel is set.
+ * - The last read ended within an event or a chunk.
+ * - The response is not a stream of events in chunks, or it is over. */
 static int may_use_fast_path(const Exchange *exchange, const Read *read)
 {
     const ResponseParser *response = (ResponseParser *)exchange->response;
@@ -248,9 +250,9 @@ static int may_use_fast_path(const Exchange *exchange, const Read *read)
 
     int is_head_complete = response->status != 0;
     if (!is_head_complete)
-        return response->_mode == mode_head;
-    return exchange->is_event_stream && response->is_chunked && !response->is_complete &&
-           exchange->is_at_chunk_start;
+        return response->_mode == mode_head; /* Both are the same interned string. */
+    int is_chunked_stream = exchange->is_event_stream && response->is_chunked;
+    return is_chunked_stream && exchange->is_at_chunk_start && !response->is_complete;
 }
 
 /* Return whether a reader has a template of plain events, or may still learn one.
@@ -267,30 +269,30 @@ static int uses_templates(const ResponseReader *reader)
     return reader->learned_templates <= free_templates + earned_templates;
 }
 
-/* Parse a read of a response if it is of the most common kind. The exchange (the request and its
- * response) is not changed.
+/* Parse a read of a response, if it is of the most common kind, into `*fast_read`. The exchange
+ * (the request and its response) is not changed.
  *
- * Return 1, or 0 if the read has to be left to Python. That includes a read with output if the
- * reader uses or learns a template, with which Python recognises events that differ in their text
- * alone. In both cases, the caller must release the usages of the events. */
+ * Return 1, or 0 if the read has to be left to Python. `*fast_read` may hold references to token
+ * usages in both cases, so the caller always calls `release_usages`. */
 static int parse_fast_path_read(const Exchange *exchange, const Read *read, FastPathRead *fast_read)
 {
     init_fast_path_read(fast_read);
     if (!may_use_fast_path(exchange, read))
         return 0;
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    const char *cursor = read->data;
+    const char *body = read->data;
     const char *end = read->data + read->size;
     int begins_with_head = response->status == 0;
     if (begins_with_head) {
-        cursor = parse_known_head(cursor, end, &fast_read->head);
-        if (cursor == NULL)
+        body = parse_known_head(read->data, end, &fast_read->head);
+        if (body == NULL)
             return 0;
     }
-    if (!parse_chunks(cursor, end, fast_read))
+    if (!parse_chunks(body, end, fast_read))
         return 0;
-    int needs_templates =
-        fast_read->output_count > 0 && uses_templates((ResponseReader *)exchange->reader);
+    /* Only Python recognises events by a template, and learns templates from events with output. */
+    int has_output = fast_read->output_count > 0;
+    int needs_templates = has_output && uses_templates((ResponseReader *)exchange->reader);
     return !needs_templates;
 }
 
@@ -389,20 +391,29 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
     return count;
 }
 
+/* Return whether a finish reason of the response has come. */
+static int has_finish_reason(const ResponseReader *reader)
+{
+    return PyObject_Size(reader->finish_reason) > 0;
+}
+
 /* Keep the token usage of an event. Return 0, or -1 with an exception.
  *
- * A usage with the names of the chat API and with output tokens replaces an earlier one. If it
- * comes with the first output and the response goes on, the server sends the counts so far with
- * each event, and this count is the number of tokens of the first output. Any other usage is left
- * to the method in Python. */
+ * A usage with output tokens, under the names of the chat API, replaces an earlier one. Any other
+ * usage is left to the method in Python.
+ *
+ * Some servers send the counts so far with each event. The count that comes with the first output
+ * is then the number of tokens in it. A count that comes with the finish reason is that of the
+ * whole response instead. */
 static int feed_usage(ResponseReader *reader, PyObject *usage)
 {
     int64_t output_tokens = output_tokens_of_usage(usage);
-    if (output_tokens <= 0)
+    if (output_tokens <= 0) {
+        /* "O" passes the usage on as the only argument. */
         return discard_result(PyObject_CallMethod((PyObject *)reader, "_read_usage", "O", usage));
+    }
     set_field(&reader->usage_counts, usage);
-    int has_finish_reason = PyObject_Size(reader->finish_reason) > 0;
-    int is_at_first_output = reader->output_events == 1 && !has_finish_reason;
+    int is_at_first_output = reader->output_events == 1 && !has_finish_reason(reader);
     if (is_at_first_output && reader->first_event_tokens == 0)
         reader->first_event_tokens = output_tokens;
     return 0;
@@ -485,12 +496,12 @@ static int feed_events(ResponseReader *reader, const EventContent *events, int e
     return 0;
 }
 
-/* Return the uncertainty of the last output event if only the end of the response follows it: by
- * how many ns it may have arrived before its timestamp.
+/* Return by how many ns the last output event may have arrived before its timestamp, if the end of
+ * the response came in the same read.
  *
- * A server sends the end together with the last output or one step later. The last output is
- * therefore at most one gap older than its timestamp, and the mean gap between output events stands
- * for it. */
+ * A server sends the end together with the last output or one step later, and a step takes about as
+ * long as the mean gap between output events. So the uncertainty is limited to this gap. With a
+ * single output event there is no gap, and `uncertainty_ns` is returned as it is. */
 static int64_t uncertainty_before_end(const ResponseReader *reader, int64_t timestamp,
                                       int64_t uncertainty_ns)
 {
@@ -516,72 +527,87 @@ typedef struct {
     int64_t certain;
 } OutputCounts;
 
-/* Pass the events of a read to the reader, and count those with output.
+/* Pass the events of a read to the reader, and count those with output into `*outputs`.
  *
- * The uncertain events come first, which may have arrived before the timestamp of the read. The
+ * The first `timing->uncertain_count` events may have arrived before the timestamp of the read. The
  * others have arrived at it. Return 0, or -1 with an exception. */
 static int feed_timed_events(ResponseReader *reader, const FastPathRead *fast_read,
-                             const EventTiming *timing, OutputCounts *counts)
+                             const EventTiming *timing, OutputCounts *outputs)
 {
-    const EventContent *certain_events = fast_read->events + timing->uncertain_count;
+    const EventContent *uncertain_events = fast_read->events;
+    const EventContent *certain_events = uncertain_events + timing->uncertain_count;
     int certain_count = fast_read->event_count - timing->uncertain_count;
-    int64_t outputs_before_read = reader->output_events;
-    if (feed_events(reader, fast_read->events, timing->uncertain_count, timing->timestamp,
+
+    int64_t outputs_before = reader->output_events;
+    if (feed_events(reader, uncertain_events, timing->uncertain_count, timing->timestamp,
                     timing->uncertainty_ns) < 0)
         return -1;
-    int64_t outputs_before_certain = reader->output_events;
+    outputs->uncertain = reader->output_events - outputs_before;
+
+    outputs_before = reader->output_events;
     if (feed_events(reader, certain_events, certain_count, timing->timestamp, 0) < 0)
         return -1;
-    counts->uncertain = outputs_before_certain - outputs_before_read;
-    counts->certain = reader->output_events - outputs_before_certain;
+    outputs->certain = reader->output_events - outputs_before;
     return 0;
 }
 
-/* Note the uncertainty of the last output event of a read. Return how many output events the
- * timeline has to count as uncertain.
- *
- * If only the end of the response follows the last output event, the timeline counts this event as
- * exact: servers send the end so soon after it that the two often share a read, even if the client
- * reads without delay. */
-static int64_t note_last_output_uncertainty(ResponseReader *reader, const EventTiming *timing,
-                                            const OutputCounts *counts)
+/* Return whether the last output event of a read may have arrived before its timestamp. */
+static int is_last_output_uncertain(const OutputCounts *outputs)
 {
-    if (counts->certain > 0) {
-        reader->uncertain_timestamp = NEVER;
-        return counts->uncertain;
-    }
-    if (counts->uncertain == 0)
-        return 0;
+    return outputs->uncertain > 0 && outputs->certain == 0;
+}
+
+/* Note in the reader by how much the last output event of a read may have arrived before its
+ * timestamp. Nothing is noted for a read without output events. */
+static void note_last_output_uncertainty(ResponseReader *reader, const EventTiming *timing,
+                                         const OutputCounts *outputs)
+{
+    if (outputs->certain > 0)
+        reader->uncertain_timestamp = NEVER; /* The timestamp of the last output is exact. */
+    if (!is_last_output_uncertain(outputs))
+        return;
     reader->uncertain_timestamp = timing->timestamp;
-    reader->timestamp_uncertainty = timing->uncertainty_ns;
-    int is_before_end = PyObject_Size(reader->finish_reason) > 0;
-    if (!is_before_end)
-        return counts->uncertain;
     reader->timestamp_uncertainty =
-        uncertainty_before_end(reader, timing->timestamp, timing->uncertainty_ns);
-    return counts->uncertain - 1;
+        has_finish_reason(reader)
+            ? uncertainty_before_end(reader, timing->timestamp, timing->uncertainty_ns)
+            : timing->uncertainty_ns;
+}
+
+/* Return for how many output events of a read the uncertainty of their time is recorded.
+ *
+ * It is not recorded for events of one write of the server, which arrived together. Nor is it for
+ * the last output before the end of the response: servers send both so soon after each other that
+ * they often share a read, even if the client reads without delay. */
+static int64_t count_inexact_outputs(const ResponseReader *reader, const EventTiming *timing,
+                                     const OutputCounts *outputs)
+{
+    if (timing->is_one_write)
+        return 0;
+    int is_before_end = is_last_output_uncertain(outputs) && has_finish_reason(reader);
+    return is_before_end ? outputs->uncertain - 1 : outputs->uncertain;
 }
 
 /* Pass the events of a read to the reader of the response, and note the uncertainties of their
  * timestamps, as `ResponseReader.feed_with_uncertainty` does in Python.
  *
- * They belong to the last output event, the largest gap between output events, and the timeline,
- * which collects the times of output events. Return 0, or -1 with an exception. */
+ * They are noted for the last output event, for the largest gap between output events, and in the
+ * event timeline, which collects the times of all output events. Return 0, or -1 with an
+ * exception. */
 static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fast_read,
                                  const EventTiming *timing)
 {
     int64_t max_gap_before_read = reader->max_gap;
-    OutputCounts counts;
-    if (feed_timed_events(reader, fast_read, timing, &counts) < 0)
+    OutputCounts outputs;
+    if (feed_timed_events(reader, fast_read, timing, &outputs) < 0)
         return -1;
-    int64_t uncertain_outputs = note_last_output_uncertainty(reader, timing, &counts);
+    note_last_output_uncertainty(reader, timing, &outputs);
 
-    /* Events of one write arrived together: the timeline and the largest gap count as exact. */
-    int are_gaps_exact = timing->is_one_write || uncertain_outputs == 0;
-    if (!are_gaps_exact)
-        return append_uncertainty(reader->timeline, timing->uncertainty_ns, uncertain_outputs);
-    if (reader->max_gap > max_gap_before_read)
-        reader->max_gap_uncertainty = 0;
+    int64_t inexact_outputs = count_inexact_outputs(reader, timing, &outputs);
+    if (inexact_outputs != 0)
+        return append_uncertainty(reader->timeline, timing->uncertainty_ns, inexact_outputs);
+    int has_new_max_gap = reader->max_gap > max_gap_before_read;
+    if (has_new_max_gap)
+        reader->max_gap_uncertainty = 0; /* The gap ends in this read, whose times are exact. */
     return 0;
 }
 
@@ -601,32 +627,38 @@ static int count_uncertain_events(const FastPathRead *fast_read)
     return is_one_chunk ? 0 : fast_read->event_count - 1;
 }
 
-/* Pass the events of a read to the reader before the first output has come, and call
- * `on_first_output` if it comes with them. Return 0, or -1 with an exception.
+/* Note how late the first output was read, and call `on_first_output` with its time.
  *
- * The uncertainty is always noted, because it is a part of the measured time to first token.
- * `client_lag` becomes the delay between the arrival of the first output and its reading. */
-static int feed_before_first_output(Exchange *exchange, ResponseReader *reader,
-                                    const FastPathRead *fast_read, const Read *read)
+ * The lag, `client_lag`, is the delay between the arrival of the first output and its reading.
+ * Return 0, or -1 with an exception. */
+static int report_first_output(Exchange *exchange, const ResponseReader *reader, const Read *read)
 {
-    /* The response cannot have begun before the request was sent. */
-    int64_t earliest = max_int64(read->empty_at, exchange->sent_at);
-    const EventTiming timing = {
-        .timestamp = read->timestamp,
-        .uncertainty_ns = read->timestamp - earliest,
-        .uncertain_count = count_uncertain_events(fast_read),
-        .is_one_write = fast_read->chunk_count == 1,
-    };
-    if (feed_with_uncertainty(reader, fast_read, &timing) < 0)
-        return -1;
-    int has_first_output = reader->first_token != NEVER;
-    if (!has_first_output)
-        return 0;
     exchange->client_lag = read->read_at - read->timestamp;
     if (exchange->on_first_output == Py_None)
         return 0;
     return discard_result(
         PyObject_CallFunction(exchange->on_first_output, "L", reader->first_token));
+}
+
+/* Pass the events of a read to the reader of a response that had no output before this read.
+ *
+ * Even the events of a single chunk have an uncertainty here, because it is the uncertainty of the
+ * measured time to first token. Return 0, or -1 with an exception. */
+static int feed_before_first_output(Exchange *exchange, ResponseReader *reader,
+                                    const FastPathRead *fast_read, const Read *read)
+{
+    /* The response cannot have begun before the request was sent. */
+    int64_t earliest_arrival = max_int64(read->empty_at, exchange->sent_at);
+    const EventTiming timing = {
+        .timestamp = read->timestamp,
+        .uncertainty_ns = read->timestamp - earliest_arrival,
+        .uncertain_count = count_uncertain_events(fast_read),
+        .is_one_write = fast_read->chunk_count == 1, /* A server writes a chunk at once. */
+    };
+    if (feed_with_uncertainty(reader, fast_read, &timing) < 0)
+        return -1;
+    int has_first_output = reader->first_token != NEVER;
+    return has_first_output ? report_first_output(exchange, reader, read) : 0;
 }
 
 /* Pass the events of a read to the reader, with the uncertainty of their timestamp. Return 0, or -1
@@ -694,8 +726,10 @@ static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t t
     return 0;
 }
 
-/* Take over the fields of a parsed head (a tuple `ResponseHead`), which came with this read. The
- * head passed `is_stream_head`: it is that of a chunked stream of events. */
+/* Take over the fields of a parsed head (a tuple `ResponseHead`), which came with this read.
+ *
+ * `is_stream_head` has checked the head: it is that of a chunked stream of events. Python parsed
+ * its status from three digits, so that reading it as a number cannot fail. */
 static void apply_head(Exchange *exchange, ResponseParser *response, PyObject *head,
                        const Read *read)
 {
@@ -708,11 +742,13 @@ static void apply_head(Exchange *exchange, ResponseParser *response, PyObject *h
     set_field(&response->uses_left, PyTuple_GetItem(head, HEAD_USES_LEFT));
     set_field(&response->idle_limit_s, PyTuple_GetItem(head, HEAD_IDLE_LIMIT));
     response->is_reusable = PyTuple_GetItem(head, HEAD_REUSABLE) == Py_True;
+
+    /* Every head of a chunked stream of events means this. */
     response->is_chunked = 1;
     response->ends_with_connection = 0;
-
     exchange->is_event_stream = 1;
     exchange->is_at_chunk_start = 1;
+
     exchange->head_received_at = read->timestamp;
     exchange->has_kernel_timestamp = read->from_kernel;
 }
@@ -860,29 +896,34 @@ static enum FeedResult feed_read(Exchange *exchange, const Read *read)
 }
 
 /* Feed a tuple to an exchange (a request with its response): a `Read`, which is one read of a
- * socket, or a `PlainRun`, which stands for several reads. They differ in their number of items. */
+ * socket, or a `PlainRun`, which stands for several reads whose events were only counted.
+ *
+ * Both are plain tuples, which differ in their number of items. A `Read` is fed in C if it is of
+ * the most common kind, and by the method in Python otherwise. */
 static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
 {
     enum { PLAIN_RUN_ITEM_COUNT = 3 };
     Py_ssize_t item_count = PySequence_Size(tuple);
     if (item_count < 0)
         return FEED_FAILED;
-    if (item_count == PLAIN_RUN_ITEM_COUNT)
+    int is_plain_run = item_count == PLAIN_RUN_ITEM_COUNT;
+    if (is_plain_run)
         return feed_plain_run_in_python(exchange, tuple);
     Read read;
-    if (parse_read_tuple(tuple, &read)) {
-        enum FeedResult result = try_feed_on_fast_path(exchange, &read);
-        if (result != NOT_FAST_PATH)
-            return result;
-    }
-    return feed_read_in_python(exchange, tuple);
+    enum FeedResult result = NOT_FAST_PATH;
+    if (parse_read_tuple(tuple, &read))
+        result = try_feed_on_fast_path(exchange, &read);
+    return result == NOT_FAST_PATH ? feed_read_in_python(exchange, tuple) : result;
 }
 
 /* Note how the receiver may treat the next reads of a response that goes on.
  *
- * After the first output, reads may be batched (passed on together, later), because nothing waits
- * for the rest, unless `on_output` wants each event at once. With a template, the receiver only
- * counts events that differ in their text alone, if the next byte is the first one of a chunk. */
+ * - `can_batch_reads`: It may collect reads and pass them on together. Nothing waits for single
+ *   events after the first output, unless `on_output` wants each event at once.
+ * - `template`: It may count events that differ from an earlier one in their text alone, if the
+ *   next byte is the first one of a chunk.
+ * - `has_split_chunks`: The server writes its chunks in parts, because a read that could be
+ *   collected has ended within a chunk. This stays set until the end of the response. */
 static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
@@ -891,9 +932,11 @@ static void update_batching(Exchange *exchange)
     int has_first_output = reader->first_token != NEVER;
     int wants_each_event = exchange->on_output != Py_None;
     exchange->can_batch_reads = is_chunked_stream && has_first_output && !wants_each_event;
-    set_field(&exchange->template, exchange->is_at_chunk_start ? reader->template : Py_None);
-    if (exchange->can_batch_reads && !exchange->is_at_chunk_start)
-        exchange->has_split_chunks = 1; /* The server writes its chunks in parts. */
+
+    int is_within_chunk = !exchange->is_at_chunk_start;
+    set_field(&exchange->template, is_within_chunk ? Py_None : reader->template);
+    if (exchange->can_batch_reads && is_within_chunk)
+        exchange->has_split_chunks = 1;
 }
 
 /* Close the connection after this response instead of using it again, because the server sent bytes

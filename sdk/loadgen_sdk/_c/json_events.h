@@ -36,31 +36,41 @@ static int is_simple_escape(char byte)
 /* Whether a string with escape sequences is accepted. */
 enum EscapeRule { REFUSE_ESCAPES, ACCEPT_ESCAPES };
 
+/* Skip an escape sequence in a string, from its backslash. Return the position after it, or NULL if
+ * it is incomplete or not accepted. */
+static const char *skip_escape(const char *backslash, const char *end, enum EscapeRule rule)
+{
+    const char *escaped = backslash + 1;
+    if (rule == REFUSE_ESCAPES || escaped == end || !is_simple_escape(*escaped))
+        return NULL;
+    return escaped + 1;
+}
+
 /* Skip a JSON string, from its opening quote. Return the position after its closing quote, or NULL
  * if it is incomplete, is not UTF-8, or has control characters or escapes that are not accepted. */
 static const char *skip_string(const char *cursor, const char *end, enum EscapeRule rule)
 {
-    if (cursor >= end || *cursor != '"')
+    int has_opening_quote = cursor < end && *cursor == '"';
+    if (!has_opening_quote)
         return NULL;
     const char *text = cursor + 1;
     int is_ascii = 1;
     cursor = skip_plain_ascii(text, end); /* usually the whole text */
-    for (; cursor < end && *cursor != '"'; cursor++) {
+    while (cursor < end && *cursor != '"') {
         unsigned char byte = (unsigned char)*cursor;
         if (byte < FIRST_PRINTABLE_BYTE)
             return NULL;
         if (byte >= FIRST_NON_ASCII_BYTE)
             is_ascii = 0;
-        if (byte == '\\') {
-            cursor++;
-            if (rule == REFUSE_ESCAPES || cursor == end || !is_simple_escape(*cursor))
-                return NULL;
-        }
+        cursor = byte == '\\' ? skip_escape(cursor, end, rule) : cursor + 1;
+        if (cursor == NULL)
+            return NULL;
     }
     int has_closing_quote = cursor < end;
-    if (!has_closing_quote || (!is_ascii && !is_utf8(text, cursor)))
+    if (!has_closing_quote)
         return NULL;
-    return cursor + 1;
+    int is_valid_text = is_ascii || is_utf8(text, cursor);
+    return is_valid_text ? cursor + 1 : NULL;
 }
 
 /* Skip a fixed JSON text, such as null. Return the position after it, or NULL. */
@@ -430,6 +440,12 @@ static int is_nonempty_string(const char *start, const char *value_end)
     return value_end != NULL && *start == '"' && value_end - start > quotes;
 }
 
+/* Return whether a JSON value is null. No other value begins with this letter. */
+static int is_null(const char *value)
+{
+    return *value == 'n';
+}
+
 /* Parse the list of the choices of an event, which may have one item at most. Several choices are
  * left to Python. Return the position after the list, or NULL if it is something else. */
 static const char *parse_choices(const char *cursor, const char *end, EventScan *scan)
@@ -473,22 +489,25 @@ static const char *parse_finish_reason(const char *cursor, const char *end, Even
     return string_end;
 }
 
-/* Parse the value of a field as its kind says, and store what it says in the scan of the event.
+/* Parse the value of a field, which `kind` describes, and store in `*scan` what it says of the
+ * event.
  *
- * Every kind but FIELD_OF_OTHER_API accepts null. Return the position after the value, or NULL if
- * the event has to be left to Python. */
+ * Null is accepted for every kind but FIELD_OF_OTHER_API. Return the position after the value, or
+ * NULL if the event has to be left to Python. */
 static const char *parse_value(enum ValueKind kind, const char *cursor, const char *end,
                                EventScan *scan)
 {
-    if (kind == FIELD_OF_OTHER_API)
-        return NULL;
     const char *null_end = skip_literal(cursor, end, "null");
-    if (null_end != NULL) {
+    int is_accepted_null = null_end != NULL && kind != FIELD_OF_OTHER_API;
+    if (is_accepted_null) {
         if (kind == CHOICES_LIST)
             scan->has_choices_null = 1;
         return null_end;
     }
     switch (kind) {
+    case FIELD_OF_OTHER_API:
+    case NULL_ONLY:
+        return NULL;
     case ANY_VALUE:
         return skip_value(cursor, end, 0);
     case EMPTY_LIST_ONLY:
@@ -510,9 +529,6 @@ static const char *parse_value(enum ValueKind kind, const char *cursor, const ch
         return parse_choices(cursor, end, scan);
     case USAGE_OBJECT:
         return parse_usage(cursor, end, &scan->content.usage);
-    case NULL_ONLY:
-    case FIELD_OF_OTHER_API:
-        break;
     }
     return NULL;
 }
@@ -527,23 +543,24 @@ static void add_variable(EventScan *scan, const char *start, const char *end, en
     scan->variable_count++;
 }
 
-/* Return whether a value that was parsed is a variable: another value of the same kind in its place
- * would not change what the event says.
+/* Return whether a value that was parsed may differ in a later event without changing what the
+ * event says. Such a value is a variable of the pattern by which later events are recognised.
  *
- * These are the values that are skipped, texts that are not empty, and usages, which are parsed
- * again. A null is none, because a value in its place could be output. */
+ * The variables are values that are skipped, such as ids, texts that are not empty, and usages,
+ * which are parsed again in each event. A null is none, because a text or a usage in its place
+ * would say something else. */
 static int is_variable(enum ValueKind kind, const char *start, const char *value_end,
                        const EventScan *scan)
 {
     switch (kind) {
     case ANY_VALUE:
-        return *start != 'n';
+        return !is_null(start);
     case CONTENT_TEXT:
     case REASONING_TEXT:
     case COMPLETION_TEXT:
         return is_nonempty_string(start, value_end);
     case USAGE_OBJECT:
-        return scan->content.usage != NULL;
+        return scan->content.usage != NULL; /* It is NULL if the value is null. */
     default:
         return 0;
     }
@@ -649,6 +666,21 @@ static const char *parse_object(const char *cursor, const char *end, const Field
     return cursor;
 }
 
+/* Set what kind of output an event has, from the texts that were found in it.
+ *
+ * The output of a chat is in a delta, and that of a completion in a text of its own. Reasoning is
+ * output, but no part of the answer. */
+static void set_output_kind(const EventScan *scan, EventContent *content)
+{
+    if (scan->has_delta) {
+        content->has_answer = scan->has_content;
+        content->has_output = scan->has_content || scan->has_reasoning;
+    } else {
+        content->has_answer = scan->has_completion_text;
+        content->has_output = scan->has_completion_text;
+    }
+}
+
 /* Parse the JSON of an event, and set `*content` to what it says: whether it has output, its finish
  * reason and its token usage (a new reference). `scan` receives the values that may differ in other
  * events.
@@ -659,13 +691,12 @@ static int parse_event_json(const char *payload, const char *end, EventScan *sca
 {
     const char *object_end = parse_object(skip_space(payload, end), end, event_fields, scan);
     *content = scan->content;
-    content->has_answer = scan->has_delta ? scan->has_content : scan->has_completion_text;
-    content->has_output = content->has_answer || (scan->has_delta && scan->has_reasoning);
+    set_output_kind(scan, content);
 
     int is_whole = object_end != NULL && skip_space(object_end, end) == end;
     /* Without choices, or with null as their list, it is an event of another API. */
     int is_chat_event = scan->has_choices_list && !scan->has_choices_null;
-    /* Python counts output in unknown fields before the first known output. */
+    /* A text in an unknown field may be output, which the reader in Python counts. */
     int may_have_unknown_output = scan->has_unknown_text && !content->has_output;
     if (is_whole && is_chat_event && !may_have_unknown_output)
         return 1;
@@ -725,23 +756,23 @@ static int has_same_value(const EventPattern *pattern, const Span *variable, con
     return value_end != NULL && value_end < end && !continues_number(*value_end);
 }
 
-/* Match a JSON value with variable `index` of a pattern, which is a value of an earlier event that
- * may differ. `*usage` becomes a new reference if the value is a token usage.
+/* Match the value of an event with variable `index` of a pattern, a value that may differ.
  *
- * Return the position after the value, or NULL if it may not take the place of the variable: a null
- * is no usage and no text, and an empty text is no output. */
+ * `cursor` is at the first byte of the value, before `end`. `*usage` becomes a new reference if the
+ * value is a token usage. Return the position after the value, or NULL if it may not take the place
+ * of the variable: a null is no usage and no text, and an empty text is no output. */
 static const char *match_variable(const EventPattern *pattern, int index, const char *cursor,
                                   const char *end, PyObject **usage)
 {
     enum ValueKind kind = pattern->kinds[index];
     const Span *variable = &pattern->variables[index];
-    int is_null = *cursor == 'n'; /* No other JSON value begins with this letter. */
     if (kind == USAGE_OBJECT)
-        return is_null ? NULL : parse_usage(cursor, end, usage);
+        return is_null(cursor) ? NULL : parse_usage(cursor, end, usage);
+    /* Most values, such as ids, are the same in all events, and are only compared. */
     if (has_same_value(pattern, variable, cursor, end))
         return cursor + variable->size;
     if (kind == ANY_VALUE)
-        return is_null ? NULL : skip_value(cursor, end, 0);
+        return is_null(cursor) ? NULL : skip_value(cursor, end, 0);
     const char *text_end = skip_string(cursor, end, ACCEPT_ESCAPES);
     return is_nonempty_string(cursor, text_end) ? text_end : NULL;
 }
@@ -755,25 +786,29 @@ static const char *skip_pattern_literal(const EventPattern *pattern, int index, 
     return skip_bytes(cursor, end, pattern->bytes + literal->start, literal->size);
 }
 
-/* Match an event, from its beginning to its end, with the literals (fixed bytes) of a pattern and
- * the variables (values that may differ) between them.
+/* Match an event, from its beginning to its end, with the parts of a pattern: the literals (fixed
+ * bytes) and the variables (values that may differ) between them.
  *
  * `literal_starts[i]` becomes the position of literal `i` in the event. `*usage` becomes a new
- * reference if the event has a usage, also if it does not match. Return whether it matches. */
+ * reference if a usage was parsed, even if a later part does not match. Return whether the event
+ * matches. */
 static int match_pattern_parts(const EventPattern *pattern, const char *cursor, const char *end,
                                const char **literal_starts, PyObject **usage)
 {
+    /* Each variable follows the literal of the same index. */
     for (int i = 0; i < pattern->variable_count; i++) {
         literal_starts[i] = cursor;
-        cursor = skip_pattern_literal(pattern, i, cursor, end);
-        if (cursor == NULL || cursor == end)
+        const char *value = skip_pattern_literal(pattern, i, cursor, end);
+        int has_value = value != NULL && value < end;
+        if (!has_value)
             return 0;
-        cursor = match_variable(pattern, i, cursor, end, usage);
+        cursor = match_variable(pattern, i, value, end, usage);
         if (cursor == NULL)
             return 0;
     }
-    literal_starts[pattern->variable_count] = cursor;
-    return skip_pattern_literal(pattern, pattern->variable_count, cursor, end) == end;
+    int last_literal = pattern->variable_count;
+    literal_starts[last_literal] = cursor;
+    return skip_pattern_literal(pattern, last_literal, cursor, end) == end;
 }
 
 /* Return whether an event ends with the last literal of a pattern, the bytes after all values that
@@ -787,7 +822,8 @@ static int ends_like_pattern(const EventPattern *pattern, const char *payload, c
     return memcmp(end - literal->size, pattern->bytes + literal->start, (size_t)literal->size) == 0;
 }
 
-/* Recognise an event that differs from an earlier one, the pattern, only in texts, ids or usage.
+/* Recognise an event that differs from an earlier one, the pattern, in nothing but values that may
+ * differ: texts, usage and values that are skipped, such as ids.
  *
  * Return 1 and set `*content`: the kind of output and the finish reason are those of the pattern,
  * and the usage is that of the event (a new reference). Return 0 if the event is another one. */
@@ -796,7 +832,7 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
 {
     if (!pattern->is_used || !ends_like_pattern(pattern, payload, end))
         return 0;
-    const char *literal_starts[MAX_VARIABLES + 1];
+    const char *literal_starts[MAX_VARIABLES + 1]; /* the fixed bytes between these values */
     PyObject *usage = NULL;
     if (!match_pattern_parts(pattern, payload, end, literal_starts, &usage)) {
         Py_XDECREF(usage);
@@ -807,9 +843,10 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
         .has_output = pattern->has_output,
         .has_answer = pattern->has_answer,
     };
-    if (pattern->finish_reason_size > 0) {
-        content->finish_reason =
-            literal_starts[pattern->finish_reason_literal] + pattern->finish_reason_offset;
+    int has_finish_reason = pattern->finish_reason_size > 0;
+    if (has_finish_reason) {
+        const char *literal_start = literal_starts[pattern->finish_reason_literal];
+        content->finish_reason = literal_start + pattern->finish_reason_offset;
         content->finish_reason_size = pattern->finish_reason_size;
     }
     return 1;
@@ -836,20 +873,25 @@ static void set_pattern_parts(EventPattern *pattern, const EventScan *scan, cons
     pattern->literals[scan->variable_count] = (Span){literal_start, size - literal_start};
 }
 
-/* Note which literal of a pattern has the finish reason of the event, and where in it. The finish
- * reason is no variable: it is always in the fixed bytes between them. */
+/* Note where in a pattern the finish reason of its event is: in which literal, and at which offset.
+ *
+ * A pattern consists of variables, the values that may differ in other events, and literals, the
+ * bytes between them. The finish reason is never a variable, so that it is inside a literal.
+ * Literal `i` is the one before variable `i`. */
 static void locate_finish_reason(EventPattern *pattern, const EventContent *content,
                                  const char *payload)
 {
     pattern->finish_reason_size = content->finish_reason_size;
     if (content->finish_reason_size == 0)
         return;
-    Py_ssize_t offset = content->finish_reason - payload;
-    int index = 0;
-    while (index < pattern->variable_count && pattern->variables[index].start < offset)
-        index++;
-    pattern->finish_reason_literal = index;
-    pattern->finish_reason_offset = offset - pattern->literals[index].start;
+    Py_ssize_t position = content->finish_reason - payload;
+    int variables_before = 0;
+    while (variables_before < pattern->variable_count &&
+           pattern->variables[variables_before].start < position)
+        variables_before++;
+    int literal_index = variables_before;
+    pattern->finish_reason_literal = literal_index;
+    pattern->finish_reason_offset = position - pattern->literals[literal_index].start;
 }
 
 /* Store an event that was parsed as a pattern, which recognises events that differ from it only in

@@ -57,13 +57,13 @@ static const char *skip_plain_ascii(const char *cursor, const char *end)
     return cursor;
 }
 
-/* Skip the text of a plain event. Return the position of its closing quote, or NULL.
+/* Skip the text of an event if it is plain. Return the position of its closing quote, or NULL.
  *
  * A plain text is not empty and needs no JSON decoding: it is UTF-8 without control characters and
  * without backslashes, so that the first quote ends it. */
 static const char *skip_plain_text(const char *text, const char *end)
 {
-    const char *cursor = skip_plain_ascii(text, end);
+    const char *cursor = skip_plain_ascii(text, end); /* usually the whole text */
     int is_ascii = 1;
     for (; cursor < end && *cursor != '"'; cursor++) {
         unsigned char byte = (unsigned char)*cursor;
@@ -76,7 +76,8 @@ static const char *skip_plain_text(const char *text, const char *end)
     int has_closing_quote = cursor < end;
     if (is_empty || !has_closing_quote)
         return NULL;
-    return is_ascii || is_utf8(text, cursor) ? cursor : NULL;
+    int is_valid_text = is_ascii || is_utf8(text, cursor);
+    return is_valid_text ? cursor : NULL;
 }
 
 /* Skip the JSON of a plain event, which differs in its text alone from the event of which the
@@ -313,19 +314,21 @@ static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t s
 
 /* The Python function parse_whole_chunks(data, before_text, after_text).
  *
- * Find the events in the whole chunks at the beginning of `data`, a part of a chunked HTTP body.
+ * Return the events in the whole chunks at the beginning of `data`, a part of a chunked HTTP body.
  * Parsing ends at the first chunk that is incomplete or holds anything but server-sent events of
  * one line each. `before_text` and `after_text` are the bytes around the text of a plain event, an
  * event that differs from an earlier one in its text alone.
  *
- * Return the tuple (number of chunks, events, number of bytes). An event is its payload, and a
- * number stands for that many plain events: two chunks of one plain event each are (2, [2],
+ * The result is the tuple (number of chunks, list of events, number of bytes). A plain event is
+ * only counted: a number in the list stands for that many consecutive plain events. Any other event
+ * is in the list as its payload. The result for two chunks of one plain event each is (2, [2],
  * size). */
 static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *data;
     Py_ssize_t size;
     Template template;
+    /* Each "y#" reads the bytes of an argument and their number. */
     if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size,
                           &template.after, &template.after_size))
         return NULL;
@@ -337,7 +340,7 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
         Py_DECREF(events.items);
         return NULL;
     }
-    /* "N" takes over the reference to the list. */
+    /* "n" is a Py_ssize_t. "N" is an object whose reference the tuple takes over. */
     return Py_BuildValue("nNn", chunk_count, events.items, parsed_bytes);
 }
 
@@ -366,12 +369,33 @@ static int count_plain_events_of_item(PyObject *item, const Template *template, 
     return *count == -1 && PyErr_Occurred() ? -1 : 1;
 }
 
+/* Count the plain events in the list `events` from the index `start` on, up to the first other one.
+ *
+ * `*plain_items` becomes the number of items of the list, and `*plain_events` the number of events
+ * that they stand for. Return 0, or -1 with an exception. */
+static int count_plain_items(PyObject *events, Py_ssize_t start, const Template *template,
+                             Py_ssize_t *plain_items, Py_ssize_t *plain_events)
+{
+    *plain_items = 0;
+    *plain_events = 0;
+    for (Py_ssize_t index = start; index < PyList_Size(events); index++) {
+        Py_ssize_t event_count;
+        int is_plain =
+            count_plain_events_of_item(PyList_GetItem(events, index), template, &event_count);
+        if (is_plain <= 0)
+            return is_plain; /* 0 for another event, or -1 with an exception */
+        *plain_items += 1;
+        *plain_events += event_count;
+    }
+    return 0;
+}
+
 /* The Python function count_leading_plain_events(events, start, before_text, after_text).
  *
  * Count the consecutive plain events in the list `events` from the index `start` on. A plain event
  * differs from an earlier one in its text alone, which is between the bytes `before_text` and
- * `after_text`. An item of the list is the payload of one event, or the number of several plain
- * events.
+ * `after_text`. An item of the list is the payload of one event, or a number that stands for that
+ * many plain events.
  *
  * Return the tuple (number of items, number of plain events). */
 static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObject *args)
@@ -379,6 +403,7 @@ static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObjec
     PyObject *events;
     Py_ssize_t start;
     Template template;
+    /* "O!" is an object of a type, "n" a Py_ssize_t, and "y#" bytes and their number. */
     if (!PyArg_ParseTuple(args, "O!ny#y#", &PyList_Type, &events, &start, &template.before,
                           &template.before_size, &template.after, &template.after_size))
         return NULL;
@@ -386,18 +411,8 @@ static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObjec
         PyErr_SetString(PyExc_TypeError, "the index of the first event must not be negative");
         return NULL;
     }
-    Py_ssize_t plain_items = 0;
-    Py_ssize_t plain_events = 0;
-    while (start + plain_items < PyList_Size(events)) {
-        PyObject *item = PyList_GetItem(events, start + plain_items);
-        Py_ssize_t count;
-        int is_plain = count_plain_events_of_item(item, &template, &count);
-        if (is_plain < 0)
-            return NULL;
-        if (!is_plain)
-            break;
-        plain_items++;
-        plain_events += count;
-    }
+    Py_ssize_t plain_items, plain_events;
+    if (count_plain_items(events, start, &template, &plain_items, &plain_events) < 0)
+        return NULL;
     return Py_BuildValue("nn", plain_items, plain_events);
 }

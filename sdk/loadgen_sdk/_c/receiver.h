@@ -393,22 +393,33 @@ static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, in
     return timestamp;
 }
 
+/* Return whether a read ends like the last chunk of a response, "0\r\n\r\n". The read must be
+ * larger than the bytes that are compared. */
+static int ends_like_last_chunk(const Read *read)
+{
+    const char *read_end = read->data + read->size;
+    return memcmp(read_end - CHUNKED_BODY_END_BYTES, CHUNKED_BODY_END, CHUNKED_BODY_END_BYTES) == 0;
+}
+
 /* Return whether the owner of a buffer must be called for the read that was just stored.
  *
- * It is called at once if it wants every read, if the read should hold plain events only and does
- * not, if many reads are waiting, if the read is large, and if it may end the response. The last
- * chunk of a response, "0\r\n\r\n", is at the end of a read, or the read is so small that it may be
- * the last 1 to 4 bytes of that chunk. */
+ * A read is urgent in three cases:
+ * - The owner wants every read.
+ * - It may end the response: it ends like the last chunk, or is so small that it may be the last 1
+ *   to 4 bytes of that chunk. If the buffer has a template, usual reads are only counted, so that
+ *   any read that had to be stored may be the end.
+ * - Waiting for more saves nothing, because many reads wait already or the read is large. */
 static int is_urgent(const SocketBuffer *buffer, const Read *read)
 {
-    if (!buffer->can_batch_reads || has_template(buffer))
+    int wants_every_read = !buffer->can_batch_reads;
+    int is_unusual_read = has_template(buffer);
+    if (wants_every_read || is_unusual_read)
         return 1;
     if (count_reads(buffer) >= MAX_BATCHED_READS)
         return 1;
     if (read->size <= SMALL_READ_BYTES || read->size >= LARGE_READ_BYTES)
         return 1;
-    const char *last_bytes = read->data + read->size - CHUNKED_BODY_END_BYTES;
-    return memcmp(last_bytes, CHUNKED_BODY_END, CHUNKED_BODY_END_BYTES) == 0;
+    return ends_like_last_chunk(read);
 }
 
 /* Update the counts after the newest plain read of a buffer, and queue the buffer if it has many.
@@ -429,6 +440,19 @@ static int account_for_plain_read(Receiver *receiver, SocketBuffer *buffer)
     return buffer->plain_read_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
+/* Store a read with its bytes, and queue the buffer if its owner must act. Return 0, or -1 with an
+ * exception. */
+static int store_read_with_bytes(Receiver *receiver, SocketBuffer *buffer, const Read *read)
+{
+    if (append_waiting_read(buffer, read) < 0)
+        return -1;
+    if (buffer->is_queued) {
+        receiver->queued_reads++;
+        return 0;
+    }
+    return is_urgent(buffer, read) ? enqueue(receiver, buffer) : 0;
+}
+
 /* Store a read in the buffer of its socket, and queue the buffer if its owner must act.
  *
  * A plain event differs from an earlier one in its text alone, as the template of the buffer says.
@@ -437,22 +461,18 @@ static int account_for_plain_read(Receiver *receiver, SocketBuffer *buffer)
  * get all reads in their order. Return 0, or -1 with an exception. */
 static int store_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 {
-    if (has_template(buffer) && count_reads(buffer) == 0) {
-        int is_plain = try_store_plain_read(buffer, read);
-        if (is_plain < 0)
-            return -1;
-        if (is_plain)
-            return account_for_plain_read(receiver, buffer);
-        if (flush_plain_reads(receiver, buffer) < 0)
-            return -1;
-    }
-    if (append_waiting_read(buffer, read) < 0)
+    int may_be_counted = has_template(buffer) && count_reads(buffer) == 0;
+    if (!may_be_counted)
+        return store_read_with_bytes(receiver, buffer, read);
+    int is_stored = try_store_plain_read(buffer, read); /* or -1 with an exception */
+    if (is_stored < 0)
         return -1;
-    if (buffer->is_queued) {
-        receiver->queued_reads++;
-        return 0;
-    }
-    return is_urgent(buffer, read) ? enqueue(receiver, buffer) : 0;
+    if (is_stored)
+        return account_for_plain_read(receiver, buffer);
+    /* The reads that were counted before come first. */
+    if (flush_plain_reads(receiver, buffer) < 0)
+        return -1;
+    return store_read_with_bytes(receiver, buffer, read);
 }
 
 /* Return the last time at which a socket is known to have been empty, before a read of it.
@@ -491,21 +511,29 @@ static int store_received_bytes(Receiver *receiver, SocketBuffer *buffer, Py_ssi
     return store_read(receiver, buffer, &read);
 }
 
-/* Read one socket once, and store what was read in its buffer.
+/* Note that a connection has ended, and queue its buffer. `error` is the `errno` of a failure, or 0
+ * for a regular end. Return 0, or -1 with an exception. */
+static int store_end(Receiver *receiver, SocketBuffer *buffer, int error, int64_t ended_at)
+{
+    if (error != 0)
+        buffer->error = error;
+    buffer->ended_at = ended_at;
+    return enqueue(receiver, buffer);
+}
+
+/* Read one socket once, and store in its buffer what was read, or the end of the connection.
  *
- * The end of the connection and an error are stored too, and queue the buffer. `previous_poll_at`
- * is the time of the last poll that did not report the socket, so that it was empty then. Return
- * the time after the read, or -1 with an exception. */
+ * `previous_poll_at` is the time of the last poll that did not report the socket, which proves that
+ * it was empty at that time. Return the time after the read, or -1 with an exception. */
 static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll_at)
 {
     int64_t wall_timestamp;
     ssize_t size = receive_message(receiver, buffer->fd, &wall_timestamp);
     int error = size < 0 ? errno : 0;
     int64_t read_at = clock_ns(CLOCK_MONOTONIC);
-    if (error == EAGAIN || error == EWOULDBLOCK)
+    int has_nothing_to_read = error == EAGAIN || error == EWOULDBLOCK;
+    if (has_nothing_to_read)
         return read_at;
-    if (error != 0)
-        buffer->error = error;
     if (check_reads(buffer) < 0)
         return -1;
     receiver->read_count++;
@@ -513,10 +541,8 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
     if (size > 0)
         status =
             store_received_bytes(receiver, buffer, size, wall_timestamp, read_at, previous_poll_at);
-    else {
-        buffer->ended_at = read_at;
-        status = enqueue(receiver, buffer);
-    }
+    else
+        status = store_end(receiver, buffer, error, read_at);
     return status < 0 ? -1 : read_at;
 }
 
@@ -647,15 +673,18 @@ static int arm_timer(Receiver *receiver, int64_t wake_time)
 
 /* Plan the next poll of a load generator that awaits responses, and set the timer for it.
  *
- * Polls at short intervals tell which sockets were empty when. This bounds the uncertainty of a
- * timestamp if two events arrive in one read. Under heavy traffic the interval is longer, because
- * each read is a poll as well. The timer is set for `timer_limit` at the latest, or not at all if
- * that is NO_TIMER. Return 0, or -1 with an exception. */
+ * A poll proves that the sockets that it does not report are empty. Frequent polls therefore bound
+ * the uncertainty of a timestamp if two events arrive in one read. Under heavy traffic the interval
+ * is longer, because each read is a poll as well.
+ *
+ * The timer is set for `timer_limit` at the latest, or not at all if that is NO_TIMER. Return 0, or
+ * -1 with an exception. */
 static int plan_next_poll(Receiver *receiver, int64_t now, int64_t timer_limit)
 {
     long long reads_since_plan = receiver->read_count - receiver->reads_when_planned;
-    int is_busy = reads_since_plan > BUSY_READS;
-    receiver->next_poll_at = now + (is_busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
+    int is_traffic_heavy = reads_since_plan > BUSY_READS;
+    int64_t interval_ns = is_traffic_heavy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS;
+    receiver->next_poll_at = now + interval_ns;
     receiver->reads_when_planned = receiver->read_count;
     if (timer_limit == NO_TIMER)
         return 0;
@@ -681,26 +710,25 @@ static int64_t read_clocks(Receiver *receiver)
 /* Read a deferred socket that its epoll has reported. Return the time, or -1 with an exception.
  *
  * A deferred socket has no urgent events, so that it is polled about every millisecond only. It
- * goes back to the first epoll if it became urgent, has ended, or holds more data: the deferred
- * epoll is edge-triggered, so that it reports arriving data once, even if some of it is left after
- * this read. The first epoll reports a socket until it is empty. */
+ * goes back to the first epoll, which reports a socket until it is empty, in three cases: its next
+ * events are urgent, its connection has ended, or the read may have left data in it. The deferred
+ * epoll is edge-triggered, so that it would not report these data again. */
 static int64_t read_deferred_socket(Receiver *receiver, const struct epoll_event *event,
                                     int64_t previous_poll_at, int64_t now)
 {
     SocketBuffer *buffer = find_buffer(receiver, event->data.fd);
     if (buffer == NULL)
         return now;
-    now = read_socket(receiver, buffer, previous_poll_at);
-    if (now < 0)
+    int64_t read_at = read_socket(receiver, buffer, previous_poll_at);
+    if (read_at < 0)
         return -1;
-    int has_more_data = buffer->is_last_read_full;
+    int may_have_more_data = buffer->is_last_read_full;
     int has_ended = event->events != EPOLLIN;
     int is_urgent_again = buffer->events_until_urgent <= 0;
-    if (has_more_data || has_ended || is_urgent_again) {
-        if (set_deferred(receiver, buffer, 0) < 0)
-            return -1;
-    }
-    return now;
+    int should_stop_deferring = may_have_more_data || has_ended || is_urgent_again;
+    if (should_stop_deferring && set_deferred(receiver, buffer, 0) < 0)
+        return -1;
+    return read_at;
 }
 
 /* Count the reads of a poll of the deferred sockets, which are read about every millisecond only.
@@ -718,32 +746,48 @@ static void count_deferred_reads(Receiver *receiver, int ready, int is_timely,
     }
 }
 
-/* Poll the deferred sockets, whose events are not urgent, and read those that are ready.
- *
- * A poll is timely if it is at most DEFER_NS after its planned time (`next_poll_at`). If the poll
- * reports as many sockets as fit, others may be ready too. Then they are polled again soon, and
- * this poll does not prove that they were empty. Return the time, or -1 with an exception. */
-static int64_t receive_deferred(Receiver *receiver, int64_t now)
+/* Read the deferred sockets that a poll has just reported, and count how many of the reads were
+ * merged into `*merged_reads`: they held several events, of which only the last has an exact
+ * timestamp. Return the time, or -1 with an exception. */
+static int64_t read_deferred_sockets(Receiver *receiver, int ready_count, int64_t now,
+                                     long long *merged_reads)
 {
-    int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MAX_DEFERRED_READY, 0);
-    if (ready < 0)
-        ready = 0; /* A signal interrupted the poll. The next one reports the same sockets. */
-    receiver->ready_count += ready;
     int64_t previous_poll_at = receiver->last_deferred_poll_at;
-    int has_all_ready = ready < MAX_DEFERRED_READY;
-    if (has_all_ready)
-        receiver->last_deferred_poll_at = now;
-
-    int is_timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
     long long merged_reads_before = receiver->merged_reads;
-    for (int i = 0; i < ready; i++) {
+    for (int i = 0; i < ready_count; i++) {
         now = read_deferred_socket(receiver, &receiver->events[i], previous_poll_at, now);
         if (now < 0)
             return -1;
     }
-    count_deferred_reads(receiver, ready, is_timely, receiver->merged_reads - merged_reads_before);
+    *merged_reads = receiver->merged_reads - merged_reads_before;
+    return now;
+}
+
+/* Poll the deferred sockets, whose events are not urgent, and read those that are ready.
+ *
+ * A poll is timely if it is at most DEFER_NS after its planned time (`next_poll_at`). If it reports
+ * as many sockets as fit, others may be ready too. The next poll then follows at once, and this one
+ * does not prove that the others were empty. Return the time, or -1 with an exception. */
+static int64_t receive_deferred(Receiver *receiver, int64_t poll_started_at)
+{
+    int is_timely =
+        receiver->is_deferring && poll_started_at < receiver->next_poll_at + DEFER_NS;
+    int ready_count = epoll_wait(receiver->deferred_epoll, receiver->events, MAX_DEFERRED_READY, 0);
+    if (ready_count < 0)
+        ready_count = 0; /* A signal interrupted the poll. The next one reports the same sockets. */
+    receiver->ready_count += ready_count;
+
+    long long merged_reads;
+    int64_t now = read_deferred_sockets(receiver, ready_count, poll_started_at, &merged_reads);
+    if (now < 0)
+        return -1;
+    count_deferred_reads(receiver, ready_count, is_timely, merged_reads);
+
+    int is_report_complete = ready_count < MAX_DEFERRED_READY;
+    if (is_report_complete)
+        receiver->last_deferred_poll_at = poll_started_at;
     if (receiver->is_deferring)
-        receiver->next_poll_at = has_all_ready ? now + DEFER_NS : now;
+        receiver->next_poll_at = is_report_complete ? now + DEFER_NS : now;
     return now;
 }
 
@@ -783,26 +827,34 @@ static int end_deferring_if_needed(Receiver *receiver, int64_t now, long long re
     return reads_per_s < DEFER_DOWN_TO_READS_PER_S ? end_deferring(receiver) : 0;
 }
 
-/* End a decision period: begin or end deferring by what was read in it, and start the next period.
+/* Begin a decision period, in which no reads were counted yet. */
+static void start_decision_period(Receiver *receiver, int64_t now)
+{
+    receiver->period_start = now;
+    receiver->deferred_reads = 0;
+    receiver->timely_reads = 0;
+    receiver->timely_merged_reads = 0;
+}
+
+/* End a decision period: begin or end deferring, by the reads in this period, and start the next.
  *
- * Deferring saves wake-ups of the process when reads are frequent. It begins at a higher rate than
- * it ends, so that it does not toggle. It also ends if too many reads were merged: they held
- * several events, of which only the last has an exact timestamp. Return 0, or -1 with an
- * exception. */
+ * Deferring (reading sockets late) saves wake-ups of the process when reads are frequent. It begins
+ * at a higher rate than it ends, so that it does not toggle. It also ends if more than one in
+ * READS_PER_MERGED_READ reads was merged: such a read held several events, of which only the last
+ * has an exact timestamp. Return 0, or -1 with an exception. */
 static int end_decision_period(Receiver *receiver, int64_t now)
 {
     long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
     int has_too_many_merged =
         receiver->timely_merged_reads * READS_PER_MERGED_READ > receiver->timely_reads;
-    receiver->period_start = now;
-    receiver->deferred_reads = 0;
-    receiver->timely_reads = 0;
-    receiver->timely_merged_reads = 0;
+    start_decision_period(receiver, now);
 
-    if (receiver->is_traffic_heavy)
+    int is_deferring_worthwhile = receiver->is_traffic_heavy; /* in the period that has ended */
+    if (is_deferring_worthwhile)
         return end_deferring_if_needed(receiver, now, reads_per_s, has_too_many_merged);
-    int should_begin = reads_per_s >= DEFER_FROM_READS_PER_S && now >= receiver->defer_again_at;
-    return should_begin ? begin_deferring(receiver, now) : 0;
+    int has_enough_reads = reads_per_s >= DEFER_FROM_READS_PER_S;
+    int is_pause_over = now >= receiver->defer_again_at;
+    return has_enough_reads && is_pause_over ? begin_deferring(receiver, now) : 0;
 }
 
 /* -- receiving --------------------------------------------------------------------------------- */
@@ -863,38 +915,44 @@ static int append_unhandled(PyObject **unhandled, int fd, uint32_t events)
     return append_stealing(*unhandled, Py_BuildValue("iI", fd, events));
 }
 
-/* Read a socket that the first epoll has reported, if its buffer says that it may be read.
+/* Handle a descriptor that the first epoll has reported: read it if it is a connected socket with
+ * data or an end.
  *
- * The events of any other descriptor, and of a socket that can be written, are left to the caller
- * in `*unhandled`. Return the time, or -1 with an exception. */
+ * Other descriptors, such as the timer and sockets that are still connecting, and sockets that can
+ * be written are appended to `*unhandled` for the caller. Return the time after the read, or `now`
+ * without a read, or -1 with an exception. */
 static int64_t handle_ready_descriptor(Receiver *receiver, const struct epoll_event *event,
                                        int64_t previous_poll_at, int64_t now, PyObject **unhandled)
 {
     SocketBuffer *buffer = find_buffer(receiver, event->data.fd);
-    int is_readable = buffer != NULL && buffer->is_readable;
-    int is_writable = (event->events & EPOLLOUT) != 0;
-    if (!is_readable || is_writable) {
+    int is_connected_socket = buffer != NULL && buffer->is_readable;
+    int can_be_written = (event->events & EPOLLOUT) != 0;
+    if (!is_connected_socket || can_be_written) {
         if (append_unhandled(unhandled, event->data.fd, event->events) < 0)
             return -1;
     }
     int has_data_or_end = (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
-    if (!is_readable || !has_data_or_end || buffer->ended_at != 0)
+    if (!is_connected_socket || !has_data_or_end || buffer->ended_at != 0)
         return now;
     return read_socket(receiver, buffer, previous_poll_at);
 }
 
-/* Read the sockets that a poll of the first epoll has reported.
+/* Read the sockets that a poll of the first epoll has reported (`receiver->events`).
  *
- * What is not a readable socket is left to the caller in `*unhandled`. `*has_deferred_data` becomes
- * 1 if the deferred epoll itself is ready, which means that a deferred socket has data.
- * `previous_poll_at` is the time of the poll before, which has not reported these sockets. Return
- * the time, or -1 with an exception. */
-static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_at,
-                          PyObject **unhandled, int *has_deferred_data)
+ * The previous poll did not report these sockets, so they were empty when it began. What is not a
+ * readable socket is left to the caller in `*unhandled`. `*has_deferred_data` becomes 1 if the
+ * deferred epoll itself is ready, which means that a deferred socket has data. Return the time, or
+ * -1 with an exception. */
+static int64_t read_ready(Receiver *receiver, int ready_count, PyObject **unhandled,
+                          int *has_deferred_data)
 {
+    int64_t previous_poll_at = receiver->last_poll_at;
+    int is_report_complete = ready_count < MAX_READY;
+    if (is_report_complete)
+        receiver->last_poll_at = receiver->poll_started_at;
     int64_t now = receiver->now;
     *has_deferred_data = 0;
-    for (int i = 0; i < ready; i++) {
+    for (int i = 0; i < ready_count; i++) {
         const struct epoll_event *event = &receiver->events[i];
         if (event->data.fd == receiver->deferred_epoll) {
             *has_deferred_data = 1;
@@ -921,22 +979,20 @@ static int is_deferred_poll_due(const Receiver *receiver, int64_t now)
 
 /* Read the sockets that a poll has reported, and then the deferred sockets if it is time for them.
  *
- * While deferring, the first epoll does not watch the deferred one, so the time decides. Otherwise
- * the deferred epoll is among the ready descriptors if one of its sockets has data. Return the
- * time, or -1 with an exception. */
-static int64_t read_sockets(Receiver *receiver, int ready, int was_deferring, PyObject **unhandled)
+ * If the process was deferring during the poll (`was_deferring`), deferred sockets did not wake it,
+ * and the time decides. Otherwise the poll has reported the deferred epoll if one of its sockets
+ * has data. Return the time after the reads, or -1 with an exception. */
+static int64_t read_sockets(Receiver *receiver, int ready_count, int was_deferring,
+                            PyObject **unhandled)
 {
-    int64_t previous_poll_at = receiver->last_poll_at;
-    int has_all_ready = ready < MAX_READY;
-    if (has_all_ready)
-        receiver->last_poll_at = receiver->poll_started_at;
     int has_deferred_data;
-    int64_t now = read_ready(receiver, ready, previous_poll_at, unhandled, &has_deferred_data);
-    if (now < 0)
+    int64_t read_at = read_ready(receiver, ready_count, unhandled, &has_deferred_data);
+    if (read_at < 0)
         return -1;
-    int should_poll_deferred =
-        was_deferring ? is_deferred_poll_due(receiver, now) : has_deferred_data;
-    return should_poll_deferred ? receive_deferred(receiver, now) : now;
+    int should_poll_deferred = has_deferred_data;
+    if (was_deferring)
+        should_poll_deferred = is_deferred_poll_due(receiver, read_at);
+    return should_poll_deferred ? receive_deferred(receiver, read_at) : read_at;
 }
 
 /* End a pass of polling and reading: decide whether to defer sockets (to read them late), and plan

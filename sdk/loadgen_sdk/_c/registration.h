@@ -368,15 +368,16 @@ static void set_class(PyTypeObject **global, PyObject *class)
 }
 
 /* The Python function register_classes(exchange, response, decoder, reader, known_heads,
- * decode_usage, normal_finish_reasons).
+ * decode_usage, normal_finish_reasons), which tells this module what it uses of Python.
  *
  * The first four are the classes in Python that are derived from the types above. `known_heads` is
- * the cache of parsed response heads (a dict), `decode_usage` a function that decodes the JSON of a
- * token usage, and the last one the set of the finish reasons that end a response normally. */
+ * the cache of parsed response heads, `decode_usage` a function that decodes the JSON of a token
+ * usage, and `normal_finish_reasons` the set of those that end a response without an error. */
 static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *exchange, *response, *decoder, *reader;
     PyObject *heads, *usage_decoder, *finish_reasons;
+    /* "O!" is an object of the type before it: four classes and a dict. "O" is any object. */
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response,
                           &PyType_Type, &decoder, &PyType_Type, &reader, &PyDict_Type, &heads,
                           &usage_decoder, &finish_reasons))
@@ -392,9 +393,9 @@ static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Create the Python objects that are used as constants: strings, which are interned so that they
- * are compared and looked up fast, 0, and b"". Return 0, or -1 with an exception. */
-static int create_constants(void)
+/* Create the strings that are used as names of Python attributes and arguments, and as values. They
+ * are interned, so that they are compared and looked up fast. Return 0, or -1 with an exception. */
+static int create_strings(void)
 {
     static const struct {
         PyObject **variable;
@@ -434,7 +435,18 @@ static int create_constants(void)
             return -1;
         *strings[i].variable = string;
     }
+    return 0;
+}
+
+/* Create the Python objects that are used as constants: strings, 0, and b"". Return 0, or -1 with
+ * an exception. */
+static int create_constants(void)
+{
+    if (create_strings() < 0)
+        return -1;
     zero = PyLong_FromLong(0);
-    no_bytes = PyBytes_FromStringAndSize(NULL, 0);
-    return zero == NULL || no_bytes == NULL ? -1 : 0;
+    if (zero == NULL)
+        return -1;
+    no_bytes = PyBytes_FromStringAndSize("", 0);
+    return no_bytes == NULL ? -1 : 0;
 }

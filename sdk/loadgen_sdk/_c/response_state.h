@@ -424,20 +424,21 @@ static int are_valid_arguments(PyObject *const *values)
 
 /* Set the fields of an exchange that are arguments of its constructor.
  *
- * Return 0, or -1 with an exception if `due_at` is no int of 64 bits or `is_stream_requested` has
- * no truth value. */
+ * `values` has the checked arguments in the order of `enum ExchangeArgument`. Return 0, or -1 with
+ * an exception if `due_at` is no int of 64 bits or `is_stream_requested` has no truth value. */
 static int set_exchange_arguments(Exchange *exchange, PyObject *const *values)
 {
     int is_stream_requested = PyObject_IsTrue(values[ARG_IS_STREAM_REQUESTED]);
     if (is_stream_requested < 0)
         return -1;
+    exchange->is_stream_requested = (char)is_stream_requested;
     exchange->due_at = PyLong_AsLongLong(values[ARG_DUE_AT]);
     if (exchange->due_at == -1 && PyErr_Occurred())
         return -1;
-    int overflow; /* is ignored: a number beyond 64 bits becomes -1, which means unknown */
+    /* A number of tokens beyond 64 bits is no error. It becomes -1, like an unknown number. */
+    int overflow;
     exchange->requested_output_tokens =
         PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT_TOKENS], &overflow);
-    exchange->is_stream_requested = (char)is_stream_requested;
     exchange->keep_text = values[ARG_KEEP_TEXT] == Py_True;
     exchange->keep_headers = values[ARG_KEEP_HEADERS] == Py_True;
     set_field(&exchange->request, values[ARG_REQUEST]);
@@ -470,8 +471,23 @@ static void init_connection_fields(Exchange *exchange)
     exchange->is_reported = 0;
 }
 
+/* Collect the arguments of Exchange() into `values`, which has the default values of the optional
+ * ones. Return 0, or -1 with an exception if an argument is missing, unknown or of a wrong type. */
+static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **values)
+{
+    if (collect_positional_arguments(args, values) &&
+        collect_keyword_arguments(keywords, PyTuple_Size(args), values) &&
+        are_valid_arguments(values))
+        return 0;
+    int has_raised = PyErr_Occurred() != NULL; /* when a keyword was looked up */
+    if (!has_raised)
+        PyErr_SetString(PyExc_TypeError,
+                        "Exchange() was called with missing, unknown or invalid arguments");
+    return -1;
+}
+
 /* Exchange(request, head, body, due_at, on_done, timeline, *, is_stream_requested, ...): a request
- * that was not sent yet. The other arguments have the default values below. */
+ * that was not sent yet. The other arguments are optional, with the default values below. */
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     Exchange *exchange = (Exchange *)self;
@@ -480,15 +496,8 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
         [ARG_KEEP_HEADERS] = Py_False,        [ARG_ON_OUTPUT] = Py_None,
         [ARG_ON_FIRST_OUTPUT] = Py_None,
     };
-    int are_accepted = collect_positional_arguments(args, values) &&
-                       collect_keyword_arguments(keywords, PyTuple_Size(args), values) &&
-                       are_valid_arguments(values);
-    if (!are_accepted) {
-        if (!PyErr_Occurred()) /* Looking up a keyword may have raised already. */
-            PyErr_SetString(PyExc_TypeError,
-                            "Exchange() was called with missing, unknown or invalid arguments");
+    if (collect_arguments(args, keywords, values) < 0)
         return -1;
-    }
     if (set_exchange_arguments(exchange, values) < 0)
         return -1;
     init_connection_fields(exchange);
