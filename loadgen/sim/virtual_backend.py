@@ -130,13 +130,21 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Summary:
-    """Carry out one simulated run in its directory, and return its summary.
+    """Carry out one simulated run, write its files to a directory, and return its summary.
 
-    A prompt has exactly the tokens that the workload requests; the chat template adds none. Client
-    and network take no time. The files are those of any run: manifest, records, event timelines,
-    summary, and the checksums of all of them, which come last.
+    The run has three steps: it is planned, its load is simulated, and its results are written. A
+    prompt has exactly the tokens that the workload requests, because the chat template adds none.
+    The client and the network take no time.
 
-    Raises LoadgenError or CombinedError if the run is not possible.
+    Args:
+        workload: What is sent, and when.
+        settings: The options of the run, such as its target.
+        run_dir: The directory of the run.
+        emit: Notifies the listeners of the run about each step.
+
+    Raises:
+        LoadgenError: The run is not possible.
+        CombinedError: The run is not possible for several reasons.
     """
     _check_supported(settings)
     preset = load_target_preset(settings)
@@ -145,12 +153,22 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     emit(RunPlanned(plan, planned_manifest))
 
     load = _simulate_load(plan, preset, emit)
+    used_cpu_s = process_time() - start_cpu_s
+
     contents = RunContents(
         run_manifest=_complete_manifest(planned_manifest, preset, load, plan),
         results=load.results,
-        worker_samples=[_measure_worker(load, process_time() - start_cpu_s)],
+        worker_samples=[_measure_worker(load, used_cpu_s)],
         replica_counts=build_replica_count_samples(preset),
     )
+    return _write_results(run_dir, contents)
+
+
+def _write_results(run_dir: Path, contents: RunContents) -> Summary:
+    """Write the files of a run to its directory, and return its summary.
+
+    These are the same files as for a run over HTTP. Their checksums are written last.
+    """
     summary = _summarize_run(contents)
     write_run(run_dir, contents)
     store.replace(run_dir / "summary.json", dump_summary(summary))
@@ -177,23 +195,26 @@ def _summarize_run(contents: RunContents) -> Summary:
 def _plan_run(
     workload: Workload, settings: Settings, preset: Preset, run_dir: Path
 ) -> tuple[Plan, RunManifest]:
-    """Return the plan of a run, and its manifest before the start. Raises CombinedError.
+    """Return the plan of a run, and its manifest: the description of the run, before its start.
 
     The plan is made as for a run over HTTP, which first probes its target. There is nothing to
-    probe here, so the result of the probe is derived from the preset. A simulation is one process,
-    so the plan has one worker.
+    probe here, so the result of the probe is derived from the preset.
+
+    Raises:
+        CombinedError: The plan has errors, so the run is not possible.
     """
-    settings = msgspec.structs.replace(settings, workers=1)
+    settings = msgspec.structs.replace(settings, workers=1)  # a simulation is one process
     context = PreparationContext(
         folder=run_dir,
         simulated=True,
         known=describe_target(settings),
+        # From the time of a response, the plan decides how virtual users start one after the other.
         response_time=ResponseTime(preset.response_ns, "preset"),
     )
     probe_results = (_create_probe_result(preset, settings),)
-    plan, user_starts = prepare_plan(workload, settings, probe_results, context)
+    plan, starts_of_virtual_users = prepare_plan(workload, settings, probe_results, context)
     check_plan(plan, is_local=True)
-    run_manifest = create_manifest(plan, workload, user_starts)
+    run_manifest = create_manifest(plan, workload, starts_of_virtual_users)
     return plan, _describe_target_in_manifest(run_manifest, preset, settings)
 
 
@@ -385,23 +406,23 @@ def _create_probe_result(preset: Preset, settings: Settings) -> ProbeResult:
 def _describe_target_in_manifest(
     run_manifest: RunManifest, preset: Preset, settings: Settings
 ) -> RunManifest:
-    """Return the manifest with the simulated target as its only target, and a note about it.
+    """Return the manifest of a run whose only target is simulated, with a note that says so.
 
-    Nothing is sent, so the target has no URL, and there is no round-trip time. The note says that
-    the target is simulated. It comes before all other warnings.
+    Nothing is sent, so the target has no URL, and there is no round-trip time. The note comes
+    before all other warnings. A manifest has each warning twice: as a sentence, and as a code with
+    its values.
     """
     gpus = settings.gpus or preset.gpus
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
-    # A dict with one entry: the sentence for the reader, and the code of the note with its values.
-    note_code_by_text = reasons.make_note("virtual_time", {"preset": preset.description})
-    note_texts = tuple(note_code_by_text)
+    code_by_sentence = reasons.make_note("virtual_time", {"preset": preset.description})
+    sentences = tuple(code_by_sentence.keys())
     return msgspec.structs.replace(
         run_manifest,
         targets=(target,),
         client="virtual",
         rtt_ms=None,
-        warnings=(*note_texts, *run_manifest.warnings),
-        warning_codes={**note_code_by_text, **run_manifest.warning_codes},
+        warnings=(*sentences, *run_manifest.warnings),
+        warning_codes={**code_by_sentence, **run_manifest.warning_codes},
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,11 @@ from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.presets.preset import Preset
-from loadgen.sim.record_columns import as_record_array
+from loadgen.sim.record_columns import RecordColumns, as_record_array
 from loadgen.sim.virtual_records import ERROR_TEXTS, VirtualRecords
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Records per row group of the Parquet file. So the conversion needs no second copy of all records.
 RECORDS_PER_GROUP = 250_000
@@ -107,13 +110,20 @@ def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:
 
 
 def _write_records(directory: Path, results: VirtualRecords) -> None:
-    """Write the records to a Parquet file, one row group after the other, to limit the memory.
-
-    Without records there is one row group, which is empty.
-    """
+    """Write the records to a Parquet file, one row group after the other, to limit the memory."""
     directory.mkdir(exist_ok=True)
-    records = results.records
-    starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)
-    groups = (records.slice_records(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
-    tables = (parquet.to_table(as_record_array(group), list(ERROR_TEXTS)) for group in groups)
-    parquet.write_tables(directory / store.MERGED, tables)
+    parquet.write_tables(directory / store.MERGED, _build_record_tables(results.records))
+
+
+def _build_record_tables(records: RecordColumns) -> Iterator[pa.Table]:
+    """Yield tables with RECORDS_PER_GROUP records each. Without records, yield one empty table."""
+    if not len(records):
+        yield _build_record_table(records)
+    for start in range(0, len(records), RECORDS_PER_GROUP):
+        stop = start + RECORDS_PER_GROUP
+        yield _build_record_table(records.slice_records(slice(start, stop)))
+
+
+def _build_record_table(records: RecordColumns) -> pa.Table:
+    """Return records as a table of the Parquet file."""
+    return parquet.to_table(as_record_array(records), list(ERROR_TEXTS))

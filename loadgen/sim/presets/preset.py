@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parent
 GIB = 1 << 30
 HEAD_BYTES_PER_NUMBER = 2.0  # the output head and the embedding are kept in 16 bits
 FLOPS_PER_WEIGHT = 2.0  # a multiplication and an addition
-BYTES_PER_NS_OF_1_TB_PER_S = 1e3
+BYTES_PER_NS_OF_1_TB_PER_S = 1e3  # 1 TB/s = 1e12 bytes / 1e9 ns
 FLOPS_PER_NS_OF_1_TFLOPS = 1e3
 NS_PER_MS = 1e6
 BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4": 4.5}
@@ -257,13 +257,14 @@ class Preset(Part):
 
     @property
     def costs(self) -> Costs:
-        """The costs of an iteration of one replica: see `Costs` for each of them.
+        """The costs of an iteration of one replica, by the roofline model.
 
-        With tensor parallelism, the GPUs of a replica share the work of every matrix. So a replica
-        has the sum of their memory bandwidths and of their peak rates. Only a fraction of the
-        values in the data sheet is effective (`bandwidth_share` and `compute_share`).
+        Each cost is a number of bytes or operations (of the model) divided by an effective rate (of
+        the hardware). With tensor parallelism, the GPUs of a replica share the work of every
+        matrix, so their rates are added. Only a fraction of the rates in the data sheet is
+        effective (`bandwidth_share` and `compute_share`).
         """
-        hardware = self.hardware
+        hardware = self.hardware  # each of its constants has a `value` and a source
         model = self.model
         gpus = self.gpus_per_replica
         effective_tb_per_s = hardware.bandwidth_tb_s.value * hardware.bandwidth_share.value
@@ -275,18 +276,18 @@ class Preset(Part):
             weights_ns=model.weight_bytes / bytes_per_ns,
             kv_token_ns=model.kv_token_bytes / bytes_per_ns,
             token_ns=model.token_flops / flops_per_ns,
+            # For one token that attends to one other token.
             attended_ns=model.attended_flops / flops_per_ns,
         )
 
     def response_ns(self, concurrency: int, input_tokens: float, output_tokens: float) -> float:
         """Return an estimate in ns of how long a response takes.
 
-        A replica generates n responses side by side. It computes two things while a response is
-        generated:
-
-        - One iteration per output token, which gives each of the n sequences a token.
-        - The prompts of new sequences. Each of the n sequences ends once in this time and is
-          replaced by a new one, so there are n prompts.
+        A replica generates several responses (sequences) at the same time, in iterations. Each
+        iteration gives every sequence one token, so a response needs one iteration per output
+        token. Iterations also compute the prompts of new sequences, which delays all others. While
+        a response is generated, each of the sequences is replaced once by a new one, because all
+        have about the same length. So there are as many prompts as sequences.
 
         Args:
             concurrency: The number of requests in flight, over all replicas.
@@ -298,7 +299,9 @@ class Preset(Part):
         # Averaged over its output, a sequence has its prompt and half of the output in the cache.
         mean_cached_tokens = input_tokens + output_tokens / 2
         iteration_ns = self._decoding_iteration_ns(sequences, mean_cached_tokens)
-        return output_tokens * iteration_ns + sequences * self._prompt_ns(input_tokens)
+        output_ns = output_tokens * iteration_ns
+        prompts_ns = sequences * self._prompt_ns(input_tokens)
+        return output_ns + prompts_ns
 
     def _decoding_iteration_ns(self, sequences: float, mean_cached_tokens: float) -> float:
         """Return the duration of an iteration without prompts in ns, by the roofline model.
@@ -374,9 +377,11 @@ class _LoadedPreset(NamedTuple):
 def _load(name: str, where: str, extended_by: tuple[str, ...]) -> _LoadedPreset:
     """Read and check a preset, together with the presets that it extends.
 
+    A user's file without a name is named after its file, and not after the preset that it extends.
+
     Args:
         name: The name of a packaged preset, or the path of a user's file.
-        where: The place that an error about the file as a whole names.
+        where: The place that an error about the file as a whole names, such as an option.
         extended_by: The names of the presets that extend it, directly or not, to find cycles.
 
     Raises:
@@ -388,14 +393,18 @@ def _load(name: str, where: str, extended_by: tuple[str, ...]) -> _LoadedPreset:
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else _path_of_packaged(name, where)
     file_document, syntax_errors = _read_document(path)
-    has_name = "name" in file_document
-    document = file_document
+    is_named_after_file = is_user_file and "name" not in file_document
+
     if "extends" in file_document:
-        document = _complete_document(file_document, path, (*extended_by, name))
-    if is_user_file and not has_name:
-        document["name"] = path.stem
-    preset = _validate_preset(file_document, document, path, syntax_errors)
-    return _LoadedPreset(document, preset)
+        complete_document = _complete_document(
+            file_document, path, extended_by=(*extended_by, name)
+        )
+    else:
+        complete_document = file_document
+    if is_named_after_file:
+        complete_document["name"] = path.stem
+    preset = _validate_preset(file_document, complete_document, path, syntax_errors)
+    return _LoadedPreset(complete_document, preset)
 
 
 def _validate_preset(
@@ -441,9 +450,10 @@ def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) 
     """Return a document that extends a preset, completed by the values of that preset.
 
     Args:
-        document: A document with the key `extends`, which names the preset.
+        document: A document with the key `extends`, which names the preset (the base).
         path: The path of its file.
-        extended_by: The names of this preset and of those that extend it, to find cycles.
+        extended_by: The names of this preset and of those that extend it. The base must be none of
+            them, because it would extend itself.
     """
     base_name = document["extends"]
     if not isinstance(base_name, str):
@@ -452,26 +462,29 @@ def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) 
         raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
     base = _load(base_name, f"{path} (extends)", extended_by)
     changes = _copy_without(document, "extends")
-    completed_document = overlay(base.document, changes)
-    if "fitted_on" not in changes:
-        _describe_changed_fit(completed_document, changes, base_name, base.preset)
-    return completed_document
-
-
-def _describe_changed_fit(
-    completed_document: Map, changes: Map, base_name: str, base_preset: Preset
-) -> None:
-    """Set the field `fitted_on` of a preset that changes the preset that it extends.
-
-    The field names the measurements that a preset agrees with. With other constants of the model or
-    the hardware, it agrees with none. Other changes, such as the batch size, leave the field alone.
-    """
+    complete_document = overlay(base.document, changes)
     changed_constants = _list_constants(changes)
-    if changed_constants:
-        completed_document["fitted_on"] = (
-            f"nothing: the user changed {', '.join(changed_constants)} of {base_name}, "
-            f"which was fitted on {base_preset.fitted_on}"
+    if changed_constants and "fitted_on" not in changes:
+        # The constants of a preset were chosen (fitted) to agree with the measurements that
+        # `fitted_on` names. With other constants, the preset agrees with none.
+        complete_document["fitted_on"] = _describe_lost_fit(
+            changed_constants, base_name, base.preset.fitted_on
         )
+    return complete_document
+
+
+def _describe_lost_fit(changed_constants: list[str], base_name: str, base_fitted_on: str) -> str:
+    """Return the field `fitted_on` of a preset with other constants than the one that it extends.
+
+    Args:
+        changed_constants: The constants of the model or the hardware that it changes.
+        base_name: The name of the preset that it extends.
+        base_fitted_on: The field `fitted_on` of that preset.
+    """
+    return (
+        f"nothing: the user changed {', '.join(changed_constants)} of {base_name}, "
+        f"which was fitted on {base_fitted_on}"
+    )
 
 
 def _copy_without(document: Map, removed_key: str) -> Map:
@@ -512,36 +525,62 @@ def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[Loadge
         problem = "gpus_per_vm must be a multiple of gpus_per_replica"
         yield _conflict(problem, ("gpus_per_replica",), document, file)
         return
-    for problem, location in _find_impossible_values(preset):
-        yield _conflict(problem, location, document, file)
+    problems = [
+        *_find_vm_problems(preset),
+        *_find_batch_problems(preset),
+        *_find_replica_count_problems(preset),
+        *_find_cache_problems(preset),
+    ]
+    for located_problem in problems:
+        yield _conflict(located_problem.problem, located_problem.location, document, file)
 
 
-def _find_impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
-    """Yield each impossible combination of values as a problem and its location in the document.
+class _LocatedProblem(NamedTuple):
+    """A problem with the values of a preset, and the location of one of them in its document."""
 
-    An iteration must have room for one token of each sequence in the batch, and the cache for the
-    longest sequence. Otherwise a replica could wait for ever.
-    """
-    server = preset.server
+    problem: str
+    location: Loc
+
+
+def _find_vm_problems(preset: Preset) -> Iterator[_LocatedProblem]:
+    """Yield a problem if the speeds of the VMs are listed, but not one for each VM."""
     if preset.vm_speeds and len(preset.vm_speeds) != preset.vms:
-        yield f"has {len(preset.vm_speeds)} speeds for {preset.vms} VMs", ("vm_speeds",)
+        problem = f"has {len(preset.vm_speeds)} speeds for {preset.vms} VMs"
+        yield _LocatedProblem(problem, ("vm_speeds",))
+
+
+def _find_batch_problems(preset: Preset) -> Iterator[_LocatedProblem]:
+    """Yield a problem if an iteration has no room for one token of each sequence of a batch."""
+    server = preset.server
     if server.max_num_tokens < server.max_batch_size:
         problem = "server.max_num_tokens must be at least server.max_batch_size"
-        yield problem, ("server", "max_num_tokens")
+        yield _LocatedProblem(problem, ("server", "max_num_tokens"))
+
+
+def _find_replica_count_problems(preset: Preset) -> Iterator[_LocatedProblem]:
+    """Yield a problem for each time from which more replicas serve than the machines have."""
     for time, replica_count in preset.replicas_at.items():
         if replica_count > preset.replicas:
             problem = (
                 f"{replica_count} replicas are configured, but these machines have only "
                 f"{preset.replicas}"
             )
-            yield problem, ("replicas_at", time)
-    cache_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
-    if cache_tokens < server.max_seq_len:
+            yield _LocatedProblem(problem, ("replicas_at", time))
+
+
+def _find_cache_problems(preset: Preset) -> Iterator[_LocatedProblem]:
+    """Yield a problem if the key-value cache has no room for the longest sequence.
+
+    Such a sequence would wait for ever, because a replica never has enough free memory for it.
+    """
+    limits = preset.limits
+    cache_tokens = limits.kv_blocks * limits.tokens_per_block
+    if cache_tokens < limits.max_seq_len:
         problem = (
             f"the KV cache has room for only {cache_tokens:,} tokens beside the "
             "weights, fewer than server.max_seq_len"
         )
-        yield problem, ("server", "max_seq_len")
+        yield _LocatedProblem(problem, ("server", "max_seq_len"))
 
 
 def _conflict(problem: str, location: Loc, document: Map, file: str) -> LoadgenError:
