@@ -1809,8 +1809,8 @@ static int read_limits(Replica *self, PyObject *limits)
 /* Create the buckets. A bucket is the list of the requests that get their last token in the same
  * iteration. Return 0, or -1 without an exception if there is no memory.
  *
- * Buckets are used in turn: with 8 buckets, iterations 3, 11 and 19 have bucket 3. So a request must
- * not end 8 or more iterations after the current one. It ends at most `max_seq_len` iterations
+ * Buckets are used in turn: with 8 buckets, iterations 3, 11 and 19 have bucket 3. So a request
+ * must not end 8 or more iterations after the current one. It ends at most `max_seq_len` iterations
  * later, because it has at most that many tokens and gets one per iteration. The number of buckets
  * is a power of two, so that a bit mask replaces the division. */
 static int create_buckets(Replica *self)

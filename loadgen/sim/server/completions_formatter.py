@@ -34,7 +34,7 @@ from loadgen.sim.server.wire_format import (
 
 JsonObject = dict[str, Any]
 
-_DECODED_TOKENS_PER_ITERATION = {"avg_decoded_tokens_per_iter": 1.0}
+DECODED_TOKENS_PER_ITERATION = 1.0  # there is no speculative decoding, which gives more
 _NULL_USAGE_AT_END = b'"usage":null}\n\n'
 
 
@@ -46,23 +46,29 @@ class CompletionFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         """Encode the parts of the response that are the same in all its token events.
 
-        A token event is `_before_text`, the text of its tokens, and `_after_text`. The last one of
-        a response ends with `_after_last_text` instead, which has the finish reason.
+        The JSON around the text of an event is encoded here, once per response. A token event is
+        then put together from `_before_text`, the text, and `_after_text`. The last one ends with
+        `_after_last_text` instead, which may have the finish reason.
+
+        Args:
+            request: The request that is answered.
+            context: The API flavor, the number of the request and the time.
         """
         self.flavor = context.flavor
         self._request = request
         self._is_chat = request.api == "chat"
         self._is_trtllm = context.flavor == "trtllm"
         self._common_fields = _build_common_fields(request, context)
-        self._null_usage = {"usage": None} if self._announces_usage() else {}
+        self._null_usage = {"usage": None} if self._has_null_usage() else {}
         # OpenAI's API sends the finish reason of a chat in a separate event. trtllm-serve and both
         # completions APIs send it in the last event that has text.
         self._has_finish_event = self._is_chat and not self._is_trtllm
-        finish_reason = None if self._has_finish_event else request.finish_reason
 
         self._before_text, self._after_text = self._encode_around_text(finish_reason=None)
-        _, self._after_last_text = self._encode_around_text(finish_reason)
-        # What comes before and after the text of an event that is sent as an HTTP chunk.
+        _, self._after_last_text = self._encode_around_text(
+            finish_reason=None if self._has_finish_event else request.finish_reason
+        )
+        # The same for an event that is sent as an HTTP chunk, with the length of the chunk.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
         )
@@ -92,11 +98,11 @@ class CompletionFormatter(ResponseFormatter):
         return b"data: " + msgspec.json.encode(value) + b" \n\n"
 
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
-        """Return the event with tokens `start` to `stop` (exclusive).
+        """Return the event with the tokens from index `start` to `stop` (exclusive).
 
-        Tokens are counted over the whole completion. The event is put together from bytes that were
-        encoded once per response, because encoding JSON once per token would limit the load that
-        the server can simulate.
+        Most of its JSON was encoded in advance: what comes before the text of an event, and what
+        comes after it. Encoding JSON once per token would limit the load that the server can
+        simulate.
 
         Args:
             start: The index of the first token in the completion.
@@ -104,15 +110,16 @@ class CompletionFormatter(ResponseFormatter):
             is_last: Whether this is the last token event, which may carry the finish reason.
             filler: Additional text after the tokens, for the injected failure `oversized`.
         """
-        content = self._encode_tokens(start, stop)
+        text = self._encode_tokens(start, stop)
         if self._request.called_tool:
-            # The text is the only argument of a tool call, so JSON surrounds the whole of it.
+            # The text of the completion is the argument of the tool call: `{"input": "..."}`. The
+            # first event begins this JSON object, and the last event ends it.
             if start == 0:
-                content = TOOL_ARGUMENTS_START + content
+                text = TOOL_ARGUMENTS_START + text
             if is_last:
-                content += TOOL_ARGUMENTS_END
+                text += TOOL_ARGUMENTS_END
         after_text = self._after_last_text if is_last else self._after_text
-        event = self._before_text + content + filler + after_text
+        event = self._before_text + text + filler + after_text
         if self._request.continuous_usage:
             return _with_usage(event, self._build_usage(stop))
         return event
@@ -169,11 +176,14 @@ class CompletionFormatter(ResponseFormatter):
     def _build_whole_choice(self, finish_reason: str | None, timing: RequestTiming) -> JsonObject:
         """Return the choice with the whole completion, for a response that is not streamed.
 
-        trtllm-serve adds fields of its own, whose values are those of a server without special
-        features. SGLang adds `meta_info`, with the server timing breakdown, if the request asks for
-        it.
+        A choice is OpenAI's word for one of the completions of a request. trtllm-serve adds three
+        fields, whose values here are those of a server that has no special features enabled. SGLang
+        adds `meta_info`, with the server timing breakdown, if the request asks for it.
+
+        Args:
+            finish_reason: Why the completion has ended, or None to leave this open.
+            timing: The server timing breakdown.
         """
-        request = self._request
         choice: JsonObject = {
             "index": 0,
             **self._build_whole_content(),
@@ -183,10 +193,10 @@ class CompletionFormatter(ResponseFormatter):
         if self._is_trtllm:
             choice["stop_reason"] = None
             choice["disaggregated_params"] = None  # prefill and decoding are on the same machine
-            choice |= _DECODED_TOKENS_PER_ITERATION
-        if request.return_meta_info:
+            choice["avg_decoded_tokens_per_iter"] = DECODED_TOKENS_PER_ITERATION
+        if self._request.return_meta_info:
             meta_info = build_sglang_meta_info(timing)
-            choice["meta_info"] = {**meta_info, "cached_tokens": request.cached_tokens}
+            choice["meta_info"] = {**meta_info, "cached_tokens": self._request.cached_tokens}
         return choice
 
     def format_engine_failure(self) -> tuple[list[bytes], bool]:
@@ -200,7 +210,7 @@ class CompletionFormatter(ResponseFormatter):
         end_markers = [DONE_EVENT, DONE_EVENT] if self._is_trtllm else [DONE_EVENT]
         return [format_error_event("the simulated engine failed"), *end_markers], True
 
-    def _announces_usage(self) -> bool:
+    def _has_null_usage(self) -> bool:
         """Return whether the token events have `"usage": null`.
 
         Servers with OpenAI's API write it if the usage follows at the end of the stream.
@@ -224,26 +234,33 @@ class CompletionFormatter(ResponseFormatter):
     def _build_placeholder_choice(self, finish_reason: str | None) -> JsonObject:
         """Return the choice of a token event, with a placeholder instead of its text.
 
-        A choice is OpenAI's word for one of the completions of a request. API and flavor decide
-        which keys it has, and whether a null is written or left out.
+        A choice is OpenAI's word for one of the completions of a request.
         """
-        text = TEXT_PLACEHOLDER
-        if self._request.called_tool:
-            return _build_tool_call_choice(text, finish_reason)
-        if self._is_chat and self._is_trtllm:
-            return _build_trtllm_chat_choice(text, finish_reason)
         if self._is_chat:
-            # OpenAI's API sends the finish reason of a chat in an event of its own.
-            return _build_openai_chat_choice({"content": text}, finish_reason=None)
-        if not self._is_trtllm:
-            return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+            return self._build_chat_choice(TEXT_PLACEHOLDER, finish_reason)
         if self._request.detokenize:
-            return _build_trtllm_completion_choice(finish_reason, text=text, token_ids=None)
-        # Token ids are numbers, so the placeholder is encoded without the quotes of a string.
+            return self._build_completion_choice(TEXT_PLACEHOLDER, finish_reason)
+        # Only trtllm-serve can send token ids. They are numbers, so their placeholder has to be
+        # encoded without quotes. `Raw` is for bytes that are JSON already, and adds nothing.
         unquoted_placeholder = msgspec.Raw(PLACEHOLDER_BYTES)
         return _build_trtllm_completion_choice(
             finish_reason, text="", token_ids=[unquoted_placeholder]
         )
+
+    def _build_chat_choice(self, text: str, finish_reason: str | None) -> JsonObject:
+        """Return the choice of a token event of a chat, as the API flavor writes it."""
+        if self._request.called_tool:
+            return _build_tool_call_choice(text, finish_reason)
+        if self._is_trtllm:
+            return _build_trtllm_chat_choice(text, finish_reason)
+        # OpenAI's API sends the finish reason of a chat in an event of its own.
+        return _build_openai_chat_choice({"content": text}, finish_reason=None)
+
+    def _build_completion_choice(self, text: str, finish_reason: str | None) -> JsonObject:
+        """Return the choice of a token event of a completion, as the API flavor writes it."""
+        if self._is_trtllm:
+            return _build_trtllm_completion_choice(finish_reason, text=text, token_ids=None)
+        return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
 
     def _format_choice_event(self, choice: JsonObject) -> bytes:
         """Return an event with this choice and the fields that all events have."""
@@ -334,7 +351,8 @@ def _build_trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObjec
     choice: JsonObject = {"index": 0, "delta": {"content": text, "reasoning_content": ""}}
     if finish_reason:
         choice["finish_reason"] = finish_reason
-    return choice | _DECODED_TOKENS_PER_ITERATION
+    choice["avg_decoded_tokens_per_iter"] = DECODED_TOKENS_PER_ITERATION
+    return choice
 
 
 def _build_trtllm_completion_choice(
@@ -354,7 +372,7 @@ def _build_trtllm_completion_choice(
         "logprobs": None,
         "finish_reason": finish_reason,
         "stop_reason": None,
-        **_DECODED_TOKENS_PER_ITERATION,
+        "avg_decoded_tokens_per_iter": DECODED_TOKENS_PER_ITERATION,
     }
 
 

@@ -202,24 +202,26 @@ class EmbeddingsFormatter(ResponseFormatter):
     ) -> bytes:
         """Return the JSON body of the response: the embeddings, or the ranked documents.
 
-        All formatters have the same arguments. They are adapted to an API without output tokens, so
-        that injected failures have an effect here, too.
+        The arguments are those of all APIs, although this one has neither output tokens nor a
+        finish reason. Two injected failures change the arguments, and they have an effect here that
+        a client has to notice in the same way.
 
         Args:
-            reported_tokens: What the usage reports as output tokens: 0, or more with the injected
-                failure `wrong_count`. Here they are reported as additional input tokens.
+            reported_tokens: The output tokens in the usage: 0, or more with the injected failure
+                `wrong_count`. The usage then has so many input tokens too many.
             _timing: The server timing breakdown, which this API does not report.
-            has_finish_reason: False with the injected failure `no_finish`. Here the response then
-                contains no embeddings or documents.
+            has_finish_reason: False with the injected failure `no_finish`. The response then has no
+                embeddings or documents.
         """
-        has_results = has_finish_reason
-        input_tokens = self._request.input_tokens + reported_tokens
-        usage = {"prompt_tokens": input_tokens, "total_tokens": input_tokens}
+        is_complete = has_finish_reason
+        surplus_tokens = reported_tokens
+        usage_tokens = self._request.input_tokens + surplus_tokens
+        usage = {"prompt_tokens": usage_tokens, "total_tokens": usage_tokens}
         if self._request.api == "embeddings":
-            return self._format_embeddings(usage, has_results)
-        return self._format_ranking(usage, has_results)
+            return self._format_embeddings(usage, has_results=is_complete)
+        return self._format_ranking(usage, has_results=is_complete)
 
-    def _format_embeddings(self, usage: dict[str, int], has_results: bool) -> bytes:
+    def _format_embeddings(self, usage: dict[str, int], *, has_results: bool) -> bytes:
         """Return the JSON body of a response with embeddings, which may be left out."""
         return msgspec.json.encode(
             {
@@ -230,7 +232,7 @@ class EmbeddingsFormatter(ResponseFormatter):
             }
         )
 
-    def _format_ranking(self, usage: dict[str, int], has_results: bool) -> bytes:
+    def _format_ranking(self, usage: dict[str, int], *, has_results: bool) -> bytes:
         """Return the JSON body of a response with ranked documents, which may be left out."""
         return msgspec.json.encode(
             {

@@ -30,6 +30,7 @@ MAX_ACCEPTS = 256  # connections accepted in one turn, so that streams are not d
 LISTEN_BACKLOG = 4096
 STDIN_READ_BYTES = 4096
 NS_PER_S = 1_000_000_000
+TIMER_NOT_SET = -1  # no time at which the timer could end
 _EDGE_TRIGGERED = getattr(select, "EPOLLET", 0)
 _HANGUP = select.POLLERR | select.POLLHUP
 
@@ -60,21 +61,20 @@ class SimServer:
         self._create_poll()
 
     def _create_poll(self) -> None:
-        """Create the object by which the loop waits for events of sockets and other files.
+        """Create the object by which the loop waits for events, and what it watches at first.
 
-        From the beginning, it watches the listening socket, a timer for what is due next, and a
-        socket by which `stop` wakes up the loop. Connections are added when they are accepted.
-        Linux has `epoll`, other systems have only `poll`.
+        It watches the listening socket, a timer for what is due next, and a socket by which `stop`
+        wakes up the loop. Connections are added when they are accepted.
         """
-        if hasattr(select, "epoll"):
-            self._poll: Any = select.epoll()
-            self._timeout_units_per_s = 1
-        else:
-            self._poll = select.poll()
-            self._timeout_units_per_s = 1000  # its timeout is in ms, and not in s
+        has_epoll = hasattr(select, "epoll")  # Linux has it, other systems have only `poll`
+        self._poll: Any = select.epoll() if has_epoll else select.poll()
+        # The timeout of an epoll is in s, and that of a poll is in ms.
+        self._timeout_units_per_s = 1 if has_epoll else 1000
         self._poll.register(self._listener.fileno(), select.POLLIN)
+
         self._timer = self._create_timer()
-        self._timer_due_ns = -1  # what the timer is set to; -1: it was never set
+        self._timer_due_ns = TIMER_NOT_SET
+
         self._wake_receiver, self._wake_sender = _create_wake_sockets()
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
 
@@ -181,22 +181,25 @@ class SimServer:
         return timer
 
     def _prepare_wait(self) -> float:
-        """Return how many seconds the loop may wait for events, and set the timer.
+        """Return the timeout of the next wait for events in seconds, and set the timer.
 
-        The loop waits until something has to be sent. The timer ends this wait, because it has a
-        resolution of nanoseconds. The timeout has only milliseconds, so it is used for sends only
-        if there is no timer. It also limits the wait, because idle connections have to be checked.
+        The wait has to end when something has to be sent. The timer sees to that, because it has a
+        resolution of nanoseconds, and a timeout has only milliseconds. On a system without a timer,
+        the timeout is used. Otherwise, the timeout only makes sure that idle connections are
+        checked from time to time.
         """
         max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S
         due_ns = self._sender.next_due_ns()
         if due_ns is None:
             return max_wait_s
         wait_ns = due_ns - time.monotonic_ns()
-        if wait_ns <= 0:
+        is_due_now = wait_ns <= 0
+        if is_due_now:
             return 0
         if self._timer is None:
             return min(max_wait_s, wait_ns / NS_PER_S)
-        if due_ns != self._timer_due_ns:
+        is_timer_set = due_ns == self._timer_due_ns
+        if not is_timer_set:
             self._timer.arm(due_ns)
             self._timer_due_ns = due_ns
         return max_wait_s

@@ -20,6 +20,7 @@ from loadgen.sim.server.options import Options
 from loadgen.sim.server.request_parser import RequestRules
 
 if TYPE_CHECKING:
+    from loadgen.sim.engine.system import SimulatedSystem
     from loadgen.sim.presets.preset import Preset
 
 FLOOD_EVENTS_PER_WRITE = 50  # with the option `flood`
@@ -102,33 +103,44 @@ def _create_latency_model(options: Options, rules: RequestRules) -> EngineSetup:
 def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
     """Create the engine that simulates a machine: the replicas of a preset.
 
-    If the server has several processes, the replicas are divided among them: of 3 processes, the
-    one with the index 1 has replicas 1, 4, 7 and so on.
-
     Raises UserError or CombinedError if the preset or the number of processes is not valid.
     """
     from loadgen.sim.presets.preset import load_preset
 
     preset = load_preset(options.preset)
-    process_count = options.cores
-    _check_process_count(process_count, options.process_index, preset)
-    speeds = preset.speeds[options.process_index :: process_count]
+    # The tokens of an iteration are sent one after the other, so much time apart.
+    emission_spacing_us = preset.server.emit_us
+    fleet = Fleet(
+        _select_replicas_of_process(options, preset),
+        emission_spacing_ns=round(emission_spacing_us * NS_PER_US),
+    )
     rules = _apply_preset(rules, options, preset)
-    if rules.tokens_per_block:
+    has_prefix_cache = rules.tokens_per_block > 0
+    if has_prefix_cache:
         # Blocks are hashed with numpy. It is imported now, so that no request waits for it.
         importlib.import_module("numpy")
-    fleet = Fleet(
-        msgspec.structs.replace(preset.system, speeds=speeds),
-        emission_spacing_ns=round(preset.server.emit_us * NS_PER_US),
-    )
     return EngineSetup(
         engine=fleet,
-        fleet=fleet,  # the same engine, as the type that only this kind of engine has
+        fleet=fleet,  # again, for callers that need a physical engine
         rules=rules,
         tokens_per_event=preset.server.stream_interval,
         weight_precision=preset.model.weights,
         kv_cache_precision=preset.model.kv_cache,
     )
+
+
+def _select_replicas_of_process(options: Options, preset: Preset) -> SimulatedSystem:
+    """Return the system of a preset with only the replicas that this process simulates.
+
+    If the server has several processes, the replicas are divided among them: of 3 processes, the
+    one with the index 1 has replicas 1, 4, 7 and so on.
+
+    Raises UserError if the number of processes is not valid.
+    """
+    process_count = options.cores
+    _check_process_count(process_count, options.process_index, preset)
+    speeds = preset.speeds[options.process_index :: process_count]
+    return msgspec.structs.replace(preset.system, speeds=speeds)
 
 
 def _apply_preset(rules: RequestRules, options: Options, preset: Preset) -> RequestRules:

@@ -140,33 +140,41 @@ def choose_failing_token(
 def parse_failure(text: str, where: str = "") -> InjectedFailure:
     """Parse one failure of a header or flag: `truncate`, `truncate@3`, `http_429@2s`.
 
-    What follows the `@` depends on the failure. It is a duration (DURATION_FAILURES), the index of
-    a token (TOKEN_FAILURES) or a number of tokens (COUNT_FAILURES). All other failures take no `@`.
-
     Args:
-        text: The text to parse.
+        text: The name of a failure and, after an `@`, the argument that some failures take.
         where: The place of the text in an error, such as the name of the option.
 
     Raises:
         UserError: The failure does not exist, or its argument is not valid.
     """
-    name, at_sign, argument = (piece.strip() for piece in text.partition("@"))
+    name_text, at_sign, argument_text = text.partition("@")
+    name = name_text.strip()
     if name not in FAILURE_EFFECTS:
         hint = "known: " + ", ".join(FAILURE_EFFECTS)
         raise UserError("unknown_name", f'unknown failure "{name}"', where, hint)
     if not at_sign:
         return InjectedFailure(name, _default_argument(name))
+    argument = _parse_argument(name, argument_text.strip(), where)
+    return InjectedFailure(name, argument)
+
+
+def _parse_argument(name: str, text: str, where: str) -> int:
+    """Parse what follows the `@` of a failure.
+
+    It is a duration, which is returned in ns (DURATION_FAILURES), the index of a token
+    (TOKEN_FAILURES) or a number of tokens (COUNT_FAILURES). All other failures take no `@`.
+
+    Raises:
+        UserError: The failure takes no `@`, or what follows it is not valid.
+    """
     if name in DURATION_FAILURES:
-        return InjectedFailure(name, parse_duration_ns(argument, where))
+        return parse_duration_ns(text, where)
     if name in TOKEN_FAILURES or name in COUNT_FAILURES:
-        return InjectedFailure(name, _parse_token_number(name, argument, where))
+        return _parse_token_number(name, text, where)
     names_with_argument = (*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES))
-    raise UserError(
-        "unsupported",
-        f'the failure "{name}" takes no "@"',
-        where,
-        f"only these failures take it: {', '.join(names_with_argument)}",
-    )
+    problem = f'the failure "{name}" takes no "@"'
+    hint = f"only these failures take it: {', '.join(names_with_argument)}"
+    raise UserError("unsupported", problem, where, hint)
 
 
 def _default_argument(name: str) -> int | None:

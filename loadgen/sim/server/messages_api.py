@@ -212,17 +212,22 @@ class MessageFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         """Encode the parts of the response that are the same in all its token events.
 
-        A token event is `_before_text`, the text of its tokens, and `_after_text`.
+        A token event carries the text of one or several tokens. The bytes around this text are
+        found by encoding an event whose text is a placeholder. All events of the response are then
+        put together from `_before_text`, their text, and `_after_text`.
+
+        Args:
+            request: The request that is answered.
+            context: The number of the request, and the API flavor of its error responses.
         """
-        self.flavor = context.flavor  # of errors before the response starts
+        self.flavor = context.flavor
         self._request = request
         self._message_id = f"msg_{context.request_number}_{request.digest[:6].hex()}"
-        # To find the constant parts, an event is encoded with a placeholder for its text.
         placeholder_event = _format_event(
             "content_block_delta", index=0, delta=self._build_delta(TEXT_PLACEHOLDER)
         )
         self._before_text, self._after_text = split_at_placeholder(placeholder_event)
-        # What comes before and after the text of an event that is sent as an HTTP chunk.
+        # The same for an event that is sent as an HTTP chunk, with the length of the chunk.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
         )

@@ -118,6 +118,11 @@ class _Histogram:
         return lines
 
 
+def _format_labels(**values: object) -> str:
+    """Return labels in the Prometheus text format, such as `model_name="sim",http_code="429"`."""
+    return ",".join(f'{name}="{value}"' for name, value in values.items())
+
+
 class _PrometheusText:
     """Collects the lines of a page in the Prometheus text format.
 
@@ -139,7 +144,11 @@ class _PrometheusText:
         """Add a metric with one value for each value of a label."""
         self._add_type(name, kind)
         for label_value, value in values.items():
-            self._add_value(name, value, f'{label}="{label_value}"')
+            self._add_value(name, value, _format_labels(**{label: label_value}))
+
+    def add_histogram(self, name: str, histogram: _Histogram) -> None:
+        """Add a histogram, with one line per bucket."""
+        self.lines += histogram.format_lines(f"trtllm_{name}", self.labels)
 
     def _add_type(self, name: str, kind: str) -> None:
         self.lines.append(f"# TYPE trtllm_{name} {kind}")
@@ -208,31 +217,28 @@ class ServerMetrics:
             weights: The precision of the weights of a preset's model, "" without a preset.
             kv_cache: The precision of its key-value cache.
         """
-        text = _PrometheusText(labels=f'model_name="{model}",engine_type="simulated"')
+        text = _PrometheusText(_format_labels(model_name=model, engine_type="simulated"))
         if isinstance(engine, Fleet) and engine.reports_serving_replicas:
             text.lines += _format_gateway_lines(engine.serving_count)
         if weights:
-            precisions = f'quantization="{weights}",kv_cache_dtype="{kv_cache}"'
+            precisions = _format_labels(quantization=weights, kv_cache_dtype=kv_cache)
             text.add_metric("model_config_info", "gauge", 1, precisions)
         for name, value in _read_gauges(engine).items():
             text.add_metric(name, "gauge", value)
-        for name, value in self._count_tokens().items():
-            text.add_metric(name, "counter", value)
+        self._add_request_metrics(text)
+        return "\n".join(text.lines) + "\n"
+
+    def _add_request_metrics(self, text: _PrometheusText) -> None:
+        """Add what was counted and measured of the finished requests to the Prometheus page."""
+        text.add_metric("prompt_tokens_total", "counter", self._prompt_tokens)
+        text.add_metric("prompt_cached_tokens_total", "counter", self._cached_tokens)
+        text.add_metric("generation_tokens_total", "counter", self._generated_tokens)
         text.add_labeled_metric(
             "request_success_total", "counter", "finished_reason", self._finish_reasons
         )
         text.add_labeled_metric("request_error_total", "counter", "http_code", self._error_statuses)
         for name, histogram in self._histograms.items():
-            text.lines += histogram.format_lines(f"trtllm_{name}", text.labels)
-        return "\n".join(text.lines) + "\n"
-
-    def _count_tokens(self) -> dict[str, int]:
-        """Return the counted tokens by the names of their counters."""
-        return {
-            "prompt_tokens_total": self._prompt_tokens,
-            "prompt_cached_tokens_total": self._cached_tokens,
-            "generation_tokens_total": self._generated_tokens,
-        }
+            text.add_histogram(name, histogram)
 
 
 def _compute_durations_s(output_tokens: int, timing: RequestTiming) -> dict[str, float]:

@@ -28,6 +28,9 @@ BINARY = "application/octet-stream"
 _FIRST_RELEASE_WITH_TIMING_IN_RESPONSE = (1, 3)
 
 
+Responder = Callable[[], HttpResponse]
+"""Returns a page or carries out a command."""
+
 _CACHE_IN_USE_TEXT = b"Cache not flushed because there are pending requests."
 
 
@@ -78,10 +81,19 @@ class ServerPages:
         self._log = log
         self._start_ns = time.monotonic_ns()
         self._reported_events = 0  # `counters.events` when the page /metrics was last read
-        self.reports_timing_in_response = False
-        # Pages are read with GET, commands are carried out with POST. Only trtllm-serve has
-        # commands.
-        self._pages: dict[str, Callable[[], HttpResponse]] = {
+
+        is_trtllm = setup.rules.flavor == "trtllm"
+        self.reports_timing_in_response = is_trtllm and _has_timing_in_response(options.version)
+        # Pages are read with GET, commands are carried out with POST.
+        self._pages = self._list_common_pages()
+        self._commands: dict[str, Responder] = {}
+        if is_trtllm:
+            self._pages |= self._list_trtllm_pages()
+            self._commands = self._list_trtllm_commands()
+
+    def _list_common_pages(self) -> dict[str, Responder]:
+        """Return the pages that all servers have, by their paths."""
+        return {
             "/v1/models": self._list_models,
             "/health": self._respond_empty,
             "/version": self._report_version,
@@ -89,23 +101,23 @@ class ServerPages:
             "/_log": self._take_send_log,
             "/_stats": self._report_stats,
         }
-        self._commands: dict[str, Callable[[], HttpResponse]] = {}
-        if setup.rules.flavor == "trtllm":
-            self._add_trtllm_pages()
 
-    def _add_trtllm_pages(self) -> None:
-        """Add the pages and commands that only trtllm-serve has.
+    def _list_trtllm_pages(self) -> dict[str, Responder]:
+        """Return the pages that only trtllm-serve has, by their paths.
 
-        The option `version` decides where the timings of requests are: in the responses since
-        release 1.3, and on the page `/perf_metrics` before.
+        The timings of requests have a page of their own if they are not in the responses.
         """
-        self._pages["/prometheus/metrics"] = self._report_prometheus_metrics
-        self._pages["/energy_metrics"] = self._report_energy
-        release = _parse_release(self._options.version)
-        self.reports_timing_in_response = release >= _FIRST_RELEASE_WITH_TIMING_IN_RESPONSE
+        pages: dict[str, Responder] = {
+            "/prometheus/metrics": self._report_prometheus_metrics,
+            "/energy_metrics": self._report_energy,
+        }
         if not self.reports_timing_in_response:
-            self._pages["/perf_metrics"] = self._take_request_timings
-        self._commands = {
+            pages["/perf_metrics"] = self._take_request_timings
+        return pages
+
+    def _list_trtllm_commands(self) -> dict[str, Responder]:
+        """Return the commands that only trtllm-serve has, by their paths."""
+        return {
             "/start_profile": self._start_profile,
             "/stop_profile": self._stop_profile,
             "/reset_prefix_cache": self._reset_cache,
@@ -244,6 +256,14 @@ class ServerPages:
 
 def _json_response(value: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(status, msgspec.json.encode(value))
+
+
+def _has_timing_in_response(version: str) -> bool:
+    """Return whether this version of TensorRT-LLM reports timings in responses, since release 1.3.
+
+    Raises UserError if the version is not valid.
+    """
+    return _parse_release(version) >= _FIRST_RELEASE_WITH_TIMING_IN_RESPONSE
 
 
 def _parse_release(version: str) -> tuple[int, ...]:

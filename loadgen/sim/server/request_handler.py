@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
+from http import HTTPStatus
 
 from loadgen.core.errors import LoadgenError, UserError, of_reading
 from loadgen.sim.server.completions_formatter import CompletionFormatter
@@ -330,26 +331,40 @@ class RequestHandler:
         """
         request_number = self.counters.requests
         self.counters.requests += 1
-        if status >= 400:
+        is_error = status >= HTTPStatus.BAD_REQUEST
+        if is_error:
             self._metrics.add_error(status)
-        logs_bodies = self._options.log_bodies
-        logs_requests = self.log.logs_events or logs_bodies
-        if not logs_requests:
-            return
-        body_sha256 = hashlib.sha256(http_request.body).hexdigest() if logs_bodies else ""
-        self.log.requests.append(
-            LoggedRequest(
-                number=request_number,
-                id=http_request.headers.get(b"x-request-id", b"").decode("latin-1"),
-                arrival_ns=http_request.arrival_ns,
-                path=http_request.path,
-                status=status,
-                input_tokens=request.input_tokens if request else 0,
-                output_tokens=request.output_tokens if request else 0,
-                fault=failure_name,
-                body_sha256=body_sha256,
-            )
+        logs_requests = self.log.logs_events or self._options.log_bodies
+        if logs_requests:
+            logged_request = self._describe_for_log(request_number, http_request, status, request)
+            logged_request.fault = failure_name
+            self.log.requests.append(logged_request)
+
+    def _describe_for_log(
+        self,
+        request_number: int,
+        http_request: HttpRequest,
+        status: int,
+        request: ParsedRequest | None,
+    ) -> LoggedRequest:
+        """Return a request as it is logged, without an injected failure.
+
+        The numbers of tokens are 0 if the request was refused before it was parsed. The option
+        `log_bodies` adds a hash of the body, by which a test can tell bodies apart.
+        """
+        logged_request = LoggedRequest(
+            number=request_number,
+            id=http_request.headers.get(b"x-request-id", b"").decode("latin-1"),
+            arrival_ns=http_request.arrival_ns,
+            path=http_request.path,
+            status=status,
         )
+        if request is not None:
+            logged_request.input_tokens = request.input_tokens
+            logged_request.output_tokens = request.output_tokens
+        if self._options.log_bodies:
+            logged_request.body_sha256 = hashlib.sha256(http_request.body).hexdigest()
+        return logged_request
 
 
 def _replaces_response(failure: InjectedFailure) -> bool:

@@ -8,7 +8,7 @@ The other APIs use the common checks of this module.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -192,26 +192,33 @@ def create_body_decoder(
 
     Real servers accept many fields that have no effect here, and some answer 400 to unknown fields
     and to values of a wrong type. So the decoder knows the names and the types of all fields, those
-    without an effect included.
+    without an effect included. The latter would be a long list of attributes that nobody reads.
+    They are added to a copy of the body type here instead.
 
     Args:
         body_type: The type with the fields that have an effect.
         ignored_fields: Mappings from a type to the names of fields of that type that have no
-            effect, such as `{bool: "echo logprobs"}`.
+            effect, such as `{bool: "echo logprobs"}` for two fields.
 
     Returns:
         A function that raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
     """
-    default_value = None
-    optional_fields: list[tuple[str, Any, None]] = []
+    added_fields: list[tuple[str, Any, None]] = []
     for names_by_type in ignored_fields:
-        for field_type, names in names_by_type.items():
-            optional_fields += [(name, field_type, default_value) for name in names.split()]
-    # A subclass of `body_type` with one optional field more for each ignored field.
+        added_fields += _iterate_optional_fields(names_by_type)
+    # `defstruct` does at run time what a class statement does: it creates a subclass.
     complete_type = msgspec.defstruct(
-        "Body", optional_fields, bases=(body_type,), kw_only=True, forbid_unknown_fields=True
+        "Body", added_fields, bases=(body_type,), kw_only=True, forbid_unknown_fields=True
     )
     return msgspec.json.Decoder(complete_type).decode
+
+
+def _iterate_optional_fields(names_by_type: IgnoredFields) -> Iterator[tuple[str, Any, None]]:
+    """Yield the name, the type and the default of each field, as `msgspec.defstruct` takes them."""
+    default = None
+    for field_type, names in names_by_type.items():
+        for name in names.split():
+            yield name, field_type, default
 
 
 _DECODERS: dict[tuple[ApiFlavor, CompletionsApi], BodyDecoder] = {
@@ -248,13 +255,18 @@ def parse_completions_request(
 
     if api == "chat":
         input_tokens, content = _read_chat_prompt(request, rules.flavor)
+        called_tool = _find_forced_tool(request)
     else:
         input_tokens, content = _read_completion_prompt(request.prompt, rules.flavor)
+        called_tool = ""
     digest = digest_prompt(content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
         max_tokens, input_tokens, digest, rules, _read_stop_options(request)
     )
-    called_tool = _find_forced_tool(request) if api == "chat" else ""
+    if called_tool:
+        finish_reason = "tool_calls"
+    if rules.worse:  # the server imitates one with other outputs
+        digest = _change_some_words(digest, fraction=rules.worse)
     stream_options = request.stream_options
     include_usage = stream_options is not None and bool(stream_options.include_usage)
     return ParsedRequest(
@@ -263,16 +275,16 @@ def parse_completions_request(
         stream=bool(request.stream),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        finish_reason="tool_calls" if called_tool else finish_reason,
-        digest=_change_some_words(digest, fraction=rules.worse) if rules.worse else digest,
+        finish_reason=finish_reason,
+        digest=digest,
         include_usage=include_usage,
         continuous_usage=include_usage and bool(stream_options.continuous_usage_stats),
-        # Only some of the APIs and flavors have these fields.
+        blocks=hash_blocks(content, input_tokens, rules.tokens_per_block),
+        called_tool=called_tool,
+        # Only some APIs and flavors have these fields. The defaults are for all others.
         detokenize=getattr(request, "detokenize", True),
         include_metrics=getattr(request, "include_metrics", False),
         return_meta_info=getattr(request, "return_meta_info", False),
-        blocks=hash_blocks(content, input_tokens, rules.tokens_per_block),
-        called_tool=called_tool,
     )
 
 
@@ -397,24 +409,28 @@ def _check_token_ids(items: Sequence[int | str | list[int]], flavor: ApiFlavor) 
 def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
     """Return the number of tokens of a chat prompt, and its content as bytes.
 
-    The content consists of all texts that the model reads, one after the other, and is hashed. If
-    the request has the token ids of the whole prompt, an extension of trtllm-serve, these are
-    counted instead of the texts. Raises RefusalError.
+    The content consists of all texts that the model reads, one after the other, and is hashed. It
+    has the descriptions of tools, the texts of the messages and their roles. Roles count no tokens,
+    because the chat template adds a fixed number for them.
+
+    Raises RefusalError if there are no messages.
     """
     if not request.messages:
         raise malformed_body(flavor, "messages must not be empty")
     tool_descriptions = [tool.function.description for tool in request.tools or ()]
     pieces = [description for description in tool_descriptions if description]
-    input_tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
+    text_tokens = sum(map(count_tokens, pieces))
     for message in request.messages:
         texts = message.texts()
-        input_tokens += sum(map(count_tokens, texts))
+        text_tokens += sum(map(count_tokens, texts))
         pieces += [*texts, message.role]
-    content = "".join(pieces).encode("utf-8", "surrogatepass")
-    token_ids = getattr(request, "prompt_token_ids", None)
-    if token_ids:
-        input_tokens = len(token_ids)
-    return input_tokens, content
+    content = "".join(pieces).encode("utf-8", "surrogatepass")  # may have half a surrogate pair
+
+    # The token ids of the whole prompt, an extension of trtllm-serve, replace the count.
+    prompt_token_ids = getattr(request, "prompt_token_ids", None)
+    if prompt_token_ids:
+        return len(prompt_token_ids), content
+    return TEMPLATE_TOKENS + text_tokens, content
 
 
 def _find_forced_tool(request: Any) -> str:
@@ -543,10 +559,10 @@ def choose_output_length(
     rules: RequestRules,
     stop_options: StopOptions = NO_STOP_OPTIONS,
 ) -> tuple[int, str]:
-    """Return the number of output tokens and the finish reason.
+    """Return the number of output tokens and the finish reason of a completion.
 
     The simulated model ends a text by itself ("stop") unless the limit comes first ("length"). With
-    `ignore_eos` a completion always has exactly the requested length.
+    `ignore_eos` it never ends a text by itself, so the completion is as long as the limit.
 
     Args:
         max_tokens: The limit that the request sets, or None.
@@ -560,34 +576,38 @@ def choose_output_length(
     """
     _check_context_length(max_tokens, input_tokens, rules)
     # trtllm-serve reduces a limit that does not fit into the context, without an error.
-    output_limit = rules.max_seq_len - input_tokens
+    limit_tokens = rules.max_seq_len - input_tokens
     if max_tokens is not None:
-        output_limit = min(max_tokens, output_limit)
-
+        limit_tokens = min(max_tokens, limit_tokens)
     if stop_options.ignore_eos:
-        if output_limit > MAX_OUTPUT_TOKENS:
-            text = f"an answer of {output_limit} tokens is not simulated"
-            raise refusal(rules.flavor, text, "max_tokens")
-        return output_limit, "length"
+        _check_output_length(limit_tokens, rules)
+        return limit_tokens, "length"
 
-    requested_tokens = max_tokens or NATURAL_TOKENS
-    natural_length = _choose_natural_length(requested_tokens, digest)
-    natural_length = max(natural_length, stop_options.min_tokens)
-    ends_by_itself = natural_length < output_limit
+    typical_tokens = NATURAL_TOKENS if max_tokens is None else max_tokens
+    natural_tokens = _choose_natural_length(typical_tokens, digest)
+    natural_tokens = max(natural_tokens, stop_options.min_tokens)
+    ends_by_itself = natural_tokens < limit_tokens
     if ends_by_itself:
-        return natural_length, "stop"
-    return min(output_limit, MAX_OUTPUT_TOKENS), "length"
+        return natural_tokens, "stop"
+    return min(limit_tokens, MAX_OUTPUT_TOKENS), "length"
 
 
-def _choose_natural_length(requested_tokens: int, digest: bytes) -> int:
+def _check_output_length(output_tokens: int, rules: RequestRules) -> None:
+    """Raise RefusalError if a completion would be longer than this server simulates."""
+    if output_tokens > MAX_OUTPUT_TOKENS:
+        text = f"an answer of {output_tokens} tokens is not simulated"
+        raise refusal(rules.flavor, text, "max_tokens")
+
+
+def _choose_natural_length(typical_tokens: int, digest: bytes) -> int:
     """Return after how many tokens the simulated model ends a text by itself, at least 1.
 
-    The length is spread evenly around the requested one. It is a function of the digest, so that
-    equal prompts get equal completions.
+    The length is spread evenly from 0.6 to 1.6 times the typical one. It is a function of the
+    digest, so that equal prompts get equal completions.
     """
     uniform = int.from_bytes(digest[:4], "little") / 2**32  # from 0 to 1
-    fraction_of_requested = MIN_NATURAL_FRACTION + uniform
-    return max(1, round(fraction_of_requested * requested_tokens))
+    fraction_of_typical = MIN_NATURAL_FRACTION + uniform
+    return max(1, round(fraction_of_typical * typical_tokens))
 
 
 def _check_context_length(max_tokens: int | None, input_tokens: int, rules: RequestRules) -> None:

@@ -166,28 +166,37 @@ class SimResponse:
         request: ParsedRequest,
         settings: ResponseSettings,
     ) -> None:
-        """Create a response of which nothing has been sent. The class describes its attributes."""
+        """Create a response of which nothing has been sent.
+
+        Args:
+            connection: The connection of the client.
+            http_request: The request on the level of HTTP.
+            request: The parsed request.
+            settings: How the response is written, and its injected failure.
+        """
+        # The request that is answered.
         self.connection = connection
         self.http_request = http_request
         self.request = request
         self.request_number = settings.request_number
         self.digest = request.digest
 
-        # Progress
+        # What has been sent so far, and what the response waits for in the engine.
         self.tokens_sent = 0
         self.events_sent = 0
         self.first_token_ns = 0
         self.sequences: list[PrefillSequence] = []
         self.engine_request: SimRequest | None = None
 
-        # The injected failure. Its argument is, for most failures, the number of a token.
+        # The injected failure. Most failures happen at a token, whose index is the argument. For
+        # `wrong_count`, the argument is the number of tokens to report.
         failure = settings.failure
         self.failure_name = failure.name if failure else ""
         self._failure_argument = failure.argument if failure else None
         self._is_close_delimited = self.failure_name == "close_delimited"
         self.keep_alive = _keeps_connection(http_request, self.failure_name)
 
-        # The format
+        # How the bytes are formatted.
         self._formatter = settings.formatter
         self._tokens_per_event = settings.tokens_per_event
         self._chunk_prefix = self._formatter.chunk_prefix
@@ -238,8 +247,8 @@ class SimResponse:
     def _build_stream_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
         """Return the bytes of a stream after the engine has generated some tokens.
 
-        Most tokens are in the middle of a stream whose events differ only in their word. These are
-        formatted in a faster way.
+        In most streams, all events but the first and the last are plain: they have one token each
+        (a word), and only this word differs. Such events are formatted in a faster way.
 
         Args:
             tokens: How many tokens the engine has just generated.
@@ -250,8 +259,9 @@ class SimResponse:
         self.tokens_sent += tokens
         # The first event has the role and the last one the finish reason.
         is_in_middle = start > 0 and not is_last
-        if is_in_middle and self.has_plain_events and self._tokens_per_event == 1:
-            self.events_sent += tokens
+        are_plain = self.has_plain_events and self._tokens_per_event == 1 and is_in_middle
+        if are_plain:
+            self.events_sent += tokens  # one event per token
             return Output(self._format_plain_events(start), Continuation.MORE_BYTES)
         events, continuation = self._build_stream_events(start, is_last, now_ns)
         return self._format_output(events, continuation)
@@ -339,24 +349,26 @@ class SimResponse:
         return _Events(events, Continuation.MORE_BYTES)
 
     def _build_token_events(self, start: int, is_last: bool) -> list[bytes]:
-        """Return the events with the tokens from number `start` to `tokens_sent`, and count them.
+        """Return the events with the tokens that have just been generated, in `events_sent`, too.
 
-        An injected failure can leave out the text of events. Then there are no events, except for
-        the last one of the response, which has the finish reason. Another failure can end the
-        stream, so that no events follow.
+        Two kinds of injected failures change the events. Some leave out the text. An event without
+        text is not sent, unless it is the last one, which has the finish reason. Others end the
+        stream at a token, so that no event follows.
 
         Args:
-            start: The number of the first token of the events within the response.
+            start: The index of the first of these tokens in the response. The index after the last
+                one is `tokens_sent`.
             is_last: Whether the last token of the response is among them.
         """
         events = []
         for event_start in range(start, self.tokens_sent, self._tokens_per_event):
             event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
-            has_last_token = is_last and event_stop == self.tokens_sent
+            is_last_event = is_last and event_stop == self.tokens_sent
             if not self._is_text_withheld(event_start):
-                events.append(self._format_token_event(event_start, event_stop, has_last_token))
+                events.append(self._format_token_event(event_start, event_stop, is_last_event))
                 self.events_sent += 1
-            elif has_last_token:
+            elif is_last_event:
+                # It is not counted in `events_sent`, because it has no token.
                 events.append(self._format_event_without_text(event_stop))
             if self._is_stream_ended_by_failure(event_start, event_stop):
                 break
@@ -408,24 +420,26 @@ class SimResponse:
         return event
 
     def _build_end_after_failure(self) -> _Events:
-        """Return the last events of a stream that an injected failure ends, and what happens then.
+        """Return the last events of a stream that an injected failure ends, and what follows them.
 
-        There are three kinds of failures:
+        What follows concerns the connection: it serves the next request, is closed or reset, or
+        stays silent. There are three kinds of failures:
 
-        - The stream is cut: no more events follow, and the connection is closed, reset or silent.
-        - `error_event` sends an error, and the stream ends as usual.
-        - `engine_error` imitates a server whose engine fails. What is sent depends on the API. Some
-          servers close the connection then, without the end of the body.
+        - Cuts (`truncate`, `reset_after`, `stall`): no more events are sent.
+        - `error_event`: an error is sent, and the stream ends as usual.
+        - `engine_error`: what is sent depends on the API. Some servers close the connection when
+          their engine fails, without the end of the body.
         """
-        continuation_after_cut = _CONTINUATION_AFTER_CUT.get(self.failure_name)
-        if continuation_after_cut is not None:
-            return _Events([], continuation_after_cut)
+        is_cut = self.failure_name in _CONTINUATION_AFTER_CUT
+        if is_cut:
+            return _Events([], _CONTINUATION_AFTER_CUT[self.failure_name])
         if self.failure_name == "error_event":
             events = [format_error_event("simulated error"), DONE_EVENT]
             return _Events(events, Continuation.NEXT_REQUEST)
         events, has_end_of_body = self._formatter.format_engine_failure()
-        continuation = Continuation.NEXT_REQUEST if has_end_of_body else Continuation.CLOSE
-        return _Events(events, continuation)
+        if has_end_of_body:
+            return _Events(events, Continuation.NEXT_REQUEST)
+        return _Events(events, Continuation.CLOSE)
 
     def _format_closing_events(self, now_ns: int) -> list[bytes]:
         """Return the events after the last token.
@@ -460,8 +474,8 @@ class SimResponse:
     def _build_whole_output(self, now_ns: int) -> Output:
         """Return a complete response that is not streamed, and count its tokens as sent.
 
-        It consists of the head and the JSON body. A failure that cuts a stream at a token cuts the
-        body in the middle.
+        It consists of the head and the JSON body. An injected failure can replace it by an error
+        response, or cut the body in the middle. The head then still has the full length.
         """
         self.tokens_sent = self.request.output_tokens
         self.events_sent = 1  # the whole response counts as one event
@@ -470,14 +484,18 @@ class SimResponse:
         timing = self.build_timing(now_ns)
         body = self._format_whole_body(timing)
         head = self._format_whole_head(len(body), timing)
+        is_cut = self.failure_name in _CONTINUATION_AFTER_CUT
+        if is_cut:
+            body = body[: len(body) // 2]
+        return Output(head + body, self._find_continuation_after_body())
 
-        continuation_after_cut = _CONTINUATION_AFTER_CUT.get(self.failure_name)
-        if continuation_after_cut is not None:
-            first_half = body[: len(body) // 2]
-            return Output(head + first_half, continuation_after_cut)
+    def _find_continuation_after_body(self) -> Continuation:
+        """Return what follows the body of a response that is not streamed, on its connection."""
+        if self.failure_name in _CONTINUATION_AFTER_CUT:
+            return _CONTINUATION_AFTER_CUT[self.failure_name]
         if self._is_close_delimited:
-            return Output(head + body, Continuation.CLOSE)
-        return Output(head + body, Continuation.NEXT_REQUEST)
+            return Continuation.CLOSE
+        return Continuation.NEXT_REQUEST
 
     def _format_whole_head(self, body_size: int, timing: RequestTiming) -> bytes:
         """Return the head of a response that is not streamed.

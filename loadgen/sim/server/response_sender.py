@@ -84,26 +84,29 @@ class ResponseSender:
     def send_due(self, now_ns: int) -> None:
         """Send everything that is due by `now_ns`.
 
-        An emission of the engine names the response that its tokens belong to or, for a
-        non-generative request (embeddings, rerank), one of the sequences that are prefilled.
+        An emission is a number of tokens that the engine has generated for one request. Its key is
+        the response that they belong to. For a non-generative request (embeddings, rerank), it is
+        one of the texts of the request, whose prefill has ended.
 
-        Most emissions are one token in the middle of a stream whose events differ only in their
+        Most emissions are one token in the middle of a stream, whose events differ only in their
         word (plain events). They are sent in a faster way than all others, because the time per
         token limits the load that this server can simulate.
         """
         self._start_delayed(now_ns)
         for emission in self._engine.advance(now_ns):
-            response = emission.key
-            if isinstance(response, PrefillSequence):
-                self._finish_sequence(response, emission)
+            key = emission.key
+            if isinstance(key, PrefillSequence):
+                self._finish_sequence(key, emission)
                 continue
+            response: SimResponse = key
             connection = response.connection
             has_ended = connection.closed or connection.response is not response
             if has_ended:
                 continue
-            is_one_token = emission.tokens == 1 and not emission.is_last
-            is_first = response.tokens_sent == 0  # its event has the role, too
-            if is_one_token and response.has_plain_events and not is_first:
+            # The first event of a stream also has the role, and the last one the finish reason.
+            is_in_middle = response.tokens_sent > 0 and not emission.is_last
+            is_plain = is_in_middle and emission.tokens == 1 and response.has_plain_events
+            if is_plain:
                 self._send_plain_event(response, emission.due_ns)
             else:
                 self._send_emission(response, emission)
@@ -112,14 +115,16 @@ class ResponseSender:
     def _send_plain_event(self, response: SimResponse, due_ns: int) -> None:
         """Send the next token of a response in a plain event, and log the send.
 
-        Events in the middle of a response are logged only if all events are.
+        A plain event has one token and is neither the first nor the last of its response. It is
+        logged only if the server logs all events, and not if it logs the first and the last ones.
         """
         event_index = response.events_sent
         data = response.build_plain_event()
         self._counters.events += 1
         if self._log.logs_all:
             sent_ns = time.monotonic_ns()
-            self._log.rows.extend((response.request_number, event_index, due_ns, sent_ns))
+            log_row = (response.request_number, event_index, due_ns, sent_ns)
+            self._log.rows.extend(log_row)  # all rows are in one flat array of numbers
         response.connection.write(data)
 
     def _submit(self, response: SimResponse, start_ns: int) -> None:
@@ -235,15 +240,16 @@ class ResponseSender:
         if not event_indexes or not self._log.logs_events:
             return
         if not self._log.logs_all:
-            is_at_start = first_event == 0
-            if not is_at_start and not emission.is_last:
+            is_first_emission = first_event == 0
+            if not is_first_emission and not emission.is_last:
                 return
-            # The first event of a response is alone in its emission. So the last event of this
-            # emission is either the first or the last one of the response.
+            # Only the last event of the emission is logged. The first emission of a response has
+            # only one event, and the last emission ends with the last event.
             event_indexes = event_indexes[-1:]
         sent_ns = time.monotonic_ns()
         for event_index in event_indexes:
-            self._log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
+            log_row = (response.request_number, event_index, emission.due_ns, sent_ns)
+            self._log.rows.extend(log_row)
 
     def _end_response(self, response: SimResponse, continuation: Continuation) -> None:
         """Remove a response from the engine, and continue, close or reset its connection.

@@ -123,19 +123,14 @@ def parse_responses_request(
         rules: The options of the server that decide which requests are accepted.
         stored: The stored conversations, one of which the request may continue.
     """
-    try:
-        request = _decode_body(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed_body(rules.flavor, str(error)) from None
-    check_model(request.model, rules)
-    max_tokens = request.max_output_tokens
-    if max_tokens is not None and max_tokens < 1:
-        text = f"max_output_tokens must be at least 1, got {max_tokens}"
-        raise refusal(rules.flavor, text, "max_output_tokens")
+    request = _decode_responses_body(body, rules)
     conversation = _read_conversation(request, rules, stored)
     input_tokens = conversation.tokens
+    # The completion is a function of the prompt, which is the conversation, and of the seed.
     digest = digest_prompt(conversation.content, rules.seed)
-    output_tokens, finish_reason = choose_output_length(max_tokens, input_tokens, digest, rules)
+    output_tokens, finish_reason = choose_output_length(
+        request.max_output_tokens, input_tokens, digest, rules
+    )
     return ParsedRequest(
         api="responses",
         model=request.model,
@@ -151,6 +146,24 @@ def parse_responses_request(
         decoded_body=request,
         conversation=conversation.content,
     )
+
+
+def _decode_responses_body(body: bytes, rules: RequestRules) -> Any:
+    """Return the decoded body of a request.
+
+    Raises RefusalError if the body is malformed, if the model does not exist, or if the limit of
+    output tokens is not positive.
+    """
+    try:
+        request = _decode_body(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed_body(rules.flavor, str(error)) from None
+    check_model(request.model, rules)
+    max_tokens = request.max_output_tokens
+    if max_tokens is not None and max_tokens < 1:
+        text = f"max_output_tokens must be at least 1, got {max_tokens}"
+        raise refusal(rules.flavor, text, "max_output_tokens")
+    return request
 
 
 def _read_conversation(

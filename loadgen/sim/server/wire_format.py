@@ -35,6 +35,7 @@ TOKEN_WORDS: tuple[bytes, ...] = tuple(
 )
 """256 words of five bytes, each one token of cl100k: all token events have the same size."""
 WORD_COUNT = 256
+WORD_BYTES = 5
 DIGEST_BYTES = 64  # of the digest of a prompt, which determines the words of its completion
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -160,17 +161,17 @@ def format_chunk(event: bytes) -> bytes:
 
 
 def split_chunk_at_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
-    """Return the constant bytes before and after the word in the HTTP chunk of a token event.
+    r"""Return the constant bytes before and after the word in the HTTP chunk of a token event.
 
-    An HTTP chunk is the length of its data in hexadecimal, a line end, the data, and a line end.
-    The data is the event `before_word + word + after_word`. All words have five bytes, so the
-    length is the same for all of them. Then the chunk of a token only needs to be put together:
-    `chunk_prefix + word + chunk_suffix`.
+    An event consists of `before_word`, a word and `after_word`. In HTTP it is sent as a chunk: its
+    length in hexadecimal, a line end, the event, and a line end. All words have WORD_BYTES bytes,
+    so the length is the same for all of them, and only the word differs between chunks.
 
-    For example, `{` and `}` give `7`, a line end and `{`, and then `}` and a line end.
+    For example, an event `{` + word + `}` has 7 bytes. The result is `7\r\n{` and `}\r\n`.
     """
-    event_size = len(before_word) + len(TOKEN_WORDS[0]) + len(after_word)
-    chunk_prefix = b"%x\r\n%b" % (event_size, before_word)
+    event_size = len(before_word) + WORD_BYTES + len(after_word)
+    hexadecimal_size = f"{event_size:x}".encode()
+    chunk_prefix = hexadecimal_size + b"\r\n" + before_word
     chunk_suffix = after_word + b"\r\n"
     return chunk_prefix, chunk_suffix
 
