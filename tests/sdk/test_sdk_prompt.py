@@ -239,7 +239,7 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
     )
 )
 def test_the_short_way_of_plain_messages_finds_what_the_walk_finds(message: Any) -> None:
-    found = prompt_text._plain_texts(message)
+    found = prompt_text._texts_of_plain_message(message)
     if found is not None:
         assert [*prompt_text._find_parts(message, "m")] == [
             prompt_text.PromptPart(text) for text in found

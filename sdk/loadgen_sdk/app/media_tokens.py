@@ -143,27 +143,26 @@ class Patches(NamedTuple):
 def _scale_to_patches(size: ImageSize, max_patches: int) -> float:
     """Return the factor by which an image with too many patches is shrunk to the allowed number.
 
-    The image is shrunk to the area of the allowed patches, and then a little further, so that one
-    side is a whole number of patches.
-
-    Example: 2500 patches are allowed, and an image of this area has 50.5 x 49.5 patches. It is
-    shrunk by another 49 / 49.5, which makes its height 49 patches. (50 / 50.5 would make its width
-    50 patches, but shrink it less.)
+    This follows "Images and vision" of OpenAI. The image is first shrunk to the area of
+    `max_patches` whole patches. Its sides may then have a fraction of a patch, for example 50.5 x
+    49.5 patches for 2500 allowed ones. It is shrunk further until one side is a whole number of
+    patches and neither is rounded up. Of the two factors that do so, 50 / 50.5 for the width and
+    49 / 49.5 for the height, the smaller one is used.
     """
     max_area_px = _PATCH_PX * _PATCH_PX * max_patches
     area_scale = math.sqrt(max_area_px / (size.width * size.height))
-    width_patches = size.width * area_scale / _PATCH_PX  # may have a fraction
-    height_patches = size.height * area_scale / _PATCH_PX
-    width_factor = math.floor(width_patches) / width_patches
-    height_factor = math.floor(height_patches) / height_patches
-    return area_scale * min(width_factor, height_factor)
+    patches_across = size.width * area_scale / _PATCH_PX
+    patches_down = size.height * area_scale / _PATCH_PX
+    factor_for_whole_width = math.floor(patches_across) / patches_across
+    factor_for_whole_height = math.floor(patches_down) / patches_down
+    return area_scale * min(factor_for_whole_width, factor_for_whole_height)
 
 
 _SQUARE_PX = 28
 
 
 class Squares(NamedTuple):
-    """Counts squares of 28 x 28 pixels, each a token.
+    """Counts the tokens of an image as squares of 28 x 28 pixels, each of which is a token.
 
     An image is shrunk, without a change of its shape, until it meets both limits.
 
@@ -182,20 +181,25 @@ class Squares(NamedTuple):
             size: The size of the image.
             detail: Not used, because Anthropic has one way to count. The other rules use it.
         """
-        # The largest fitting size is found by bisection, because the number of squares never
-        # decreases with the length of the longer side. `fitting_px` fits, `too_long_px` does not.
         longer_px = max(size)
-        if self._fits(size, longer_px):
-            return _count_squares(_resize(size, longer_px))
+        if not self._fits(size, longer_px):
+            longer_px = self._largest_fitting_px(size)
+        return _count_squares(_resize(size, longer_px))
+
+    def _largest_fitting_px(self, size: ImageSize) -> int:
+        """Return the largest length of the longer side with which a too large image fits.
+
+        It is found by bisection: an image that fits also fits with a shorter side.
+        """
         fitting_px = 1
-        too_long_px = longer_px
+        too_long_px = max(size)
         while too_long_px - fitting_px > 1:
             middle_px = (fitting_px + too_long_px) // 2
             if self._fits(size, middle_px):
                 fitting_px = middle_px
             else:
                 too_long_px = middle_px
-        return _count_squares(_resize(size, fitting_px))
+        return fitting_px
 
     def _fits(self, size: ImageSize, longer_px: int) -> bool:
         """Return True if an image meets both limits once its longer side has `longer_px`."""
@@ -273,25 +277,37 @@ def estimate_image_tokens(model: str, size: ImageSize, detail: str) -> int:
     return IMAGE_RULES[longest_prefix].count_tokens(size, detail)
 
 
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_GIF_MAGICS = (b"GIF87a", b"GIF89a")
+_JPEG_MAGIC = b"\xff\xd8"
+
+
 def read_image_size(data_base64: str) -> ImageSize | None:
     """Return the size of a PNG, GIF, WebP or JPEG image, or None for anything else.
 
-    The format is recognised by its first bytes. Only the start of the image is decoded.
+    Only the start of the image is decoded. Return None as well for a size without an area.
     """
     data = _decode_base64(data_base64[:_MAX_HEAD_CHARS])
-    size: ImageSize | None = None
-    # PNG and GIF have width and height at fixed places of their headers.
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        size = ImageSize(width=_big_endian(data[16:20]), height=_big_endian(data[20:24]))
-    elif data.startswith((b"GIF87a", b"GIF89a")):
-        size = ImageSize(width=_little_endian(data[6:8]), height=_little_endian(data[8:10]))
-    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        size = _read_webp_size(data)
-    elif data.startswith(b"\xff\xd8"):
-        size = _read_jpeg_size(data)
-    if size is None or min(size) <= 0:
+    size = _read_size(data)
+    if size is None or size.width <= 0 or size.height <= 0:
         return None
     return size
+
+
+def _read_size(data: bytes) -> ImageSize | None:
+    """Return the size in the header of an image, whose format its first bytes (the magic) tell."""
+    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    if is_webp:
+        return _read_webp_size(data)
+    if data.startswith(_PNG_MAGIC):
+        # Width and height are the first fields of the chunk IHDR, whose content begins at byte 16.
+        return ImageSize(width=_big_endian(data[16:20]), height=_big_endian(data[20:24]))
+    if data.startswith(_GIF_MAGICS):
+        # Width and height follow directly after the 6 bytes of the magic.
+        return ImageSize(width=_little_endian(data[6:8]), height=_little_endian(data[8:10]))
+    if data.startswith(_JPEG_MAGIC):
+        return _read_jpeg_size(data)
+    return None
 
 
 def estimate_audio_tokens(data_base64: str) -> int:
@@ -339,17 +355,20 @@ _WEBP_SIZE_MASK = (1 << _WEBP_SIZE_BITS) - 1
 def _read_webp_size(data: bytes) -> ImageSize:
     """Return the size of a WebP image.
 
-    The first chunk begins at byte 12 with its kind. Its payload begins at byte 20. The layouts are
-    in https://developers.google.com/speed/webp/docs/riff_container.
+    A WebP file has chunks. The first one begins at byte 12 with its kind, and its payload begins at
+    byte 20. The kind decides where the payload has the size. The layouts are in
+    https://developers.google.com/speed/webp/docs/riff_container.
     """
     chunk_kind = data[12:16]
     if chunk_kind == b"VP8X":  # extended: 4 bytes of flags, then both sides minus 1, 24 bits each
         width = _little_endian(data[24:27]) + 1
         height = _little_endian(data[27:30]) + 1
     elif chunk_kind == b"VP8L":  # lossless: a signature byte, then both sides minus 1, 14 bits each
-        both_sides = _little_endian(data[21:25])
-        width = (both_sides & _WEBP_SIZE_MASK) + 1
-        height = (both_sides >> _WEBP_SIZE_BITS & _WEBP_SIZE_MASK) + 1
+        size_bits = _little_endian(data[21:25])
+        width_bits = size_bits & _WEBP_SIZE_MASK
+        height_bits = (size_bits >> _WEBP_SIZE_BITS) & _WEBP_SIZE_MASK
+        width = width_bits + 1
+        height = height_bits + 1
     else:  # lossy: 6 bytes of tags, then both sides, 14 bits each, with 2 bits of scaling
         width = _little_endian(data[26:28]) & _WEBP_SIZE_MASK
         height = _little_endian(data[28:30]) & _WEBP_SIZE_MASK

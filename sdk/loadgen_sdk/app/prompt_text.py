@@ -124,27 +124,35 @@ def _output_limit(arguments: Mapping[str, Any]) -> int:
 def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
     """Return the texts in the arguments of a call, and estimate the tokens of its prompt.
 
-    The schemas of tools and of the response count as tokens too, but are not among the texts.
+    The tokens of texts and of the schemas of tools are estimated by the number of characters. Those
+    of images, audio and files (the media) are estimated one by one. Schemas are not among the
+    returned texts.
+
+    Args:
+        arguments: The arguments of the call, such as `messages`, `tools` and `model`.
     """
     model = str(arguments.get("model") or "")
-    char_count = sum(
-        _schema_chars(arguments[name]) for name in _SCHEMA_ARGUMENTS if arguments.get(name)
-    )
+    char_count = 0
+    for name in _SCHEMA_ARGUMENTS:
+        schema = arguments.get(name)
+        if schema:
+            char_count += _schema_chars(schema)
     media_tokens = 0
     message_texts: dict[str, list[tuple[str, ...]]] = {}
     for name in _PROMPT_ARGUMENTS:
-        value = passed_argument(arguments, name)
-        if value is None:
+        prompt_argument = passed_argument(arguments, name)
+        if prompt_argument is None:
             continue
-        messages = [_read_message(message, model) for message in _messages_in(value)]
+        messages = [_read_message(message, model) for message in _messages_in(prompt_argument)]
         message_texts[name] = [message.texts for message in messages]
-        char_count += sum(message.char_count for message in messages)
-        media_tokens += sum(message.media_tokens for message in messages)
+        for message in messages:
+            char_count += message.char_count
+            media_tokens += message.media_tokens
     return Prompt(message_texts, char_count // CHARS_PER_TOKEN + media_tokens)
 
 
-class _Message(NamedTuple):
-    """A message of a prompt.
+class _ReadMessage(NamedTuple):
+    """What was read from a message of a prompt.
 
     Attributes:
         texts: Its texts, and a short description of each image, audio or file.
@@ -157,15 +165,18 @@ class _Message(NamedTuple):
     media_tokens: int
 
 
-def _read_message(message: Any, model: str) -> _Message:
+def _read_message(message: Any, model: str) -> _ReadMessage:
     """Return the texts of a message, and what is needed to estimate its tokens.
 
-    Texts are counted in characters, and images, audio and files in tokens. The number of tokens of
-    an image depends on the model.
+    Texts are counted in characters, and images, audio and files in tokens.
+
+    Args:
+        message: The message, in any form that the APIs accept.
+        model: The model, which decides how many tokens an image has.
     """
-    plain_texts = _plain_texts(message)
+    plain_texts = _texts_of_plain_message(message)
     if plain_texts is not None:
-        return _Message(plain_texts, sum(map(len, plain_texts)), media_tokens=0)
+        return _ReadMessage(plain_texts, sum(map(len, plain_texts)), media_tokens=0)
     char_count = 0
     media_tokens = 0
     texts = []
@@ -175,7 +186,7 @@ def _read_message(message: Any, model: str) -> _Message:
             char_count += len(part.text)
         else:
             media_tokens += part.tokens
-    return _Message(tuple(texts), char_count, media_tokens)
+    return _ReadMessage(tuple(texts), char_count, media_tokens)
 
 
 def _messages_in(value: Any) -> Sequence[Any]:
@@ -195,7 +206,7 @@ def passed_argument(arguments: Mapping[str, Any], name: str) -> Any:
     return None if type(value).__name__ in ("Omit", "NotGiven") else value
 
 
-def _plain_texts(message: Any) -> tuple[str, ...] | None:
+def _texts_of_plain_message(message: Any) -> tuple[str, ...] | None:
     """Return the texts of a message in one of the two usual forms, or None for any other message.
 
     The usual forms are a string, and a mapping with exactly a role and a string. `_find_parts`
@@ -221,16 +232,21 @@ def _is_plain_text(value: Any) -> TypeGuard[str]:
 def _find_parts(value: Any, model: str) -> Iterator[PromptPart]:
     """Yield the texts, images, audio and files in a message, or in any value inside it.
 
-    The message is a mapping, an object of a package, a text (also a data URL), or a list of these.
-    `model` decides how many tokens an image has.
+    Args:
+        value: A mapping, an object of a package, a text (also a data URL, which contains an image,
+            audio or a file), a list of token ids, or a list of any of these.
+        model: The model, which decides how many tokens an image has.
     """
     if isinstance(value, str):
-        is_data_url = value.startswith("data:")
-        yield _data_url_part(value, model) if is_data_url else PromptPart(value)
+        if value.startswith("data:"):
+            yield _data_url_part(value, model)
+        else:
+            yield PromptPart(value)
     elif isinstance(value, list | tuple):
         if _are_token_ids(value):
-            # Recorded traces contain a hash of the text, which the ids have to determine.
-            yield PromptPart(" ".join(map(str, value)), len(value))
+            # Recorded traces contain a hash of this text. It must differ for different token ids.
+            ids_text = " ".join(map(str, value))
+            yield PromptPart(ids_text, tokens=len(value))
         else:
             for item in value:
                 yield from _find_parts(item, model)
@@ -372,7 +388,7 @@ def _read_audio(part: Mapping[str, Any]) -> PromptPart:
 
 
 def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
-    """Yield the texts and files in a content part that contains a file.
+    """Yield the file in a content part, or the texts and media inside it if they can be read.
 
     The APIs have different forms:
 
@@ -381,20 +397,19 @@ def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
     - Anthropic: `{"type": "document", "source": {"data": BASE64}}`, or with a `url` or `file_id`.
       A source of the type "text" has a text as `data`, and one of the type "content" has content
       parts as `content`.
-
-    A file that the request only refers to has an unknown number of pages, and is estimated as an
-    empty file.
     """
     fields = _fields_of_file(part)
     data = fields.get("file_data") or fields.get("data")
-    content = fields.get("content")
-    has_readable_content = fields.get("type") == "text" or bool(content)
-    if has_readable_content:
-        yield from _find_parts(data or content, model)
+    content_parts = fields.get("content")
+    has_text_as_data = fields.get("type") == "text"
+    if has_text_as_data or content_parts:
+        yield from _find_parts(data or content_parts, model)
     elif isinstance(data, str):
         yield _file_part(data)
     else:
-        yield PromptPart(_file_reference(fields), estimate_file_tokens(""))
+        # The request only refers to the file, so that its number of pages is not known.
+        tokens_of_empty_file = estimate_file_tokens("")
+        yield PromptPart(_file_reference(fields), tokens_of_empty_file)
 
 
 def _fields_of_file(part: Mapping[str, Any]) -> Mapping[str, Any]:
