@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from typing import Any, Literal, NamedTuple
 
@@ -207,14 +207,22 @@ class Measurement(msgspec.Struct, frozen=True):
         """
         if self.output_tokens is None:
             return None
+        # Some servers count reasoning tokens without streaming them. The measure leaves them out if
+        # the first output event is already part of the answer.
         streamed_tokens = measures.streamed_tokens(
-            self.output_tokens, self.reasoning_tokens or 0, self.first_token, self.first_answer
+            self.output_tokens,
+            reasoning_tokens=self.reasoning_tokens or 0,
+            first_token=self.first_token,
+            first_answer=self.first_answer,
         )
         tokens_per_choice: float = streamed_tokens
         if self.choices > 1:
             tokens_per_choice = streamed_tokens / self.choices
         tpot_ns = measures.tpot(
-            self.first_token, self.last_token, tokens_per_choice, self.first_event_tokens or 1
+            first_token=self.first_token,
+            last_token=self.last_token,
+            tokens=tokens_per_choice,
+            first_event_tokens=self.first_event_tokens or 1,
         )
         return _ms(tpot_ns)
 
@@ -330,7 +338,7 @@ def numeric_parameters(arguments: Mapping[str, Any]) -> dict[str, int | float]:
 _NUMBER_TYPES = (int, float)
 """The exact types of numbers: bool is not one of them."""
 
-_LOCAL_KINDS = frozenset(
+_KINDS_WITH_TEXT_OF_CLIENT = frozenset(
     (
         "dns",
         "connect",
@@ -350,25 +358,27 @@ def without_server_text(failure: Failure, code: str = "") -> Failure:
     """Return a failure without the error message of the server, which may quote the prompt.
 
     The message is replaced by the error code of the server, or else by the HTTP status or the kind
-    of failure. A message that was written by this client stays.
+    of failure. A failure such as "connect", whose message was written by this client, is returned
+    as it is.
 
     Args:
         failure: The failure.
-        code: The code in the error response, such as `context_length_exceeded`, or "".
+        code: The code in the error response, such as `context_length_exceeded`, or "". It is used
+            only if it is a single word, because a server may put any text there.
     """
-    if failure.kind in _LOCAL_KINDS:
+    if failure.kind in _KINDS_WITH_TEXT_OF_CLIENT:
         return failure
-    if _is_code(code):
-        text = code
+    if _is_single_word(code):
+        safe_text = code
     elif failure.http_status:
-        text = f"HTTP {failure.http_status}"
+        safe_text = f"HTTP {failure.http_status}"
     else:
-        text = failure.kind
-    return Failure(failure.kind, text, failure.http_status)
+        safe_text = failure.kind
+    return Failure(failure.kind, safe_text, failure.http_status)
 
 
-def _is_code(text: str) -> bool:
-    """Return True for a word such as `context_length_exceeded`."""
+def _is_single_word(text: str) -> bool:
+    """Return True for a word such as `context_length_exceeded`, of at most _MAX_CODE_CHARS."""
     if not 0 < len(text) <= _MAX_CODE_CHARS:
         return False
     return text.replace("_", "").replace("-", "").replace(".", "").isalnum()
@@ -417,30 +427,39 @@ def attach_measurement(result: object, measurement: Measurement) -> None:
 
     The attribute is not a field of the object: pydantic neither serialises nor compares it. An
     object that accepts no new attribute is left as it is.
+
+    Args:
+        result: The response or stream. It may be an object of pydantic, of version 1 or 2.
+        measurement: The measurement of its call.
     """
     result_class: Any = type(result)
     if _is_pydantic_1_model(result_class):
         _attach_to_pydantic_1_model(result, measurement)
         return
-    # `contextlib.suppress` would take as long as the rest of this function.
-    try:  # noqa: SIM105 - see above
-        # pydantic 2 overrides `__setattr__` and would reject an attribute that is not a field.
+    try:  # noqa: SIM105 - `contextlib.suppress` would take as long as the rest of this function
+        # The `__setattr__` of pydantic 2 would reject an attribute that is not a field. That of
+        # `object`, which it overrides, sets any attribute.
         object.__setattr__(result, "measurement", measurement)
     except (AttributeError, TypeError):
-        pass
+        pass  # The object has no `__dict__`, for example.
 
 
 def _attach_to_pydantic_1_model(model: object, measurement: Measurement) -> None:
     """Attach a measurement to an object of pydantic 1 so that it is not serialised.
 
-    pydantic 1 serialises every attribute of an object except `__fields_set__`, the set of the names
-    of the fields that were passed. That set is therefore replaced by an equal set which has the
-    measurement as an attribute. A property `measurement` of the model's class reads it from there.
+    pydantic 1 serialises every attribute of an object except one, `__fields_set__`: the set of the
+    names of the fields that were passed to the constructor. The measurement is therefore stored in
+    that set, in three steps:
+
+    1. Copy the names into a subclass of `set`, whose objects can have attributes.
+    2. Store the measurement as an attribute of the copy, and replace the set of the object by it.
+    3. Give the class of the object a property `measurement`, which reads it from there.
     """
-    field_names = _FieldNamesWithMeasurement(getattr(model, "__fields_set__", ()))
-    field_names.measurement = measurement
-    # pydantic overrides `__setattr__` and would reject the assignment.
-    object.__setattr__(model, "__fields_set__", field_names)
+    old_field_names: Iterable[str] = getattr(model, "__fields_set__", ())
+    new_field_names = _FieldNamesWithMeasurement(old_field_names)
+    new_field_names.measurement = measurement
+    # The `__setattr__` of pydantic would reject the assignment.
+    object.__setattr__(model, "__fields_set__", new_field_names)
     _add_measurement_property(type(model))
 
 
@@ -480,14 +499,17 @@ def set_latest_measurement(measurement: Measurement) -> None:
 
     In Python 3.11, `asyncio.wait_for` runs its awaitable in a new task with a copy of the context.
     The code that called `wait_for` would not see a context variable that is set in the copy. The
-    variable is therefore also set in the contexts of the tasks that wait for the current one.
+    variable is therefore also set in the contexts of the tasks that wait for the current one. Since
+    Python 3.12, `wait_for` creates no task, and nothing of this is necessary.
     """
     _latest.set(measurement)
     if not _WAIT_FOR_COPIES_CONTEXT:
         return
+    # The public `asyncio.get_running_loop` would raise an exception if no loop is running.
     is_in_event_loop = asyncio._get_running_loop() is not None
     if is_in_event_loop:
-        for context in _waiting_contexts(asyncio.current_task(), _MAX_NESTED_WAITS):
+        current_task = asyncio.current_task()
+        for context in _waiting_contexts(current_task, max_depth=_MAX_NESTED_WAITS):
             context.run(_latest.set, measurement)
 
 
@@ -506,8 +528,13 @@ class _WaitingCaller(NamedTuple):
 def _waiting_contexts(task: asyncio.Task[Any] | None, max_depth: int) -> Iterator[Context]:
     """Yield the contexts of the code that waits for a task in `asyncio.wait_for` of Python 3.11.
 
-    The caller of `wait_for` may itself run inside another `wait_for`, whose caller waits, too. Up
-    to `max_depth` such calls are followed outwards. Nothing is yielded if `task` is None.
+    Calls of `wait_for` may be nested: in `wait_for(outer(), 2)`, where `outer` calls
+    `wait_for(inner(), 1)`, the caller of `outer` also waits for the task of `inner`. This function
+    calls itself for each caller to follow the nested calls outwards.
+
+    Args:
+        task: The task. None ends the recursion.
+        max_depth: How many nested calls of `wait_for` are followed.
     """
     if task is None or max_depth == 0:
         return
@@ -519,17 +546,18 @@ def _waiting_contexts(task: asyncio.Task[Any] | None, max_depth: int) -> Iterato
 def _callers_that_wait_for(inner_task: asyncio.Task[Any]) -> Iterator[_WaitingCaller]:
     """Yield the callers of `asyncio.wait_for` for which Python 3.11 has created an inner task.
 
-    asyncio has no public link from the inner task to the caller. The callbacks lead there:
+    asyncio has no public link from the inner task to the task of the caller. But its private
+    callbacks lead there, in two steps:
 
-        inner task -> future that is resolved when the inner task ends -> calling task
-
-    The callback of the future is the method of the calling task that wakes it up.
+    1. `wait_for` adds a callback to the inner task, which resolves a future.
+    2. The task of the caller awaits that future. It has added its own method `__wakeup` to the
+       future as a callback. The object of a bound method is its `__self__`.
     """
     for future in _futures_resolved_by(inner_task):
-        for wake_up_caller, context in _callbacks_of(future):
-            calling_task = getattr(wake_up_caller, "__self__", None)
-            is_task = isinstance(calling_task, asyncio.Task)
-            yield _WaitingCaller(context, calling_task if is_task else None)
+        for wake_up_method, context in _callbacks_of(future):
+            method_owner = getattr(wake_up_method, "__self__", None)
+            calling_task = method_owner if isinstance(method_owner, asyncio.Task) else None
+            yield _WaitingCaller(context, calling_task)
 
 
 def _futures_resolved_by(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
