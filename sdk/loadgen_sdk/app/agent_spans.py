@@ -63,7 +63,7 @@ class OperationRecorder:
     def record(
         self, operation: Operation, name: str, attributes: Mapping[str, Any]
     ) -> Iterator[Any]:
-        """Record a span and a duration for what happens inside the context.
+        """Record a span and a duration for the code in the `with` block.
 
         The span is yielded, so that the application can add attributes. An exception is raised
         again. Its class is recorded as `error.type`, but not its text, which may quote a prompt.
@@ -79,22 +79,30 @@ class OperationRecorder:
         }
         started_ns = perf_counter_ns()
         span = self._start_span(operation, name, {**metric_attributes, **attributes})
+        # `use_span` makes the span the current one. By default it would also end the span, and
+        # record the text of an exception. Both are done below, without the text.
+        current_span = self.trace.use_span(
+            span, end_on_exit=False, record_exception=False, set_status_on_exception=False
+        )
         try:
-            with self.trace.use_span(
-                span, end_on_exit=False, record_exception=False, set_status_on_exception=False
-            ):
+            with current_span:
                 yield span
         except BaseException as error:
             error_type = type(error).__qualname__
             metric_attributes["error.type"] = error_type
-            span.set_attribute("error.type", error_type)
-            if isinstance(error, Exception):
-                span.set_status(self.trace.StatusCode.ERROR, error_type)
+            self._record_error(span, error)
             raise
         finally:
             duration_s = (perf_counter_ns() - started_ns) / 1e9
             self.durations[operation.name].record(duration_s, metric_attributes)
             span.end()
+
+    def _record_error(self, span: Any, error: BaseException) -> None:
+        """Add the class of an exception to a span. A cancellation does not set its error status."""
+        error_type = type(error).__qualname__
+        span.set_attribute("error.type", error_type)
+        if isinstance(error, Exception):
+            span.set_status(self.trace.StatusCode.ERROR, error_type)
 
     def _start_span(self, operation: Operation, name: str, attributes: dict[str, Any]) -> Any:
         """Return a span, or the invalid span if there is no tracer.

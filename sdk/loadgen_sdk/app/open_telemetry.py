@@ -172,7 +172,7 @@ class OpenTelemetry:
         chunks: bool = False,
         metric_labels: Sequence[str] = (),
     ) -> None:
-        """Create the instruments.
+        """Create the tracer and the instruments (the histograms of the metrics).
 
         Args:
             meter_provider: The provider of meters, or None for the global one.
@@ -209,8 +209,10 @@ class OpenTelemetry:
         meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
         self._create_call_instruments(meter, has_chunk_gaps=chunks)
         self._operations = self._create_operation_recorder(meter)
+        # Calls that have ended wait here, because recording them takes too long for a call of the
+        # application. It happens in the background, and before somebody reads the metrics.
         self._backlog = Backlog(self._record_metrics)
-        self._process_backlog_before_reading(meter)
+        self._process_backlog_at_each_collection(meter)
 
     def workflow(self, name: str) -> AbstractContextManager[Any]:
         """Return a context with a span `invoke_workflow NAME`, for several agents and calls.
@@ -288,13 +290,15 @@ class OpenTelemetry:
 
         Args:
             measurement: The measurement of the call.
-            call_span: What `begin_call` has returned: None if calls have no spans, and a CallSpan
-                without a span if another instrumentation reports the call.
+            call_span: The result of `begin_call` for this call. It has one of three forms: a
+                CallSpan with a span to end, None for a call with metrics but without a span, and
+                an empty CallSpan for a call that another instrumentation reports.
         """
         is_reported_elsewhere = call_span is not None and call_span.span is None
         if is_reported_elsewhere:
             return
-        self._backlog.add(_EndedCall(measurement, self._context.get_current()))
+        opentelemetry_context = self._context.get_current()
+        self._backlog.add(_EndedCall(measurement, opentelemetry_context))
         if call_span is not None:
             self._end_span(measurement, call_span.span)
 
@@ -303,17 +307,18 @@ class OpenTelemetry:
         self._backlog.process_all()
         return flush(timeout_s)
 
-    def _process_backlog_before_reading(self, meter: Any) -> None:
-        """Make readers of metrics process the backlog of calls before they read.
+    def _process_backlog_at_each_collection(self, meter: Any) -> None:
+        """Record all calls that have ended whenever OpenTelemetry collects the metrics.
 
-        OpenTelemetry has no hook for that. But a reader calls the callbacks of observable
-        instruments before it collects the others. This counter exists only for its callback, and
-        never has a value.
+        Otherwise the collected metrics would lack the calls that still wait in the backlog.
+        OpenTelemetry has no hook for that. But it calls the callbacks of observable instruments
+        before it collects the other ones. The counter that is created here never has a value: it
+        exists only for its callback.
         """
 
         def process_backlog(_options: object) -> Sequence[Any]:
             self._backlog.process_all()
-            return ()
+            return ()  # no value of the counter
 
         meter.create_observable_counter("loadgen.client.uncounted", callbacks=[process_backlog])
 
@@ -322,37 +327,37 @@ class OpenTelemetry:
 
         `has_chunk_gaps` says whether the gaps between output events get a histogram.
         """
-        self._duration = _create_histogram(
+        self._duration_histogram = _create_histogram(
             meter,
             "gen_ai.client.operation.duration",
             unit="s",
             description="GenAI operation duration.",
             bounds=DURATION_BOUNDS_S,
         )
-        self._tokens = _create_histogram(
+        self._token_histogram = _create_histogram(
             meter,
             "gen_ai.client.token.usage",
             unit="{token}",
             description="Input and output tokens used.",
             bounds=TOKEN_BOUNDS,
         )
-        self._first_chunk = _create_histogram(
+        self._first_chunk_histogram = _create_histogram(
             meter,
             "gen_ai.client.operation.time_to_first_chunk",
             unit="s",
             description="From the request to the first output.",
             bounds=DURATION_BOUNDS_S,
         )
-        self._chunk_gap: Any = None
+        self._chunk_gap_histogram: Any = None
         if has_chunk_gaps:
-            self._chunk_gap = _create_histogram(
+            self._chunk_gap_histogram = _create_histogram(
                 meter,
                 "gen_ai.client.operation.time_per_output_chunk",
                 unit="s",
                 description="Between successive output events.",
                 bounds=DURATION_BOUNDS_S,
             )
-        self._tpot = _create_histogram(
+        self._tpot_histogram = _create_histogram(
             meter,
             "loadgen.client.time_per_output_token",
             unit="s",
@@ -395,27 +400,42 @@ class OpenTelemetry:
         context = ended_call.context
         attributes = self._metric_attributes(measurement)
         duration_s = (measurement.done - measurement.started) / 1e9
-        self._duration.record(duration_s, {**attributes, **_error_attributes(measurement)}, context)
+        duration_attributes = {**attributes, **_error_attributes(measurement)}
+        self._duration_histogram.record(duration_s, duration_attributes, context)
         if measurement.streamed:
             self._record_stream_metrics(measurement, attributes, context)
+        # The number of input tokens is always that of the server. Without a count of the output
+        # tokens, a measurement has the number of output events in place of it.
+        is_output_counted_by_server = measurement.token_source == "server"
         if measurement.input_tokens is not None:
             input_attributes = {**attributes, "gen_ai.token.type": "input"}
-            self._tokens.record(measurement.input_tokens, input_attributes, context)
-        if measurement.output_tokens and measurement.token_source == "server":
+            self._token_histogram.record(measurement.input_tokens, input_attributes, context)
+        if measurement.output_tokens and is_output_counted_by_server:
             output_attributes = {**attributes, "gen_ai.token.type": "output"}
-            self._tokens.record(measurement.output_tokens, output_attributes, context)
+            self._token_histogram.record(measurement.output_tokens, output_attributes, context)
 
     def _record_stream_metrics(
         self, measurement: Measurement, attributes: dict[str, Any], context: Any
     ) -> None:
-        """Record the times of the output events of a streamed call, in seconds."""
-        if measurement.ttft_from_sent_ms is not None:
-            self._first_chunk.record(measurement.ttft_from_sent_ms / 1e3, attributes, context)
-        if self._chunk_gap is not None:
+        """Record the times of the output events (chunks) of a streamed call, in seconds.
+
+        These are the time to the first chunk, the gaps between successive chunks if the application
+        has chosen them (`chunks=True`), and the time per output token.
+
+        Args:
+            measurement: The measurement of the call.
+            attributes: The attributes of the metrics.
+            context: The context of OpenTelemetry in which the call ended.
+        """
+        first_chunk_ms = measurement.ttft_from_sent_ms
+        if first_chunk_ms is not None:
+            self._first_chunk_histogram.record(first_chunk_ms / 1e3, attributes, context)
+        if self._chunk_gap_histogram is not None:
             for gap_ns in measures.gaps(measurement.instants):
-                self._chunk_gap.record(gap_ns / 1e9, attributes, context)
-        if measurement.tpot_ms is not None:
-            self._tpot.record(measurement.tpot_ms / 1e3, attributes, context)
+                self._chunk_gap_histogram.record(gap_ns / 1e9, attributes, context)
+        tpot_ms = measurement.tpot_ms
+        if tpot_ms is not None:
+            self._tpot_histogram.record(tpot_ms / 1e3, attributes, context)
 
     def _metric_attributes(self, measurement: Measurement) -> dict[str, Any]:
         """Return the attributes of the metrics of a call: what it called, and the chosen labels."""

@@ -117,30 +117,34 @@ class Prometheus:
         return histogram
 
     def _record(self, measurement: Measurement) -> None:
-        """Add one call that has ended to the metrics. Only token counts of the server are added."""
-        # The order of the values is that of the label names in `_add_counter`.
-        call_labels = [measurement.labels.get(name, "") for name in self._label_names]
-        labels = (measurement.api, measurement.model, *call_labels)
-        error_type = error_type_of(measurement)
-        _series(self._requests, *labels, measurement.status, error_type).inc()
+        """Add one call that has ended to the metrics. Only token counts of the server are added.
+
+        A metric has a series for each combination of the values of its labels. prometheus_client
+        takes the values by position, in the order in which `_add_counter` and `_add_histogram` name
+        the labels: API, model, the chosen labels of calls, and further labels of this metric.
+        """
+        chosen_label_values = [measurement.labels.get(name, "") for name in self._label_names]
+        label_values = (measurement.api, measurement.model, *chosen_label_values)
+        status_and_error = (measurement.status, error_type_of(measurement))
+        _series(self._requests, *label_values, *status_and_error).inc()
         duration_s = (measurement.done - measurement.started) / 1e9
-        _series(self._duration, *labels).observe(duration_s)
+        _series(self._duration, *label_values).observe(duration_s)
         if measurement.streamed:
-            self._record_stream(measurement, labels)
+            self._record_stream(measurement, label_values)
         for token_type, tokens in _server_counts(measurement).items():
             if tokens:
-                _series(self._tokens, *labels, token_type).inc(tokens)
+                _series(self._tokens, *label_values, token_type).inc(tokens)
         if measurement.retries:
-            _series(self._retries, *labels).inc(measurement.retries)
+            _series(self._retries, *label_values).inc(measurement.retries)
         if measurement.cost:
-            _series(self._cost, *labels).inc(measurement.cost)
+            _series(self._cost, *label_values).inc(measurement.cost)
 
-    def _record_stream(self, measurement: Measurement, labels: tuple[str, ...]) -> None:
+    def _record_stream(self, measurement: Measurement, label_values: tuple[str, ...]) -> None:
         """Add the times of the output events of a streamed call, in seconds."""
         if measurement.ttft_ms is not None:
-            _series(self._ttft, *labels).observe(measurement.ttft_ms / 1e3)
+            _series(self._ttft, *label_values).observe(measurement.ttft_ms / 1e3)
         if measurement.tpot_ms is not None:
-            _series(self._tpot, *labels).observe(measurement.tpot_ms / 1e3)
+            _series(self._tpot, *label_values).observe(measurement.tpot_ms / 1e3)
 
 
 def _import_prometheus_client() -> Any:
@@ -177,9 +181,9 @@ def _server_counts(measurement: Measurement) -> dict[str, int | None]:
 
 
 @lru_cache(maxsize=_MAX_CACHED_SERIES)
-def _series(metric: Any, *labels: str) -> Any:
+def _series(metric: Any, *label_values: str) -> Any:
     """Return the series of a metric with these values of its labels.
 
     The result is cached, because the lookup in prometheus_client takes longer than to count.
     """
-    return metric.labels(*labels)
+    return metric.labels(*label_values)
