@@ -46,15 +46,18 @@ class _State:
 def run_in_background(function: Callable[[], object]) -> None:
     """Call a function in the background thread, after those that were passed before it.
 
-    The first call starts the thread. This may be called in a destructor, because it takes no lock
-    and returns at once. An exception of the function is logged.
+    The process has one background thread, which is started when it is first needed. This may be
+    called in a destructor, because it takes no lock and returns at once. An exception of the
+    function is logged.
     """
     _State.queue.put(function)
     if _State.is_started:
         return
+    # This is set before the start, so that no other thread starts a second background thread.
     _State.is_started = True
     try:
-        # `threading.Thread.start` would take locks.
+        # The private function is used, because `threading.Thread.start` takes locks, for which a
+        # destructor could wait forever.
         _thread.start_new_thread(_run_functions, (_State.queue,))
     except RuntimeError:
         # The interpreter is shutting down and starts no more threads.

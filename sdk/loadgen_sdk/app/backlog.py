@@ -37,16 +37,18 @@ class Backlog(Generic[ItemT]):
 
         Args:
             process: The function that is called with each item.
-            max_pending: How many items may wait. When there are as many, the background thread
-                starts to process them.
+            max_pending: The number of waiting items at which the background thread starts to
+                process them.
         """
         self._process = process
         self._max_pending = max_pending
         self._pending: deque[ItemT] = deque()
-        self._is_scheduled = False  # the background thread is going to process
-        # It is reentrant, because a fork while items are processed takes it again.
+        self._is_scheduled = False  # The background thread is going to process the items.
+        # A thread that processes items may fork the process, for example in an observer. The hook
+        # `prepare_fork` then takes the lock a second time in the same thread.
         self._processing_lock = threading.RLock()
-        _instances.add(self)  # to be processed at exit and before a fork
+        # All items are processed at the exit of the process and before a fork.
+        _instances.add(self)
 
     def add(self, item: ItemT) -> None:
         """Add an item, and start the processing in the background if enough items wait."""

@@ -142,17 +142,17 @@ class _MeasuredLiteLlm(ModuleType):
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of LiteLLM. Python calls this for a name that this module lacks.
 
-        The measured functions are set on this module and do not come here. The Router is measured
-        when it is first used, because LiteLLM imports it only then. It is then set on this module,
-        so that every access returns the same class.
+        The measured functions are attributes of this module itself, so that Python does not call
+        this for them. The measured Router becomes one when it is first used. It is not created
+        earlier, because LiteLLM imports its Router only then.
         """
+        litellm = self._loadgen_sdk_litellm
         if name != "Router":
-            return getattr(self._loadgen_sdk_litellm, name)
-        router_class = measure_router(
-            self._loadgen_sdk_litellm.Router, self._loadgen_sdk_router_options
-        )
-        self.Router = router_class
-        return router_class
+            return getattr(litellm, name)
+        measured_router_class = measure_router(litellm.Router, self._loadgen_sdk_router_options)
+        # From now on, Python finds this attribute, so that every access returns the same class.
+        self.Router = measured_router_class
+        return measured_router_class
 
 
 def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None:
@@ -170,11 +170,13 @@ def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None
 
 
 def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -> InstrumentOptions:
-    """Combine the options of a client that is instrumented already with new ones.
+    """Combine the options of a client that is instrumented already with those of a second call.
 
-    Observers and labels are added to the existing ones. Prices and `ask_usage` replace the existing
-    ones if they are set, and `keep_content` stays on. Of the options in _SINGLE_OPTIONS, a client
-    can have only one. The fallback stays the existing one, and the caller replaces it afterwards.
+    - Observers and labels are added to the existing ones.
+    - Prices and `ask_usage` (request the token counts of streams) replace the existing ones.
+    - `keep_content` is on if it is on in either.
+    - The throttle, retry policy, recorder and budget may be set in only one of them.
+    - The fallback is the existing one. The caller replaces it afterwards.
 
     Args:
         existing: The options of the client, or None if it is not instrumented.
@@ -192,7 +194,7 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
         observers=(*old_policy.observers, *new_policy.observers),
         labels={**old_policy.labels, **new_policy.labels},
         keep_content=old_policy.keep_content or new_policy.keep_content,
-        prices=old_policy.prices if new_policy.prices is None else new_policy.prices,
+        prices=_first_set(new_policy.prices, old_policy.prices),
         throttle=_first_set(new_policy.throttle, old_policy.throttle),
         retry=_first_set(new_policy.retry, old_policy.retry),
         record=_first_set(new_policy.record, old_policy.record),

@@ -74,14 +74,17 @@ class Retry:
         retry_if: Callable[[Failure], bool | None] | None = None,
         seed: int | None = None,
     ) -> None:
-        """Create a retry policy with a full balance of retries.
+        """Create a retry policy.
+
+        Retries are paid from a balance, to which each call adds. An outage, in which all calls
+        fail, therefore cannot multiply the load of the server.
 
         Args:
             attempts: The most attempts per call, the first one included.
             first_wait_s: The upper limit of the first random wait, which doubles with each attempt.
             max_wait_s: The upper limit of all waits.
             budget: How many retries each call adds to the balance. With 0.1, ten calls add one.
-            reserve: The largest balance of retries. The policy starts with it.
+            reserve: The largest balance, which is also the one at the start.
             retry_if: A function that gets the Failure of an attempt. It returns True to try again,
                 False not to, and None to leave the decision to the server's `x-should-retry` and
                 the rules of this class. There is no retry in any case if all attempts are used up,
@@ -191,15 +194,18 @@ class Retry:
 
 
 def is_curable(failure: Failure) -> bool:
-    """Return True if the same request may succeed at another attempt, by the kind of failure.
+    """Return True if a failure is of a kind after which the same request may succeed later.
 
-    A 429 because of an exhausted quota is not curable, although other 429s are.
+    Examples are a timeout, HTTP 503, and HTTP 429 (too many requests), unless the quota of the
+    account is exhausted. After most 4xx statuses, and after statuses such as 501 (not implemented),
+    the same request would fail again.
     """
     if failure.kind == "http_4xx":
         return failure.http_status in RETRIED_STATUS
-    if failure.kind == "http_429" and _is_quota_exhausted(failure.text):
-        return False
-    return failure.kind in RETRIED and failure.http_status not in FINAL_STATUS
+    if failure.kind == "http_429":
+        return not _is_quota_exhausted(failure.text)
+    has_final_status = failure.http_status in FINAL_STATUS
+    return failure.kind in RETRIED and not has_final_status
 
 
 def _is_quota_exhausted(text: str) -> bool:
