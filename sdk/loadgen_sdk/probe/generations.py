@@ -56,6 +56,9 @@ _PINNED_MODEL = re.compile(r"pinned to '([^']+)'")
 
 _NONEXISTENT_MODEL = "unnamed"
 
+_UNKNOWN_ARRIVAL = 0
+"""The timestamp of all events. The probe gets a body as a whole, and does not use their times."""
+
 
 class OutputLimits(NamedTuple):
     """The output limits of the two generations of a probe, in tokens."""
@@ -128,14 +131,17 @@ class GenerationPair(NamedTuple):
         short_ns = self.short.duration_ns
         long_ns = self.long.duration_ns
         are_durations_known = short_ns > 0 and long_ns > 0
+        # The short generation is taken to have reached its limit. The longer one may have ended
+        # before its limit, so that the server's count is used if there is one.
+        short_output_tokens = self.short.requested_tokens
         long_output_tokens = self.long.usage.output
         if long_output_tokens is None:
             long_output_tokens = self.long.requested_tokens
-        additional_tokens = long_output_tokens - self.short.requested_tokens
+        additional_tokens = long_output_tokens - short_output_tokens
         if not are_durations_known or additional_tokens < 1:
             return None
-        additional_ns = max(0, long_ns - short_ns)
-        return additional_ns / additional_tokens / _NS_PER_MS
+        additional_ms = max(0, long_ns - short_ns) / _NS_PER_MS
+        return additional_ms / additional_tokens
 
     @property
     def one_token_response_ms(self) -> float | None:
@@ -182,31 +188,31 @@ class Generator:
         models: ModelList,
         output_lengths: OutputLengths | None,
     ) -> None:
-        """Choose the output limits of the first requests, in tokens.
-
-        The short generation has a limit of USUAL_MINIMUM_TOKENS, which most servers accept, or less
-        if the load (the requests of the run that follows) contains shorter outputs.
+        """Create a generator whose first requests have the usual output limits.
 
         Args:
             client: The client that sends the requests.
             profile: The server profile, which names the field of the output limit.
             models: The models that the server lists.
-            output_lengths: The output lengths of the load, or None if there is no load yet.
+            output_lengths: The shortest and the longest output that the load requests. The load is
+                the run that follows the probe. None if it is not known.
         """
         self.profile = profile
-        self.corrections: list[str] = []
+        self.corrections: list[str] = []  # The server has refused no output limit yet.
         self._client = client
         self._models = models
         self._output_lengths = output_lengths or OutputLengths(shortest=USUAL_MINIMUM_TOKENS)
+        # Most servers accept USUAL_MINIMUM_TOKENS. A lower limit is used if the load also has one.
         short_limit = min(self._output_lengths.shortest, USUAL_MINIMUM_TOKENS)
         self._limits = self._limits_from(short_limit)
 
     async def find_pinned_model(self) -> str:
-        """Return the model to which a server without a list of models is pinned, or "".
+        """Return the only model of a server that names it in an error message, or "".
 
-        A pinned server serves one model only, and names it in the error message for any other. A
-        request for a model that does not exist therefore reveals it. The request is not sent to a
-        server that has a list of models or accepts any name.
+        Some servers without a list of models serve a single ("pinned") model. They refuse any other
+        name with HTTP 400 and a message such as "Server is pinned to 'llama'". A model that does
+        not exist is therefore requested, and the name is read from the message. Nothing is sent to
+        a server that has a list of models or accepts any name.
         """
         has_model_list = bool(self._models.ids) or self._models.status == 200
         if has_model_list or not self.profile.rejects_unknown_models:
@@ -218,8 +224,9 @@ class Generator:
         response = await self._client.post(encode_body(request, body_format))
         if response.status != 400:
             return ""
-        match = _PINNED_MODEL.search(error_text(response.body))
-        return match[1] if match else ""
+        message = error_text(response.body)
+        pinned_model = _PINNED_MODEL.search(message)
+        return pinned_model[1] if pinned_model else ""
 
     async def run(self, model: str, prompts: Sequence[str]) -> GenerationPair:
         """Run a short generation for the first prompt and a longer one for the second.
@@ -288,7 +295,12 @@ class Generator:
         return await self._generate_once(model, prompt, output_limit)
 
     async def _generate_once(self, model: str, prompt: str, output_limit: int) -> Generation:
-        """Run one generation without retries.
+        """Send one generation and read its response, without retries.
+
+        Args:
+            model: The model to request.
+            prompt: The prompt.
+            output_limit: The output limit in tokens.
 
         Raises:
             TransientFailure: The response is one that a load counts as failed.
@@ -305,12 +317,10 @@ class Generator:
         is_success = response.status < 300
         if is_success:
             return self._read_generation(response, output_limit)
-        self._raise_if_correctable(response, model, output_limit)
+        self._raise_if_other_limit_may_work(response, model, output_limit)
         if _is_limit_reached_in_reasoning(response):
-            # The target works: the model has only not begun its answer within the limit. This
-            # counts as a generation without output.
-            reader_without_events = ResponseReader(EventTimeline())
-            return Generation(reader_without_events, output_limit, response.duration_ns)
+            # The request is valid. The model has only used up its limit before its answer.
+            return _generation_without_output(response, output_limit)
         raise client.explainer.create_error(response, model, self._models)
 
     def _read_generation(self, response: HttpResponse, output_limit: int) -> Generation:
@@ -323,20 +333,22 @@ class Generator:
         self._check_encoding(response)
         is_stream = is_event_stream(response.status, response.headers)
         reader = self._read_body(response.body, is_stream=is_stream)
+        # The fetcher has already checked the HTTP framing: it returns only complete responses.
         failure = reader.find_failure(
             is_framing_complete=True, ends_with_connection=False, is_stream=is_stream
         )
         if failure is not None:
             raise self._generation_error(failure, output_limit)
         # A server may state its own timing in the header Server-Timing, in the body, or in both.
-        body_timing = reader.server_timing or {}
-        timing = {HEADER: response.headers.get(HEADER), **body_timing}
-        was_stream_refused = reader.remark == NOT_STREAMED
+        timing_in_body = reader.server_timing or {}
+        timing = {HEADER: response.headers.get(HEADER), **timing_in_body}
+        # The reader remarks that one JSON object came although a stream was requested.
+        ignores_stream = reader.remark == NOT_STREAMED
         return Generation(
             reader,
-            output_limit,
-            response.duration_ns,
-            ignores_stream=was_stream_refused,
+            requested_tokens=output_limit,
+            duration_ns=response.duration_ns,
+            ignores_stream=ignores_stream,
             reports_server_timing=parse_server_timing(timing).has_durations,
         )
 
@@ -347,11 +359,14 @@ class Generator:
         message = f"a preflight request to {requested} failed: {failure.kind}: {text}"
         return TransientFailure("invalid_answer", message, "see the server's log")
 
-    def _raise_if_correctable(self, response: HttpResponse, model: str, output_limit: int) -> None:
-        """Raise an exception if a request with another output limit may work after a refusal.
+    def _raise_if_other_limit_may_work(
+        self, response: HttpResponse, model: str, output_limit: int
+    ) -> None:
+        """Raise an exception that says which other output limit the server may accept.
 
-        `run` catches it, changes the name or the value of the output limit, and sends the request
-        again. Return normally if no other output limit may help.
+        Servers name the field of the output limit differently, and some require a minimum. `run`
+        catches the exception, changes the field or the limit, and sends the request again. Return
+        without an exception if the refusal has another reason.
 
         Args:
             response: The refusal, which is any response with a status of 300 or more.
@@ -379,25 +394,24 @@ class Generator:
         """Return a higher output limit to try after a refusal, or None if none may help.
 
         It is the minimum that the server states in its refusal. Some servers refuse a low limit
-        without giving the reason. If no other reason is obvious either, the shortest output of the
-        load is tried.
+        without giving the reason. If no other reason is obvious either, the shortest output that
+        the load (the run after the probe) requests is tried. The limit is never higher than the
+        longest output of the load: a probe with such a limit would not show that the load works.
 
         Args:
             response: The refusal.
             model: The model that was requested.
             refused_limit: The output limit that was requested, in tokens.
         """
-        shortest_of_load, longest_of_load = self._output_lengths
+        load_outputs = self._output_lengths
         higher_limit = minimum_output_tokens(response)
         if higher_limit is None:
             if _has_other_reason(response, model):
                 return None
-            higher_limit = shortest_of_load
-        if higher_limit <= refused_limit:
-            return None
-        # A limit that the load never requests says nothing about the load.
-        is_above_load = longest_of_load is not None and higher_limit > longest_of_load
-        return None if is_above_load else higher_limit
+            higher_limit = load_outputs.shortest
+        is_higher = higher_limit > refused_limit
+        is_above_load = load_outputs.longest is not None and higher_limit > load_outputs.longest
+        return higher_limit if is_higher and not is_above_load else None
 
     def _check_encoding(self, response: HttpResponse) -> None:
         """Raise TargetUnusable if the response is compressed. A load does not decompress."""
@@ -408,31 +422,35 @@ class Generator:
             raise TargetUnusable("invalid_answer", message, hint)
 
     def _read_body(self, body: bytes, *, is_stream: bool) -> ResponseReader:
-        """Parse the body of a response in the same way in which a load parses it.
-
-        The probe gets the body as a whole, so that all of its events have the same timestamp (0).
+        """Parse the body of a response with the reader that a load also uses.
 
         Args:
-            body: The body.
-            is_stream: The body is a stream of events. Otherwise it is one JSON object.
+            body: The complete body.
+            is_stream: The body is a stream of server-sent events. Otherwise it is one JSON object.
 
         Raises:
             TargetUnusable: An event is too large.
         """
         reader = ResponseReader(EventTimeline())
-        timestamp = 0
         if not is_stream:
             was_stream_requested = self._client.stream
-            feed_whole_body(reader, body, timestamp, was_stream_requested)
+            feed_whole_body(reader, body, _UNKNOWN_ARRIVAL, was_stream_requested)
             return reader
         decoder = SseDecoder()
         try:
-            reader.feed([*decoder.feed(body), *decoder.end()], timestamp)
+            events = [*decoder.feed(body), *decoder.end()]
+            reader.feed(events, _UNKNOWN_ARRIVAL)
         except EventTooLargeError as error:
             message = f"{self._client.target.path} streams {error}"
             hint = "check that this is the URL of the API"
             raise TargetUnusable("invalid_answer", message, hint) from None
         return reader
+
+
+def _generation_without_output(response: HttpResponse, output_limit: int) -> Generation:
+    """Return the result of a generation whose response has no output and no token counts."""
+    reader_without_events = ResponseReader(EventTimeline())
+    return Generation(reader_without_events, output_limit, response.duration_ns)
 
 
 def _has_other_reason(refusal: HttpResponse, model: str) -> bool:
