@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from ..errors import TargetUnusable
 from ..wire_formats.implementation import token_count
@@ -16,6 +17,13 @@ _CONTEXT_FIELDS = (
     "max_context_length",  # Mistral
 )
 _MAX_SHOWN_MODELS = 8
+
+
+class _ModelEntry(NamedTuple):
+    """A model in the list of a server: its id, and all fields of its JSON object."""
+
+    model_id: str
+    fields: Mapping[str, object]
 
 
 class ModelList:
@@ -35,24 +43,24 @@ class ModelList:
         printed nor passed on a command line.
         """
         entries = _read_entries(response)
-        printable_entries = [entry for entry in entries if entry["id"].isprintable()]
+        printable_entries = [entry for entry in entries if entry.model_id.isprintable()]
         self.status = response.status
         self.unprintable_count = len(entries) - len(printable_entries)
-        self._entries: dict[str, dict[str, Any]] = {
-            entry["id"]: entry for entry in printable_entries
+        self._fields_by_model: dict[str, Mapping[str, object]] = {
+            entry.model_id: entry.fields for entry in printable_entries
         }
-        self.ids: tuple[str, ...] = tuple(self._entries)
+        self.ids: tuple[str, ...] = tuple(self._fields_by_model)
         self.base_ids: tuple[str, ...] = tuple(
             model for model in self.ids if not self._is_adapter(model)
         )
 
     def _is_adapter(self, model: str) -> bool:
         """Return True for a LoRA adapter, whose entry names another listed model as its parent."""
-        return self._entries[model].get("parent") in self.ids
+        return self._fields_by_model[model].get("parent") in self.ids
 
     def __contains__(self, model: str) -> bool:
         """Return True if the server lists this model."""
-        return model in self._entries
+        return model in self._fields_by_model
 
     def __str__(self) -> str:
         """Return the ids of the first models, and how many others there are."""
@@ -66,13 +74,13 @@ class ModelList:
         It is the number in the entry of the model, or else in that of the model that it adapts.
         Return None if neither has one.
         """
-        model_entry = self._entries.get(model, {})
+        model_fields = self._fields_by_model.get(model, {})
         # The entry of a LoRA adapter names the model that it adapts as its parent.
-        parent = model_entry.get("parent")
-        parent_entry = self._entries.get(parent, {}) if isinstance(parent, str) else {}
-        for entry in (model_entry, parent_entry):
-            for field in _CONTEXT_FIELDS:
-                context_tokens = token_count(entry.get(field))
+        parent = model_fields.get("parent")
+        parent_fields = self._fields_by_model.get(parent, {}) if isinstance(parent, str) else {}
+        for fields in (model_fields, parent_fields):
+            for field_name in _CONTEXT_FIELDS:
+                context_tokens = token_count(fields.get(field_name))
                 if context_tokens:
                     return context_tokens
         return None
@@ -80,12 +88,14 @@ class ModelList:
     def default_model(self, *, rejects_unknown_models: bool) -> str:
         """Return the model to use if the user names none: the only one of the server.
 
+        Adapters (LoRA) of a listed model do not count as models here.
+
         Args:
-            rejects_unknown_models: The server needs the exact name of a model. Another server
-                accepts any name, which the error for an empty list then says.
+            rejects_unknown_models: The server needs the exact name of a model. If it does not, the
+                hint for a server without models says that it accepts any name.
 
         Raises:
-            TargetUnusable: The list does not have exactly one model that is not an adapter.
+            TargetUnusable: The server lists no model, or several ones.
         """
         if len(self.base_ids) == 1:
             return self.base_ids[0]
@@ -107,7 +117,10 @@ class ModelList:
     def _empty_list_error(self, *, rejects_unknown_models: bool) -> TargetUnusable:
         """Return the error for a user who has specified no model, if the server lists none either.
 
-        The hint depends on the HTTP status of the list.
+        The message and the hint depend on the HTTP status of the list.
+
+        Args:
+            rejects_unknown_models: The server needs the exact name of a model.
         """
         if self.status >= 500:
             return TargetUnusable(
@@ -118,21 +131,20 @@ class ModelList:
                     "proxy. With --model NAME the list is not needed"
                 ),
             )
-        message = (
-            f"the server returns HTTP {self.status} for the list of models, "
-            "and no model was specified"
-        )
-        hint = "set the model with --model"
         if self.status == 200:
-            message = "the server lists no models, and no model was specified"
-        elif self.status == 404:
+            problem = "the server lists no models"
+        else:
+            problem = f"the server returns HTTP {self.status} for the list of models"
+        if self.status == 404:
             hint = "check the path of the URL, or set the model with --model"
+        else:
+            hint = "set the model with --model"
         if not rejects_unknown_models:
             hint += "; this server accepts any name"
-        return TargetUnusable("no_model", message, hint)
+        return TargetUnusable("no_model", f"{problem}, and no model was specified", hint)
 
 
-def _read_entries(response: HttpResponse) -> list[dict[str, Any]]:
+def _read_entries(response: HttpResponse) -> list[_ModelEntry]:
     """Return the entries of a list of models that have an id.
 
     The format is that of OpenAI: `{"data": [{"id": "llama"}, ...]}`. Return an empty list for any
@@ -147,5 +159,7 @@ def _read_entries(response: HttpResponse) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
         return []
     return [
-        entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        _ModelEntry(entry["id"], entry)
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
     ]

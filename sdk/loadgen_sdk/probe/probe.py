@@ -161,7 +161,8 @@ class _Observations(NamedTuple):
         info: What the server says about itself.
         models: The models that the server lists.
         model: The model that was probed.
-        generator: The generator, with the corrected server profile.
+        profile: The server profile, corrected by what the generations showed.
+        corrections: What was corrected, as texts for the user.
         generations: The two generations.
     """
 
@@ -171,7 +172,8 @@ class _Observations(NamedTuple):
     info: ServerInfo
     models: ModelList
     model: str
-    generator: Generator
+    profile: ServerProfile
+    corrections: Sequence[str]
     generations: GenerationPair
 
 
@@ -184,8 +186,8 @@ async def probe(
 ) -> ProbeResult:
     """Examine a target with a few small requests, before a load is sent to it.
 
-    In this order: measure the round-trip time, fetch the list of models and the version, identify
-    the server, choose the model, read the information page, and run a short and a long generation.
+    The probe measures the round-trip time, identifies the server by its first pages, chooses the
+    model, reads what the server says about itself, and runs a short and a long generation.
 
     Args:
         target: The target to examine.
@@ -211,7 +213,8 @@ async def probe(
     info = await client.get_server_info(
         profile, parse_version(pages.version), is_hosted=bool(pages.hosted_service)
     )
-    generations = await generator.run(model, [prompt for prompt, _ in options.samples])
+    prompts = [prompt for prompt, _token_count in options.samples]
+    generations = await generator.run(model, prompts)
     observations = _Observations(
         rtt_ms=rtt_ms,
         model_list=pages.model_list,
@@ -219,16 +222,22 @@ async def probe(
         info=info,
         models=models,
         model=model,
-        generator=generator,
+        profile=generator.profile,
+        corrections=generator.corrections,
         generations=generations,
     )
     return _build_result(client, options, observations)
 
 
 async def _fetch_first_pages(client: ProbeClient, *, is_list_required: bool) -> _FirstPages:
-    """Fetch the list of models and the version of the server at the same time.
+    """Fetch the two pages by which most servers are identified: list of models and version.
 
-    The version is not requested from a hosted service, such as that of OpenAI.
+    Both are fetched at the same time. A hosted service (of OpenAI, for example, or Azure) is known
+    by its host name, and has no page with a version.
+
+    Args:
+        client: The client that sends the requests.
+        is_list_required: The list of models is needed, because the user has named no model.
 
     Raises:
         TargetUnusable: The list is required and cannot be fetched, or it shows that the server
@@ -236,8 +245,8 @@ async def _fetch_first_pages(client: ProbeClient, *, is_list_required: bool) -> 
     """
     target = client.target
     hosted_service = "azure" if target.azure else server_of_host(target.host)
-    # Nothing is fetched for an empty path.
-    version_path = "" if hosted_service else target.server_path(VERSION_PATH)
+    no_path = ""  # `get_optional` returns NO_RESPONSE for it, without a request.
+    version_path = no_path if hosted_service else target.server_path(VERSION_PATH)
     model_list, version = await asyncio.gather(
         client.get_model_list(is_required=is_list_required), client.get_optional(version_path)
     )
@@ -270,26 +279,37 @@ async def _choose_model(requested_model: str, generator: Generator, models: Mode
 def _build_result(
     client: ProbeClient, options: ProbeOptions, observations: _Observations
 ) -> ProbeResult:
-    """Return the result of a probe: what was observed, what follows from it, and warnings."""
+    """Return the result of a probe: what was observed, what follows from it, and warnings.
+
+    Args:
+        client: The client that has sent the requests of the probe.
+        options: The options of the user.
+        observations: What the requests showed.
+    """
     generations = observations.generations
     long_generation = generations.long
-    prompt_tokens = _compare_token_counts(generations, [tokens for _, tokens in options.samples])
+    client_token_counts = [token_count for _prompt, token_count in options.samples]
+    prompt_tokens = _compare_token_counts(generations, client_token_counts)
     has_exact_length = _has_exact_length(long_generation, options.extra_body or {})
+    info = observations.info
     return ProbeResult(
         target=client.target,
+        # the server and its models
         server=observations.identified.name,
-        server_profile=observations.generator.profile,
+        server_profile=observations.profile,
         evidence=_collect_evidence(observations),
         simulated=_is_simulated(observations.model_list),
         model=observations.model,
         models=observations.models.ids,
         max_context=observations.models.max_context(observations.model),
-        version=observations.info.version,
-        engine=observations.info.engine,
-        precision=observations.info.precision,
+        version=info.version,
+        engine=info.engine,
+        precision=info.precision,
+        # times without load
         rtt_ms=observations.rtt_ms,
         one_token_response_ms=generations.one_token_response_ms,
         per_token_ms=generations.per_token_ms,
+        # what the responses contain
         template_tokens=prompt_tokens.template_tokens,
         token_ratio=prompt_tokens.token_ratio,
         tokens_per_event=_tokens_per_event(client, generations),
@@ -324,7 +344,7 @@ def _collect_warnings(
         observations: What the probe has found out.
         has_exact_length: Whether outputs have the requested length. None if that is not known.
     """
-    profile = observations.generator.profile
+    profile = observations.profile
     return (
         *_model_warnings(observations.model, observations.models, profile),
         *_server_warnings(options.server, observations.identified),
@@ -360,26 +380,30 @@ def _check_model_list(client: ProbeClient, response: HttpResponse, *, is_require
 async def _identify_server(
     client: ProbeClient, requested_server: str, pages: _FirstPages
 ) -> _IdentifiedServer:
-    """Return which server profile applies.
+    """Return which server profile applies, and why.
 
-    In this order, it is the choice of the user, the hosted service at the host of the target, or
-    the profile whose detection rule matches a page of the server. If no rule matches, it is the
-    generic profile, with the fields that every server accepts.
+    The first of these that is known applies:
+
+    1. the server that the user has named,
+    2. the hosted service at the host of the target,
+    3. a server whose detection rule matches one of its first two pages,
+    4. a server, also of a plug-in, whose detection rule matches any of its pages,
+    5. the generic profile, with the fields that every server accepts.
 
     Args:
         client: Fetches further pages if the first two match no rule.
-        requested_server: The choice of the user, or "auto".
+        requested_server: The name of the server profile that the user has chosen, or "auto".
         pages: The first pages of the server.
     """
-    texts = detection_texts(pages.model_list, pages.version)
+    first_texts = detection_texts(pages.model_list, pages.version)
     if requested_server != "auto":
-        return _confirm_requested_server(requested_server, texts)
+        return _confirm_requested_server(requested_server, first_texts)
     if pages.hosted_service:
         return _IdentifiedServer(pages.hosted_service, f"the host is {client.target.host}")
-    detected = detect_builtin_server(texts)
+    detected = detect_builtin_server(first_texts)
     if detected is None:
         further_texts = await _fetch_further_pages(client)
-        detected = detect_server(texts | further_texts)
+        detected = detect_server(first_texts | further_texts)
     if detected is None:
         evidence = "unknown server software, so only fields that all servers accept are sent"
         return _IdentifiedServer("generic", evidence)
@@ -387,12 +411,18 @@ async def _identify_server(
     return _IdentifiedServer(detected.name, f"{detected.page} says {matched_text}")
 
 
-def _confirm_requested_server(requested_server: str, texts: Mapping[str, str]) -> _IdentifiedServer:
+def _confirm_requested_server(
+    requested_server: str, texts_by_source: Mapping[str, str]
+) -> _IdentifiedServer:
     """Return the server that the user has chosen, with a doubt if its pages look like another one.
 
-    `texts` are the texts of the first pages by the source of detection.
+    The doubt continues a sentence, as in "--server is vllm, but it looks like sglang".
+
+    Args:
+        requested_server: The name of the server profile that the user has chosen.
+        texts_by_source: The texts in which detection rules search, such as the list of models.
     """
-    detected = detect_builtin_server(texts)
+    detected = detect_builtin_server(texts_by_source)
     doubt = ""
     if detected is not None and detected.name not in (requested_server, "generic"):
         doubt = f"but it looks like {detected.name}"
@@ -417,7 +447,7 @@ def _collect_evidence(observations: _Observations) -> tuple[str, ...]:
     list_status = observations.model_list.status
     if list_status >= 300:
         evidence.append(f"its list of models returns HTTP {list_status}")
-    return (*evidence, *observations.generator.corrections)
+    return (*evidence, *observations.corrections)
 
 
 def _compare_token_counts(
@@ -505,10 +535,16 @@ def _response_warnings(
     generations: GenerationPair,
     has_exact_length: bool | None,
 ) -> list[str]:
-    """Return what the user should know about the responses.
+    """Return what the user should know about the responses of the two generations.
 
-    Embeddings and rerank have no output tokens, so that nothing can be said about their counts and
-    lengths.
+    Responses of the APIs for embeddings and rerank contain no generated text. The warnings about
+    token counts, output lengths and tokens per event do not apply to them.
+
+    Args:
+        client: The client that has sent the requests.
+        profile: The server profile.
+        generations: The two generations.
+        has_exact_length: Whether outputs have the requested length. None if that is not known.
     """
     warnings = []
     if generations.ignores_stream:
@@ -521,7 +557,10 @@ def _response_warnings(
     warnings += _usage_warnings(generations.long)
     warnings += _length_warnings(profile, generations.long, has_exact_length)
     tokens_per_event = _tokens_per_event(client, generations)
-    if tokens_per_event is not None and tokens_per_event > _BUNDLED_TOKENS_PER_EVENT:
+    sends_several_tokens_per_event = (
+        tokens_per_event is not None and tokens_per_event > _BUNDLED_TOKENS_PER_EVENT
+    )
+    if sends_several_tokens_per_event:
         warnings.append(
             "the server sends several tokens per event, so the times between events "
             "are inter-chunk latencies, not ITL"
@@ -530,9 +569,11 @@ def _response_warnings(
 
 
 def _usage_warnings(generation: Generation) -> list[str]:
-    """Return warnings about the token counts of a response, and about output that is not read.
+    """Return warnings about the token counts (the usage) of a response.
 
-    If the counts of the server are missing or impossible, the client counts output tokens itself.
+    The counts may contradict each other, they may be impossible (such as a negative number), or
+    there may be none. In the last two cases, the client counts the output tokens. Another warning
+    is about output in unknown fields, whose time of arrival cannot be measured.
     """
     warnings = []
     reader = generation.reader
@@ -543,11 +584,9 @@ def _usage_warnings(generation: Generation) -> list[str]:
             f"({usage.contradiction}), so they are not used"
         )
     if reader.has_hidden_output:
-        # The remark of the reader is a predicate, such as "have output only in ...".
-        predicate = reader.remark or "have output only in fields that loadgen does not know"
-        warnings.append(
-            f"the server's responses {predicate}, so there is no time of the first token"
-        )
+        # The remark continues the sentence "the server's responses ...".
+        remark = reader.remark or "have output only in fields that loadgen does not know"
+        warnings.append(f"the server's responses {remark}, so there is no time of the first token")
     if reader.has_impossible_usage:
         warnings.append(
             "the server's usage states an impossible number of tokens. It is "
@@ -563,17 +602,20 @@ def _usage_warnings(generation: Generation) -> list[str]:
 def _length_warnings(
     profile: ServerProfile, generation: Generation, has_exact_length: bool | None
 ) -> list[str]:
-    """Return a warning if outputs of an exact length cannot be forced.
+    """Return a warning if the client cannot make the server generate a certain number of tokens.
+
+    A load usually requests an exact output length, by fields such as `ignore_eos`. There is a
+    warning if the server has no such field, or if the output had another length than requested.
 
     Args:
-        profile: The server profile. It may have no fields that force the length.
-        generation: A generation whose length was forced.
-        has_exact_length: Whether its output has the forced length. None if that is not known. There
-            is then no warning.
+        profile: The server profile, with the fields that force the length.
+        generation: A generation whose request had these fields.
+        has_exact_length: Whether its output has the requested length. None if that is not known.
     """
     if not profile.length_fields:
         return [f"{profile.title} cannot force the output length, so responses may end early"]
-    if has_exact_length or has_exact_length is None:
+    has_other_length = has_exact_length is False
+    if not has_other_length:
         return []
     requested = f"{generation.requested_tokens} tokens were requested and forced"
     output_tokens = generation.reader.usage().output

@@ -47,10 +47,14 @@ def parse_version(response: HttpResponse) -> str:
 
 
 def parse_server_info(profile: ServerProfile, version: str, page: str) -> ServerInfo:
-    """Read the information page of a server, which is JSON or a page of metrics.
+    """Read the version, the engine and the precision from the information page of a server.
+
+    The page is JSON, or it has metrics in the text format of Prometheus. Both have texts by names.
 
     Args:
-        profile: The server profile, which says where the page has the version and the engine.
+        profile: The server profile. Its `version_field` is the name of the text with the version,
+            and its `engine_pattern` finds the engine anywhere on the page, such as in the name of a
+            metric. Each is "" if the page does not have it.
         version: The version that the page /version gave. If it is "", the version on the
             information page is used.
         page: The text of the information page, or "" if the server has none.
@@ -62,7 +66,8 @@ def parse_server_info(profile: ServerProfile, version: str, page: str) -> Server
     engine = ""
     if profile.engine_pattern:
         engine_match = re.search(profile.engine_pattern, page)
-        engine = engine_match[1] if engine_match else ""
+        if engine_match is not None:
+            engine = engine_match[1]
     return ServerInfo(
         version=_printable_start(version),
         engine=_printable_start(engine),
