@@ -93,18 +93,24 @@ class HttpFetcher:
 
         The duration in the response is without the time to connect.
 
+        Args:
+            method: The HTTP method, such as "POST".
+            path: The path of the URL.
+            headers: The headers of the request, without those of the connection.
+            body: The body, or b"" for a GET.
+
         Raises:
             TransientFailure: The connection broke, and the next request may get a response.
             TargetUnusable: There is no response in time, or none that can be read.
         """
         reader, writer = await self._open_connection()
-        timeout_s = self._timeout_s
-        if not body:
-            # It is a GET for a page, which the server does not have to compute.
-            timeout_s = min(timeout_s, PAGE_TIMEOUT_S)
+        # A page takes the server less time than a generation, which is a POST with a body.
+        is_page = not body
+        timeout_s = min(self._timeout_s, PAGE_TIMEOUT_S) if is_page else self._timeout_s
         reading = _ResponseReading(self._target, method)
         try:
-            with reading.explained_errors(timeout_s):
+            # A TimeoutError of `asyncio.timeout` becomes an error for the user.
+            with reading.convert_errors(timeout_s):
                 started_ns = monotonic_ns()
                 async with asyncio.timeout(timeout_s):
                     writer.write(self._encode_request(method, path, headers, body))
@@ -193,7 +199,7 @@ class HttpFetcher:
         Raises:
             TargetUnusable: There is no connection in time.
         """
-        with self._explained_connect_errors(uses_tls=False):
+        with self._convert_connect_errors(uses_tls=False):
             async with asyncio.timeout(self._connect_s):
                 return await asyncio.open_connection(address, self._peer_port)
 
@@ -205,7 +211,7 @@ class HttpFetcher:
         Raises:
             TargetUnusable: There is no connection in time, or the TLS handshake fails.
         """
-        with self._explained_connect_errors(uses_tls=True):
+        with self._convert_connect_errors(uses_tls=True):
             async with asyncio.timeout(self._connect_s):
                 if self._proxy is not None:
                     return await self._open_tls_through_proxy(address, tls, self._proxy)
@@ -232,11 +238,11 @@ class HttpFetcher:
         return reader, writer
 
     @contextmanager
-    def _explained_connect_errors(self, *, uses_tls: bool) -> Iterator[None]:
-        """Convert the errors of connecting to TargetUnusable, with a hint for the user.
+    def _convert_connect_errors(self, *, uses_tls: bool) -> Iterator[None]:
+        """Convert the errors of connecting in the `with` block to TargetUnusable, with a hint.
 
-        A subclass comes before its base class: SSLCertVerificationError before SSLError, and both
-        of them, as well as TimeoutError, before OSError.
+        Args:
+            uses_tls: The `with` block opens a TLS connection, and not only a TCP connection.
         """
         address = self._target.address
         try:
@@ -244,6 +250,8 @@ class HttpFetcher:
         except asyncio.IncompleteReadError:
             # Only the tunnel through a proxy reads before the connection is open.
             raise self._closed_by_proxy_error() from None
+        # OSError is the base class of all further exceptions, so that it comes last. In the same
+        # way, SSLError is the base class of SSLCertVerificationError.
         except ssl.SSLCertVerificationError as error:
             message = f"the certificate of {address} is not trusted: {error.verify_message}"
             raise TargetUnusable("tls", message, _CERTIFICATE_HINT) from None
@@ -274,10 +282,14 @@ class HttpFetcher:
     def _connect_error(self, error: OSError) -> TargetUnusable:
         """Return the exception for a TCP connection that was refused or failed.
 
-        If asyncio tried several addresses, their errors are one OSError with "refused" in its text.
+        Args:
+            error: The error of asyncio. If a host has several addresses, asyncio raises a plain
+                OSError, whose text contains the errors of all addresses. A refusal can then be
+                recognised only by this text.
         """
         address = self._target.address
-        if isinstance(error, ConnectionRefusedError) or "refused" in str(error):
+        was_refused = isinstance(error, ConnectionRefusedError) or "refused" in str(error)
+        if was_refused:
             message = f"nothing listens at {address}"
         else:
             reason = error.strerror or type(error).__name__
@@ -294,20 +306,25 @@ class HttpFetcher:
     def _unused_proxy_hint(self) -> str:
         """Return a hint if the environment names a proxy that is not used, else an empty string.
 
-        The network may be reachable through that proxy only, while a load never uses one.
+        The server may be reachable only through the proxy that a variable such as HTTPS_PROXY
+        names. A load ignores these variables and goes directly to the server.
         """
         if self._proxy is not None:
             return ""
-        try:
-            has_unused_proxy = proxy_for(self._target, None) is not None
-        except WrongUse:
-            has_unused_proxy = True  # The environment names a proxy that cannot be used.
-        if not has_unused_proxy:
+        if not self._has_proxy_in_environment():
             return ""
         return (
             "the proxy in the environment is not used. The load goes directly to the "
             "server, so use a host that can reach it"
         )
+
+    def _has_proxy_in_environment(self) -> bool:
+        """Return True if HTTP_PROXY or HTTPS_PROXY names a proxy for the target."""
+        try:
+            return proxy_for(self._target, None) is not None
+        except WrongUse:
+            # The variable is not the URL of a proxy that this client supports.
+            return True
 
 
 class _ResponseReading:
@@ -354,11 +371,11 @@ class _ResponseReading:
         )
 
     @contextmanager
-    def explained_errors(self, timeout_s: float) -> Iterator[None]:
-        """Convert the errors of reading a response to TargetUnusable, with a hint for the user.
+    def convert_errors(self, timeout_s: float) -> Iterator[None]:
+        """Convert the errors of reading a response in the `with` block, with a hint for the user.
 
         A response that is not HTTP/1.1, and a broken connection, become a TransientFailure, which
-        is tried again: a proxy may cause them now and then.
+        is tried again: a proxy may cause them now and then. A timeout becomes a TargetUnusable.
 
         Args:
             timeout_s: The longest wait for the response, for the error message.
@@ -368,16 +385,14 @@ class _ResponseReading:
             yield
         except MalformedResponseError as error:
             raise self._protocol_error(error) from None
-        except TimeoutError:
+        except TimeoutError:  # a subclass of OSError, and therefore before it
             message = f"{target.redacted} did not send a complete response within {timeout_s:g} s"
-            raise TargetUnusable(
-                "timeout", message, "check whether the server is overloaded"
-            ) from None
+            hint = "check whether the server is overloaded"
+            raise TargetUnusable("timeout", message, hint) from None
         except OSError as error:
             message = f"{target.address}: {error.strerror or 'the connection broke'}"
-            raise TransientFailure(
-                "reset", message, self._broken_connection_hint(tls_hint="")
-            ) from None
+            hint = self._broken_connection_hint(hint_for_tls_target="")
+            raise TransientFailure("reset", message, hint) from None
 
     def _protocol_error(self, error: MalformedResponseError) -> TargetUnusable:
         """Return the exception for a response that is not HTTP/1.1."""
@@ -396,18 +411,18 @@ class _ResponseReading:
             message = f"{address} closed the connection during its response to {self._method}"
         else:
             message = f"{address} closed the connection without a response to {self._method}"
-        raise TransientFailure(
-            "reset", message, self._broken_connection_hint(tls_hint="see the server's log")
-        )
+        hint = self._broken_connection_hint(hint_for_tls_target="see the server's log")
+        raise TransientFailure("reset", message, hint)
 
-    def _broken_connection_hint(self, tls_hint: str) -> str:
+    def _broken_connection_hint(self, *, hint_for_tls_target: str) -> str:
         """Return a hint for a broken connection. A server that sent nothing may expect TLS.
 
-        `tls_hint` is the hint for a target that already uses TLS.
+        Args:
+            hint_for_tls_target: The hint for a server that sent nothing although TLS is used.
         """
         if self._received_bytes:
             return _BROKEN_HINT
-        return tls_hint if self._target.tls else self._target.tls_hint
+        return hint_for_tls_target if self._target.tls else self._target.tls_hint
 
 
 def _http_2_error(address: str) -> TargetUnusable:

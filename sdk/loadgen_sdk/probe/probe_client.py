@@ -82,10 +82,10 @@ class ProbeClient:
     """
 
     def __init__(self, target: Target, send_request: SendRequest, options: ProbeOptions) -> None:
-        """Prepare the headers of all requests: those that the user specifies, and the API key.
+        """Create a client whose requests have the headers and the API key of the user.
 
-        If the user specifies a header with a credential, such as Authorization, it is sent instead
-        of the key. `replaced_key_header` then has its name.
+        If one of the user's headers has a credential, such as Authorization, it is sent instead of
+        the API key.
 
         Args:
             target: The server and the path of its API.
@@ -100,12 +100,13 @@ class ProbeClient:
         self._send_request = send_request
         self._sleep = options.sleep
         self._headers: Headers = merge_headers(target.auth_headers(api_key), options.headers)
+        # The user is warned that the key is not sent if this has a name.
         self.replaced_key_header = _find_credential_header(options.headers) if api_key else ""
         # Error messages quote texts of the server, in which these secrets are redacted.
         secrets = (api_key, *header_secrets(tuple(self._headers)))
-        self.explainer = RefusalExplainer(
-            target, has_key=bool(api_key or target.basic), secrets=secrets
-        )
+        # `target.basic` has the user name and password of a URL such as http://user:pw@host.
+        has_credential = bool(api_key or target.basic)
+        self.explainer = RefusalExplainer(target, has_key=has_credential, secrets=secrets)
 
     def request_server_timing(self, profile: ServerProfile) -> None:
         """Request the server's own timing with every generation from now on."""

@@ -163,15 +163,24 @@ class RefusalExplainer:
         return Explanation("unknown_model", message, hint)
 
     def _explain_missing_path(self, status: int, text: str) -> Explanation:
-        """Explain that the path of the API does not exist, which a wrong URL or API may cause."""
+        """Explain that the server has no such path.
+
+        The path is that of the API. The URL may be wrong, or the server may not have this API.
+
+        Args:
+            status: The HTTP status, 404 or 405.
+            text: The error message of the server.
+        """
         target = self.target
         message = f"{target.redacted} returns HTTP {status} for {target.path}: {text}"
-        if target.api in NON_GENERATIVE_APIS:
+        is_embeddings_or_rerank = target.api in NON_GENERATIVE_APIS
+        if is_embeddings_or_rerank:
             hint = (
                 "check the path of the URL, and whether this server supports the "
                 f"{target.api} API (for all requests, or for a step)"
             )
         else:
+            # Many servers with one API for text generation have the other one, too.
             other_api = "completions" if target.api == "chat" else "chat"
             hint = f"check the path of the URL, or try --api {other_api}"
         return Explanation("http_4xx", message, hint)
