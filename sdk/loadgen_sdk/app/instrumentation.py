@@ -194,7 +194,7 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
         observers=(*old_policy.observers, *new_policy.observers),
         labels={**old_policy.labels, **new_policy.labels},
         keep_content=old_policy.keep_content or new_policy.keep_content,
-        prices=_first_set(new_policy.prices, old_policy.prices),
+        prices=old_policy.prices if new_policy.prices is None else new_policy.prices,
         throttle=_first_set(new_policy.throttle, old_policy.throttle),
         retry=_first_set(new_policy.retry, old_policy.retry),
         record=_first_set(new_policy.record, old_policy.record),
