@@ -108,7 +108,7 @@ def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summ
         records, data.manifest, data.server_samples, summary.metrics_without("p50")
     )
     confidence_intervals = within_run_variance.metric_intervals(
-        records, summary, data.manifest.slo, run.tokens_in
+        records, summary, data.manifest.slo, run.output_tokens_in
     )
     explained_summary = msgspec.structs.replace(
         summary,

@@ -65,6 +65,9 @@ DEAD_WORKER_PREFIX = "dead_"
 """Before the number of a worker that died in the name of a sum."""
 
 
+KINDS_WITHOUT_FAILURE = ("", "unfinished")
+"""Kinds of requests that did not fail. Unfinished ones were cut by the end of the run."""
+
 ENDS_OF_LAST_SENT = ("issued_end", "issued_done")
 """Names of `maxima` that are not maxima: the ends of the request that was sent last, which MLPerf
 LoadGen calls the last issued query."""
@@ -217,19 +220,23 @@ class MetricAccumulator:
     def bound_nth_value(self, metric: str, index_in_order: int) -> Range | None:
         """Return the bounds of the value of a metric at an index of its ordered sample.
 
-        An event may have arrived earlier than its timestamp, so a latency lies within bounds. Those
-        of a value are kept, because several SLO terms may need them. Returns None if all values of
-        the metric are certain.
+        An event may have arrived earlier than its timestamp, so a latency lies within bounds. They
+        are kept once they were computed, because several SLO terms may need the same value. Returns
+        None if all values of the metric are certain.
         """
         ranges = self.statistic_ranges(metric)
         if ranges is None:
             return None
-        if index_in_order not in ranges.by_index:
-            bounds = uncertainty.bound_metric(self.columns, metric)
-            if bounds is None:
-                return None
-            ranges.by_index[index_in_order] = bounds.bound_nth(index_in_order)
-        return ranges.by_index[index_in_order]
+        known_bounds = ranges.by_index.get(index_in_order)
+        if known_bounds is not None:
+            return known_bounds
+        # The bounds of all values take much memory, so they are computed again.
+        sample_bounds = uncertainty.bound_metric(self.columns, metric)
+        if sample_bounds is None:
+            return None
+        value_bounds = sample_bounds.bound_nth(index_in_order)
+        ranges.by_index[index_in_order] = value_bounds
+        return value_bounds
 
     def amount(self, name: str) -> Amounts:
         """Return one of REQUEST_AMOUNTS, or the amounts that were added under this name."""
@@ -289,14 +296,16 @@ class MetricAccumulator:
         self.columns += other.columns
 
     def _merge_maxima(self, other: MetricAccumulator) -> None:
-        """Keep the larger one of each maximum.
+        """Merge the entries of `maxima` of another accumulator into those of this one.
 
-        ENDS_OF_LAST_SENT are no maxima. They belong to the request that was sent last, so they are
-        taken from the accumulator that has it.
+        The larger one of two values is kept, but for ENDS_OF_LAST_SENT. These two entries are the
+        ends of the request that was sent last, so those of the accumulator with that request are
+        kept.
         """
         other_has_last_sent = other.maximum("sent") > self.maximum("sent")
         for name, value in other.maxima.items():
-            if name not in ENDS_OF_LAST_SENT:
+            is_end_of_last_sent = name in ENDS_OF_LAST_SENT
+            if not is_end_of_last_sent:
                 self.maxima[name] = max(self.maximum(name), value)
             elif other_has_last_sent:
                 self.maxima[name] = value
@@ -358,26 +367,26 @@ class MetricAccumulator:
 
         Requests that ask for no output, such as embeddings, are left out.
         """
-        with_output = ok & ~columns.request_no_output
-        is_undefined = columns.measure("tpot") == UNDEFINED
-        came_at_one_instant = request_metrics.has_no_span(columns)
-        came_without_event = request_metrics.lacks_output(columns)
-        self.add_to_sum("tpot_undefined", (with_output & is_undefined).sum())
-        self.add_to_sum("tpot_no_span", (with_output & came_at_one_instant).sum())
-        self.add_to_sum("tpot_no_output", (with_output & came_without_event).sum())
+        is_examined = ok & ~columns.request_no_output
+        has_no_tpot = columns.measure("tpot") == UNDEFINED
+        has_no_span = request_metrics.has_no_span(columns)
+        has_no_timed_event = request_metrics.lacks_output(columns)
+        self.add_to_sum("tpot_undefined", (is_examined & has_no_tpot).sum())
+        self.add_to_sum("tpot_no_span", (is_examined & has_no_span).sum())
+        self.add_to_sum("tpot_no_output", (is_examined & has_no_timed_event).sum())
 
     def _count_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
         """Count the good requests, which meet all terms of the SLO, and those that miss a term.
 
-        An unfinished request, which the end of the drain cut, counts as a miss if it had exceeded a
-        limit by then.
+        At the end of a run, the client waits a while for responses (the drain) and then cancels the
+        remaining requests, which are unfinished. Such a request counts as a miss if it had exceeded
+        the limit of a term when it was cancelled. Otherwise it does not count at all.
         """
-        # The only unfinished requests that count are misses.
         is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
         self.add_to_sum("good", outcomes.meets_slo(columns, slo).sum())
         for term_number, term in enumerate(slo.terms):
-            # Terms on the gaps of all requests together have no value per request.
+            # A term may also limit the gaps of all requests together. It judges no single request.
             if per_request(term.metric):
                 self._count_term_outcomes(columns, ok, term_number, term)
 
@@ -478,19 +487,20 @@ class MetricAccumulator:
         self.add_to_sum("billed_tokens", columns["output_tokens"][selected].sum(dtype=np.int64))
 
     def _add_tokens_beyond_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the surplus of tokens over output events in responses.
+        """Add by how much the tokens of ok responses outnumber their output events.
 
-        If there are many, events carry several tokens, and gaps between events are not gaps between
-        tokens. A token that may have no text has no event, and is no surplus. Only responses whose
-        tokens were counted exactly are used.
+        If there are many such surplus tokens, events carry several tokens, and gaps between events
+        are not gaps between tokens. A token without text, such as an end-of-sequence token, has no
+        event and is no surplus. Only responses whose tokens were counted exactly are used.
         """
-        is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
-        selected = as_selection(ok & (columns["output_events"] > 0) & is_exact)
+        has_exact_count = np.isin(columns["output_source"], EXACT_SOURCES)
+        has_events = columns["output_events"] > 0
+        selected = as_selection(ok & has_events & has_exact_count)
         events = columns["output_events"][selected].astype(np.int64)
         tokens = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
         finish_reasons = columns["finish_reason"][selected]
         textless_tokens = request_metrics.count_textless_tokens(finish_reasons, tokens)
-        surplus_tokens = np.maximum(tokens - events - textless_tokens, 0)
+        surplus_tokens = np.maximum(tokens - textless_tokens - events, 0)
         self.add_to_sum("exact_events", events.sum())
         self.add_to_sum("exact_tokens", tokens.sum())
         self.add_to_sum("surplus_tokens", surplus_tokens.sum())
@@ -525,17 +535,21 @@ class MetricAccumulator:
         self.add_to_sum("length_mismatches", (requested != received)[has_both].sum())
 
     def _add_built_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the prompt tokens as the client built them, and as the server counted them.
+        """Add the prompt tokens of ok requests, as the client and as the server counted them.
 
-        A later check compares both sums. Only requests that have both numbers are added.
+        A later check compares both sums. Only requests that have both counts are added. The client
+        has counted the tokens of a prompt if it built the prompt itself (`built_tokens`). Requests
+        that ask for no output, such as embeddings, are left out.
         """
-        counted = columns["input_tokens"]
-        built = columns["built_tokens"]
-        is_counted_by_server = (columns["input_source"] == SOURCES.index("server")) & (counted >= 0)
-        has_both = ok & ~columns.request_no_output & is_counted_by_server & (built > 0)
-        self.add_to_sum("prompts_compared", has_both.sum())
-        self.add_to_sum("prompt_tokens_built", built[has_both].sum(dtype=np.int64))
-        self.add_to_sum("prompt_tokens_of_server", counted[has_both].sum(dtype=np.int64))
+        client_counts = columns["built_tokens"]
+        server_counts = columns["input_tokens"]
+        is_from_server = columns["input_source"] == SOURCES.index("server")
+        has_server_count = is_from_server & (server_counts >= 0)
+        has_client_count = client_counts > 0
+        is_compared = ok & ~columns.request_no_output & has_server_count & has_client_count
+        self.add_to_sum("prompts_compared", is_compared.sum())
+        self.add_to_sum("prompt_tokens_built", client_counts[is_compared].sum(dtype=np.int64))
+        self.add_to_sum("prompt_tokens_of_server", server_counts[is_compared].sum(dtype=np.int64))
 
     def _count_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Count the ok requests by the source of their token counts, for input and for output.
@@ -581,20 +595,30 @@ class MetricAccumulator:
                 self.add_to_sum(REMARK_PREFIX + remark, requests)
 
     def _add_failures_by_kind(self, columns: Columns, texts: Sequence[str]) -> None:
-        """Count the failures of each kind, such as "reset" or "http_5xx", and workers that died.
+        """Count the failed requests of each kind of failure, such as "reset" or "http_5xx".
 
-        Requests that did not fail have the kind "". Unfinished requests did not fail either.
+        Args:
+            columns: The records. Their column `kind` has indices of KINDS.
+            texts: The error texts, which `columns["text"]` indexes.
         """
-        kind_codes = np.flatnonzero(np.bincount(columns["kind"]))
-        for code in kind_codes.tolist():
+        requests_by_code = np.bincount(columns["kind"])
+        for code in np.flatnonzero(requests_by_code).tolist():
             kind = KINDS[code]
-            if kind in ("", "unfinished"):
+            if kind in KINDS_WITHOUT_FAILURE:
                 continue
             rows = np.flatnonzero(columns["kind"] == code)
             self.add_failures(kind, _summarize_failures(columns, rows, texts))
             if kind == "worker_died":
-                for worker in np.unique(columns["worker"][rows]).tolist():
-                    self.add_to_sum(f"{DEAD_WORKER_PREFIX}{worker}", 1)
+                self._add_dead_workers(columns["worker"][rows])
+
+    def _add_dead_workers(self, worker_of_request: NDArray[np.int64]) -> None:
+        """Add the number of each worker that died, as the name of a sum.
+
+        Args:
+            worker_of_request: The worker of each request that failed because its worker died.
+        """
+        for worker in np.unique(worker_of_request).tolist():
+            self.add_to_sum(f"{DEAD_WORKER_PREFIX}{worker}", 1)
 
 
 def _summarize_failures(

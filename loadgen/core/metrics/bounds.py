@@ -134,9 +134,9 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
 def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds) -> Bounds:
     """Return the bounds of a metric that is a time span divided by a number of tokens.
 
-    An event may have arrived earlier than its timestamp by at most the error of the timestamp. If
-    the last event did, the span is shorter. If the first event did, the span is longer. Without any
-    uncertainty, both bounds are the same array.
+    An event may have arrived earlier than its timestamp, by at most the error of the timestamp, but
+    never later. So the true span is shorter than measured if the last event arrived earlier, and
+    longer if the first event did. Without any uncertainty, both bounds are the same array.
 
     Args:
         columns: The requests.
@@ -145,13 +145,14 @@ def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds)
         divisor: The fewest and the most tokens that the span may be divided by.
     """
     values = columns.measure(metric)
-    first_token_errors = _known_errors(columns, "stamp_error_ns")
-    last_token_errors = _known_errors(columns, "last_token_error_ns")
-    has_errors = first_token_errors.any() or last_token_errors.any()
-    if not has_errors and np.array_equal(divisor.lower, divisor.upper):
+    first_token_errors_ns = _known_errors(columns, "stamp_error_ns")
+    last_token_errors_ns = _known_errors(columns, "last_token_error_ns")
+    are_times_certain = not (first_token_errors_ns.any() or last_token_errors_ns.any())
+    is_divisor_certain = np.array_equal(divisor.lower, divisor.upper)
+    if are_times_certain and is_divisor_certain:
         return Bounds(values, values)
-    shortest_span = np.maximum(span - last_token_errors, 0)
-    longest_span = span + first_token_errors
+    shortest_span = np.maximum(span - last_token_errors_ns, 0)
+    longest_span = span + first_token_errors_ns
     smallest_value = shortest_span // np.maximum(divisor.upper, 1)
     largest_value = longest_span // np.maximum(divisor.lower, 1)
     is_undefined = values == UNDEFINED
@@ -173,13 +174,13 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
         tokens: The streamed tokens of each response.
     """
     reported_tokens = columns["first_event_tokens"].astype(np.int64)
-    most_by_surplus = _most_first_tokens_by_surplus(columns, tokens)
-    most_by_average = _most_first_tokens_by_average(columns, tokens)
-    most_tokens = np.minimum(most_by_surplus, most_by_average)
+    limit_by_surplus = _limit_first_tokens_by_surplus(columns, tokens)
+    limit_by_average = _limit_first_tokens_by_average(columns, tokens)
+    most_tokens = np.minimum(limit_by_surplus, limit_by_average)
     return np.where(reported_tokens > 0, reported_tokens, most_tokens)
 
 
-def _most_first_tokens_by_surplus(columns: Columns, tokens: Ints) -> Ints:
+def _limit_first_tokens_by_surplus(columns: Columns, tokens: Ints) -> Ints:
     """Return the most tokens that a first event has if each later event has at least one token.
 
     If a response has 12 tokens in 10 events, 9 tokens belong to the later events. The first event
@@ -192,11 +193,16 @@ def _most_first_tokens_by_surplus(columns: Columns, tokens: Ints) -> Ints:
     return np.where(surplus_tokens > textless_tokens, surplus_tokens + 1, 1)
 
 
-def _most_first_tokens_by_average(columns: Columns, tokens: Ints) -> Ints:
-    """Return FIRST_EVENT_FACTOR times the average tokens per event of each response.
+def _limit_first_tokens_by_average(columns: Columns, tokens: Ints) -> Ints:
+    """Return, for each response, the most tokens that its average event lets its first event have.
 
-    It is the limit where events carry two tokens or more on average. No limit is set, as `NO_LIMIT`
-    is returned, where they carry fewer.
+    If the events of a response carry two tokens or more on average, its first event is assumed to
+    have at most FIRST_EVENT_FACTOR times that average. Other responses have no such limit, which
+    NO_LIMIT stands for.
+
+    Args:
+        columns: The requests.
+        tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
     tokens_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))

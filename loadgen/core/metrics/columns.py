@@ -6,7 +6,7 @@ Pure. It works on whole columns and never loops over records, since a run may ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -218,6 +218,45 @@ def _steps_of_class(manifest: RunManifest, class_name: str) -> NDArray[np.int64]
 # -- columns ---------------------------------------------------------------------------------------
 
 
+class _RowSelection(NamedTuple):
+    """Some of the records of a run, or all of them.
+
+    Attributes:
+        rows: The records or columns that contain the selected rows.
+        index: The selected ones of `rows`, as a mask or as indices. None if all are selected.
+        count: The number of selected rows.
+    """
+
+    rows: RowSource
+    index: NDArray[Any] | None
+    count: int
+
+
+def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSelection:
+    """Return a selection of rows in the form that is cheapest to read columns with.
+
+    - Adjacent records become a slice of the records, which copies nothing.
+    - A selection of most rows stays a mask, which then copies faster than indices do.
+    - A selection of few rows becomes indices.
+
+    Args:
+        rows: The records or columns.
+        selected: Which rows are selected. None selects all.
+    """
+    if selected is None:
+        return _RowSelection(rows, None, len(rows))
+    count = int(np.count_nonzero(selected))
+    if count == len(rows):
+        return _RowSelection(rows, None, count)
+    first = int(selected.argmax())  # the first True
+    end = first + count
+    are_adjacent = bool(selected[first:end].all())
+    if are_adjacent and not isinstance(rows, Columns):
+        return _RowSelection(_slice_rows(rows, slice(first, end)), None, count)
+    is_most_rows = 2 * count > len(selected)
+    return _RowSelection(rows, selected if is_most_rows else np.flatnonzero(selected), count)
+
+
 class Columns:
     """A view by column of the records of a run, of a selection of them, or of other columns.
 
@@ -241,45 +280,23 @@ class Columns:
             keep_all: Whether to keep each column in memory once it was read. Otherwise only
                 CACHED_COLUMNS are kept.
         """
-        self._length = len(rows) if selected is None else int(np.count_nonzero(selected))
-        self._rows = rows
-        # The selected rows as a mask or as indices; None if these are all of `self._rows`.
-        self._selection: NDArray[Any] | None = None
-        if selected is not None and self._length < len(rows):
-            self._select(selected)
-        self._read_range = _range_reader(self._rows)
+        selection = _select_rows(rows, selected)
+        self._rows = selection.rows
+        self._selection = selection.index
+        self._length = selection.count
+        self._keeps_all_columns = keep_all
         self._cache: dict[str, NDArray[np.int64]] = {}
-        self._keeps_all = keep_all
+        # The method that reads a part of a column from a file, None for records in memory.
+        self._read_range = _range_reader(self._rows)
         is_file = self._read_range is not None
         self._is_large_file = is_file and self._length > BLOCK_ROWS
-
-    def _select(self, selected: NDArray[np.bool_]) -> None:
-        """Keep which rows are selected, in the form that is cheapest to read columns with.
-
-        - Adjacent records become a slice of the records, which copies nothing.
-        - A selection of most rows stays a mask, which copies faster than indices then.
-        - A selection of few rows becomes indices.
-
-        Args:
-            selected: Which rows are selected: as many as the length of these columns.
-        """
-        selected_count = self._length
-        first = int(selected.argmax())  # the first True
-        end = first + selected_count
-        are_records = not isinstance(self._rows, Columns)
-        if are_records and selected[first:end].all():
-            self._rows = _slice_rows(self._rows, slice(first, end))
-        elif 2 * selected_count > len(selected):
-            self._selection = selected
-        else:
-            self._selection = np.flatnonzero(selected)
 
     def __len__(self) -> int:
         return self._length
 
     def _is_kept(self, name: str) -> bool:
         """Return True if a column stays in memory once it was read or computed."""
-        if self._keeps_all:
+        if self._keeps_all_columns:
             return True
         return name in CACHED_COLUMNS and not self._is_large_file
 
@@ -301,18 +318,21 @@ class Columns:
         return column
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """Return the values of a field at some positions, given as indices, a mask or a slice.
+        """Return the values of a field at some positions, which are indices, a mask or a slice.
 
-        A column that is not in memory is not read as a whole for a few indices. Only the range of
-        the file that contains them is read.
+        For a few indices, only the range of the file that contains them is read. For a mask or a
+        slice, or if the column is in memory, the whole column is read.
         """
-        # Columns of columns read their values from the others, which keep them in memory.
-        is_in_memory = self._keeps_all or field in self._cache or isinstance(self._rows, Columns)
-        if is_in_memory or isinstance(positions, slice) or positions.dtype == bool:
+        if isinstance(positions, slice) or positions.dtype == bool or self._is_in_memory(field):
             return self[field][positions]
         if not len(positions):
             return np.zeros(0, ROW[field])
         return self._read_rows(field, self._row_indices(positions))
+
+    def _is_in_memory(self, field: str) -> bool:
+        """Return True if a column is in memory, or would stay there once it was read."""
+        is_view_of_columns = isinstance(self._rows, Columns)  # these keep the column in memory
+        return is_view_of_columns or self._keeps_all_columns or field in self._cache
 
     def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
         """Return a field of single rows.
@@ -344,17 +364,18 @@ class Columns:
     def blocks(self) -> Iterator[Columns]:
         """Yield the same rows in order, in blocks of at most BLOCK_ROWS records.
 
-        A computation that takes one block after the other needs little memory. If all columns are
+        A computation that takes one block after the other needs little memory. If the columns stay
         in memory anyway, or if there are few records, all rows are yielded as one block.
         """
-        rows = self._rows
-        if isinstance(rows, Columns) or self._keeps_all or len(rows) <= BLOCK_ROWS:
+        is_view_of_columns = isinstance(self._rows, Columns)  # these keep the columns in memory
+        is_one_block = len(self._rows) <= BLOCK_ROWS
+        if is_view_of_columns or self._keeps_all_columns or is_one_block:
             yield self
             return
         mask = self._selection_mask()
-        for block in block_slices(len(rows)):
-            selected = None if mask is None else mask[block]
-            yield Columns(_slice_rows(rows, block), selected)
+        for block in block_slices(len(self._rows)):
+            selected_in_block = None if mask is None else mask[block]
+            yield Columns(_slice_rows(self._rows, block), selected_in_block)
 
     def _selection_mask(self) -> NDArray[np.bool_] | None:
         """Return the selected rows as a mask, or None if all are selected."""
@@ -372,7 +393,7 @@ class Columns:
         """
         if metric in self._cache:
             return self._cache[metric]
-        if self._is_large_file and not self._keeps_all:
+        if self._is_large_file and not self._keeps_all_columns:
             return self._measure_by_blocks(metric)
         values = METRICS.values(metric)(self)
         if metric in CACHED_COLUMNS:
@@ -469,45 +490,49 @@ class JoinedColumns:
         self._stages = stages
         self._keeps_columns = keeps_columns
         self._cache: dict[str, NDArray[np.int64]] = {}
-        # The rows that are taken from each stage.
-        self._selection_of_stage: list[NDArray[Any] | slice] = [
+        # Which rows of each stage are in the joined column.
+        self._rows_of_stage: list[NDArray[Any] | slice] = [
             as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
         ]
-        # The places in the joined column of the rows of each stage. None if the rows of the stages
-        # just follow each other.
-        self._places_of_stage: list[NDArray[np.int64]] | None = None
+        # For each stage, the indices in the joined column that its rows have there. None if the
+        # joined column has the rows of the first stage, then those of the second one, and so on.
+        self._joined_indices_of_stage: list[NDArray[np.int64]] | None = None
         if order is not None:
-            self._take_in_order(order)
+            self._arrange(order)
 
-    def _take_in_order(self, order: NDArray[np.int64]) -> None:
-        """Select the requested rows of each stage, and find their places in the joined column.
+    def _arrange(self, order: NDArray[np.int64]) -> None:
+        """Take the rows that `order` lists, and put them in that order.
 
-        For stages of 3 and 2 requests and the order [4, 0, 2], rows 0 and 2 of the first stage go
-        to the places 1 and 2, and row 1 of the second stage goes to place 0.
+        `order` numbers the selected rows of all stages, one stage after the other. For stages of 3
+        and 2 rows and the order [4, 0, 2], the joined column is row 1 of the second stage, then
+        rows 0 and 2 of the first stage. So the joined indices of the first stage are [1, 2], and
+        that of the second stage is [0].
         """
-        places_of_stage = []
-        first_index = 0  # the index of the first request of the stage in `order`
-        for stage, columns in enumerate(self._stages):
-            rows = np.arange(len(columns))[self._selection_of_stage[stage]]
-            end_index = first_index + len(rows)
-            places = np.flatnonzero((order >= first_index) & (order < end_index))
-            self._selection_of_stage[stage] = rows[order[places] - first_index]
-            places_of_stage.append(places)
-            first_index = end_index
-        self._places_of_stage = places_of_stage
+        arranged_rows: list[NDArray[Any] | slice] = []
+        joined_indices_of_stage = []
+        first_number = 0  # the number that `order` gives to the first row of the stage
+        for columns, selection in zip(self._stages, self._rows_of_stage, strict=True):
+            stage_rows = np.arange(len(columns))[selection]
+            end_number = first_number + len(stage_rows)
+            is_in_stage = (order >= first_number) & (order < end_number)
+            arranged_rows.append(stage_rows[order[is_in_stage] - first_number])
+            joined_indices_of_stage.append(np.flatnonzero(is_in_stage))
+            first_number = end_number
+        self._rows_of_stage = arranged_rows
+        self._joined_indices_of_stage = joined_indices_of_stage
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """Return the column of a field of `record.FIELDS`."""
         if field in self._cache:
             return self._cache[field]
-        stages = zip(self._stages, self._selection_of_stage, strict=True)
+        stages = zip(self._stages, self._rows_of_stage, strict=True)
         return self._join(field, [columns.take(field, rows) for columns, rows in stages])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
         if metric in self._cache:
             return self._cache[metric]
-        stages = zip(self._stages, self._selection_of_stage, strict=True)
+        stages = zip(self._stages, self._rows_of_stage, strict=True)
         return self._join(metric, [columns.measure(metric)[rows] for columns, rows in stages])
 
     def _join(self, name: str, values_of_stages: list[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -517,12 +542,13 @@ class JoinedColumns:
             name: The name of the field or metric.
             values_of_stages: The selected values of each stage.
         """
-        if self._places_of_stage is None:
+        if self._joined_indices_of_stage is None:
             column = join_arrays(values_of_stages).astype(np.int64, copy=False)
         else:
             column = np.empty(sum(map(len, values_of_stages)), np.int64)
-            for places, values in zip(self._places_of_stage, values_of_stages, strict=True):
-                column[places] = values
+            stages = zip(self._joined_indices_of_stage, values_of_stages, strict=True)
+            for joined_indices, values in stages:
+                column[joined_indices] = values
         if self._keeps_columns:
             self._cache[name] = column
         return column

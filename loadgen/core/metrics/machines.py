@@ -50,7 +50,7 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_machines(
     manifest: RunManifest,
     window: Window,
-    scale_ms: float | None,
+    reference_latency_ms: float | None,
     measured: Sequence[Columns],
     samples: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
@@ -61,8 +61,9 @@ def summarize_machines(
     Args:
         manifest: The manifest of the run.
         window: The measurement window.
-        scale_ms: The latency that the lateness of sends is compared with: the p50 of TTFT, or of
-            E2E (`run_evidence.LatenessScale`). None if it is not known.
+        reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. A request
+            is late if it was sent more than a share of it after its due time, which is when it
+            should have been sent. None if it is not known.
         measured: The measured records.
         samples: The samples that each worker took of itself.
     """
@@ -75,9 +76,10 @@ def summarize_machines(
     ]
     if len(workers_by_machine) + len(lost_machines) < 2:
         return ()
-    # A request is late if it was sent more than a share of a typical latency after its due time.
-    late_ns = None if scale_ms is None else manifest.limits.send_lag_share * scale_ms * 1e6
-    requests = _MachineRequests(measured, late_ns)
+    allowed_lag_ns = None
+    if reference_latency_ms is not None:
+        allowed_lag_ns = manifest.limits.send_lag_share * reference_latency_ms * 1e6
+    requests = _MachineRequests(measured, allowed_lag_ns)
     full_seconds = full_seconds_within(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
@@ -114,26 +116,27 @@ class _RequestsOfMachine(NamedTuple):
 class _MachineRequests:
     """The measured requests of all machines, from which those of one machine are selected."""
 
-    def __init__(self, measured: Sequence[Columns], late_ns: float | None) -> None:
+    def __init__(self, measured: Sequence[Columns], allowed_lag_ns: float | None) -> None:
         """Read the columns that the summaries of machines need.
 
         Args:
             measured: The measured records.
-            late_ns: How much after its due time a request has to be sent to be late, or None.
+            allowed_lag_ns: A request that was sent longer after its due time is late. None if the
+                limit is not known.
         """
         columns = JoinedColumns(measured, only_ok=False, keeps_columns=False)
         self._worker = columns["worker"]
         self._is_lost: NDArray[np.bool_] = columns["status"] == LOST
         self._send_lag_ns = columns.measure("send_lag")
-        self._late_ns = late_ns
+        self._allowed_lag_ns = allowed_lag_ns
 
     def of_workers(self, worker_numbers: list[int]) -> _RequestsOfMachine:
         """Return the requests of some workers, which are those of one machine."""
         is_selected = np.isin(self._worker, worker_numbers)
         send_lag_ns = drop_undefined(self._send_lag_ns[is_selected])
         late = None
-        if self._late_ns is not None:
-            late = int((send_lag_ns > self._late_ns).sum())
+        if self._allowed_lag_ns is not None:
+            late = int((send_lag_ns > self._allowed_lag_ns).sum())
         return _RequestsOfMachine(
             requests=int(is_selected.sum()),
             lost=int(self._is_lost[is_selected].sum()),

@@ -29,7 +29,7 @@ from loadgen.core.metrics.request_counts import (
     count_requests,
     count_stalls,
 )
-from loadgen.core.metrics.run_evidence import LatenessScale, RunEvidence, VerdictInputs
+from loadgen.core.metrics.run_evidence import ReferenceLatency, RunEvidence, VerdictInputs
 from loadgen.core.metrics.step_times import measure_step_times
 from loadgen.core.metrics.summary import SCHEMA, RunFacts, Summary
 from loadgen.core.metrics.sustainable import Sustainable, judge_load
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.task_summary import Sessions
     from loadgen.core.metrics.uncertainty import GapBounds, SampleBounds
     from loadgen.core.metrics.windows import Span, Window
+    from loadgen.core.metrics.withholding import ReportedStatistics
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Distribution, Values
@@ -117,13 +118,13 @@ class MeasuredRun(NamedTuple):
         summary: The summary without the sections of `core.analysis` and without a verdict.
         accumulated: The accumulated requests, of measured stages and of others.
         verdict_inputs: What the verdict needs beside the summary.
-        tokens_in: Returns the measured output tokens that came in an interval.
+        output_tokens_in: Returns the measured output tokens that came in an interval.
     """
 
     summary: Summary
     accumulated: MeasuredAndWarmup
     verdict_inputs: VerdictInputs
-    tokens_in: Callable[[Span], float | None]
+    output_tokens_in: Callable[[Span], float | None]
 
     @property
     def measured(self) -> MetricAccumulator:
@@ -148,7 +149,7 @@ def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) 
         summary=measurement.summarize(explained=explained),
         accumulated=measurement.accumulated,
         verdict_inputs=measurement.verdict_inputs(),
-        tokens_in=measurement.tokens_in,
+        output_tokens_in=measurement.output_tokens_in,
     )
 
 
@@ -217,15 +218,21 @@ def _measure_run_window(
     accumulated: MeasuredAndWarmup,
     measured_stages: Sequence[int],
 ) -> Window:
-    """Return the measurement window and the other intervals that rates of the run are over.
+    """Return the measurement window of a run, with the other intervals that it measures rates over.
+
+    Such an interval is the steady state, in which the load is complete. The stages of a warm-up are
+    not measured, but the run lasts until their requests have ended, too.
 
     Args:
         stages: The requests of each stage.
-        accumulated: The requests of all measured stages, and of all others.
+        accumulated: The requests of all measured stages, and those of all other stages.
         measured_stages: The indices of the measured stages.
     """
-    full_load = find_full_load_time(stages, measured_stages)
-    return measure_window(accumulated.measured, accumulated, full_load)
+    return measure_window(
+        accumulated.measured,
+        all_stages=[accumulated.measured, accumulated.warmup],
+        full_load=find_full_load_time(stages, measured_stages),
+    )
 
 
 def _measure_distributions(
@@ -247,6 +254,8 @@ def _collect_timing_evidence(
 ) -> TimingEvidence:
     """Return what is known of the cause of uncertain timestamps: a busy client, or the network.
 
+    A timestamp is uncertain if the event may have arrived earlier than the client read it.
+
     Args:
         data: What is stored of the run beside its records.
         measured: All measured requests.
@@ -256,12 +265,12 @@ def _collect_timing_evidence(
     """
     # Without timestamps of the kernel, the receive delay is 0 and proves nothing.
     has_kernel_timestamps = measured.sum("kernel_timestamps") > 0
-    is_prompt = has_kernel_timestamps and are_events_read_promptly(
-        distributions["client_lag"], distributions["event_error"]
+    is_read_promptly = has_kernel_timestamps and are_events_read_promptly(
+        receive_delays=distributions["client_lag"], event_errors=distributions["event_error"]
     )
     return TimingEvidence(
         unsure_share=events.unsure_share,
-        is_read_promptly=is_prompt,
+        is_read_promptly=is_read_promptly,
         is_local=is_local(data.manifest),
         samples=data.worker_samples,
         window=window,
@@ -272,44 +281,64 @@ class _RunMeasurement:
     """The measurement of one run: computes each section of its summary."""
 
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
-        """Compute what several sections of the summary need.
+        """Compute once what several sections of the summary use.
 
         Args:
             data: What is stored of the run beside its records.
-            accumulator: The accumulated records.
+            accumulator: The records, added up for each stage and each other part of the run.
         """
-        manifest = data.manifest
-        measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
-        accumulated = accumulator.measured_and_warmup()
-        measured = accumulated.measured
-        unrecorded_of_stages = count_unrecorded(data, accumulator.stages)
-        events = _EventData.of_stages(data, measured_stages, measured)
-        window = _measure_run_window(accumulator.stages, accumulated, measured_stages)
-        distributions = _measure_distributions(measured, events)
-        timing_evidence = _collect_timing_evidence(data, measured, events, distributions, window)
-        statistics = select_statistics(
-            manifest, measured, distributions, events.gap_bounds, timing_evidence
-        )
         self._data = data
-        self._manifest = manifest
+        self._manifest = data.manifest
+        self._target = combine_targets(data.manifest.targets)
+
+        # Requests. A run may have stages that are not measured, such as a warm-up.
         self._accumulator = accumulator
-        self.accumulated = accumulated
-        self._measured = measured
-        self._measured_stages = measured_stages
-        self._unrecorded_of_stages = unrecorded_of_stages
-        self._unrecorded = sum(unrecorded_of_stages[i] for i in measured_stages)
-        self._events = events
-        self.tokens_in = output_tokens_over_time(measured, events.timeline)
-        self._window = window
-        self._target = combine_targets(manifest.targets)
-        self._scale = LatenessScale.of_samples(distributions["ttft"], distributions["e2e"])
-        self._statistics = statistics
-        self._parts = PartSummarizer(
-            manifest,
-            accumulator,
-            measured,
-            undecidable_metrics=statistics.undecided_metrics(manifest),
+        self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
+        self.accumulated = accumulator.measured_and_warmup()
+        self._measured = self.accumulated.measured
+        self._unrecorded_by_stage = count_unrecorded(data, accumulator.stages)
+
+        # The output events of the measured requests, and the intervals that rates are divided by.
+        self._events = _EventData.of_stages(data, self._measured_stages, self._measured)
+        self._window = _measure_run_window(
+            accumulator.stages, self.accumulated, self._measured_stages
         )
+        self.output_tokens_in = output_tokens_over_time(self._measured, self._events.timeline)
+
+        # Latencies, and which of their statistics are certain enough to be reported.
+        distributions = _measure_distributions(self._measured, self._events)
+        self._reference_latency = ReferenceLatency.of_samples(
+            distributions["ttft"], distributions["e2e"]
+        )
+        self._statistics = self._select_statistics(distributions)
+        self._parts = PartSummarizer(
+            self._manifest,
+            accumulator,
+            self._measured,
+            undecidable_metrics=self._statistics.undecided_metrics(self._manifest),
+        )
+
+    def _select_statistics(self, distributions: Mapping[str, Distribution]) -> ReportedStatistics:
+        """Return the statistics that can be reported, and why others cannot.
+
+        Args:
+            distributions: The distribution of each metric, before anything is withheld.
+        """
+        timing_evidence = _collect_timing_evidence(
+            self._data, self._measured, self._events, distributions, self._window
+        )
+        return select_statistics(
+            self._manifest,
+            self._measured,
+            distributions,
+            self._events.gap_bounds,
+            timing_evidence,
+        )
+
+    @property
+    def _unrecorded(self) -> int:
+        """The number of measured requests that were lost and have no record."""
+        return sum(self._unrecorded_by_stage[stage] for stage in self._measured_stages)
 
     def summarize(self, *, explained: bool) -> Summary:
         """Return the summary without the sections of `core.analysis`; its verdict is preliminary.
@@ -333,16 +362,20 @@ class _RunMeasurement:
     def _summarize_requests(self, metrics: PartMetrics, parts: SummaryParts) -> Summary:
         """Return a summary with the metrics of all measured requests and with each stage.
 
+        The other sections are added later. Until then, the verdict is that the run is valid.
+
         Args:
             metrics: The metrics of all measured stages together.
             parts: The summaries of the targets, classes and other parts.
         """
         manifest = self._manifest
-        measured = self._measured
         statistics = self._statistics
         cut_conversations = self._accumulator.count_cut_conversations()
-        tasks = summarize_tasks(measured, cut_conversations, self._window)
+        tasks = summarize_tasks(self._measured, cut_conversations, self._window)
+        # If each event carries one token, the gaps between events are the inter-token latencies.
         has_itl = not statistics.itl_absent
+        itl_ms = statistics.distributions["inter_chunk"] if has_itl else None
+        distribution_by_field = _distribution_fields(statistics.distributions)
         return Summary(
             schema=SCHEMA,
             run=_run_facts(manifest),
@@ -357,16 +390,16 @@ class _RunMeasurement:
             load=metrics.load,
             tokens=metrics.tokens,
             goodput=self._combine_goodput(metrics, parts, tasks),
-            tpot_undefined=measured.sum("tpot_undefined"),
-            itl_ms=statistics.distributions["inter_chunk"] if has_itl else None,
+            tpot_undefined=self._measured.sum("tpot_undefined"),
+            itl_ms=itl_ms,
             itl_absent=statistics.itl_absent,
-            stalls=count_stalls(measured),
+            stalls=count_stalls(self._measured),
             sessions=tasks,
             client=self._summarize_client(),
             stages=self._summarize_stages(metrics),
             targets=parts.targets,
             rack=self._summarize_rack(parts, metrics),
-            **_metric_fields(statistics.distributions),
+            **distribution_by_field,
         )
 
     def _add_run_conditions(self, summary: Summary) -> Summary:
@@ -512,12 +545,12 @@ class _RunMeasurement:
             self._accumulator.stages[stage],
             scope,
             self._data.gaps_of_stage(stage),
-            self._unrecorded_of_stages[stage],
+            self._unrecorded_by_stage[stage],
         )
 
     def _count_warmup(self) -> RequestCounts:
         """Return the requests of all stages that are not measured, by outcome."""
-        unrecorded = sum(self._unrecorded_of_stages) - self._unrecorded
+        unrecorded = sum(self._unrecorded_by_stage) - self._unrecorded
         return count_requests(self.accumulated.warmup, unrecorded)
 
     def _combine_goodput(
@@ -537,7 +570,7 @@ class _RunMeasurement:
     def _measure_drift(self) -> drift.Drift:
         """Return how latency and output changed in the course of the steady state."""
         blocks = drift.sample_blocks(self._measured.columns)
-        return drift.measure_drift(blocks, self._window.steady, self.tokens_in)
+        return drift.measure_drift(blocks, self._window.steady, self.output_tokens_in)
 
     def _judge_load(self) -> Sustainable:
         """Return whether the servers kept up with the load."""
@@ -549,7 +582,7 @@ class _RunMeasurement:
         return summarize_machines(
             self._manifest,
             self._window,
-            self._scale.p50_ms,
+            self._reference_latency.p50_ms,
             self._measured.columns,
             self._data.worker_samples,
         )
@@ -586,22 +619,24 @@ class _RunMeasurement:
         """Return the numbers that the verdict on the measurement needs and the summary lacks.
 
         The verdict says whether the measurement can be trusted. It also compares, for example,
-        requested with received tokens, which a summary does not have.
+        requested with received tokens, which a summary does not have. `requested_tokens` of 0 skips
+        that comparison, as is necessary if the counts of received tokens cannot be trusted.
         """
         measured = self._measured
-        # Token counts that are withheld must not be compared with the requested lengths.
-        has_token_counts = "tokens" not in self._statistics.unsound
+        can_compare_lengths = "tokens" not in self._statistics.unsound
         return VerdictInputs(
-            scale=self._scale,
+            reference_latency=self._reference_latency,
             dead_workers=self._find_dead_workers(),
             sends=measured.sum("sent"),
             prompt_count_difference=prompt_count_difference(
                 measured, self._manifest.template_tokens
             ),
             repeated_prompts=count_repeated_prompts(measured),
-            requested_tokens=measured.sum("requested_tokens") if has_token_counts else 0,
+            requested_tokens=measured.sum("requested_tokens") if can_compare_lengths else 0,
             received_tokens=measured.sum("received_tokens"),
-            is_slo_missed=self._parts.is_slo_missed_by_server(self._events.gaps, self._unrecorded),
+            is_slo_missed=self._parts.is_slo_missed_by_server(
+                gaps=self._events.gaps, unrecorded=self._unrecorded
+            ),
             remarks=measured.sums_with_prefix(REMARK_PREFIX),
         )
 
@@ -643,7 +678,7 @@ def _run_facts(manifest: RunManifest) -> RunFacts:
     )
 
 
-def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
+def _distribution_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
     """Return the distributions of metrics as fields of `Summary`.
 
     Older metrics have a field of their own, such as `ttft_ms`. The others, whose definition names a

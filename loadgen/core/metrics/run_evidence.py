@@ -23,8 +23,8 @@ def make_code(code: str, **values: Any) -> ReasonCode:
     return ReasonCode(code=code, values=values)
 
 
-class LatenessScale(NamedTuple):
-    """The latency by which the lateness of the client is judged, also if it is not shown.
+class ReferenceLatency(NamedTuple):
+    """The latency that errors of the client are compared with, also if it is not shown.
 
     A request that is sent 1 ms late is a large error for a TTFT of 5 ms and none for one of 500 ms.
 
@@ -37,8 +37,13 @@ class LatenessScale(NamedTuple):
     p50_ms: float | None
 
     @classmethod
-    def of_samples(cls, ttft: Distribution, e2e: Distribution) -> LatenessScale:
-        """Return the scale of the distributions of TTFT and E2E, before anything is withheld."""
+    def of_samples(cls, ttft: Distribution, e2e: Distribution) -> ReferenceLatency:
+        """Return the p50 of TTFT, or of E2E if there is no TTFT.
+
+        Args:
+            ttft: The distribution of TTFT, before anything is withheld.
+            e2e: The distribution of E2E, before anything is withheld.
+        """
         if ttft.p50 is not None:
             return cls(name="TTFT p50", p50_ms=ttft.p50)
         return cls(name="E2E p50", p50_ms=e2e.p50)
@@ -48,7 +53,7 @@ class VerdictInputs(msgspec.Struct, frozen=True):
     """What the verdict needs beside the summary.
 
     Attributes:
-        scale: The latency by which the lateness of the client is judged.
+        reference_latency: The latency that errors of the client are compared with.
         dead_workers: The numbers of the workers that died.
         sends: Measured requests that were sent.
         prompt_count_difference: By what share the server's prompt token counts differ from ours,
@@ -61,7 +66,7 @@ class VerdictInputs(msgspec.Struct, frozen=True):
         remarks: What is unusual about ok responses, with the number of responses.
     """
 
-    scale: LatenessScale
+    reference_latency: ReferenceLatency
     dead_workers: list[int]
     sends: int
     prompt_count_difference: float | None
@@ -117,11 +122,14 @@ class RunEvidence:
     def has_wrong_prompt_lengths(self) -> bool:
         """Whether the server counts much longer or shorter prompts than were requested.
 
-        The client generates prompts of the requested length in tokens. The server also counts the
-        tokens of the chat template. If their number is not known, it may explain the difference.
+        Only prompts that the client generated have a requested length in tokens. The server also
+        counts the tokens of the chat template. If the number of these is not known, they may be the
+        whole difference, so the lengths are not called wrong.
         """
         difference_share = self.inputs.prompt_count_difference
         if difference_share is None or self.manifest.template_tokens is None:
             return False
-        are_generated = self.manifest.prompt_lengths_requested or self.manifest.random_words
-        return are_generated and abs(difference_share) > limits.PROMPT_LENGTHS
+        have_requested_length = self.manifest.prompt_lengths_requested
+        consist_of_random_words = self.manifest.random_words
+        are_prompts_generated = have_requested_length or consist_of_random_words
+        return are_prompts_generated and abs(difference_share) > limits.PROMPT_LENGTHS

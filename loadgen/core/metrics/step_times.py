@@ -7,7 +7,7 @@ that ended earlier take no time of the task.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ UNKNOWN = StepTime(None, Distribution(), None)
 
 
 class _TaskTimes(NamedTuple):
-    """The due times and ends of the requests of tasks, one row for each task, in ns."""
+    """The due times and ends of the requests of tasks, in ns: a row per task, a column per turn."""
 
     due_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -68,21 +68,19 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
     Returns:
         The times of each step of `manifest.steps`, in their order.
     """
-    times = [UNKNOWN] * len(manifest.steps)
     if not manifest.steps:
-        return times
+        return []
     requests = JoinedColumns(measured, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
-    steps_by_class: dict[str, list[int]] = {}
-    for step_index, step in enumerate(manifest.steps):
-        steps_by_class.setdefault(step.of_class, []).append(step_index)
-    for step_indices_of_class in steps_by_class.values():
-        is_of_class = np.isin(step_of_request, step_indices_of_class)
-        steps = [manifest.steps[step_index] for step_index in step_indices_of_class]
+    time_of_step: dict[int, StepTime] = {}  # by the index of the step in the manifest
+    class_names = {step.of_class for step in manifest.steps}
+    for class_name in class_names:
+        indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]
+        steps = [manifest.steps[i] for i in indices]
+        is_of_class = np.isin(step_of_request, indices)
         step_times = _measure_steps_of_class(requests, is_of_class, steps)
-        for step_index, step_time in zip(step_indices_of_class, step_times, strict=True):
-            times[step_index] = step_time
-    return times
+        time_of_step.update(zip(indices, step_times, strict=True))
+    return [time_of_step[i] for i in range(len(manifest.steps))]
 
 
 def _measure_steps_of_class(
@@ -98,20 +96,39 @@ def _measure_steps_of_class(
         is_of_class: Which of them belong to the class.
         steps: The steps of its tasks, which together have all turns.
     """
-    # For each turn, the turns that have to end before it is due.
-    preceding_turns: dict[int, list[int]] = {}
-    for step in steps:
-        for turn, awaited_turns in zip(step.turns, step.after, strict=True):
-            preceding_turns[turn] = list(awaited_turns)
-    turns = len(preceding_turns)
-    tasks = _select_ok_tasks(requests, is_of_class, turns)
+    preceding_turns = _find_preceding_turns(steps)
+    tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
     if not len(tasks.due_ns):
         return [UNKNOWN] * len(steps)
     turn_times = _measure_turn_times(tasks, preceding_turns)
     task_start_ns = tasks.due_ns[:, 0]
-    task_end_ns = tasks.end_ns[:, turns - 1]
+    task_end_ns = tasks.end_ns[:, -1]
     total_ns = float((task_end_ns - task_start_ns).sum())
     return [_step_time(step, turn_times, total_ns) for step in steps]
+
+
+def _find_preceding_turns(steps: Sequence[StepPlan]) -> dict[int, list[int]]:
+    """Return, for each turn of the steps, the turns that have to end before it is due."""
+    preceding_turns: dict[int, list[int]] = {}
+    for step in steps:
+        for turn, awaited_turns in zip(step.turns, step.after, strict=True):
+            preceding_turns[turn] = list(awaited_turns)
+    return preceding_turns
+
+
+class _TaskLayout(NamedTuple):
+    """The place of each request in a table with a row for each task and a column for each turn."""
+
+    row_of_request: NDArray[np.int64]
+    turn_of_request: NDArray[np.int64]
+    task_count: int
+    turns: int
+
+    def tabulate(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return a value of each request as such a table, 0 for a turn that has no request."""
+        table = np.zeros((self.task_count, self.turns), np.int64)
+        table[self.row_of_request, self.turn_of_request] = values
+        return table
 
 
 def _select_ok_tasks(
@@ -124,22 +141,18 @@ def _select_ok_tasks(
         is_of_class: Which of them belong to the class whose tasks are selected.
         turns: The number of turns of a complete task.
     """
-    turn_of_request = requests["turn"][is_of_class]
-    task_numbers, task_of_request, request_counts = np.unique(
+    # The sorted numbers of the tasks, the index among them of each request's task, and how many
+    # requests each task has.
+    task_numbers, row_of_request, requests_of_task = np.unique(
         requests["session"][is_of_class], return_inverse=True, return_counts=True
     )
-
-    def tabulate(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the values of requests as a table with a row per task and a column per turn."""
-        table = np.zeros((len(task_numbers), turns), np.int64)
-        table[task_of_request, turn_of_request] = values
-        return table
-
-    is_ok = tabulate(requests["status"][is_of_class] == OK) > 0
-    is_complete = (request_counts == turns) & is_ok.all(axis=1)
+    turn_of_request = requests["turn"][is_of_class]
+    layout = _TaskLayout(row_of_request, turn_of_request, len(task_numbers), turns)
+    is_request_ok = layout.tabulate(requests["status"][is_of_class] == OK).astype(bool)
+    is_task_ok = (requests_of_task == turns) & is_request_ok.all(axis=1)
     return _TaskTimes(
-        due_ns=tabulate(requests["due_ns"][is_of_class])[is_complete],
-        end_ns=tabulate(requests["end_ns"][is_of_class])[is_complete],
+        due_ns=layout.tabulate(requests["due_ns"][is_of_class])[is_task_ok],
+        end_ns=layout.tabulate(requests["end_ns"][is_of_class])[is_task_ok],
     )
 
 
@@ -172,10 +185,14 @@ def _find_critical_paths(
 
     The critical path leads from the last request of a task back to the first: from each request to
     the one that it waited for longest. All tasks are followed at once.
+
+    Args:
+        tasks: The times of the requests of each task.
+        preceding_turns: For each turn, the turns that it waits for, which are lower ones.
     """
     turns = tasks.due_ns.shape[1]
     is_on_path = np.zeros(tasks.due_ns.shape, bool)
-    is_on_path[:, turns - 1] = True
+    is_on_path[:, -1] = True
     for turn in reversed(range(turns)):
         # All later turns are done, so it is known by now which tasks have this turn on their path.
         awaited_turns = preceding_turns[turn]
@@ -185,7 +202,8 @@ def _find_critical_paths(
         position_of_last = tasks.end_ns[:, awaited_turns].argmax(axis=1)
         for position, awaited_turn in enumerate(awaited_turns):
             is_last_to_end = position_of_last == position
-            is_on_path[:, awaited_turn] |= is_on_path[:, turn] & is_last_to_end
+            leads_to_awaited_turn = is_on_path[:, turn] & is_last_to_end
+            is_on_path[leads_to_awaited_turn, awaited_turn] = True
     return is_on_path
 
 

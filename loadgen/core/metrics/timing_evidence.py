@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from loadgen.core.metrics.client_use import worst_second
@@ -51,18 +51,24 @@ class TimingEvidence(NamedTuple):
     window: Window
 
 
-def find_remedy(
+def explain_lateness(
     samples: Sequence[WorkerSample], window: Window, *, is_local: bool
-) -> dict[str, Any]:
+) -> dict[str, str | float | None]:
     """Return why the client was late, and the numbers that show it, as values of a `ReasonCode`.
 
-    The value "remedy" selects a sentence that says what to do. The causes, in order of precedence:
+    The value "remedy" names the cause, and so selects the sentence that says what to do against it.
+    If several causes apply, the first one in this order is returned:
 
     - "disk": a worker spent more of a second writing records than waiting for a core.
     - "shared_host": client and server share a host, so that the server keeps the client waiting.
     - "other_processes": a worker waited for a core, which other processes used.
     - "host": no worker was busy, so something else on the host delayed them.
     - "lower_load": the workers were busy with the load itself.
+
+    Args:
+        samples: The samples that each worker takes of its use of a core.
+        window: The measurement window, in which the worst seconds of the workers are looked for.
+        is_local: Whether client and server share a host.
     """
     most_delayed = worst_second(samples, window, "waited_share")
     most_writing = worst_second(samples, window, "write_share")
@@ -89,7 +95,7 @@ def find_remedy(
 
 
 def explain_withheld(
-    ranges: Mapping[str, RangesMs], evidence: TimingEvidence, *, is_first_event_to_blame: bool
+    ranges: Mapping[str, RangesMs], evidence: TimingEvidence, *, is_tpot_uncertain_by_tokens: bool
 ) -> dict[str, WithheldStatistics]:
     """Return the withheld statistics of each metric with the reason, as a sentence.
 
@@ -100,14 +106,14 @@ def explain_withheld(
     Args:
         ranges: For each metric, the withheld statistics with their ranges.
         evidence: What is known of the cause of uncertain timestamps.
-        is_first_event_to_blame: Whether that number alone makes TPOT too uncertain.
+        is_tpot_uncertain_by_tokens: Whether TPOT is too uncertain only because of that number.
     """
     timing_reason = explain_uncertain_times(evidence)
     withheld = {
         metric: WithheldStatistics(ranges=metric_ranges, reason=timing_reason)
         for metric, metric_ranges in ranges.items()
     }
-    if is_first_event_to_blame and "tpot" in ranges:
+    if is_tpot_uncertain_by_tokens:
         tpot_reason = format_reason(ReasonCode(code="first_event_uncertain"))
         withheld["tpot"] = WithheldStatistics(ranges=ranges["tpot"], reason=tpot_reason)
     return withheld
@@ -116,20 +122,23 @@ def explain_withheld(
 def explain_uncertain_times(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it, as a sentence.
 
+    The timestamp of an event is uncertain if the client read the event together with a later one.
     Either a proxy or the server holds events back and sends several at once, or the client was late
-    and read several at once.
+    and read several at once. It was not late if it read them soon after they had arrived.
     """
-    late_share = evidence.unsure_share
-    come_mostly_together = late_share is not None and late_share > MIN_HELD_BACK_SHARE
-    if come_mostly_together and evidence.is_read_promptly:
-        cause: dict[str, Any] = {"remedy": "held_back"}
+    uncertain_share = evidence.unsure_share
+    are_most_uncertain = uncertain_share is not None and uncertain_share > MIN_HELD_BACK_SHARE
+    are_held_back = are_most_uncertain and evidence.is_read_promptly
+    cause: dict[str, str | float | None]
+    if are_held_back:
+        cause = {"remedy": "held_back"}
     else:
-        cause = find_remedy(evidence.samples, evidence.window, is_local=evidence.is_local)
-    values = {"unsure_share": late_share, **cause}
+        cause = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
+    values = {"unsure_share": uncertain_share, **cause}
     return format_reason(ReasonCode(code="times_uncertain", values=values))
 
 
-def are_events_read_promptly(client_lag: Distribution, event_error: Distribution) -> bool:
+def are_events_read_promptly(receive_delays: Distribution, event_errors: Distribution) -> bool:
     """Return True if the client read events soon after they had arrived at its host.
 
     Events that are read together have uncertain timestamps, because only the last of them is known
@@ -137,14 +146,15 @@ def are_events_read_promptly(client_lag: Distribution, event_error: Distribution
     arrived together, and the client did not cause the uncertainty.
 
     Args:
-        client_lag: The time from the arrival of a packet at the kernel until the client read it.
-        event_error: The uncertainty of the timestamps of output events.
+        receive_delays: The time from the arrival of a packet at the kernel until the client read
+            it.
+        event_errors: The uncertainty of the timestamps of output events.
     """
-    read_delay = deciding_quantile(client_lag)
-    uncertainty = deciding_quantile(event_error)
-    if read_delay is None or uncertainty is None:
+    receive_delay = deciding_quantile(receive_delays)
+    event_error = deciding_quantile(event_errors)
+    if receive_delay is None or event_error is None:
         return False
-    return read_delay.value_ms <= MAX_READ_LAG_SHARE * uncertainty.value_ms
+    return receive_delay.value_ms <= MAX_READ_LAG_SHARE * event_error.value_ms
 
 
 def is_local(manifest: RunManifest) -> bool:

@@ -161,22 +161,25 @@ class GapBounds:
         """
         indices = index_in_order - self._events_above
         is_in_sample = indices >= 0
-        bounds_ns = self._gaps_at(indices[is_in_sample]) - self._thresholds_ns[is_in_sample]
+        measured_gaps_ns = self._measured_gaps_at(indices[is_in_sample])
+        bounds_ns = measured_gaps_ns - self._thresholds_ns[is_in_sample]
         return float(bounds_ns.max(initial=0.0))
 
     def _upper_bound_ns(self, index_in_order: int) -> float:
         """Return the smallest of the upper bounds that the thresholds give.
 
-        A threshold whose index i + n is beyond the sample gives no bound. No event exceeds the
-        largest threshold, so at least one bound remains.
+        If n events have an error above a threshold, the gap at index i is at most the measured gap
+        at index i + n plus the threshold. There is no such bound if the sample has no index i + n.
+        No event exceeds the largest threshold, so n is 0 there and at least one bound remains.
         """
         last_index = int(self._gaps_up_to_bucket[-1]) - 1
         indices = index_in_order + self._events_above
         is_in_sample = indices <= last_index
-        bounds_ns = self._gaps_at(indices[is_in_sample]) + self._thresholds_ns[is_in_sample]
+        measured_gaps_ns = self._measured_gaps_at(indices[is_in_sample])
+        bounds_ns = measured_gaps_ns + self._thresholds_ns[is_in_sample]
         return float(bounds_ns.min())
 
-    def _gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the measured gaps at indices of the ordered sample, in ns.
 
         A gap lies in the first bucket up to which there are more gaps than its index. With 5 gaps
@@ -200,13 +203,16 @@ class ErrorThreshold(NamedTuple):
 
 
 def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
-    """Return sizes of errors from 0 to the largest, each with the number of events above it.
+    """Return thresholds for timestamp errors from 0 to the largest error.
 
-    Each of them gives valid bounds of the gaps, and more of them give tighter ones. To limit the
-    work, about ERROR_SIZES of the non-empty buckets of the histogram are taken, evenly.
+    `GapBounds` computes bounds of the gaps between events from every threshold, and uses the
+    tightest. More thresholds give tighter bounds and take more time. So about ERROR_SIZES of the
+    non-empty buckets of the histogram, at equal steps, become thresholds.
+
+    Args:
+        event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
     """
     events_above_bucket = event_errors.count - np.cumsum(event_errors.counts)
-    # Bucket 0 has the events without an error.
     thresholds = [ErrorThreshold(error_ns=0.0, events_above=int(events_above_bucket[0]))]
     error_buckets = np.flatnonzero(event_errors.counts[1:]) + 1
     step = max(len(error_buckets) // ERROR_SIZES, 1)
@@ -399,7 +405,10 @@ def certain_quantiles(
     definition: MetricDefinition,
     manifest: RunManifest,
 ) -> tuple[float, ...]:
-    """Return the percentiles to report of a metric: requested by the user, and certain enough.
+    """Return the quantiles of a metric that the user requested and that are certain enough.
+
+    A quantile is certain enough if the bounds of its value differ from the measured value by no
+    more than the limit of the metric, which is a share of that value.
 
     Args:
         sample: The sample of the metric.
@@ -408,17 +417,19 @@ def certain_quantiles(
         manifest: The manifest, with the requested percentiles and the limits.
 
     Returns:
-        The percentiles as probabilities, such as 0.99.
+        The probabilities of the quantiles, such as 0.99 for p99.
     """
+    requested_probabilities = manifest.percentiles
     if sample_bounds is None or not sample.count:
-        return manifest.percentiles
+        return requested_probabilities
     limit = _uncertainty_limit(definition, manifest.limits)
-
-    def is_certain(probability: float) -> bool:
+    certain_probabilities = []
+    for probability in requested_probabilities:
         value_ns = sample.quantile(probability)
-        return not sample_bounds.bound_quantile(probability).exceeds(value_ns, limit)
-
-    return tuple(filter(is_certain, manifest.percentiles))
+        value_bounds = sample_bounds.bound_quantile(probability)
+        if not value_bounds.exceeds(value_ns, limit):
+            certain_probabilities.append(probability)
+    return tuple(certain_probabilities)
 
 
 def uncertainty_limit(metric: str, limits: ValidityLimits) -> float:
@@ -434,14 +445,14 @@ def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> 
     return float(getattr(limits, definition.uncertainty_limit))
 
 
-def would_first_event_make_tpot_certain(
+def is_tpot_certain_by_times(
     measured: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
 ) -> bool:
-    """Return True if TPOT were certain enough with a known number of tokens in first events.
+    """Return True if the errors of timestamps alone leave TPOT certain enough.
 
     TPOT divides a time by the tokens after the first event. Its uncertainty comes from the
-    timestamps and, unless the server reports it, from the number of tokens in the first event. The
-    latter alone is the cause if the timestamps alone leave TPOT certain enough.
+    timestamps and, unless the server reports it, from the number of tokens in the first event. If
+    TPOT is uncertain although this function returns True, that number is the cause.
 
     Args:
         measured: All measured requests.

@@ -15,27 +15,28 @@ if TYPE_CHECKING:
 
 
 def withhold_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
-    """Return the metrics to withhold because token counts conflict with the responses.
+    """Return the metrics to withhold because token counts contradict the responses.
 
-    A count conflicts if a response has fewer tokens than output events (understated), or more
-    tokens than were requested (overstated). The metrics are withheld if the counts of too many
-    responses do.
+    A count contradicts a response that has fewer tokens than output events (understated), or more
+    tokens than were requested (overstated). If that is so for too many responses, no token count of
+    the run is trusted. The metrics that are withheld are "tokens", and those whose definition names
+    the reason code "counts_contradict".
 
     Returns:
         Each withheld metric with the reason. Empty if the counts can be trusted.
     """
     counted_responses = accumulator.sum("exact_counts")
-    conflicting = accumulator.sum("conflicting_counts")
-    if conflicting <= limits.CONTRADICTING_SHARE * counted_responses:
+    contradicting = accumulator.sum("conflicting_counts")
+    if contradicting <= limits.CONTRADICTING_SHARE * counted_responses:
         return {}
     understated = accumulator.sum("understated_counts")
     reason = make_code(
         "counts_contradict",
-        contradicting=conflicting,
+        contradicting=contradicting,
         answers=counted_responses,
-        share=conflicting / counted_responses,
+        share=contradicting / counted_responses,
         understated=understated,
-        overstated=conflicting - understated,
+        overstated=contradicting - understated,
         limit=limits.CONTRADICTING_SHARE,
     )
     withheld_metrics = ("tokens", *guarded("counts_contradict"))
@@ -48,16 +49,18 @@ def withhold_kernel_time_metrics(
     """Return the metrics to withhold because the kernel gave no timestamps of received packets.
 
     Without them, as on macOS, a client cannot know how late it read a response, nor whether a pause
-    was its own. A load in virtual time needs none, because its times are exact.
+    in a response was its own. The metrics that are withheld are "stalls", and those whose
+    definition names the reason code "no_kernel_times". A load in virtual time needs no kernel
+    timestamps, because its times are exact.
 
     Returns:
         Each withheld metric with the reason. Empty if there are timestamps, or none are needed.
     """
-    # The manifest names the code that reads sockets. In virtual time there is none.
-    is_read_from_sockets = bool(manifest.host.hot_path)
+    # `hot_path` names the implementation that reads sockets. It is empty for virtual time.
+    is_virtual_time = not manifest.host.hot_path
     has_kernel_times = accumulator.sum("kernel_timestamps") > 0
     has_first_tokens = accumulator.sum("with_first_token") > 0
-    if has_kernel_times or not is_read_from_sockets or not has_first_tokens:
+    if is_virtual_time or has_kernel_times or not has_first_tokens:
         return {}
     reason = format_reason(make_code("no_kernel_times"))
     withheld_metrics = (*guarded("no_kernel_times"), "stalls")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loadgen.core import limits
 from loadgen.core.metrics.client_use import worst_second
 from loadgen.core.metrics.run_evidence import RunEvidence, make_code
-from loadgen.core.metrics.timing_evidence import find_remedy, is_local
+from loadgen.core.metrics.timing_evidence import explain_lateness, is_local
 from loadgen.core.metrics.validity_warnings import find_warnings
 from loadgen.core.metrics.verdict import make_verdict
 from loadgen.core.stats.quantiles import SUPPORT, deciding_quantile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.core.metrics.request_counts import RequestCounts
-    from loadgen.core.metrics.run_evidence import LatenessScale
+    from loadgen.core.metrics.run_evidence import ReferenceLatency
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.verdict import Verdict
     from loadgen.core.results.manifest import ReasonCode
@@ -97,7 +97,7 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a reason if the client sent requests late, and one if arrival times are uncertain.
 
     Both are errors of the client in ms. They matter if they are a large share of the measured
-    latency, which is the scale that they are compared with.
+    latency.
     """
     manifest = evidence.manifest
     summary = evidence.summary
@@ -106,38 +106,38 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
         ("arrivals_unsure", summary.stamp_error_ms, manifest.limits.stamp_error_share),
     )
     for code, error_ms, limit in errors:
-        comparison = _compare_with_scale(error_ms, evidence.inputs.scale, limit)
-        if comparison is not None:
-            remedy = find_remedy(
+        excess = _describe_excessive_error(error_ms, evidence.inputs.reference_latency, limit)
+        if excess is not None:
+            cause = explain_lateness(
                 evidence.worker_samples, summary.window, is_local=is_local(manifest)
             )
-            yield make_code(code, **comparison, **remedy)
+            yield make_code(code, **excess, **cause)
 
 
-def _compare_with_scale(
-    error_ms: Distribution, scale: LatenessScale, limit: float
-) -> dict[str, Any] | None:
-    """Compare an error of the client with the measured latency, None if it is within the limit.
+def _describe_excessive_error(
+    error_ms: Distribution, latency: ReferenceLatency, limit_share: float
+) -> dict[str, str | float | None] | None:
+    """Return the values of a `ReasonCode` about an error of the client that is too large.
+
+    The error is too large if its deciding quantile, the highest one that enough values support, is
+    more than a share of a typical latency. Returns None if it is not, or if there are no values.
 
     Args:
-        error_ms: The distribution of the error, such as the send delay.
-        scale: The latency that it is compared with: the p50 of TTFT, or of E2E.
-        limit: The largest share of that latency that the error may have.
-
-    Returns:
-        The values of a `ReasonCode`: the error, its share of the latency, and the limit.
+        error_ms: The distribution of the error, such as how much later than due requests were sent.
+        latency: The latency that it is compared with: the p50 of TTFT, or of E2E.
+        limit_share: The largest share of that latency that the error may have.
     """
     error = deciding_quantile(error_ms)
-    latency_ms = scale.p50_ms
-    if error is None or latency_ms is None or error.value_ms <= limit * latency_ms:
+    latency_ms = latency.p50_ms
+    if error is None or latency_ms is None or error.value_ms <= limit_share * latency_ms:
         return None
     return {
         "quantile": error.name,
         "value_ms": error.value_ms,
         "share": error.value_ms / latency_ms if latency_ms > 0 else None,
-        "basis": scale.name,
+        "basis": latency.name,
         "basis_ms": latency_ms,
-        "limit": limit,
+        "limit": limit_share,
     }
 
 
@@ -268,40 +268,41 @@ def _check_concurrency(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a caveat if the client dropped requests that it should have sent.
 
-    There are two limits. From the fixed share NOT_OFFERED on, readers of a valid run have to know
-    of it. From the share that the user may set on (`not_offered_share`), the run is INVALID for
-    that reason, and needs no caveat. If the server misses the SLO even without the dropped
-    requests, the run is valid all the same.
+    A caveat is shown if the share of dropped requests is above limits.NOT_OFFERED. It is not needed
+    if that share already makes the run INVALID, which has a reason of its own: the share is above
+    the limit `not_offered_share` of the user, and the dropped requests might decide the SLO. They
+    cannot decide it if the server misses the SLO even without them.
     """
     requests = evidence.summary.requests
-    is_invalid = _drops_too_many(evidence) and not evidence.inputs.is_slo_missed
-    if requests.dropped_share > limits.NOT_OFFERED and not is_invalid:
+    makes_run_invalid = _drops_too_many(evidence) and not evidence.inputs.is_slo_missed
+    if requests.dropped_share > limits.NOT_OFFERED and not makes_run_invalid:
         yield make_code("not_offered", **_dropped_values(requests))
 
 
 def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
     """Yield a caveat for each reason why metrics, or single statistics of them, are withheld.
 
-    A caveat has, for each metric, the names of the withheld statistics, such as "p99". Unsound
-    metrics come first. All of their statistics are withheld, which an empty list stands for.
+    A caveat lists, for each metric, the names of the withheld statistics, such as "p99". An empty
+    list means that all statistics of the metric are withheld, because the metric is unsound: no
+    statistic of it can be trusted. The caveats about unsound metrics come first.
     """
-    all_statistics: list[str] = []
-    unsound = [
-        _WithheldMetric(metric, all_statistics, reason)
+    unsound_metrics = [
+        _WithheldMetric(metric, statistics=[], reason=reason)
         for metric, reason in summary.unsound.items()
     ]
-    yield from _group_by_reason(unsound)
-    uncertain = [
-        _WithheldMetric(metric, list(withheld.ranges), withheld.reason)
+    yield from _group_by_reason(unsound_metrics)
+    has_itl = summary.itl_ms is not None
+    uncertain_metrics = [
+        _WithheldMetric(metric, statistics=list(withheld.ranges), reason=withheld.reason)
         for metric, withheld in summary.withheld.items()
-        # If there is an ITL, the gaps between events have the same statistics.
-        if metric != "inter_chunk" or summary.itl_ms is None
+        # If there is an ITL, it is the gap between events, and the same statistics are withheld.
+        if not (metric == "inter_chunk" and has_itl)
     ]
-    yield from _group_by_reason(uncertain)
+    yield from _group_by_reason(uncertain_metrics)
 
 
 class _WithheldMetric(NamedTuple):
-    """A metric with the names of its statistics that are withheld, and the reason."""
+    """A metric with the names of its statistics that are withheld ([] for all), and the reason."""
 
     metric: str
     statistics: list[str]

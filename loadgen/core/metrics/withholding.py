@@ -23,13 +23,12 @@ from loadgen.figures import METRICS, pooled_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from loadgen.core.limits import ValidityLimits
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.drift import Drift
     from loadgen.core.metrics.part_summaries import PartSummary
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.timing_evidence import TimingEvidence
-    from loadgen.core.metrics.uncertainty import GapBounds, RangesMs, WithheldStatistics
+    from loadgen.core.metrics.uncertainty import GapBounds, WithheldStatistics
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Term
 
@@ -82,9 +81,11 @@ def select_statistics(
 ) -> ReportedStatistics:
     """Return the statistics that can be reported, and why others cannot.
 
-    A single statistic is withheld if it is too uncertain: the errors of timestamps and of token
-    counts may change it by too large a share of its value. A metric is unsound if no statistic of
-    it can be trusted.
+    - A metric is unsound if no statistic of it can be trusted.
+    - A single statistic of another metric, such as its p99, is withheld if the errors of timestamps
+      and of token counts may change it by too large a share of its value.
+    - ITL, the inter-token latency, is absent if events carry several tokens. Otherwise it is the
+      gap between events ("inter_chunk"), and the same statistics of both are withheld.
 
     Args:
         manifest: The manifest of the run.
@@ -100,39 +101,23 @@ def select_statistics(
         metric: distribution.without(uncertain_ranges.get(metric, ()))
         for metric, distribution in distributions.items()
     }
+    is_tpot_uncertain = "tpot" in uncertain_ranges
+    is_tpot_uncertain_by_tokens = is_tpot_uncertain and uncertainty.is_tpot_certain_by_times(
+        measured, distributions["tpot"], manifest.limits
+    )
     withheld = timing_evidence.explain_withheld(
-        uncertain_ranges,
-        evidence,
-        is_first_event_to_blame=_is_first_event_to_blame(
-            uncertain_ranges, measured, distributions["tpot"], manifest.limits
-        ),
+        uncertain_ranges, evidence, is_tpot_uncertain_by_tokens=is_tpot_uncertain_by_tokens
     )
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
     if "inter_chunk" in withheld and not itl_absent:
-        # If each event carries one token, the gaps between events are the inter-token latencies.
         withheld["itl"] = withheld["inter_chunk"]
     unsound = _find_unsound_metrics(manifest, measured, evidence)
-    sound_withheld = {name: value for name, value in withheld.items() if name not in unsound}
-    return ReportedStatistics(certain_distributions, itl_absent, unsound, sound_withheld)
-
-
-def _is_first_event_to_blame(
-    uncertain_ranges: Mapping[str, RangesMs],
-    measured: MetricAccumulator,
-    tpot: Distribution,
-    limits: ValidityLimits,
-) -> bool:
-    """Return True if TPOT is withheld only because the tokens of first events are not known.
-
-    Args:
-        uncertain_ranges: The statistics that are too uncertain, by metric.
-        measured: All measured requests.
-        tpot: The distribution of TPOT.
-        limits: The shares by which statistics may be off.
-    """
-    if "tpot" not in uncertain_ranges:
-        return False
-    return uncertainty.would_first_event_make_tpot_certain(measured, tpot, limits)
+    return ReportedStatistics(
+        distributions=certain_distributions,
+        itl_absent=itl_absent,
+        unsound=unsound,
+        withheld={name: value for name, value in withheld.items() if name not in unsound},
+    )
 
 
 def _find_unsound_metrics(
@@ -182,17 +167,15 @@ def withhold_unsound_metrics(summary: Summary) -> Summary:
 
 
 def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields without unsound metrics that the summary of a run has and parts do not.
+    """Return the new values of summary fields from which unsound metrics were removed.
 
-    An unsound metric must not be reported in any form, so everything that is computed from it is
-    removed too.
+    These are the fields that only the summary of a run has. `_withhold_in_part` changes those that
+    its parts, such as stages, have too. An unsound metric cannot be trusted and must not be
+    reported in any form, so everything that is computed from it is removed.
 
     Args:
-        summary: The summary.
+        summary: The summary of the run.
         unsound: The unsound metrics, with the reason for each.
-
-    Returns:
-        The new value of each changed field.
     """
     changes: dict[str, object] = {
         "other_metrics": _without_other_unsound_metrics(summary, unsound),
@@ -205,7 +188,8 @@ def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, 
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
     if "tokens" in unsound:
         changes["drift"] = drift.without_tokens(summary.drift)
-        changes["rack"] = None  # it has the output rates of all targets, and nothing else
+        # The field `rack` has the output rates over all targets, and nothing else.
+        changes["rack"] = None
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
     return changes
