@@ -378,9 +378,9 @@ class MetricAccumulator:
     def _count_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
         """Count the good requests, which meet all terms of the SLO, and those that miss a term.
 
-        At the end of a run, the client waits a while for responses (the drain) and then cancels the
-        remaining requests, which are unfinished. Such a request counts as a miss if it had exceeded
-        the limit of a term when it was cancelled. Otherwise it does not count at all.
+        At the end of a run, the client waits a while for responses and then cuts off the remaining
+        requests, which are unfinished. Such a request counts as a miss if it had exceeded the limit
+        of a term when it was cut off. Otherwise it does not count at all.
         """
         is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())

@@ -193,18 +193,17 @@ def _add_to_blocks(
         return
     while len(samples) <= int(block_of_request.max()):
         samples.append(BlockSamples())
-    requests_of_blocks = np.bincount(block_of_request, minlength=len(samples)).tolist()
-    for block, requests in zip(samples, requests_of_blocks, strict=True):
-        block.requests += requests
+    request_counts = np.bincount(block_of_request, minlength=len(samples))
+    for block, request_count in zip(samples, request_counts.tolist(), strict=True):
+        block.requests += request_count
     # The rows are ordered by block once. The values of each metric then only have to be split.
     ordered_rows = _order_ok_rows(columns, block_of_request)
+    ends_of_blocks = np.cumsum(request_counts)
     for metric in LATENCIES:
         ordered_values = columns.measure(metric)[ordered_rows]
-        first = 0
-        for block, requests in zip(samples, requests_of_blocks, strict=True):
-            values_of_block = ordered_values[first : first + requests]
-            block.values[metric].add(drop_undefined(values_of_block))
-            first += requests
+        values_of_blocks = np.split(ordered_values, ends_of_blocks[:-1])
+        for block, values in zip(samples, values_of_blocks, strict=True):
+            block.values[metric].add(drop_undefined(values))
 
 
 def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDArray[np.int32]:

@@ -154,7 +154,7 @@ def without_slo_outcomes(summary: SummaryT) -> SummaryT:
     The field `met` becomes None everywhere: in the goodput of the requests, in each of its terms,
     and in the goodput of whole tasks. The measured values stay.
     """
-    changes: dict[str, Goodput | Sessions] = {"goodput": _without_outcomes(summary.goodput)}
+    changes: dict[str, Goodput | Sessions] = {"goodput": _not_judged_goodput(summary.goodput)}
     # Only the summaries of the run and of its classes have tasks.
     tasks: Sessions | None = getattr(summary, "sessions", None)
     if tasks is not None and tasks.goodput is not None:
@@ -163,14 +163,15 @@ def without_slo_outcomes(summary: SummaryT) -> SummaryT:
     return msgspec.structs.replace(summary, **changes)
 
 
-def _without_outcomes(goodput: Goodput) -> Goodput:
+def _not_judged_goodput(goodput: Goodput) -> Goodput:
     """Return the goodput of an invalid run: the same counts, but no SLO or term is met or missed.
 
     If there is an SLO, `not_judged` says that it is not judged because the run is not valid.
     """
-    has_any_slo = goodput.has_slo or goodput.met is not None
+    # `has_slo` is about an SLO on single requests. One on whole tasks alone only sets `met`.
+    has_slo_on_tasks = goodput.met is not None
     not_judged = goodput.not_judged
-    if has_any_slo:
+    if goodput.has_slo or has_slo_on_tasks:
         not_judged = "the run is not valid; verdict.reasons says why"
     terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
     return msgspec.structs.replace(goodput, met=None, slo=terms, not_judged=not_judged)
@@ -228,7 +229,7 @@ def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> boo
     """
     outcomes = [term.met for term in terms]
     if slo.goodput_share is not None:
-        outcomes.append(_is_share_met(sample, slo, slo.goodput_share))
+        outcomes.append(_is_required_share_good(sample, slo, slo.goodput_share))
     return combine_outcomes(outcomes)
 
 
@@ -262,8 +263,11 @@ def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     return good if is_certain else None
 
 
-def _is_share_met(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
+def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
     """Return whether the required share of requests is good, or None if it is undecided.
+
+    Timestamps have errors, so the number of good requests is known only within bounds. The answer
+    is decided if it is the same for the fewest and for the most good requests that are possible.
 
     Args:
         sample: The requests.
@@ -273,11 +277,11 @@ def _is_share_met(sample: SloSample, slo: Slo, share_limit: float) -> bool | Non
     if _has_undecidable_requests(sample, slo):
         return None
     fewest_good, most_good = _possible_good_counts(sample, slo)
-    is_met_by_fewest = _is_share_reached(sample, fewest_good, share_limit)
-    is_met_by_most = _is_share_reached(sample, most_good, share_limit)
+    is_met_by_fewest = _is_required_share(sample, fewest_good, share_limit)
+    is_met_by_most = _is_required_share(sample, most_good, share_limit)
     if is_met_by_fewest is not is_met_by_most:
         return None
-    # Responses that lack a TPOT count as good. If they are many, there may be fewer good requests.
+    # Responses without a TPOT counted as good. If there are many, a share that is met is not sure.
     if is_met_by_fewest and _lacks_tpot(sample, slo):
         return None
     return is_met_by_fewest
@@ -292,20 +296,21 @@ def _possible_good_counts(sample: SloSample, slo: Slo) -> tuple[int, int]:
     return int(good_range.lower), int(good_range.upper)
 
 
-def _is_share_reached(sample: SloSample, good: int, share_limit: float) -> bool | None:
+def _is_required_share(sample: SloSample, good: int, share_limit: float) -> bool | None:
     """Return whether a number of good requests is the required share of the counted requests.
 
-    Unfinished requests are not counted. Returns None if there are so many of them that they decide:
-    the share would be reached if all of them were good.
+    Requests that the end of the run cut off, the unfinished ones, are not counted. If there are
+    many and the share would be reached with all of them good, it is undecided and the result is
+    None.
 
     Args:
         sample: The requests.
         good: How many of them are good.
-        share_limit: The required share.
+        share_limit: The required share, such as 0.95.
     """
     counted = sample.counted
     unfinished = sample.unfinished
-    could_be_reached = good + unfinished >= share_limit * (counted + unfinished)
-    if sample.has_too_many_unfinished and could_be_reached:
+    is_reached_if_all_are_good = good + unfinished >= share_limit * (counted + unfinished)
+    if sample.has_too_many_unfinished and is_reached_if_all_are_good:
         return None
     return counted > 0 and good / counted >= share_limit

@@ -141,21 +141,38 @@ def measure_replicas(
 def _select_tested_requests(
     measured: Sequence[Columns], tested_time: TestedTime
 ) -> _TestedRequests:
-    """Return the columns of the measured requests that are due in the time tested."""
-    blocks = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
-    is_tested = [block != NO_BLOCK for block in blocks]
+    """Return the columns of the measured requests that are due in the time tested.
 
-    def join_tested(columns_of_stages: Iterable[NDArray[_Number]]) -> NDArray[_Number]:
-        stages = zip(columns_of_stages, is_tested, strict=True)
-        return join_arrays([column[selected] for column, selected in stages])
-
+    Args:
+        measured: The records of each measured stage.
+        tested_time: The part of the load that is tested for growth.
+    """
+    block_columns = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
+    is_tested = [block_column != NO_BLOCK for block_column in block_columns]
+    # Generators read one stage at a time, which takes less memory than a list of columns.
+    ttft_ns = (_ok_ttft_ns(columns) for columns in measured)
+    prompt_tokens = (columns["input_tokens"] for columns in measured)
+    output_tokens = (requested_output_tokens(columns) for columns in measured)
     return _TestedRequests(
-        replica_key=join_tested(replica_keys(columns) for columns in measured),
-        block=join_tested(blocks),
-        ttft_ns=join_tested(_ok_ttft_ns(columns) for columns in measured),
-        prompt_tokens=join_tested(columns["input_tokens"] for columns in measured),
-        output_tokens=join_tested(requested_output_tokens(columns) for columns in measured),
+        replica_key=_join_selected((replica_keys(columns) for columns in measured), is_tested),
+        block=_join_selected(block_columns, is_tested),
+        ttft_ns=_join_selected(ttft_ns, is_tested),
+        prompt_tokens=_join_selected(prompt_tokens, is_tested),
+        output_tokens=_join_selected(output_tokens, is_tested),
     )
+
+
+def _join_selected(
+    columns_of_stages: Iterable[NDArray[_Number]], is_selected: Sequence[NDArray[np.bool_]]
+) -> NDArray[_Number]:
+    """Return the selected values of a column of all stages as one array.
+
+    Args:
+        columns_of_stages: The column of each stage.
+        is_selected: For each stage, which of its requests are selected.
+    """
+    stages = zip(columns_of_stages, is_selected, strict=True)
+    return join_arrays([column[selected] for column, selected in stages])
 
 
 def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArray[np.int8]:
@@ -365,21 +382,19 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
     """Return the trends of the series of each replica, one list per replica.
 
     All series are tested in one call, because Holm's correction for multiple tests has to cover all
-    of them. Left out are series with values in too few blocks, and those with a mean of 0, of which
-    a growth is no share.
+    of them. Left out are series with values in too few blocks, and those with a mean of 0, because
+    a growth is measured as a share of the mean.
     """
-    tested_series = [
-        (replica_index, series_name, values)
-        for replica_index, replica in enumerate(replicas)
-        for series_name, values in replica.tested
-    ]
-    lines = trend.find_trends([values for _, _, values in tested_series])
-    trends_by_replica: list[list[_SeriesTrend]] = [[] for _ in replicas]
-    for (replica_index, series_name, values), line in zip(tested_series, lines, strict=True):
-        if line is not None and line.mean > 0:
-            name = replicas[replica_index].name
-            series_trend = _SeriesTrend(name, series_name, values, line)
-            trends_by_replica[replica_index].append(series_trend)
+    all_values = [values for replica in replicas for _, values in replica.tested]
+    all_trends = iter(trend.find_trends(all_values))
+    trends_by_replica = []
+    for replica in replicas:
+        series_trends = []
+        for series_name, values in replica.tested:
+            series_trend = next(all_trends)
+            if series_trend is not None and series_trend.mean > 0:
+                series_trends.append(_SeriesTrend(replica.name, series_name, values, series_trend))
+        trends_by_replica.append(series_trends)
     return trends_by_replica
 
 

@@ -118,36 +118,40 @@ def _steady_completed_rate(accumulator: MetricAccumulator, steady: Span) -> floa
 
 
 def _request_rate(
-    accumulator: MetricAccumulator, time: RequestTime, run_total: MetricAccumulator | None
+    accumulator: MetricAccumulator, time_name: RequestTime, run_total: MetricAccumulator | None
 ) -> float | None:
-    """Return the rate at which requests were due or sent, None for too few of them.
+    """Return the rate per second at which requests were due or sent, None for too few of them.
+
+    The rate of a part of a run, such as a target, is its share of the rate of the run.
 
     Args:
         accumulator: The requests.
-        time: Which time of the requests the rate is about.
-        run_total: All measured requests of the run, if the requests are a part of them. The rate
-            of the part is then its share of the rate of the run. None otherwise.
+        time_name: Whether the rate is about the times at which requests were due or were sent.
+        run_total: All measured requests of the run, if the requests are only a part of them. None
+            if they are all measured requests.
     """
     if run_total is None:
-        return times_per_s(accumulator, time)
-    count = accumulator.sum(time)
-    if not count:
+        return times_per_s(accumulator, time_name)
+    requests_of_part = accumulator.sum(time_name)
+    if not requests_of_part:
         return None
-    run_rate = times_per_s(run_total, time)
-    return None if run_rate is None else run_rate * count / run_total.sum(time)
+    run_rate = times_per_s(run_total, time_name)
+    if run_rate is None:
+        return None
+    return run_rate * requests_of_part / run_total.sum(time_name)
 
 
-def times_per_s(accumulator: MetricAccumulator, time: RequestTime) -> float | None:
+def times_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float | None:
     """Return the rate of n times, (n - 1) / (last - first), or None for fewer than two.
 
     Args:
         accumulator: The requests.
-        time: Which time of the requests the rate is about.
+        time_name: Whether the rate is about the times at which requests were due or were sent.
     """
-    count = accumulator.sum(time)
+    count = accumulator.sum(time_name)
     if count < 2:
         return None
-    duration_ns = accumulator.maxima[time] - accumulator.minima[time]
+    duration_ns = accumulator.maxima[time_name] - accumulator.minima[time_name]
     return (count - 1) / (duration_ns / 1e9) if duration_ns > 0 else None
 
 

@@ -26,19 +26,22 @@ if TYPE_CHECKING:
 def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     """Return which unfinished requests had exceeded the limit of a term when they were cut.
 
-    When the end of the drain cuts a request, its value of a metric is not known, but often a lower
-    bound of it is: a request without a first token after 5 s has a TTFT of more than 5 s. If a
-    metric has no such bound, as that of gaps between all events, no request is known to be over.
+    The end of a run cuts requests that are still in flight. The latency of such a request is not
+    known, but it may have a lower bound: a request without a first token after 5 s has a TTFT of
+    more than 5 s. If the metric has no lower bound for single requests, no request is known to be
+    over the limit.
     """
+    no_request = np.zeros(len(columns), bool)
     was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
     definition = METRICS.get(term.metric)
     if definition is None or definition.least is None or not was_cut.any():
-        return np.zeros(len(columns), bool)
-    # An error in a metric of another package is reported as an error of that package.
-    compute_lower_bounds = METRICS.guard(definition, definition.least)
-    is_over: NDArray[np.bool_] = was_cut & (compute_lower_bounds(columns) > term.limit_ns)
-    needs_output = bool(definition.needs)
-    if needs_output:
+        return no_request
+    # `least` is the function of the metric that computes lower bounds. With `guard`, an error in
+    # that function is reported as one of the package that defines the metric.
+    compute_lower_bounds_ns = METRICS.guard(definition, definition.least)
+    is_over: NDArray[np.bool_] = was_cut & (compute_lower_bounds_ns(columns) > term.limit_ns)
+    is_metric_of_output = bool(definition.needs)
+    if is_metric_of_output:
         is_over &= ~columns.request_no_output
     return is_over
 
@@ -169,9 +172,10 @@ def _least_per_token(
 ) -> NDArray[np.int64]:
     """Return a lower bound of the time per output token of unfinished requests, in ns.
 
-    It is the time from the first token to the end or the cut, divided by the most tokens that the
-    response could have: the requested ones. It is 0 if no first token had come, or if no number of
-    tokens was requested.
+    It is the time since the first token, divided by the most tokens that the response could have,
+    which are the requested ones. That time lasts until the response ended or, if it had not, until
+    the end of the run cut the request. The bound is 0 if no first token had come, or if no number
+    of tokens was requested.
 
     Args:
         columns: The requests.
@@ -179,11 +183,12 @@ def _least_per_token(
             leaves out those of the first event.
     """
     first_token_ns = columns["first_token_ns"]
+    requested_tokens = columns["asked_output"].astype(np.int64)
     elapsed_ns = _end_or_cut_ns(columns) - first_token_ns
-    most_tokens = columns["asked_output"].astype(np.int64) - excluded_tokens
-    per_token_ns = elapsed_ns // np.maximum(most_tokens, 1)
-    is_known = (first_token_ns >= 0) & (most_tokens > 0)
-    values: NDArray[np.int64] = np.where(is_known, per_token_ns, 0)
+    most_tokens = requested_tokens - excluded_tokens
+    least_per_token_ns = elapsed_ns // np.maximum(most_tokens, 1)
+    has_bound = (first_token_ns >= 0) & (most_tokens > 0)
+    values: NDArray[np.int64] = np.where(has_bound, least_per_token_ns, 0)
     return values
 
 

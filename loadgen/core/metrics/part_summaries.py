@@ -296,17 +296,17 @@ class PartSummarizer:
     ) -> PartMetrics:
         """Return the metrics of a stage, or of all measured stages, which are those of the run.
 
-        Only stages have gaps between events, and requests that were lost without a record. Both are
-        not known for other parts of a run.
+        Gaps between events, and requests without a record, are known for stages only. Other parts
+        of a run, such as its targets, are measured by `_measure_part`.
 
         Args:
             accumulator: The requests of the stages.
             scope: What the metrics depend on beside the requests, such as their window.
             gaps: The gaps between output events of these requests.
-            unrecorded: The number of requests of the stages that have no record.
+            unrecorded: The number of requests of the stages that were lost and have no record.
         """
-        sample = self._slo_sample_of_stages(accumulator, gaps, unrecorded)
-        return self._measure(sample, scope)
+        slo_sample = self._slo_sample_of_stages(accumulator, gaps, unrecorded)
+        return self._measure(slo_sample, scope)
 
     def _slo_sample_of_stages(
         self,

@@ -370,6 +370,13 @@ class _ReasonFormatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return a value as text. `string.Formatter` calls this method for each placeholder.
 
+        Examples, each with its value:
+
+        - `{remedy:part}`, "disk": the part of a sentence that `_PARTS` has for "disk".
+        - `{requests:request|requests}`, 1: "1 request".
+        - `{share:share}`, 0.031: the result of the function "share" in the table of formats.
+        - `{value_ms:.3g}`, 12.345: "12.3", as Python formats it.
+
         Args:
             value: The value of the placeholder.
             format_spec: The text after its colon.
@@ -380,7 +387,8 @@ class _ReasonFormatter(string.Formatter):
             singular, plural = format_spec.split("|")
             return format.counted(value, singular, plural)
         if format_spec in self._formats:
-            return self._formats[format_spec](value)
+            format_value = self._formats[format_spec]
+            return format_value(value)
         return str(super().format_field(value, format_spec))
 
 

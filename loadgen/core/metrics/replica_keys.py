@@ -63,17 +63,19 @@ def number_keys(keys: NDArray[Any]) -> NumberedKeys:
     """
     if not len(keys):
         return NumberedKeys(*np.unique(keys, return_inverse=True))
-    lowest_key = min(int(keys.min()), 0)
-    if int(keys.max()) - lowest_key > MAX_KEY_RANGE:
+    first_table_key = min(int(keys.min()), 0)
+    if int(keys.max()) - first_table_key > MAX_KEY_RANGE:
         return NumberedKeys(*np.unique(keys, return_inverse=True))
-    table_positions = keys - lowest_key
-    is_used = np.zeros(int(table_positions.max()) + 1, bool)
-    is_used[table_positions] = True
-    used_positions = np.flatnonzero(is_used)
+    # The tables have an entry for each possible key, from `first_table_key` on.
+    entries = keys - first_table_key
+    is_key_present = np.zeros(int(entries.max()) + 1, bool)
+    is_key_present[entries] = True
+    present_entries = np.flatnonzero(is_key_present)
     # The smallest integer type that holds all indices saves memory.
-    index_of_position = np.zeros(len(is_used), np.min_scalar_type(len(used_positions)))
-    index_of_position[used_positions] = np.arange(len(used_positions))
-    return NumberedKeys(used_positions + lowest_key, index_of_position[table_positions])
+    index_type = np.min_scalar_type(len(present_entries))
+    index_of_entry = np.zeros(len(is_key_present), index_type)
+    index_of_entry[present_entries] = np.arange(len(present_entries))
+    return NumberedKeys(keys=present_entries + first_table_key, key_index=index_of_entry[entries])
 
 
 def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -82,14 +82,16 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """The share of the requests that the client did not send because too many were in flight.
+        """The share of the requests that were not sent, 0 if none of them is due to the client.
 
-        A request of a conversation is not sent either if its previous turn failed. It is not the
-        client that prevents it. If all dropped requests are of this kind, the share is 0.
+        The client does not send a request if too many are in flight. A turn of a conversation is
+        not sent either if the previous turn failed, which is not due to the client. If all dropped
+        requests are such turns, the share is 0. Otherwise it is the share of all dropped requests.
         """
         not_cancelled = self.scheduled - self.cancelled
         dropped_after_failed_turn = self._count_of_error("previous_turn_failed")
-        if not_cancelled == 0 or self.dropped <= dropped_after_failed_turn:
+        is_due_to_client = self.dropped > dropped_after_failed_turn
+        if not_cancelled == 0 or not is_due_to_client:
             return 0.0
         return self.dropped / not_cancelled
 

@@ -131,11 +131,13 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 
 
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
-    """Return the output tokens per step of the model under speculative decoding, in millionths.
+    """Return the accepted length of each request under speculative decoding, in millionths.
 
-    Each step of the model yields one token of its own, after the accepted tokens of a draft. So the
-    number of steps is the output tokens less the accepted ones: 10 tokens, 6 of them accepted, took
-    4 steps, which is 2.5 tokens per step. The value is UNDEFINED if the server reports no drafts.
+    The accepted length is the mean number of output tokens per step of the model. Each step yields
+    one token of the model, after the accepted tokens of a draft. So the number of steps is the
+    output tokens less the accepted ones: 10 tokens, 6 of them accepted, took 4 steps, which is 2.5
+    tokens per step. It is returned as 2,500,000, because metrics are integers. The value is
+    UNDEFINED if the server reports no drafts.
     """
     if int(columns["draft_tokens"].max(initial=0)) <= 0:  # no request has drafts
         return np.broadcast_to(np.int64(UNDEFINED), len(columns))

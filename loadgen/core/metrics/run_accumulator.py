@@ -9,7 +9,7 @@ import numpy as np
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import MetricAccumulator
 from loadgen.core.metrics.columns import Columns, class_indices, step_indices
-from loadgen.core.metrics.tasks import TaskColumns
+from loadgen.core.metrics.tasks import TaskColumns, TaskTable
 from loadgen.core.metrics.windows import is_first_request_of_user, is_last_request_of_user
 from loadgen.core.results.manifest import StagePlan
 
@@ -158,33 +158,36 @@ class RunAccumulator:
     def _add_conversations(self, stage: int, columns: Columns) -> None:
         """Add the conversations and tasks of a stage, which consist of several requests.
 
-        Only those whose last request is recorded have an outcome, such as ok. The end of the load
-        cuts off the others before their last request is due. They are counted if the stage is
-        measured.
+        One whose last request is recorded has ended and has an outcome, such as ok. The end of the
+        load cuts off the others before their last request is due. These are counted only if the
+        stage is measured.
         """
         table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
         if not len(table.numbers):
             return
-        plan = self._plans[stage]
-        if plan.measured:
-            is_cut = ~table.has_ended
-            is_cancelled = table.columns.cancelled > 0
-            cut = _CutConversationTable(table.numbers[is_cut], is_cancelled[is_cut])
-            self._cut_conversations.append(cut)
-        ended_numbers = table.numbers[table.has_ended]
-        ended_tasks = table.columns.select(table.has_ended)
-        _add_ended_tasks(self.stages[stage], ended_tasks)
-        if self.classes:
-            class_of_task = class_indices(self._manifest, ended_numbers)
-            for class_index, part in enumerate(self.classes):
-                tasks_of_class = ended_tasks.select(class_of_task == class_index)
-                _add_ended_tasks(part.of_stage(plan), tasks_of_class)
+        if self._plans[stage].measured:
+            self._cut_conversations.append(_select_cut_conversations(table))
+        self._add_ended_conversations(stage, table)
+
+    def _add_ended_conversations(self, stage: int, table: TaskTable) -> None:
+        """Add the conversations and tasks of a stage that have ended to it and to their classes."""
+        ended = table.columns.select(table.has_ended)
+        _add_ended_tasks(self.stages[stage], ended)
+        if not self.classes:
+            return
+        class_of_ended = class_indices(self._manifest, table.numbers[table.has_ended])
+        for class_index, part in enumerate(self.classes):
+            accumulator = part.of_stage(self._plans[stage])
+            _add_ended_tasks(accumulator, ended.select(class_of_ended == class_index))
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
         """Count the measured conversations whose last turn was never scheduled.
 
+        Either the end of the load cut such a conversation, or one of its turns was cancelled. Both
+        kinds are counted separately.
+
         Args:
-            class_index: The request class whose conversations are counted; None counts all.
+            class_index: The request class whose conversations are counted. None counts all.
         """
         by_end_of_load = 0
         cancelled = 0
@@ -193,8 +196,9 @@ class RunAccumulator:
             if class_index is not None:
                 class_of_conversation = class_indices(self._manifest, table.numbers)
                 is_cancelled = is_cancelled[class_of_conversation == class_index]
-            cancelled += int(is_cancelled.sum())
-            by_end_of_load += int((~is_cancelled).sum())
+            cancelled_in_stage = int(is_cancelled.sum())
+            cancelled += cancelled_in_stage
+            by_end_of_load += len(is_cancelled) - cancelled_in_stage
         return CutConversations(by_end_of_load, cancelled)
 
     def measured_and_warmup(self) -> MeasuredAndWarmup:
@@ -233,6 +237,13 @@ class RunAccumulator:
 def _new_parts(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
     """Return empty accumulators of one target, class or step for each SLO."""
     return [MeasuredAndWarmup(MetricAccumulator(slo), MetricAccumulator(slo)) for slo in slos]
+
+
+def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
+    """Return the conversations and tasks of a stage whose last turn was never scheduled."""
+    is_cut = ~table.has_ended
+    is_cancelled = table.columns.cancelled > 0
+    return _CutConversationTable(table.numbers[is_cut], is_cancelled[is_cut])
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:

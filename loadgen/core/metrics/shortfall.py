@@ -66,7 +66,8 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     A server that keeps up delivers as many first tokens, and ends as many responses, as arrive. How
     many are expected in the second half of the load follows from the arrivals and from the delays
     of the first quarter. The server fell behind if it delivered less than MIN_DELIVERED_SHARE of
-    them and the difference is too large to be chance. Failed and dropped requests are expected.
+    them and the difference is too large to be chance. Failed and dropped requests arrived as well,
+    so their events are expected and count as missing.
 
     Args:
         measured: The records of each measured stage.
@@ -76,17 +77,20 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     if len(due_ns) < 2 or int(due_ns.min()) == int(due_ns.max()):
         return None
     test = _DeliveryTest(due_ns)
-    prompt_work = test.relative_work(requests.column("input_tokens"))
-    shortfall = test.find_shortfall("first tokens", requests.first_token_ns(), prompt_work)
-    # How long the requests of a session take together depends on more than the server.
-    if shortfall is not None or requests.have_sessions():
-        return shortfall
+    prompt_factors = test.find_delay_factors(requests.column("input_tokens"))
+    missing_tokens = test.compare_events(
+        "first tokens", requests.first_token_ns(), delay_factors=prompt_factors
+    )
+    if missing_tokens is not None:
+        return missing_tokens
     end_ns = requests.ok_end_ns()
-    if not test.lasts_long_enough(end_ns):
+    # How long the requests of a session take together depends on more than the server.
+    if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
-    output_work = test.relative_work(requests.requested_output_tokens())
-    work = _multiply_work(prompt_work, output_work)
-    return test.find_shortfall("responses", end_ns, work)
+    output_factors = test.find_delay_factors(requests.requested_output_tokens())
+    return test.compare_events(
+        "responses", end_ns, delay_factors=_multiply_factors(prompt_factors, output_factors)
+    )
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -164,12 +168,13 @@ def _is_planned(columns: Columns) -> NDArray[np.bool_]:
     return is_planned
 
 
-RelativeWork: TypeAlias = "NDArray[np.float64] | None"
-"""The work of each request relative to the first quarter of a load; None if requests are alike."""
+DelayFactors: TypeAlias = "NDArray[np.float64] | None"
+"""How many times as long as in the first quarter of a load each request may take, because it has
+more tokens. None stands for a factor of 1 for every request."""
 
 
-def _multiply_work(first: RelativeWork, second: RelativeWork) -> RelativeWork:
-    """Return the product of two kinds of work, where None stands for a factor of 1."""
+def _multiply_factors(first: DelayFactors, second: DelayFactors) -> DelayFactors:
+    """Return the products of two factors for each request."""
     if first is None:
         return second
     if second is None:
@@ -218,14 +223,16 @@ class _DeliveryTest:
             return False
         return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
 
-    def relative_work(self, tokens: NDArray[np.int64]) -> RelativeWork:
-        """Return the tokens of each request relative to the mean of the first quarter.
+    def find_delay_factors(self, tokens: NDArray[np.int64]) -> DelayFactors:
+        """Return how many times as long as in the first quarter each request may take.
 
-        Returns None if the requests of the second half are not longer than those of the first
-        quarter. A request with an unknown number of tokens (-1) has the work 1.
+        A request with more tokens takes longer even if the server keeps up. So the factor of a
+        request is its tokens divided by the mean tokens of the first quarter. It is 1 if the number
+        of its tokens is not known. Returns None, which stands for a factor of 1 for every request,
+        if the requests of the second half are hardly longer than those of the first quarter.
 
         Args:
-            tokens: The prompt or output tokens of each request.
+            tokens: The prompt or output tokens of each request, -1 if not known.
         """
         is_known = tokens >= 0
         is_in_second_half = self._due_ns > self._half_start_ns
@@ -234,25 +241,26 @@ class _DeliveryTest:
         if not first_quarter_tokens.any() or not len(second_half_tokens):
             return None
         first_quarter_mean = float(first_quarter_tokens.mean())
-        if float(second_half_tokens.mean()) <= (1 + MIN_GROWTH_SHARE) * first_quarter_mean:
+        second_half_mean = float(second_half_tokens.mean())
+        if second_half_mean <= (1 + MIN_GROWTH_SHARE) * first_quarter_mean:
             return None
         return np.where(is_known, tokens / first_quarter_mean, 1.0)
 
-    def find_shortfall(
-        self, events: EventName, event_ns: NDArray[np.int64], work: RelativeWork
+    def compare_events(
+        self, events: EventName, event_ns: NDArray[np.int64], delay_factors: DelayFactors
     ) -> Shortfall | None:
         """Return how many fewer events came than expected, or None if enough came.
 
         Args:
             events: What the events are called.
             event_ns: The time of the event of each request, -1 if it never came.
-            work: The work of each request, by which its expected delay is multiplied.
+            delay_factors: By what the expected delay of each request is multiplied.
         """
         has_known_delay = (event_ns >= 0) & self._is_in_first_quarter
         delays_ns = event_ns[has_known_delay] - self._due_ns[has_known_delay]
         if not len(delays_ns):
             return None
-        expected = self._count_expected(delays_ns, work)
+        expected = self._count_expected(delays_ns, delay_factors)
         is_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
         observed = int(is_in_second_half.sum())
         is_negligible = observed >= MIN_DELIVERED_SHARE * expected
@@ -269,46 +277,55 @@ class _DeliveryTest:
         variance = _index_of_dispersion(self._ordered_due_ns) * expected
         return expected - observed <= CHANCE_SIGMAS * math.sqrt(variance)
 
-    def _count_expected(self, delays_ns: NDArray[np.int64], work: RelativeWork) -> float:
+    def _count_expected(self, delays_ns: NDArray[np.int64], delay_factors: DelayFactors) -> float:
         """Return the expected events of the second half if delays stay those of the first quarter.
 
         Args:
             delays_ns: The delays from the due time to the event in the first quarter.
-            work: The work of each request, by which its delay is multiplied.
+            delay_factors: By what the delay of each request is multiplied.
         """
         probabilities = np.linspace(0, 1, DELAY_QUANTILES)
         delay_quantiles_ns = np.quantile(delays_ns, probabilities, method="nearest")
-        if work is None:
-            return self._count_expected_of_equal_requests(delay_quantiles_ns)
-        return self._count_expected_by_work(delay_quantiles_ns, work)
+        if delay_factors is None:
+            return self._count_expected_by_delays(delay_quantiles_ns)
+        return self._count_expected_by_scaled_delays(delay_quantiles_ns, delay_factors)
 
-    def _count_expected_of_equal_requests(self, delays_ns: NDArray[np.float64]) -> float:
-        """Return the expected events if any request may have any of the delays.
+    def _count_expected_by_delays(self, delays_ns: NDArray[np.float64]) -> float:
+        """Return the expected events of the second half if each delay is equally probable.
 
-        If all requests had the delay d, the events of the second half would be those of the
-        requests due between its start less d and its end less d. The mean of that number over all
-        delays is expected.
+        If every request had a delay of 2 s and the second half lasted from 30 s to 60 s, its events
+        would be those of the requests due from 28 s to 58 s. The expected number of events is the
+        mean of the numbers that the single delays lead to in this way.
+
+        Args:
+            delays_ns: The delays from the due time to the event that a request may have.
         """
-        due_by_end = self._count_due(self._half_end_ns - delays_ns)
-        due_by_start = self._count_due(self._half_start_ns - delays_ns)
-        return float((due_by_end - due_by_start).mean())
+        due_early_enough_for_end = self._count_due(self._half_end_ns - delays_ns)
+        due_early_enough_for_start = self._count_due(self._half_start_ns - delays_ns)
+        events_by_delay = due_early_enough_for_end - due_early_enough_for_start
+        return float(events_by_delay.mean())
 
-    def _count_expected_by_work(
-        self, delays_ns: NDArray[np.float64], work: NDArray[np.float64]
+    def _count_expected_by_scaled_delays(
+        self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
     ) -> float:
-        """Return the expected events if the delay of a request is multiplied by its work.
+        """Return the expected events of the second half if delays depend on the request.
 
-        They are the sum, over all requests, of the probability that the event of the request comes
-        in the second half. It comes by a time t if its delay, without the factor work, is at most
-        (t - due time) / work. It is computed in slices, which takes little memory.
+        The delay of a request is one of `delays_ns`, all equally probable, times its factor. So its
+        event comes by the end of the second half if that one of `delays_ns` is at most (end - due
+        time) / factor. The expected number of events is the sum, over all requests, of the
+        probability that the event comes in the second half.
+
+        The requests are processed in slices, which takes little memory.
         """
         probabilities = np.empty(len(self._due_ns))
         for rows in block_slices(len(self._due_ns)):
-            longest_delay_ns = (self._half_end_ns - self._due_ns[rows]) / work[rows]
-            shortest_delay_ns = (self._half_start_ns - self._due_ns[rows]) / work[rows]
-            by_end = _share_of_delays(delays_ns, longest_delay_ns)
-            by_start = _share_of_delays(delays_ns, shortest_delay_ns)
-            probabilities[rows] = by_end - by_start
+            due_ns = self._due_ns[rows]
+            factors = delay_factors[rows]
+            delay_until_end_ns = (self._half_end_ns - due_ns) / factors
+            delay_until_start_ns = (self._half_start_ns - due_ns) / factors
+            probability_by_end = _share_of_delays(delays_ns, delay_until_end_ns)
+            probability_by_start = _share_of_delays(delays_ns, delay_until_start_ns)
+            probabilities[rows] = probability_by_end - probability_by_start
         return float(probabilities.sum())
 
     def _count_due(self, times_ns: NDArray[np.float64]) -> NDArray[np.int64]:

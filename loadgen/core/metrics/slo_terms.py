@@ -189,8 +189,9 @@ def _quantile_index(counts: _SampleCounts, term: Term) -> int:
 def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _SampleCounts:
     """Count the requests that a term is judged by, with every failed one as over the limit.
 
-    Cancelled requests do not count. An unfinished request, which the end of the drain cut, counts
-    only if it had exceeded the limit by then. It is undecided otherwise.
+    Cancelled requests do not count. An unfinished request, which the end of the run cut off, counts
+    only if it had exceeded the limit by then. Otherwise it is undecided. All other requests that
+    are not ok, which are failed, dropped or lost, count as over the limit.
 
     Args:
         sample: The requests.
@@ -198,18 +199,15 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
         term_number: The index of the term in the SLO, which is in the names of its counts.
     """
     accumulator = sample.accumulator
-    with_value = accumulator.sum(term_sum_name(term_number, "values"))
-    values_over_limit = accumulator.sum(term_sum_name(term_number, "over"))
+    ok_with_value = accumulator.sum(term_sum_name(term_number, "values"))
+    ok_over_limit = accumulator.sum(term_sum_name(term_number, "over"))
     unfinished_over_limit = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
     undecided = accumulator.sum("unfinished") - unfinished_over_limit
-    # Requests that count and are not ok have no value, and are over the limit: failed, dropped and
-    # lost ones, and unfinished ones that had exceeded the limit.
-    counted = sample.not_cancelled - undecided
-    not_ok = counted - accumulator.sum("ok")
+    misses_without_value = sample.not_cancelled - undecided - accumulator.sum("ok")
     return _SampleCounts(
-        total=with_value + not_ok,
-        with_value=with_value,
-        over_limit=values_over_limit + not_ok,
+        total=ok_with_value + misses_without_value,
+        with_value=ok_with_value,
+        over_limit=ok_over_limit + misses_without_value,
         unfinished=undecided,
         without_tpot=sample.count_without_tpot(term),
     )

@@ -273,13 +273,24 @@ def dump_summary(summary: Summary) -> bytes:
     return format.document(summary)
 
 
-def load_summary(data: bytes, where: str = FILE) -> Summary:
+def load_summary(data: bytes, path: str = FILE) -> Summary:
     """Return the summary in the bytes of a `summary.json`.
 
     Fields that this version does not know are ignored.
 
+    Args:
+        data: The bytes of the file.
+        path: The path of the file, for errors. A path without a directory is shown as one in "DIR".
+
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
-    directory = where.rpartition("/")[0] or "DIR"
+    directory = path.rpartition("/")[0] or "DIR"
     hint = f"loadgen report {directory} --json > {directory}/summary.json creates it again"
-    return decode_json(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)
+    return decode_json(
+        data,
+        content_type=Summary,
+        where=path,
+        description="a summary of a run",
+        hint=hint,
+        schema=SCHEMA,
+    )

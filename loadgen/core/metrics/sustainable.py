@@ -203,15 +203,23 @@ def _median_e2e_ns(measured: Sequence[Columns]) -> float | None:
 
 
 def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
-    """Return why a load without a steady state cannot be judged."""
+    """Return why a load without a steady state cannot be judged.
+
+    The steady state is the time in which requests become due and no other load, such as a warm-up,
+    is in flight. If all requests are due at once, the kind of load has no steady state, which is
+    not judged. Otherwise the load was too short to have one.
+    """
     due_ns = join_arrays([columns["due_ns"][columns.reached_due_time] for columns in measured])
-    are_due_over_time = len(due_ns) > 0 and int(due_ns.max()) > int(due_ns.min())
-    if not are_due_over_time:
+    are_due_at_once = len(due_ns) == 0 or int(due_ns.max()) == int(due_ns.min())
+    if are_due_at_once:
         return Sustainable(
-            reason="all requests are scheduled at the same time, so nothing can grow over time"
+            code="not_judged",
+            reason="all requests are scheduled at the same time, so nothing can grow over time",
         )
-    reason = "too short: at no time was the load only that of measured requests"
-    return Sustainable(code="too_short", reason=reason)
+    return Sustainable(
+        code="too_short",
+        reason="too short: at no time was the load only that of measured requests",
+    )
 
 
 def _too_short(load_s: float, request_s: float) -> Sustainable:
@@ -239,31 +247,39 @@ def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) ->
         tested_time: The part of the load that is tested.
     """
     if not replicas:
-        return _too_few_requests(0, "", replicas, tested_time)
+        return _too_few_requests(0, "", tested_time, replica_count=0)
     for replica in replicas:
         if replica.due_requests < MIN_REQUESTS:
-            return _too_few_requests(replica.due_requests, replica.name, replicas, tested_time)
+            return _too_few_requests(
+                replica.due_requests, replica.name, tested_time, replica_count=len(replicas)
+            )
     return _GrowthReport(replicas, tested_time, find_growth(replicas)).judge()
 
 
 def _too_few_requests(
-    due_requests: int, name: str, replicas: Sequence[ReplicaSeries], tested_time: TestedTime
+    due_requests: int, replica_name: str, tested_time: TestedTime, replica_count: int
 ) -> Sustainable:
     """Return the judgement of a load with too few requests at one replica.
 
+    It proposes the length of a load that would have MIN_REQUESTS there at the same rate. There is
+    no such length if no request was due.
+
     Args:
         due_requests: The requests that were due there in the tested time.
-        name: The name of the replica, "" if there is one server.
-        replicas: All replicas.
-        tested_time: The part of the load that is tested, its second half.
+        replica_name: The name of the replica, "" if there is one server.
+        tested_time: The part of the load that is tested, which is its second half.
+        replica_count: The number of all replicas.
     """
-    where = f" at {name}" if name else ""
+    where = f" at {replica_name}" if replica_name else ""
     reason = (
         f"too few requests: {due_requests} in the second half of the load "
         f"({tested_time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
     )
-    needed_s = 2 * tested_time.duration_s * MIN_REQUESTS / due_requests if due_requests else None
-    return Sustainable(code="too_few", reason=reason, parts=len(replicas), needed_s=needed_s)
+    needed_s = None
+    if due_requests:
+        load_s = 2 * tested_time.duration_s
+        needed_s = load_s * MIN_REQUESTS / due_requests
+    return Sustainable(code="too_few", reason=reason, parts=replica_count, needed_s=needed_s)
 
 
 def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
@@ -389,18 +405,19 @@ class _GrowthReport:
     def _too_noisy(self) -> Sustainable:
         """Return the judgement of a load whose series are too noisy to show a growth.
 
-        It proposes the length of a load that would show a growth by MAX_VISIBLE_SHARE, which is 1.
-        The smallest visible growth falls with the square root of the length. So a load in which it
-        was 1.5 has to last 1.5 ** 2 times as long, and at most MAX_PROPOSED_FACTOR times.
+        The detection threshold is the smallest growth, as a share of the mean, that the test would
+        have found. It falls with the square root of the length of the load. To bring it from 1.5
+        down to 1 (MAX_VISIBLE_SHARE), a load has to last 1.5 ** 2 times as long. That length is
+        proposed, but no more than MAX_PROPOSED_FACTOR times the length of this load.
         """
-        visible_share = self._test.visible_share
-        threshold = f"{visible_share:.0%}" if math.isfinite(visible_share) else "unlimited"
+        threshold_share = self._test.visible_share
+        threshold = f"{threshold_share:.0%}" if math.isfinite(threshold_share) else "unlimited"
         reason = (
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
             f"{threshold}. Use a longer --duration"
         )
         load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
-        length_factor = min((visible_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
+        length_factor = min((threshold_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
         judgement = self._make_judgement("too_noisy", reason, sustained=None)
         return msgspec.structs.replace(judgement, needed_s=load_s * length_factor)
 

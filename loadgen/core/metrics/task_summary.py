@@ -84,24 +84,26 @@ def summarize_tasks(
 ) -> Sessions | None:
     """Return the summary of conversations and agentic tasks, or None if there are none.
 
-    Both are sequences of requests, and are called sessions in the summary.
+    Both are sequences of requests, and are called sessions in the summary. Those that were
+    cancelled, or that the end of the load or of the run cut, are neither ok nor failed. So they
+    do not count as sessions with an outcome.
 
     Args:
         accumulator: The requests, and the sessions whose last request is recorded.
-        cut: The number of conversations whose last turn was never scheduled.
+        cut: The number of sessions whose last request was never scheduled.
         window: The measurement window and the steady state, which rates are divided by.
     """
-    ended = accumulator.sum("sessions")
-    if not ended and not cut.by_end_of_load and not cut.cancelled:
+    recorded_to_the_last = accumulator.sum("sessions")
+    if not recorded_to_the_last and not cut.by_end_of_load and not cut.cancelled:
         return None
     ok = accumulator.sum("sessions_ok")
-    cut_by_drain = accumulator.sum("sessions_cut")
-    # Cancelled sessions and those that the end of the run cut have no outcome.
-    with_outcome = ended - accumulator.sum("sessions_cancelled") - cut_by_drain
+    cancelled = accumulator.sum("sessions_cancelled")
+    cut_by_end_of_run = accumulator.sum("sessions_cut")
+    with_outcome = recorded_to_the_last - cancelled - cut_by_end_of_run
     has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
     return Sessions(
         count=with_outcome,
-        cut=cut.by_end_of_load + cut_by_drain,
+        cut=cut.by_end_of_load + cut_by_end_of_run,
         abandoned=accumulator.sum("sessions_abandoned"),
         ok=ok,
         ok_per_s=per_second(ok, window),
@@ -113,7 +115,7 @@ def summarize_tasks(
         input_tokens=_mean_of_ok(accumulator, "session_input"),
         cached_tokens=_mean_of_ok(accumulator, "session_cached") if has_cached_tokens else None,
         output_tokens=_mean_of_ok(accumulator, "session_output"),
-        goodput=_measure_task_goodput(accumulator, with_outcome, window),
+        goodput=_measure_task_goodput(accumulator, window, counted_tasks=with_outcome),
     )
 
 
@@ -124,18 +126,19 @@ def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:
 
 
 def _measure_task_goodput(
-    accumulator: MetricAccumulator, with_outcome: int, window: Window
+    accumulator: MetricAccumulator, window: Window, counted_tasks: int
 ) -> TaskGoodput | None:
-    """Return how many tasks are good, which is to keep the limits of the SLO for whole tasks.
+    """Return how many tasks are good, which means within the limits of the SLO for whole tasks.
 
-    An SLO may limit the duration of a task and the wait for each of its first tokens, and requires
-    that a share of the tasks keeps these limits. Returns None if the SLO has no such part.
+    A task is a sequence of requests, called a session in the names of sums. An SLO may limit the
+    duration of a task and the wait for each of its first tokens, and requires that a share of the
+    tasks is within these limits. Returns None if the SLO has no such part.
 
     Args:
         accumulator: The tasks.
-        with_outcome: The number of tasks that count: all but cancelled ones and those that the end
-            of the run cut.
         window: The intervals that rates are over.
+        counted_tasks: The number of tasks that count: all but cancelled ones and those that the end
+            of the run cut.
     """
     if accumulator.slo is None or accumulator.slo.task is None:
         return None
@@ -143,9 +146,9 @@ def _measure_task_goodput(
     good = accumulator.sum("sessions_good")
     share = None
     is_met = None
-    if with_outcome:
-        share = good / with_outcome
-        is_met = good >= term.share * with_outcome
+    if counted_tasks:
+        share = good / counted_tasks
+        is_met = good >= term.share * counted_tasks
     return TaskGoodput(
         within_ms=None if term.within_ns is None else milliseconds(term.within_ns),
         wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),

@@ -82,9 +82,9 @@ def summarize_tokens(
         accumulator: The requests to summarize.
         all_stages: The requests of all stages, for the rate over the full run.
         window: The intervals that the rates are over.
-        timeline: Per stage, output events per bin of time. Without any, the tokens of a request are
-            spread evenly from its first to its last token.
-        gpus: The number of GPUs of the target.
+        timeline: Per stage, output events per bin of time. If it is empty, the tokens of a request
+            are spread evenly from its first to its last token.
+        gpus: The number of GPUs of the target. None if it is not known.
     """
     output = accumulator.sum_known("output_tokens")
     prompt = accumulator.sum_known("input_tokens")
@@ -94,6 +94,7 @@ def summarize_tokens(
     steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
     steady_total_per_s = _add_known(steady_output_per_s, steady_input_per_s)
     return Tokens(
+        # Tokens of ok requests, and those of failed ones, which a provider may bill.
         input=prompt,
         output=output,
         cached=accumulator.sum_known("cached_tokens"),
@@ -102,20 +103,24 @@ def summarize_tokens(
         asked_output=accumulator.sum_known("asked_output"),
         failed_input=accumulator.sum("failed_input"),
         failed_output=accumulator.sum("failed_output"),
+        # Shares, and how the tokens were counted.
         cached_share=_cached_share(accumulator),
         length_mismatch_share=_length_mismatch_share(accumulator),
         per_event=_tokens_per_event(accumulator),
         sources=_count_sources(accumulator),
+        # Rates over the measurement window.
         input_per_s=per_second(prompt, window),
         output_per_s=output_per_s,
         output_per_s_per_gpu=per_gpu(output_per_s, gpus),
         total_per_s=total_per_s,
         total_per_s_per_gpu=per_gpu(total_per_s, gpus),
+        # Rates over the steady state.
         steady_input_per_s=steady_input_per_s,
         steady_output_per_s=steady_output_per_s,
         steady_output_per_s_per_gpu=per_gpu(steady_output_per_s, gpus),
         steady_total_per_s=steady_total_per_s,
         steady_total_per_s_per_gpu=per_gpu(steady_total_per_s, gpus),
+        # Rates over the interval of MLPerf LoadGen, and over the full run.
         last_issued_output_per_s=per_second(output, window.last_issued),
         whole_output_per_s=whole_output_per_s(all_stages, window),
     )
@@ -192,22 +197,31 @@ def per_gpu(rate: float | None, gpus: int | None) -> float | None:
 def _count_sources(accumulator: MetricAccumulator) -> Sources:
     """Return how many ok requests have each source of token counts, for input and for output."""
     return Sources(
-        input=_count_sources_of(accumulator, "input"),
-        output=_count_sources_of(accumulator, "output"),
+        input=_count_requests_by_source(accumulator, "input"),
+        output=_count_requests_by_source(accumulator, "output"),
     )
 
 
-def _count_sources_of(
+def _count_requests_by_source(
     accumulator: MetricAccumulator, direction: Literal["input", "output"]
 ) -> dict[str, int]:
-    """Return the number of ok requests by the source of their counts of input or output tokens.
+    """Return how many ok requests had their input or output tokens counted by each source.
 
-    "none" are requests without a count, and "unasked" those that ask for no output.
+    A source is, for example, "server" or "tokenizer". Two more entries are no sources: "none" for
+    requests whose tokens were not counted, and "unasked" for requests that ask for no output, such
+    as embeddings. Entries without any request are left out.
+
+    Args:
+        accumulator: The requests.
+        direction: Which tokens were counted: those of prompts, or those of responses.
     """
-    names = [source or "none" for source in SOURCES]
-    names.append("unasked")
-    counts = {name: accumulator.sum(f"{direction}_source_{name}") for name in names}
-    return {name: count for name, count in counts.items() if count}
+    sources = [source or "none" for source in SOURCES]
+    requests_by_source = {}
+    for source in [*sources, "unasked"]:
+        requests = accumulator.sum(f"{direction}_source_{source}")
+        if requests:
+            requests_by_source[source] = requests
+    return requests_by_source
 
 
 def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) -> float | None:

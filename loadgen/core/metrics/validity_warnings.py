@@ -213,15 +213,18 @@ def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a warning if the share of cached prompt tokens is not the requested or expected one.
 
-    - A share is requested: the server does not report cached tokens, or the share differs.
-    - No share is requested: prompts that share no text should not be served from a cache.
+    - "cache_unsaid": a share was requested, and the server does not report cached tokens.
+    - "cache_differs": a share was requested, and the reported one differs by more than the limit.
+    - "cached": prompts do not share any text, and many of their tokens came from a cache all the
+      same.
     """
     cached_share = evidence.summary.tokens.cached_share
     requested_share = evidence.manifest.requested_cache_share
     if cached_share is None:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
-    elif requested_share is not None and _differs_from_requested(cached_share, requested_share):
+        return
+    if requested_share is not None and _differs_from_requested(cached_share, requested_share):
         yield make_code(
             "cache_differs", asked=requested_share, share=cached_share, limit=limits.CACHED_SHARE
         )

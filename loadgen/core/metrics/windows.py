@@ -86,19 +86,23 @@ def measure_window(
     all_stages: Sequence[MetricAccumulator],
     full_load: FullLoadTime = ALWAYS,
 ) -> Window:
-    """Return the intervals that the rates of some requests are divided by.
+    """Return the intervals by whose length counts of requests and tokens are divided for a rate.
 
     - The measurement window: from the first due time to the last token.
     - The steady state: from the first to the last due time, as far as the load is full then.
-    - The time of MLPerf LoadGen: from the first due time to the end of the request sent last.
+    - `last_issued`, as MLPerf LoadGen measures rates: from the first due time to the end of the
+      request that was sent last.
     - The full run: from its start to the end of its last request.
 
+    The first three are without times if no request was due.
+
     Args:
-        accumulator: The requests.
+        accumulator: The requests that are measured.
         all_stages: The requests of all stages, which together last as long as the run.
-        full_load: The time in which the load of these requests is full, without any other load.
+        full_load: The time in which the load of the measured requests is full and the only load.
     """
-    full_run = span(0, max(stage.maximum("done_ns") for stage in all_stages))
+    run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
+    full_run = span(0, run_end_ns)
     if not accumulator.sum("due"):
         return Window(full_run=full_run)
     first_due_ns = accumulator.minima["due"]
@@ -182,26 +186,31 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
 
 
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Return which ok records of a stage are the last requests of the virtual users of a loop.
+    """Return which ok records of a stage are the last requests of its virtual users.
 
-    A stage has `concurrency` virtual users, and their last sessions are the last `concurrency`
-    sessions of the stage: with 8 virtual users and 100 conversations, the conversations 92 to 99.
-    The last request of a user is the last one of such a session.
+    A virtual user sends one session, a conversation or a single request, after the other. The last
+    sessions of `concurrency` virtual users are the last `concurrency` sessions of the stage: with 8
+    virtual users and 100 conversations, the conversations 92 to 99. The last request of a virtual
+    user is the last one of such a session.
+
+    Slots number all planned requests of the run, session by session, so a session is found by the
+    slots of its requests.
 
     Args:
         columns: The records of the stage.
-        plan: The plan of the stage. No record is selected of an open loop, nor of a closed loop
-            that ends by its duration and has no number of requests.
+        plan: The plan of the stage. No record is selected if the stage has no virtual users (open
+            loop), or ends after a duration and so has no planned number of requests.
         turns: The number of slots of each session, which is 1 for single requests.
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
     session_count = plan.slots // turns if plan.sessions is None else plan.sessions
-    start_of_last_sessions = plan.first_slot + (session_count - plan.concurrency) * turns
-    is_in_last_session = columns["slot"] >= start_of_last_sessions
+    first_of_last_sessions = session_count - plan.concurrency
+    first_slot_of_last_sessions = plan.first_slot + first_of_last_sessions * turns
+    is_in_last_sessions = columns["slot"] >= first_slot_of_last_sessions
     is_single_request = columns["session"] < 0
     ends_session = is_single_request | is_last_slot_of_task(columns["slot"], turns)
-    is_last: NDArray[np.bool_] = is_in_last_session & ends_session & columns.where(OK)
+    is_last: NDArray[np.bool_] = is_in_last_sessions & ends_session & columns.where(OK)
     return is_last
 
 

@@ -106,11 +106,12 @@ def _sum_at_instants(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
 
 
 def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
-    """Return how much of amounts that each came evenly over a time falls into an interval.
+    """Return the part of all amounts that came within an interval.
 
-    If 10 tokens came from second 0 to second 4, the interval from 1 s to 3 s has 5 of them. An
-    amount that started and ended at the same instant counts in full if that instant is inside, and
-    not at all otherwise. The amounts are processed in slices, which takes little memory.
+    Each amount came evenly from its start to its end: if 10 tokens came from second 0 to second 4,
+    the interval from 1 s to 3 s has 5 of them. An amount that started and ended at the same instant
+    counts in full if that instant is inside, and not at all otherwise. The amounts are processed in
+    slices, which takes little memory.
 
     Args:
         part: The amounts with their times.
@@ -153,9 +154,11 @@ class TimeCurve:
     ) -> None:
         """Add amounts. The parameters are the fields of `TimedAmounts`.
 
-        An amount over an interval shorter than INSTANT_S is added at its end, as if it had come
-        all at once. Its rate would be so high that rounding errors would show. Times before the
-        start of the run count as the start, and an end before its start as that start.
+        An amount that came within less than INSTANT_S is added at its end, as if it had come all at
+        once, because the rounding errors of its high rate would show.
+
+        Times before the start of the run, which are negative, are replaced by 0. An end that is
+        before its start is replaced by the start.
         """
         if len(start_ns) == 0:
             return
@@ -214,16 +217,18 @@ class TimeCurve:
     def _amounts_until_edges(self, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the amount that came from the start of the run up to each edge of the bins.
 
-        If the rate changes by c at time s, the amount up to a later time t changes by c * (t - s).
-        Over all changes before t, that adds up to t * (sum of c) - (sum of c * s). For example,
-        6 tokens from second 1 to second 3 change the rate by 3 at s = 1 and by -3 at s = 3. Up to
-        t = 2 that makes 2 * 3 - 3 * 1 = 3 tokens, and up to t = 4 it makes
-        4 * (3 - 3) - (3 * 1 - 3 * 3) = 6 tokens.
+        A change of the rate by c at time s adds c * (t - s) to the amount up to a later time t. The
+        sum over all changes before t is t * (sum of c) - (sum of c * s). The second sum is that of
+        the moments of the changes.
+
+        For example, 6 tokens from second 1 to second 3 change the rate by 3 at s = 1 and by -3 at
+        s = 3. Up to t = 2, only the first change counts: 2 * 3 - 3 * 1 = 3 tokens.
         """
-        sums_of_changes = _sums_before_edges(self._rate_changes)
-        sums_of_moments = _sums_before_edges(self._rate_change_moments)
-        instant_amounts = _sums_before_edges(self._instant_amounts)
-        return edges_s * sums_of_changes - sums_of_moments + instant_amounts
+        changes_before_edges = _sums_before_edges(self._rate_changes)
+        moments_before_edges = _sums_before_edges(self._rate_change_moments)
+        amounts_over_time = edges_s * changes_before_edges - moments_before_edges
+        amounts_at_instants = _sums_before_edges(self._instant_amounts)
+        return amounts_over_time + amounts_at_instants
 
 
 def _sums_before_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -50,32 +50,35 @@ def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
 def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 0.99) -> int:
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
-    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). Suppose that a server is
-    barely too slow: each query is over the limit with probability 1 - quantile. A test passes if
-    so few queries over the limit have a probability below 1 - confidence at that server. The
-    smallest such test is found by doubling and bisection of the number of queries within the limit.
+    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if it shows,
+    with the given confidence, that the server is fast enough. Compare it with a server that is just
+    too slow, where each query is over the limit with probability 1 - quantile. If that server has
+    so few slow queries only with a probability below 1 - confidence, the test passes.
+
+    The smallest such test is found by doubling and then bisection of the number of queries within
+    the limit.
 
     Args:
         over_limit: The number of queries over the latency limit.
         quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
         confidence: The confidence with which the test must show it.
     """
-    # The number of queries within the limit is from `lower` to `upper`.
+    # The smallest sufficient number of queries within the limit is from `lower` to `upper`.
     lower = _expected_within_limit(over_limit, quantile)
     upper = max(1, lower)
-    while not _is_enough(upper, over_limit, quantile, confidence):
+    while not _passes(upper, over_limit, quantile, confidence):
         lower = upper + 1
         upper = 2 * upper
     while lower < upper:
         middle = (lower + upper) // 2
-        if _is_enough(middle, over_limit, quantile, confidence):
+        if _passes(middle, over_limit, quantile, confidence):
             upper = middle
         else:
             lower = middle + 1
     return lower + over_limit
 
 
-def _is_enough(within_limit: int, over_limit: int, quantile: float, confidence: float) -> bool:
+def _passes(within_limit: int, over_limit: int, quantile: float, confidence: float) -> bool:
     """Return True if a test with so many queries within and over the limit passes.
 
     A server that exceeds the limit in a fraction 1 - quantile of its queries would then show so few
@@ -100,8 +103,7 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
 
     Returns TOO_FEW_QUERIES if a test with so few queries cannot pass, even without a query over the
     limit. The result is found by bisection of `needed_queries`, which grows with the number of
-    queries over the limit. It is at most queries * (1 - quantile), the number that a server at the
-    limit has on average.
+    queries over the limit. For a p99, no more than 1 % of the queries can be allowed.
 
     Args:
         queries: The number of all queries of the test.
@@ -109,7 +111,7 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     """
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
-    # The allowed number is from `lower` to `upper`.
+    # The allowed number is from `lower` to `upper`. The added 1 makes up for rounding down.
     lower = 0
     upper = max(1, int(queries * (1 - quantile)) + 1)
     while lower < upper:
