@@ -181,20 +181,21 @@ def excess_of_slow(values: Ints, is_slow: Mask, is_fast: Mask) -> float:
 
 
 def detect_network(case: Case) -> Cause | None:
-    """Detect slow requests whose additional TTFT was mostly spent on connecting or in the network.
+    """Detect slow requests whose excess TTFT was mostly spent on connecting or in the network.
 
-    The additional, or excess, TTFT is by how much their mean is above that of the fast requests.
-    Time in the network is only known if the server reports how long requests queue and how long
-    prefill takes. The rest of TTFT, which belongs to no part, then passed outside of the server.
+    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. Each part of
+    TTFT, such as the time to connect, explains a share of it. The rest of TTFT, which belongs to no
+    part, was spent in the network if the server reports how long requests queue and how long
+    prefill takes. If it does not, the rest includes both.
     """
     connect_share = case.excess_shares["connect"]
-    network_share = 0.0
-    if "queue" in case.excess_shares and "prefill" in case.excess_shares:
-        network_share = case.excess_shares["rest"]
+    reports_own_time = "queue" in case.excess_shares and "prefill" in case.excess_shares
+    network_share = case.excess_shares["rest"] if reports_own_time else 0.0
     share = connect_share + network_share
     if share < MOST_OF_EXCESS:
         return None
-    if connect_share > share / 2:
+    is_mostly_connecting = connect_share > share / 2
+    if is_mostly_connecting:
         location = "waiting for a connection"
     else:
         location = (
@@ -598,11 +599,12 @@ def detect_growing_queue(case: Case) -> Cause | None:
 
 
 def _may_count_waiting_as_prefill(case: Case) -> bool:
-    """Return True if a longer prefill of the slow requests must be due to waiting.
+    """Return True if the server may report the time that requests waited as a part of prefill.
 
-    That is so if their prompts are not longer than those of the fast requests. Dynamo's timing of
-    prefill, for example, starts when a worker has received the request, which then still waits.
-    Returns False if the server does not report prefill, or if prompt lengths are not known.
+    Dynamo's timing of prefill, for example, starts when a worker has received the request, which
+    then still waits. The prompts of the slow requests are compared with those of the fast ones: if
+    they are not longer, they do not explain a longer prefill. Returns False if the server does not
+    report prefill, or if prompt lengths are not known.
     """
     prompt_tokens = case.requests["input_tokens"]
     slow_tokens = prompt_tokens[case.is_slow]
@@ -610,7 +612,8 @@ def _may_count_waiting_as_prefill(case: Case) -> bool:
     are_lengths_known = bool((slow_tokens >= 0).all() and (fast_tokens >= 0).all())
     if "prefill" not in case.excess_shares or not are_lengths_known:
         return False
-    return float(slow_tokens.mean()) <= _SIMILAR_LENGTH * float(fast_tokens.mean())
+    longest_similar_tokens = _SIMILAR_LENGTH * float(fast_tokens.mean())
+    return float(slow_tokens.mean()) <= longest_similar_tokens
 
 
 def _describe_ttft_growth(case: Case) -> str:
@@ -632,23 +635,24 @@ def _describe_ttft_growth(case: Case) -> str:
 def detect_queue_of_all(case: Case) -> Cause | None:
     """Detect a queue in which all requests waited alike, so that none is slower than the others.
 
-    A queue shows in a TTFT that grows during the load, or, if it was there from the start, in a
-    missed TTFT objective. One of both is enough if the server reports how long requests waited.
-    Without such a report, both are needed, and the queue is only a possible cause.
+    Two signs show a queue: TTFT grows during the load, or the TTFT objective is missed, as with a
+    queue that was there from the start. If the server reports how long requests waited, one sign is
+    enough. If it does not, both are needed, and the queue is only a possible cause.
     """
     growth = _describe_ttft_growth(case)
+    has_grown = growth != ""
     is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
     queue_ns = case.requests["server_queue_ns"]
     is_queue_reported = bool((queue_ns >= 0).all())
-    if is_queue_reported and (growth or is_ttft_missed):
-        return _reported_queue_of_all(case, queue_ns, growth)
-    if not is_queue_reported and growth and is_ttft_missed:
+    if is_queue_reported and (has_grown or is_ttft_missed):
+        return _cause_by_reported_queue(case, queue_ns, growth)
+    if not is_queue_reported and has_grown and is_ttft_missed:
         evidence = f"all requests waited in the server, probably in its queue; {growth}"
         return make_cause("queue", 1.0, evidence, "possible")
     return None
 
 
-def _reported_queue_of_all(case: Case, queue_ns: Ints, growth: str) -> Cause | None:
+def _cause_by_reported_queue(case: Case, queue_ns: Ints, growth: str) -> Cause | None:
     """Return the queue as a cause if the server reports that it took most of the mean TTFT.
 
     Args:
@@ -758,14 +762,17 @@ def _summarize_batches(sizes: Ints, tpot_ns: Ints) -> _BatchGroup:
 def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     """Return large batches as the likely cause of a missed TPOT limit: TPOT rises with their size.
 
-    The threshold between the TPOT of small and of large batches is the geometric mean of both
-    medians. The share of the cause is that of the small batches below it, or of the large ones
-    above it, whichever is smaller.
+    A threshold separates the TPOT of small and of large batches: the geometric mean of both
+    medians. The cause is clear if most requests in small batches are below it, and most in large
+    batches above it. So the smaller one of these two shares becomes the share of the cause.
+
+    Args:
+        batches: The requests that were decoded in small and in large batches.
+        limit_ms: The TPOT limit that was missed.
     """
     small_ms = batches.small.median_tpot_ms
     large_ms = batches.large.median_tpot_ms
-    threshold_ms = (small_ms * large_ms) ** 0.5
-    threshold_ns = threshold_ms * 1e6
+    threshold_ns = (small_ms * large_ms) ** 0.5 * 1e6
     share_below = float((batches.small.tpot_ns < threshold_ns).mean())
     share_above = float((batches.large.tpot_ns > threshold_ns).mean())
     evidence = (
@@ -777,22 +784,28 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
 
 
 def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
-    """Return batches as a possible cause of a missed TPOT limit if TPOT is about equal at any size.
+    """Return batches as a possible cause of a missed TPOT limit that does not depend on their size.
 
-    The load may be too high all the time, or the server may decode no faster. The share of the
-    cause is that of the requests whose TPOT is near the median. SIGNIFICANT_CHANGE, a factor of
-    1.2, sets how near: within 20 %.
+    TPOT is then about the same for most requests. Either the batches are too large all the time,
+    because the load is too high, or the server cannot decode faster. The share of the cause is the
+    share of the requests whose TPOT is about the same: it differs from the median by less than 20 %
+    (SIGNIFICANT_CHANGE).
+
+    Args:
+        tpot_ns: The TPOT of each request.
+        batches: The requests that were decoded in small and in large batches.
+        limit_ms: The TPOT limit that was missed.
     """
     median_ns = float(np.median(tpot_ns))
     max_relative_difference = SIGNIFICANT_CHANGE - 1
     is_near_median = abs(tpot_ns / median_ns - 1) < max_relative_difference
-    share = float(is_near_median.mean())
+    share_near_median = float(is_near_median.mean())
     evidence = (
         f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with "
         f"{batches.small.median_size:,} to {batches.large.median_size:,} in decode "
         f"(limit {limit_ms:,.4g} ms); the load or the server's own speed"
     )
-    return make_cause("batch", share, evidence, "possible")
+    return make_cause("batch", share_near_median, evidence, "possible")
 
 
 DETECTORS: tuple[Detector, ...] = (

@@ -96,7 +96,7 @@ def explain(
     send_delay_ns = _measure_send_delay(sample.requests)
     case = _build_case(sample, send_delay_ns, manifest, samples)
     causes = _detect_causes(case, unreported_metrics)
-    return _explain_many(case, causes, send_delay_ns)
+    return _explain_by_causes(case, causes, send_delay_ns)
 
 
 def _sample_requests(measured: Sequence[Columns]) -> _Sample | None:
@@ -154,7 +154,7 @@ def _build_case(
         span_s=span_ns / 1e9,
         replica_keys=replica_keys(requests).astype(np.int64),
         stride=sample.stride,
-        excess_shares=_divide_excess(requests, server_ttft_ns, send_delay_ns, speed),
+        excess_shares=_explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed),
         server_curves=series.compute_curves(samples),
         manifest=manifest,
         samples=samples,
@@ -175,29 +175,33 @@ def _detect_causes(case: Case, unreported_metrics: Collection[str]) -> list[Caus
     return [cause for cause in causes if cause is not None]
 
 
-def _explain_many(case: Case, detected: list[Cause], send_delay_ns: Ints) -> Explanation:
-    """Return the explanation of a run with enough requests, from the causes that were detected.
+def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: Ints) -> Explanation:
+    """Return the explanation of the slow requests of a run.
 
-    The load generator itself, here called the client, is added to them if it sent requests late. It
-    comes first if it explains most of the excess TTFT, and last if it explains a smaller part of
-    the mean TTFT. If there is no cause, a queue that explains a missed TTFT objective becomes one.
+    The client, which is the load generator itself, may also be a cause because it sent requests
+    late. It is named first if that explains most of the excess TTFT, by which slow requests are
+    above fast ones, and last if it explains less. If there is no other cause, a queue at the server
+    is looked for that explains a missed TTFT objective.
 
     Args:
         case: The requests.
-        detected: The causes that the detectors found.
+        server_causes: The causes that the detectors found. They do not examine the client.
         send_delay_ns: How late the client sent each request.
     """
     ttft_ns = case.requests.measure("ttft")
-    # TTFT includes the send delay here, so other requests may be slow than in `case`.
+    # This TTFT includes the send delay, and that of `case` does not. So `speed` may classify other
+    # requests as slow than `case` does.
     speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
-    main_client = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
-    if main_client is not None:
-        causes = [main_client, *detected]
+    client_as_main_cause = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
+    if client_as_main_cause is not None:
+        causes = [client_as_main_cause, *server_causes]
         text = _compose_text(causes, _describe_slow(slow_count, len(ttft_ns)))
-    elif detected:
-        minor_client = _client_as_minor_cause(ttft_ns, send_delay_ns)
-        causes = detected if minor_client is None else [*detected, minor_client]
+    elif server_causes:
+        client_as_minor_cause = _client_as_minor_cause(ttft_ns, send_delay_ns)
+        causes = list(server_causes)
+        if client_as_minor_cause is not None:
+            causes.append(client_as_minor_cause)
         text = _compose_text(causes, _subject_of_evidence(causes[0], case))
     else:
         queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
@@ -397,15 +401,15 @@ def has_enough_slow(slow_count: int, request_count: int) -> bool:
     return slow_count >= max(MIN_SLOW_REQUESTS, request_count // 100)
 
 
-def _divide_excess(
+def _explain_excess_by_parts(
     requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed
 ) -> dict[str, float]:
     """Return which fraction of the excess TTFT of the slow requests each part of TTFT explains.
 
-    The excess is by how much the mean of the slow requests is above that of the fast ones. The
-    parts are the time to connect, the durations that the server reports for all requests, and the
-    rest. An example is {"connect": 0.1, "queue": 0.7, "rest": 0.2}. The result is empty if too few
-    requests are slow.
+    The excess is the mean of the slow requests minus the mean of the fast ones, of TTFT or of a
+    part of it. The parts are the time to connect, the durations that the server reports for all
+    requests, and the rest. An example is {"connect": 0.1, "queue": 0.7, "rest": 0.2}. The result is
+    empty if too few requests are slow.
 
     Args:
         requests: The requests.
@@ -418,11 +422,13 @@ def _divide_excess(
     parts_ns = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]
-        if (duration_ns >= 0).all():
+        is_reported = duration_ns >= 0
+        if is_reported.all():
             parts_ns[name] = duration_ns
     parts_ns["rest"] = ttft_ns - sum(parts_ns.values())
-    excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
-    return {
-        name: excess_of_slow(part_ns, speed.is_slow, speed.is_fast) / excess_ns
-        for name, part_ns in parts_ns.items()
-    }
+    ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
+    fractions = {}
+    for name, part_ns in parts_ns.items():
+        part_excess_ns = excess_of_slow(part_ns, speed.is_slow, speed.is_fast)
+        fractions[name] = part_excess_ns / ttft_excess_ns
+    return fractions

@@ -8,7 +8,8 @@ if there is one.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +23,14 @@ from loadgen.core.metrics.columns import (
     class_indices,
 )
 from loadgen.core.metrics.request_metrics import earliest_send_ns
-from loadgen.core.metrics.sections import E2eSplit, Near, SlowRequest, SplitGroup, Splits, TtftSplit
+from loadgen.core.metrics.sections import (
+    E2eSplit,
+    PercentileName,
+    SlowRequest,
+    SplitGroup,
+    Splits,
+    TtftSplit,
+)
 from loadgen.core.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ class Band(NamedTuple):
     min_requests: int
 
 
-BANDS: dict[Near, Band] = {
+BANDS: dict[PercentileName, Band] = {
     "p50": Band(0.45, 0.55, 11),
     "p99": Band(0.985, 0.995, 100),
     "slowest": Band(0.99, 1.0, 100),
@@ -96,23 +104,19 @@ class _Group(NamedTuple):
     is_member: Mask
 
 
-class _NearPercentile(NamedTuple):
-    """The indexes of the requests near a percentile."""
-
-    percentile: Near
-    indexes: Ints
-
-
-class _GroupBand(NamedTuple):
-    """The requests of one group near a percentile.
+@dataclass
+class _RequestsNearPercentile:
+    """The requests of a group whose latency is near a percentile of the group.
 
     Attributes:
-        group_index: The index of the group among all groups.
-        near: The percentile, and the indexes of the requests.
+        percentile: The percentile.
+        indexes: The indexes of the requests among all ok requests.
+        columns: Fields and metrics of these requests, by name. They are read later.
     """
 
-    group_index: int
-    near: _NearPercentile
+    percentile: PercentileName
+    indexes: Ints
+    columns: Values = field(default_factory=dict)
 
 
 def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
@@ -122,25 +126,26 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     requests near one percentile, such as p99.
 
     Args:
-        measured: The measured records, by stage. Columns that they keep in memory are freed,
-            because a run of millions of requests would hold most memory here.
+        measured: The measured records, by stage.
         manifest: The manifest of the run.
     """
+    # This needs much memory for millions of requests, so the columns that are cached are freed.
     for columns in measured:
         columns.forget()
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    has_timing = requests["server_prefill_ns"] >= 0
-    if not len(has_timing):
+    has_server_timing = requests["server_prefill_ns"] >= 0
+    if not len(has_server_timing):
         return Splits(reason="no request succeeded")
     has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
     groups = list(_form_groups(requests, manifest))
-    ttft_splits = _split_ttft_of_groups(requests, groups, has_timing)
+    ttft_splits = _split_ttft_of_groups(requests, groups, has_server_timing)
     e2e_splits = _split_e2e_of_groups(requests, groups)
+    requests_with_timing = int(has_server_timing.sum())
     return Splits(
-        accounted=int(has_timing.sum()),
+        accounted=requests_with_timing,
         groups=tuple(map(_describe_group, groups, ttft_splits, e2e_splits)),
         reason=_why_incomplete(
-            manifest, has_timing=bool(has_timing.any()), has_queue=has_queue_time
+            manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
         ),
     )
 
@@ -200,20 +205,23 @@ class _LengthRange(NamedTuple):
 
 
 def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
-    """Yield the requests of each range of prompt lengths, if prompts differ in length.
+    """Yield a group of requests for each range of prompt lengths, such as "101 to 400 tokens".
 
-    A range without enough requests for a p99 is left out, and so is one that has all requests.
+    A range with too few requests for a p99 is left out. So is a range that has all requests of the
+    run, because the group of all requests says the same.
 
     Args:
         tokens: The prompt tokens of each request, negative if they are not known.
     """
-    known_tokens = tokens[as_selection(tokens >= 0)]
+    is_known = tokens >= 0
+    known_tokens = tokens[as_selection(is_known)]
     if not len(known_tokens):
         return
     for length_range in _divide_lengths(known_tokens):
         is_member = (tokens > length_range.low) & (tokens <= length_range.high)
-        has_enough = is_member.sum() >= BANDS["p99"].min_requests
-        if has_enough and not is_member.all():
+        supports_p99 = is_member.sum() >= BANDS["p99"].min_requests
+        has_all_requests = is_member.all()
+        if supports_p99 and not has_all_requests:
             yield _Group("prompt", length_range.name, is_member)
 
 
@@ -236,7 +244,7 @@ def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
 
 
 def _split_ttft_of_groups(
-    requests: JoinedColumns, groups: Sequence[_Group], has_timing: Mask
+    requests: JoinedColumns, groups: Sequence[_Group], has_server_timing: Mask
 ) -> list[list[TtftSplit]]:
     """Return the splits of TTFT of each group, one for each percentile that the group supports.
 
@@ -245,21 +253,21 @@ def _split_ttft_of_groups(
     Args:
         requests: All ok requests.
         groups: Which of them belong to each group.
-        has_timing: Which of them have a timing breakdown of the server.
+        has_server_timing: Which of them have a timing breakdown of the server.
     """
     ttft_ns = requests.measure("ttft")
     due_ns = requests["due_ns"]
-    bands: list[_GroupBand] = []
-    for index, group in enumerate(groups):
+    near_percentiles_of_groups = []
+    for group in groups:
         is_used = group.is_member & (ttft_ns != UNDEFINED)
-        if (group.is_member & has_timing).any():
-            is_used &= has_timing
-        bands += [_GroupBand(index, near) for near in _find_bands(ttft_ns, due_ns, is_used)]
-    values_of_bands = _read_columns(requests, _TTFT_COLUMNS, bands)
-    splits_of_groups: list[list[TtftSplit]] = [[] for _ in groups]
-    for band, values in zip(bands, values_of_bands, strict=True):
-        splits_of_groups[band.group_index].append(_split_ttft(values, band.near.percentile))
-    return splits_of_groups
+        if (group.is_member & has_server_timing).any():
+            is_used &= has_server_timing
+        near_percentiles_of_groups.append(list(_find_near_percentiles(ttft_ns, due_ns, is_used)))
+    _read_columns(requests, _TTFT_COLUMNS, near_percentiles_of_groups)
+    return [
+        [_split_ttft(near.columns, near.percentile) for near in near_percentiles]
+        for near_percentiles in near_percentiles_of_groups
+    ]
 
 
 def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> list[list[E2eSplit]]:
@@ -271,17 +279,19 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
     """
     e2e_ns = requests.measure("e2e")
     due_ns = requests["due_ns"]
-    bands: list[_GroupBand] = []
-    for index, group in enumerate(groups):
-        bands += [_GroupBand(index, near) for near in _find_bands(e2e_ns, due_ns, group.is_member)]
-    values_of_bands = _read_columns(requests, _E2E_COLUMNS, bands)
-    splits_of_groups: list[list[E2eSplit]] = [[] for _ in groups]
-    for band, values in zip(bands, values_of_bands, strict=True):
-        splits_of_groups[band.group_index].append(_split_e2e(values, band.near.percentile))
-    return splits_of_groups
+    near_percentiles_of_groups = [
+        list(_find_near_percentiles(e2e_ns, due_ns, group.is_member)) for group in groups
+    ]
+    _read_columns(requests, _E2E_COLUMNS, near_percentiles_of_groups)
+    return [
+        [_split_e2e(near.columns, near.percentile) for near in near_percentiles]
+        for near_percentiles in near_percentiles_of_groups
+    ]
 
 
-def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPercentile]:
+def _find_near_percentiles(
+    latencies_ns: Ints, due_ns: Ints, is_used: Mask
+) -> Iterator[_RequestsNearPercentile]:
     """Yield the requests near each percentile of a latency, such as those from p98.5 to p99.5.
 
     The requests are ranked by latency, and by scheduled time if that is equal. Of millions of
@@ -290,29 +300,30 @@ def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPerc
     requests with 7. The first of them has rank 1 and is left out.
 
     Args:
-        values: The latency of each request.
+        latencies_ns: The latency of each request.
         due_ns: The scheduled time of each request.
         is_used: Which requests are ranked.
     """
-    ranked_values = values[is_used]
-    ranks_by_percentile = _ranks_of_bands(len(ranked_values))
-    _put_ends_in_place(ranked_values, ranks_by_percentile.values())
+    ranked_ns = latencies_ns[is_used]
+    ranks_by_percentile = _ranks_near_percentiles(len(ranked_ns))
+    _partition_at_ends(ranked_ns, ranks_by_percentile.values())
     for percentile, ranks in ranks_by_percentile.items():
-        smallest = ranked_values[ranks[0]]
-        largest = ranked_values[ranks[-1]]
-        candidates = np.flatnonzero(is_used & (values >= smallest) & (values <= largest))
-        ordered = _sort_indexes(candidates, values, due_ns)
-        first_rank = int((ranked_values < smallest).sum())  # that of `ordered[0]`
-        first = ranks.start - first_rank
-        end = ranks.stop - first_rank
-        yield _NearPercentile(percentile, ordered[first:end])
+        smallest_ns = ranked_ns[ranks[0]]
+        largest_ns = ranked_ns[ranks[-1]]
+        is_between = (latencies_ns >= smallest_ns) & (latencies_ns <= largest_ns)
+        candidates = _sort_indexes(np.flatnonzero(is_used & is_between), latencies_ns, due_ns)
+        rank_of_first_candidate = int((ranked_ns < smallest_ns).sum())
+        first = ranks.start - rank_of_first_candidate
+        end = ranks.stop - rank_of_first_candidate
+        yield _RequestsNearPercentile(percentile, candidates[first:end])
 
 
-def _put_ends_in_place(values: Ints, rank_ranges: Iterable[range]) -> None:
-    """Move the values with the first and the last rank of each range to the index of their rank.
+def _partition_at_ends(values: Ints, rank_ranges: Iterable[range]) -> None:
+    """Rearrange values so that those at the ends of ranges of ranks are where a sort puts them.
 
-    All smaller values come before them, and all larger ones after them, in any order. That is a
-    partition, which is faster than a sort.
+    For the ranks 2 to 4, `values[2]` and `values[4]` are then the same as in sorted order. All
+    smaller values come before them and all larger ones after them, in any order. This partition is
+    faster than a sort of all values.
     """
     end_ranks: set[int] = set()
     for ranks in rank_ranges:
@@ -328,42 +339,47 @@ def _sort_indexes(indexes: Ints, values: Ints, due_ns: Ints) -> Ints:
     return indexes[order]
 
 
-def _ranks_of_bands(count: int) -> dict[Near, range]:
-    """Return the ranks, from 0, of the values near each percentile that so many values support.
+def _ranks_near_percentiles(count: int) -> dict[PercentileName, range]:
+    """Return, for each percentile, the ranks of the values that are near it, from 0.
 
-    For example, 100 values have the ranks 45 to 54 near p50, and rank 98 near p99.
+    BANDS defines which ranks are near a percentile. For example, 100 values have the ranks 45 to 54
+    near p50, and rank 98 near p99. Percentiles that need more values are left out.
+
+    Args:
+        count: The number of values.
     """
-    ranks: dict[Near, range] = {}
+    ranks_by_percentile: dict[PercentileName, range] = {}
     for percentile, band in BANDS.items():
         if count >= band.min_requests:
             first = min(int(count * band.low), count - 1)
             end = max(int(count * band.high), first + 1)
-            ranks[percentile] = range(first, end)
-    return ranks
+            ranks_by_percentile[percentile] = range(first, end)
+    return ranks_by_percentile
 
 
 def _read_columns(
-    requests: JoinedColumns, names: Sequence[str], bands: Sequence[_GroupBand]
-) -> list[Values]:
-    """Return the values of these columns, by name, for the requests of each band.
+    requests: JoinedColumns,
+    names: Sequence[str],
+    near_percentiles_of_groups: Sequence[Sequence[_RequestsNearPercentile]],
+) -> None:
+    """Read these columns for the requests near each percentile of each group.
 
     A column of all requests is large. Each is read once and freed before the next one, so the loop
     over columns is the outer one.
 
     Args:
         requests: All ok requests.
-        names: The fields and metrics whose values are returned.
-        bands: The requests near each percentile of each group.
+        names: The fields and metrics that are read.
+        near_percentiles_of_groups: The requests near each percentile, for each group. The values
+            are put into their `columns`.
     """
-    values_of_bands: list[Values] = [{} for _ in bands]
     for name in names:
         column = requests.measure(name) if name in _METRICS else requests[name]
-        for band, values in zip(bands, values_of_bands, strict=True):
-            values[name] = column[band.near.indexes]
-    return values_of_bands
+        for near in chain.from_iterable(near_percentiles_of_groups):
+            near.columns[name] = column[near.indexes]
 
 
-def _split_ttft(values: Values, percentile: Near) -> TtftSplit:
+def _split_ttft(values: Values, percentile: PercentileName) -> TtftSplit:
     """Return the mean TTFT of the requests near a percentile, and the means of its parts.
 
     The parts are: the wait for a connection, until the request could be sent; the delay of the
@@ -407,7 +423,7 @@ def _optional_milliseconds(ns: float | None) -> float | None:
     return None if ns is None else milliseconds(ns)
 
 
-def _split_e2e(values: Values, percentile: Near) -> E2eSplit:
+def _split_e2e(values: Values, percentile: PercentileName) -> E2eSplit:
     """Return the mean end-to-end latency of the requests near a percentile, and its parts.
 
     The parts are TTFT, the stall, which is the largest gap between output events of a response if a
@@ -468,23 +484,21 @@ def list_slowest_requests(
         not_measured: The records of the other stages, whose requests may be in flight too.
         manifest: The manifest of the run.
     """
-    requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     listed = [
         _ListedRequest(metric, index)
         for metric in ("ttft", "e2e")
-        for index in _slowest_indexes(requests, metric)
+        for index in _slowest_indexes(ok_requests, metric)
     ]
-    # Reads only the listed requests, in this order.
-    indexes = np.array([request.request_index for request in listed], np.int64)
-    slowest = JoinedColumns(measured, only_ok=True, order=indexes)
-    loads = _measure_concurrent_loads(slowest, len(listed), (*measured, *not_measured))
+    # `slowest` has a row for each listed request, in the same order.
+    listed_indexes = np.array([request.request_index for request in listed], np.int64)
+    slowest = JoinedColumns(measured, only_ok=True, order=listed_indexes)
+    fields_of_listed = [_read_fields(slowest, row) for row in range(len(listed))]
+    loads = _measure_concurrent_loads(fields_of_listed, (*measured, *not_measured))
     could_send_ns = earliest_send_ns(slowest).tolist()
-    return tuple(
-        _describe_request(
-            request.metric, _read_fields(slowest, row), could_send_ns[row], loads[row], manifest
-        )
-        for row, request in enumerate(listed)
-    )
+    metrics = [request.metric for request in listed]
+    descriptions = zip(metrics, fields_of_listed, could_send_ns, loads, strict=True)
+    return tuple(_describe_request(*description, manifest) for description in descriptions)
 
 
 def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
@@ -505,55 +519,63 @@ def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
 
 
 def _measure_concurrent_loads(
-    requests: JoinedColumns, count: int, records: Sequence[Columns]
+    requests: Sequence[Mapping[str, int]], records: Sequence[Columns]
 ) -> list[_ConcurrentLoad]:
     """Return which load each of a few requests met at its target when it was sent.
 
     All records are read once, in blocks, and each block is searched for every request.
 
     Args:
-        requests: The few requests.
-        count: The number of `requests`.
+        requests: The fields of each of the few requests, by name.
         records: The records of all stages, by stage.
     """
-    in_flight = [0] * count
-    waiting_tokens = [0] * count
-    requests_sent = [_read_fields(requests, row) for row in range(count)]
+    in_flight = [0] * len(requests)
+    waiting_tokens = [0] * len(requests)
     blocks = (block for columns in records for block in columns.blocks())
     for block in blocks:
-        for row, request in enumerate(requests_sent):
-            load = _load_in_block(block, request)
+        for row, request in enumerate(requests):
+            load = _measure_load_in_block(block, request)
             in_flight[row] += load.in_flight
             waiting_tokens[row] += load.waiting_input_tokens
     return list(map(_ConcurrentLoad, in_flight, waiting_tokens))
 
 
-def _load_in_block(block: Columns, request: Mapping[str, int]) -> _ConcurrentLoad:
-    """Return how many requests of a block were in flight at a target when a request was sent.
+def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _ConcurrentLoad:
+    """Return the load that the requests of a block were for a target when a request was sent.
 
-    A request is in flight from its send until its response is complete. One that was never sent has
-    a negative time, and so has one whose response was never complete.
+    The load is how many of them were in flight, and the prompt tokens of those that were waiting
+    for their first token.
 
     Args:
-        block: Records, which may contain the request itself. It is left out, recognized by its
-            slot, its unique number in the schedule.
+        block: Records, which may contain the request itself.
         request: The fields of the request by name.
     """
     now_ns = request["sent_ns"]
-    other_sent_ns = block["sent_ns"]
-    other_done_ns = block["done_ns"]
-    was_sent = (other_sent_ns >= 0) & (other_sent_ns <= now_ns)
-    was_not_done = (other_done_ns < 0) | (other_done_ns > now_ns)
+    rows = _find_in_flight(block, request)
+    prompt_tokens = block.take("input_tokens", rows)
+    first_token_ns = block.take("first_token_ns", rows)
+    is_waiting = (first_token_ns < 0) | (first_token_ns > now_ns)
+    is_length_known = prompt_tokens >= 0
+    waiting_tokens = prompt_tokens[is_waiting & is_length_known].sum(dtype=np.int64)
+    return _ConcurrentLoad(in_flight=len(rows), waiting_input_tokens=int(waiting_tokens))
+
+
+def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
+    """Return the rows of other requests in flight at the same target when a request was sent.
+
+    A request is in flight from its send until its response is complete. The time of either is
+    negative if it never happened. The request itself, which may be in the block, is recognized by
+    its slot, the unique number of its place in the schedule.
+    """
+    now_ns = request["sent_ns"]
+    sent_ns = block["sent_ns"]
+    done_ns = block["done_ns"]
+    was_sent = (sent_ns >= 0) & (sent_ns <= now_ns)
+    was_not_done = (done_ns < 0) | (done_ns > now_ns)
     rows = np.flatnonzero(was_sent & was_not_done)
     is_same_target = block.take("target", rows) == request["target"]
     is_another_request = block.take("slot", rows) != request["slot"]
-    rows = rows[is_same_target & is_another_request]
-    prompt_tokens = block.take("input_tokens", rows)
-    first_token_ns = block.take("first_token_ns", rows)
-    has_no_token_yet = (first_token_ns < 0) | (first_token_ns > now_ns)
-    is_length_known = prompt_tokens >= 0
-    waiting_tokens = prompt_tokens[has_no_token_yet & is_length_known].sum(dtype=np.int64)
-    return _ConcurrentLoad(len(rows), int(waiting_tokens))
+    return rows[is_same_target & is_another_request]
 
 
 def _read_fields(requests: JoinedColumns, row: int) -> dict[str, int]:
@@ -578,25 +600,29 @@ def _describe_request(
         manifest: The manifest of the run.
     """
     due_ns = fields["due_ns"]
+    is_in_session = fields["session"] >= 0
     return SlowRequest(
         by=metric,
+        # Which request it is.
         slot=fields["slot"],
         id=_request_id(fields["slot"], manifest),
-        session=_known(fields["session"]),
-        turn=fields["turn"] if fields["session"] >= 0 else None,
+        session=fields["session"] if is_in_session else None,
+        turn=fields["turn"] if is_in_session else None,
         target=_target_name(fields["target"], manifest),
         due_s=due_ns / 1e9,
+        # Its latencies and their parts.
         ttft_ms=_ttft_ms(due_ns, fields["first_token_ns"]),
         e2e_ms=milliseconds(fields["end_ns"] - due_ns),
         client_ms=milliseconds(fields["sent_ns"] - could_send_ns),
         connect_ms=milliseconds(could_send_ns - due_ns),
-        queue_ms=_optional_milliseconds(_known(fields["server_queue_ns"])),
-        prefill_ms=_optional_milliseconds(_known(fields["server_prefill_ns"])),
+        queue_ms=_milliseconds_if_known(fields["server_queue_ns"]),
+        prefill_ms=_milliseconds_if_known(fields["server_prefill_ns"]),
         decode_ms=_decode_ms(fields["first_token_ns"], fields["last_token_ns"]),
         max_gap_ms=milliseconds(fields["max_gap_ns"]),
-        input_tokens=_known(fields["input_tokens"]),
-        cached_tokens=_known(fields["cached_tokens"]),
-        output_tokens=_known(fields["output_tokens"]),
+        # Its size, and the load that it met.
+        input_tokens=_tokens_if_known(fields["input_tokens"]),
+        cached_tokens=_tokens_if_known(fields["cached_tokens"]),
+        output_tokens=_tokens_if_known(fields["output_tokens"]),
         in_flight=load.in_flight,
         waiting_input_tokens=load.waiting_input_tokens,
     )
@@ -618,9 +644,14 @@ def _target_name(target_index: int, manifest: RunManifest) -> str:
     return target.name or target.url
 
 
-def _known(value: int) -> int | None:
-    """Return a field of a record, or None if it is negative, which means not known."""
-    return value if value >= 0 else None
+def _tokens_if_known(tokens: int) -> int | None:
+    """Return a number of tokens of a record, or None if it is negative, which means not known."""
+    return tokens if tokens >= 0 else None
+
+
+def _milliseconds_if_known(duration_ns: int) -> float | None:
+    """Return a duration of a record, or None if it is negative, which means not known."""
+    return milliseconds(duration_ns) if duration_ns >= 0 else None
 
 
 def _ttft_ms(due_ns: int, first_token_ns: int) -> float | None:

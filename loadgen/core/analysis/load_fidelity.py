@@ -276,11 +276,12 @@ def _check_cache(
 ) -> Iterator[StimulusCheck]:
     """Check the share of the prompt tokens that the servers had in their caches.
 
-    - If the workload requests a share, it is compared with that.
+    - If the workload requests a share, the reported share is compared with it.
     - If prompts share prefixes, any share is right, so it is only reported.
     - Otherwise all prompts are new: none may repeat, and the share must be about 0.
 
-    A share that servers do not report is None, and so is then the outcome of its check.
+    If the servers do not report a share, it is None, and the check of the share is undecided
+    (`ok` is None). In a check, `seen` is the measured value, and `n` the number of requests.
     """
     ok_count = summary.requests.ok
     cached_share = summary.tokens.cached_share

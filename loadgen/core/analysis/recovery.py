@@ -21,7 +21,7 @@ import numpy as np
 
 from loadgen.core import format
 from loadgen.core.metrics import outcomes
-from loadgen.core.metrics.columns import join_arrays
+from loadgen.core.metrics.columns import join_selected
 from loadgen.core.metrics.sections import Event, Recovery
 from loadgen.core.server_metrics import series
 from loadgen.core.slo import Slo
@@ -204,16 +204,18 @@ def _round_to_ns(seconds: float) -> float:
 
 
 def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
-    """Yield the loss of each target that stopped responding, as the warnings of the run tell it.
+    """Yield the loss of each target that stopped responding, from the warnings of the run.
 
-    A loss is a `Recovery` with only the event and its time. Reports show it as a change from the
-    name of the target to "gone", in the place of the load before and after a spike.
+    A loss is a `Recovery` with only the event and its time. Reports show a recovery with what
+    changed, as "BEFORE to AFTER". For a loss that is the name of the target and "gone".
     """
+    # The values of a warning "target_gone" are the name of the target, and when it was lost.
     for warning in manifest.warning_codes.values():
         if warning.code == "target_gone":
+            target_name = str(warning.values["target"])
             yield Recovery(
                 event="loss",
-                load_before=str(warning.values["target"]),
+                load_before=target_name,
                 load_after="gone",
                 at_s=_round_to_ns(warning.values["at_s"]),
             )
@@ -275,20 +277,14 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
         end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
-    masks = [_is_counted_within(columns, start_ns, end_ns, slo) for columns in measured]
-    due_ns = join_arrays(
-        [columns["due_ns"][mask] for columns, mask in zip(measured, masks, strict=True)]
-    )
+    is_grouped = [_is_counted_within(columns, start_ns, end_ns, slo) for columns in measured]
+    due_ns = join_selected((columns["due_ns"] for columns in measured), is_grouped)
     order = np.argsort(due_ns, kind="stable")
     group_sizes = _sum_by_group(np.ones(len(due_ns), np.int64))
     is_met = np.ones(len(group_sizes), bool)
     for objective in _objectives(slo):
-        is_good = join_arrays(
-            [
-                outcomes.meets_slo(columns, objective.slo)[mask]
-                for columns, mask in zip(measured, masks, strict=True)
-            ]
-        )
+        is_good_of_stages = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
+        is_good = join_selected(is_good_of_stages, is_grouped)
         misses = _sum_by_group(np.logical_not(is_good[order]))
         allowed_misses = group_sizes * (1 - objective.min_share) + ROUNDING
         is_met &= misses <= allowed_misses

@@ -37,12 +37,26 @@ MAX_OUTLIER_SHARE = 0.1
 """The share of the nodes that may stand out. If more did, the others would be no reference."""
 MIN_CHANGE = 0.01
 """Smaller relative differences from the other nodes are not reported."""
+
+
+class _ClientErrors(NamedTuple):
+    """What the client may have added to a latency, by sending or reading late.
+
+    Attributes:
+        metrics: Names of metrics of a request.
+        fields: Names of fields of its record.
+    """
+
+    metrics: tuple[str, ...]
+    fields: tuple[str, ...] = ()
+
+
 CLIENT_ERRORS = {
-    "ttft": ("send_lag", "stamp_error"),
-    "tpot": ("tpot_error",),
-    "e2e": ("send_lag", "last_token_error_ns"),
+    "ttft": _ClientErrors(metrics=("send_lag", "stamp_error")),
+    "tpot": _ClientErrors(metrics=("tpot_error",)),
+    "e2e": _ClientErrors(metrics=("send_lag",), fields=("last_token_error_ns",)),
 }
-"""What the client may have added to each metric, by sending or reading late."""
+"""The errors of each of METRICS."""
 
 
 class _Nodes(NamedTuple):
@@ -118,7 +132,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
     """Compare the latencies of the nodes of a run in the steady-state window.
 
     A node is a machine, a target or a replica. The result has variance components and outliers of
-    each latency, or in `why` the reason why nodes cannot be compared.
+    each latency, or in `reason` why nodes cannot be compared. It is empty for a run with one node.
 
     Args:
         measured: The measured records, by stage.
@@ -136,8 +150,8 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
         reason = "at no time was the load only that of measured requests"
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
-    short_block = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    return _compare_in_window(requests, nodes, short_block)
+    block_of_request = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
+    return _compare_in_window(requests, nodes, block_of_request)
 
 
 def _compare_in_window(
@@ -191,22 +205,27 @@ def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the nodes of a run, and the node of each request.
 
     Targets with the same `node` in the targets file are one node. A target without it is a node of
-    its own, named after its name or URL. If that makes a single node, the replicas are compared
-    instead, which the responses or a simulation name.
+    its own, named after its name or URL. If there is only one such node, its replicas become the
+    nodes. They are known if the responses, or a simulation, say which replica served a request.
     """
     targets = manifest.targets
-    node_of_target = [
+    name_of_target = [
         target.node or target.name or target.url or str(index)
         for index, target in enumerate(targets)
     ]
-    node_names = list(dict.fromkeys(node_of_target))
-    if len(node_names) > 1:
-        index_of_target = np.array([node_names.index(name) for name in node_of_target])
-        kind = "node" if any(target.node for target in targets) else "target"
-        return _Nodes(kind, node_names, index_of_target[requests["target"]])
+    node_names = list(dict.fromkeys(name_of_target))
+    if len(node_names) < 2:
+        return _assign_replicas(requests, manifest)
+    node_of_target = np.array([node_names.index(name) for name in name_of_target])
+    kind = "node" if any(target.node for target in targets) else "target"
+    return _Nodes(kind, node_names, node_of_target[requests["target"]])
+
+
+def _assign_replicas(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
+    """Return the replicas of a run as nodes, and the replica of each request."""
     replicas = number_keys(replica_keys(requests))
-    replica_names = [replica_name(key, manifest) for key in replicas.keys.tolist()]
-    return _Nodes("replica", replica_names, replicas.key_index)
+    names = [replica_name(key, manifest) for key in replicas.keys.tolist()]
+    return _Nodes("replica", names, replicas.key_index)
 
 
 def _assign_short_blocks(
@@ -274,21 +293,24 @@ def _compare_metric(
     cells = _assign_cells(selection, has_value)
     if cells is None:
         return None
-    means_ms = cells.mean_of_cells(values_ms)
-    variance_within = _variance_within_cells(cells, values_ms, means_ms)
-    components = estimate_components(means_ms, cells.counts, variance_within)
-    outliers = _find_outliers(metric, means_ms.mean(axis=1), selection.names)
+    cell_means_ms = cells.mean_of_cells(values_ms)
+    # This overwrites `values_ms`, which is not used any more.
+    variance_within = _compute_variance_in_place(cells, values_ms, cell_means_ms)
+    components = estimate_components(cell_means_ms, cells.counts, variance_within)
+    outliers = _find_outliers(metric, cell_means_ms.mean(axis=1), selection.names)
     if outliers:
-        errors_ms = _client_errors(requests, metric)[selection.rows][has_value] / 1e6
+        errors_of_selected = _client_errors(requests, metric)[selection.rows]
+        errors_ms = errors_of_selected[has_value] / 1e6
         error_of_node_ms = cells.mean_of_cells(errors_ms).mean(axis=1)
         outliers = _drop_client_errors(outliers, error_of_node_ms, selection.names)
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
 
 
 def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -> _Cells | None:
-    """Divide values into cells of node and block of time. Return None if they are too few.
+    """Divide values into cells, one for each node in each block of time.
 
-    The largest number of blocks is used that leaves MIN_PER_CELL values in each cell.
+    The largest number of blocks in BLOCK_COUNTS is used that leaves MIN_PER_CELL values in each
+    cell. Returns None if there are too few values for any of them.
 
     Args:
         selection: The requests that are compared.
@@ -298,8 +320,9 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
     short_block = selection.short_block[has_value]
     node_count = len(selection.names)
     for block_count in BLOCK_COUNTS:
-        # Of 20 short blocks, 0 to 3 are joined to block 0 of 5, and 4 to 7 to block 1.
-        block = short_block // (SHORT_BLOCKS // block_count)
+        # To make 5 blocks of 20 short ones, 0 to 3 are joined to block 0, and 4 to 7 to block 1.
+        short_blocks_per_block = SHORT_BLOCKS // block_count
+        block = short_block // short_blocks_per_block
         cell_of_value = node_index * block_count + block
         counts = np.bincount(cell_of_value, minlength=node_count * block_count)
         if counts.min() >= MIN_PER_CELL:
@@ -307,36 +330,39 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
     return None
 
 
-def _variance_within_cells(
-    cells: _Cells, values: NDArray[np.float64], means: NDArray[np.float64]
+def _compute_variance_in_place(
+    cells: _Cells, values: NDArray[np.float64], cell_means: NDArray[np.float64]
 ) -> float:
     """Return the pooled variance of the values around the mean of their cell.
 
-    Each value is replaced by its squared deviation, because another array would be as long as the
-    run has requests.
+    The values are overwritten with their squared deviations. A run may have millions of requests,
+    and a second array of this length would take too much memory.
 
     Args:
         cells: The cell of each value.
-        values: The values, which are overwritten.
-        means: The mean of each cell, nodes x blocks.
+        values: The values.
+        cell_means: The mean of each cell, nodes x blocks.
     """
-    mean_by_cell_number = means.ravel()
+    mean_by_cell_number = cell_means.ravel()
     for rows in block_slices(len(values)):
         mean_of_value = mean_by_cell_number[cells.cell_of_value[rows]]
         values[rows] = (mean_of_value - values[rows]) ** 2
-    degrees_of_freedom = len(values) - means.size
+    degrees_of_freedom = len(values) - cell_means.size
     return float(values.sum()) / degrees_of_freedom
 
 
 def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
-    """Return variance components as standard deviations and as fractions of the total variance.
+    """Return the variance components of a metric as the summary lists them.
 
-    The components are described by `VarianceComponents`.
+    Each component is given as a standard deviation in ms and as a share of the total variance. The
+    components are the variance between nodes, over time at all nodes alike ("time"), over time at
+    single nodes ("own_time", the interaction of node and time), and within a block of time.
+
+    Args:
+        metric: The metric.
+        components: The variances, in square milliseconds.
     """
-
-    def fraction(variance: float) -> float:
-        return variance / components.total if components.total else 0.0
-
+    total = components.total
     return VarianceTable(
         metric=metric,
         mean_ms=components.mean,
@@ -344,24 +370,34 @@ def _variance_table(metric: str, components: VarianceComponents) -> VarianceTabl
         time_ms=components.over_time**0.5,
         own_time_ms=components.interaction**0.5,
         within_ms=components.within_cells**0.5,
-        between_share=fraction(components.between_parts),
-        time_share=fraction(components.over_time),
-        own_time_share=fraction(components.interaction),
-        within_share=fraction(components.within_cells),
+        between_share=_share_of_variance(components.between_parts, total),
+        time_share=_share_of_variance(components.over_time, total),
+        own_time_share=_share_of_variance(components.interaction, total),
+        within_share=_share_of_variance(components.within_cells, total),
     )
 
 
-def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
-    """Return how much the client may have added to a metric of each request, in ns.
+def _share_of_variance(variance: float, total: float) -> float:
+    """Return the share of a variance in the total variance, 0 if all values are equal."""
+    return variance / total if total else 0.0
 
-    It is the sum of the errors in CLIENT_ERRORS, some of which are fields of the records, whose
-    names end in "_ns", and others metrics.
+
+def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
+    """Return how much the client may have added to a latency of each request, in ns.
+
+    It is the sum of the errors in CLIENT_ERRORS. An error that is negative is not known and counts
+    as 0.
+
+    Args:
+        requests: The requests.
+        metric: The latency, one of METRICS.
     """
     total_ns = np.zeros(1, np.int64)
-    for name in CLIENT_ERRORS[metric]:
-        is_field = name.endswith("_ns")
-        errors_ns = requests[name] if is_field else requests.measure(name)
-        total_ns = total_ns + np.maximum(errors_ns, 0)
+    errors = CLIENT_ERRORS[metric]
+    for name in errors.metrics:
+        total_ns = total_ns + np.maximum(requests.measure(name), 0)
+    for name in errors.fields:
+        total_ns = total_ns + np.maximum(requests[name], 0)
     return total_ns
 
 

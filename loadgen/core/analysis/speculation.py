@@ -62,51 +62,64 @@ def summarize_speculation(
 ) -> Speculation | None:
     """Return what is known about speculative decoding, or None if nothing was drafted.
 
+    A draft model proposes tokens, of which the model accepts some in each step. Responses may
+    report the tokens of their request, and the metrics pages of the servers those of all requests.
+    The mean accepted length is the number of output tokens per step of the model.
+
     Args:
         measured: The measured records, by stage.
         samples: The samples of the servers' metrics pages.
     """
     tokens = _count_tokens(measured)
     server = _read_metrics_pages(samples)
+    is_reported = tokens.requests > 0
     speculation = Speculation(
         requests=tokens.requests,
-        drafted=tokens.drafted if tokens.requests else None,
-        accepted=tokens.accepted if tokens.requests else None,
-        acceptance=tokens.accepted / tokens.drafted if tokens.requests else None,
+        drafted=tokens.drafted if is_reported else None,
+        accepted=tokens.accepted if is_reported else None,
+        acceptance=tokens.accepted / tokens.drafted if is_reported else None,
         length=tokens.output / tokens.steps if tokens.steps else None,
         server_acceptance=server.acceptance,
         server_length=server.tokens_per_step,
         by_position=server.acceptance_by_position,
     )
-    has_values = speculation != Speculation()
-    return speculation if has_values else None
+    nothing_known = Speculation()
+    return None if speculation == nothing_known else speculation
 
 
 def _count_tokens(measured: Sequence[Columns]) -> _TokenCounts:
-    """Count the drafted and accepted tokens that responses report, and the steps of the model.
+    """Count the drafted and accepted tokens that responses report, and the steps of the model."""
+    counts_of_stages = [_count_tokens_of_stage(columns) for columns in measured]
+    return _TokenCounts(
+        requests=sum(counts.requests for counts in counts_of_stages),
+        drafted=sum(counts.drafted for counts in counts_of_stages),
+        accepted=sum(counts.accepted for counts in counts_of_stages),
+        output=sum(counts.output for counts in counts_of_stages),
+        steps=sum(counts.steps for counts in counts_of_stages),
+    )
+
+
+def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
+    """Count the drafted and accepted tokens of a stage, and the steps of the model.
 
     A request has one step for each output token that was not accepted from a draft: 60 output
-    tokens, 35 of them accepted, came in 25 steps. Requests for which that is not above 0 have
-    contradictory counts, and are left out of the output tokens and steps.
+    tokens, 35 of them accepted, came in 25 steps. A request with no more output tokens than
+    accepted ones has contradictory counts. It is left out of the output tokens and steps.
     """
-    requests = 0
-    drafted = 0
-    accepted = 0
-    output = 0
-    steps = 0
-    for columns in measured:
-        draft_tokens = columns["draft_tokens"]
-        accepted_tokens = columns["accepted_tokens"]
-        is_reported = columns.where(OK) & (draft_tokens > 0) & (accepted_tokens >= 0)
-        requests += int(is_reported.sum())
-        drafted += int(draft_tokens[is_reported].sum(dtype=np.int64))
-        accepted += int(accepted_tokens[is_reported].sum(dtype=np.int64))
-        has_steps = is_reported & (columns["output_tokens"] > accepted_tokens)
-        output_of_requests = columns["output_tokens"][has_steps]
-        steps_of_requests = output_of_requests - accepted_tokens[has_steps]
-        output += int(output_of_requests.sum(dtype=np.int64))
-        steps += int(steps_of_requests.sum(dtype=np.int64))
-    return _TokenCounts(requests, drafted, accepted, output, steps)
+    draft_tokens = columns["draft_tokens"]
+    accepted_tokens = columns["accepted_tokens"]
+    output_tokens = columns["output_tokens"]
+    is_reported = columns.where(OK) & (draft_tokens > 0) & (accepted_tokens >= 0)
+    has_steps = is_reported & (output_tokens > accepted_tokens)
+    output = int(output_tokens[has_steps].sum(dtype=np.int64))
+    accepted_of_output = int(accepted_tokens[has_steps].sum(dtype=np.int64))
+    return _TokenCounts(
+        requests=int(is_reported.sum()),
+        drafted=int(draft_tokens[is_reported].sum(dtype=np.int64)),
+        accepted=int(accepted_tokens[is_reported].sum(dtype=np.int64)),
+        output=output,
+        steps=output - accepted_of_output,
+    )
 
 
 def _read_metrics_pages(samples: Sequence[MetricSample]) -> _ServerSpeculation:

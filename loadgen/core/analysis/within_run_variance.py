@@ -183,13 +183,15 @@ def build_indicators(
 def estimate_fraction(
     indicators_of_runs: Sequence[NDArray[np.float64]], value: float
 ) -> ScaledEstimate | None:
-    """Return a fraction of requests with its error by blocks, or None for too few requests.
+    """Return a fraction of requests with its standard error, or None for too few requests.
 
-    The error is at least that of Agresti and Coull, because blocks without a single failure would
-    show an error of 0, although a run without a failure does not prove that there are none.
+    The error follows from the differences between blocks of time. It is at least that of Agresti
+    and Coull for independent requests, because blocks without a single failure would show an error
+    of 0, although a run without a failure does not prove that there are none.
 
     Args:
-        indicators_of_runs: For each run, the result of `build_indicators`.
+        indicators_of_runs: For each run, 1 for each good request and 0 for each other one
+            (`build_indicators`).
         value: The fraction in the summary, which becomes the value of the estimate.
     """
     indicators = np.concatenate(indicators_of_runs)
@@ -198,7 +200,8 @@ def estimate_fraction(
     min_error = agresti_coull_error(float(indicators.sum()), len(indicators))
     mean = estimate_mean(indicators)
     if mean is None:
-        return ScaledEstimate(value, min_error, min(BLOCK_COUNTS) - 1)
+        fewest_degrees_of_freedom = min(BLOCK_COUNTS) - 1  # those of the fewest blocks
+        return ScaledEstimate(value, min_error, fewest_degrees_of_freedom)
     return ScaledEstimate(value, max(min_error, mean.error), mean.degrees_of_freedom)
 
 
@@ -322,18 +325,24 @@ def _compared_percentiles(definition: MetricDefinition, summary: Summary) -> dic
     they have no logarithm. The result is empty for a metric without a value per request, such as
     the gaps between output events.
     """
-    if definition.values is None:
-        return {}
-    distribution: Distribution | None
-    if definition.block:
-        distribution = summary.other_metrics.get(definition.field)
-    else:
-        # The common metrics, such as `ttft_ms`, are fields of the summary.
-        distribution = getattr(summary, definition.field)
-    if distribution is None:
+    has_value_per_request = definition.values is not None
+    distribution = _distribution_in_summary(definition, summary)
+    if not has_value_per_request or distribution is None:
         return {}
     percentiles_ms = {name: getattr(distribution, name) for name in definition.compared}
     return {name: value for name, value in percentiles_ms.items() if value and value > 0}
+
+
+def _distribution_in_summary(definition: MetricDefinition, summary: Summary) -> Distribution | None:
+    """Return the distribution of a metric in a summary, or None if the summary does not have it.
+
+    Common metrics, such as TTFT, have a field of their own. Those whose definition names a block of
+    the summary are together in the field `other_metrics`.
+    """
+    if definition.block:
+        return summary.other_metrics.get(definition.field)
+    distribution: Distribution | None = getattr(summary, definition.field, None)
+    return distribution
 
 
 def _estimate_log_percentile(

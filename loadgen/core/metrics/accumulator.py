@@ -185,7 +185,7 @@ class MetricAccumulator:
             return self.samples.setdefault(name, Values())
         blocks = (block for columns in self.columns for block in columns.blocks())
         values = (_metric_values(block, name) for block in blocks)
-        return Values.of(values, max_count=sum(map(len, self.columns)))
+        return Values.of_arrays(values, max_count=sum(map(len, self.columns)))
 
     def distribution(self, name: str) -> Distribution:
         """Return the distribution of a sample."""

@@ -17,7 +17,7 @@ from loadgen.core.stats.quantiles import BLOCK_ROWS, block_slices
 from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,6 +77,21 @@ def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     if not filled_arrays:
         return np.zeros(0, np.int64)
     return filled_arrays[0] if len(filled_arrays) == 1 else np.concatenate(filled_arrays)
+
+
+def join_selected(
+    columns_of_stages: Iterable[NDArray[Any]],
+    selections: Sequence[NDArray[np.bool_] | slice],
+) -> NDArray[Any]:
+    """Return the selected values of a column of all stages as one array.
+
+    Args:
+        columns_of_stages: The column of each stage. A generator reads one stage at a time, which
+            takes less memory than a list.
+        selections: For each stage, which of its rows are selected.
+    """
+    stages = zip(columns_of_stages, selections, strict=True)
+    return join_arrays([column[selection] for column, selection in stages])
 
 
 def drop_undefined(values: NDArray[np.int64]) -> NDArray[np.int64]:

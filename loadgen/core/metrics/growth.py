@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection, join_arrays
+from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection, join_selected
 from loadgen.core.metrics.replica_keys import group_by_key, replica_keys, replica_name
 from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE, requested_output_tokens
 from loadgen.core.stats import trend
 from loadgen.core.stats.quantiles import block_slices, sort_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -46,8 +46,6 @@ NO_TOKEN_COUNT = -1
 """The value of a column of tokens in a record whose tokens were not counted."""
 
 SeriesName = Literal["requests in flight", "TTFT"]
-
-_Number = TypeVar("_Number", np.int8, np.int32, np.int64)
 
 
 class TestedTime(NamedTuple):
@@ -149,30 +147,16 @@ def _select_tested_requests(
     """
     block_columns = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
     is_tested = [block_column != NO_BLOCK for block_column in block_columns]
-    # Generators read one stage at a time, which takes less memory than a list of columns.
     ttft_ns = (_ok_ttft_ns(columns) for columns in measured)
     prompt_tokens = (columns["input_tokens"] for columns in measured)
     output_tokens = (requested_output_tokens(columns) for columns in measured)
     return _TestedRequests(
-        replica_key=_join_selected((replica_keys(columns) for columns in measured), is_tested),
-        block=_join_selected(block_columns, is_tested),
-        ttft_ns=_join_selected(ttft_ns, is_tested),
-        prompt_tokens=_join_selected(prompt_tokens, is_tested),
-        output_tokens=_join_selected(output_tokens, is_tested),
+        replica_key=join_selected((replica_keys(columns) for columns in measured), is_tested),
+        block=join_selected(block_columns, is_tested),
+        ttft_ns=join_selected(ttft_ns, is_tested),
+        prompt_tokens=join_selected(prompt_tokens, is_tested),
+        output_tokens=join_selected(output_tokens, is_tested),
     )
-
-
-def _join_selected(
-    columns_of_stages: Iterable[NDArray[_Number]], is_selected: Sequence[NDArray[np.bool_]]
-) -> NDArray[_Number]:
-    """Return the selected values of a column of all stages as one array.
-
-    Args:
-        columns_of_stages: The column of each stage.
-        is_selected: For each stage, which of its requests are selected.
-    """
-    stages = zip(columns_of_stages, is_selected, strict=True)
-    return join_arrays([column[selected] for column, selected in stages])
 
 
 def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArray[np.int8]:

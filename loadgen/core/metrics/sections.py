@@ -46,7 +46,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     not_examined: str = ""
 
 
-Near = Literal["p50", "p99", "slowest"]
+PercentileName = Literal["p50", "p99", "slowest"]
 """The requests that a split is about: those near a quantile, or the slowest 1 %."""
 
 
@@ -65,7 +65,7 @@ class TtftSplit(msgspec.Struct, frozen=True, kw_only=True):
         rest_ms: The network, and everything that the server does not report.
     """
 
-    at: Near
+    at: PercentileName
     requests: int
     ttft_ms: float
     client_ms: float
@@ -82,7 +82,7 @@ class E2eSplit(msgspec.Struct, frozen=True, kw_only=True):
     `stall_ms` are the largest gaps that are stalls (see `Stalls`).
     """
 
-    at: Near
+    at: PercentileName
     requests: int
     e2e_ms: float
     ttft_ms: float

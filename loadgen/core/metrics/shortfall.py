@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from loadgen.core import format
-from loadgen.core.metrics.columns import CANCELLED, LOST, OK, as_selection, join_arrays
+from loadgen.core.metrics.columns import CANCELLED, LOST, OK, as_selection, join_selected
 from loadgen.core.stats.quantiles import block_slices, sort_times
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ class _PlannedRequests:
 
     def _select(self, columns_of_stages: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Return the values of the planned requests of all stages as one array."""
-        selected = zip(columns_of_stages, self._selections, strict=True)
-        return join_arrays([column[selection] for column, selection in selected])
+        return join_selected(columns_of_stages, self._selections)
 
 
 def _was_due(columns: Columns) -> NDArray[np.bool_]:

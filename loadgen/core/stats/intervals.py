@@ -168,11 +168,11 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     independent_count = count / inflation
     if independent_count <= 1:
         return math.inf
-    k = _tolerance_factor(independent_count, p, level)
-    # The squared distances from the mean of the sample are too small, because that mean follows the
-    # values. Their expected mean is the variance times 1 - inflation / count.
+    # The variance of a sample around its own mean is too small on average, by the factor
+    # 1 - 1 / n for n independent values (Bessel's correction).
     variance = data.var() * count / (count - inflation)
-    return float(data.mean() + k * math.sqrt(variance))
+    standard_deviations_above = _tolerance_factor(independent_count, p, level)
+    return float(data.mean() + standard_deviations_above * math.sqrt(variance))
 
 
 def _tolerance_factor(count: float, p: float, level: float) -> float:
@@ -248,7 +248,8 @@ def ratio_of_means(
     """Return the ratio of the means of two samples, with an interval by Fieller's theorem (1954).
 
     The interval is unbounded if the mean of the denominators may be 0, or if a sample has fewer
-    than two values.
+    than two values. The ratio itself is NaN if a sample has no values or the mean of the
+    denominators is 0.
 
     Args:
         numerators: The sample whose mean is divided.
@@ -263,9 +264,9 @@ def ratio_of_means(
     y = np.asarray(denominators, float)
     count = min(len(x), len(y))
     if count < 2:
-        has_ratio = count and y.mean()
+        has_ratio = count > 0 and y.mean() != 0
         value = float(x.mean() / y.mean()) if has_ratio else math.nan
-        return _symmetric(value, math.inf, count, "ratio", level)
+        return _unbounded_ratio(value, count, level)
     if paired and len(x) != len(y):
         raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
     means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
@@ -273,9 +274,14 @@ def ratio_of_means(
     t = t_quantile(0.5 + level / 2, means.degrees_of_freedom)
     ends = _fieller_ends(means, t)
     if ends is None:
-        return _symmetric(value, math.inf, count, "ratio", level)
+        return _unbounded_ratio(value, count, level)
     low, high = ends
     return Interval(value, low, high, level, count, "ratio")
+
+
+def _unbounded_ratio(value: float, count: int, level: float) -> Interval:
+    """Return a ratio of means with an interval that has no bounds."""
+    return Interval(value, -math.inf, math.inf, level, count, "ratio")
 
 
 def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
@@ -322,17 +328,25 @@ def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
     """Return the ends of Fieller's interval of the ratio x / y, None if it has no bounds.
 
     The interval holds every ratio r for which x - r y may be 0, judged by Student's t:
+
         (x - r y)^2 <= t^2 (x_variance - 2 r covariance + r^2 y_variance).
-    Sorted by powers of r, this is a r^2 - 2 b r + c <= 0. It has no bounds unless a > 0, that is,
-    unless y differs significantly from 0.
+
+    Sorted by powers of r, this is a quadratic inequality, whose solutions lie between its roots:
+
+        a r^2 - 2 b r + c <= 0  with
+        a = y^2 - t^2 y_variance,  b = x y - t^2 covariance,  c = x^2 - t^2 x_variance.
+
+    It has no bounds unless a > 0, which means that y differs significantly from 0.
 
     Args:
         means: The two means, with their variances.
         t: Student's quantile for the confidence of the interval.
     """
-    a = means.y * means.y - t * t * means.y_variance
-    b = means.x * means.y - t * t * means.covariance
-    c = means.x * means.x - t * t * means.x_variance
+    x = means.x
+    y = means.y
+    a = y * y - t * t * means.y_variance
+    b = x * y - t * t * means.covariance
+    c = x * x - t * t * means.x_variance
     discriminant = b * b - a * c
     if a <= 0 or discriminant < 0:
         return None
@@ -345,29 +359,41 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     """Return the ratio of two independent positive values, from the interval of each.
 
     This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    It needs no symmetric intervals. On the logarithmic scale, the distance from the ratio to an end
-    of its interval is the root of the sum of two squared distances. Those of the low end are from
-    the numerator to its low end, and from the denominator to its high end. The high end has the
-    opposite ones. If a value is not positive and finite, the ratio is NaN, from 0 to infinity.
+    It needs no symmetric intervals. The ratio is lowest if the numerator is at its low end and the
+    denominator at its high end. The distances from both values to these ends, as logarithms, are
+    the sides of a right triangle, whose hypotenuse is the distance to the low end of the ratio. The
+    high end follows from the other two ends.
+
+    If a value is not positive and finite, the ratio is NaN, with an interval from 0 to infinity.
     """
     has_ratio = 0 < numerator.value < math.inf and 0 < denominator.value < math.inf
     if not has_ratio:
         return Interval(math.nan, 0.0, math.inf, numerator.level)
-    log_numerator = math.log(numerator.value)
-    log_denominator = math.log(denominator.value)
     log_ratio = math.log(numerator.value / denominator.value)
-    distance_to_low = math.hypot(
-        log_numerator - _log_of_bound(numerator.low),
-        _log_of_bound(denominator.high) - log_denominator,
-    )
-    distance_to_high = math.hypot(
-        _log_of_bound(numerator.high) - log_numerator,
-        log_denominator - _log_of_bound(denominator.low),
-    )
+    numerator_distances = _log_distances(numerator)
+    denominator_distances = _log_distances(denominator)
+    distance_to_low = math.hypot(numerator_distances.to_low, denominator_distances.to_high)
+    distance_to_high = math.hypot(numerator_distances.to_high, denominator_distances.to_low)
     low = math.exp(log_ratio - distance_to_low)
     is_bounded = distance_to_high < MAX_EXPONENT
     high = math.exp(log_ratio + distance_to_high) if is_bounded else math.inf
     return Interval(math.exp(log_ratio), low, high, numerator.level)
+
+
+class _EndDistances(NamedTuple):
+    """How far the ends of an interval are from its value, as differences of logarithms."""
+
+    to_low: float
+    to_high: float
+
+
+def _log_distances(interval: Interval) -> _EndDistances:
+    """Return how far the ends of the interval of a positive value are from it, as logarithms."""
+    log_value = math.log(interval.value)
+    return _EndDistances(
+        to_low=log_value - _log_of_bound(interval.low),
+        to_high=_log_of_bound(interval.high) - log_value,
+    )
 
 
 def _log_of_bound(bound: float) -> float:
@@ -430,25 +456,28 @@ def widen_by_runs(
     """Return an interval that is at least as wide as the differences between repeated runs suggest.
 
     Blocks of time within runs do not show what differs from run to run, such as a restart of the
-    server. So the interval is extended to Student's interval of the values of the runs, placed
-    around the value of `interval`. It stays as it is with one run, or if a value is not finite or
-    has no logarithm although one is needed.
+    server. So the interval becomes at least as wide as Student's interval of the values of the
+    runs, which is placed around the value of `interval`. The interval is returned unchanged for a
+    single run, for a value that is not finite, and on a logarithmic scale for a value that has no
+    logarithm.
 
     Args:
         interval: The interval by blocks of time within runs.
         value_of_runs: The value of each run.
-        on_log_scale: Whether Student's interval is that of the logarithms, as for latencies.
+        on_log_scale: Whether to compare the runs by the logarithms of their values, as is right for
+            latencies, whose errors are relative.
     """
     value = interval.value
     data = np.asarray(value_of_runs, float)
-    if len(data) < 2 or not np.isfinite(data).all() or not math.isfinite(value):
+    are_all_finite = bool(np.isfinite(data).all()) and math.isfinite(value)
+    if len(data) < 2 or not are_all_finite:
         return interval
     if on_log_scale and min(*data, value) <= 0:
         return interval
     if on_log_scale:
-        half_width = replications(np.log(data), interval.level).half_width
-        low = value * math.exp(-half_width)
-        high = value * math.exp(min(half_width, MAX_EXPONENT))
+        log_half_width = replications(np.log(data), interval.level).half_width
+        low = value * math.exp(-log_half_width)
+        high = value * math.exp(min(log_half_width, MAX_EXPONENT))
     else:
         half_width = replications(data, interval.level).half_width
         low = value - half_width
@@ -505,12 +534,14 @@ def extrapolate_growth(
     count = len(data)
     if count < MIN_VALUES_OF_TREND:
         return 0.0, math.inf
-    times = np.arange(count) - (count - 1) / 2  # their mean is 0
-    time_squares = float((times * times).sum())
-    slope = float((times * data).sum()) / time_squares
+    # The mean of these times is 0, so the line is: mean of the values + slope * time.
+    times = np.arange(count) - (count - 1) / 2
+    sum_of_time_squares = float((times * times).sum())
+    slope = float((times * data).sum()) / sum_of_time_squares
     residuals = data - data.mean() - slope * times
     degrees_of_freedom = count - 2
-    slope_variance = float((residuals * residuals).sum()) / degrees_of_freedom / time_squares
+    residual_variance = float((residuals * residuals).sum()) / degrees_of_freedom
+    slope_variance = residual_variance / sum_of_time_squares
     standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
     highest_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
     return slope * steps_ahead, highest_slope * steps_ahead

@@ -169,26 +169,28 @@ class Values:
         self._is_sorted = False  # there is one part, which is sorted
 
     @classmethod
-    def of(cls, parts: Iterable[NDArray[np.int64]], max_count: int) -> Values:
+    def of_arrays(cls, arrays: Iterable[NDArray[np.int64]], max_count: int) -> Values:
         """Return the values of several arrays as one sorted sample, in little memory.
 
         The arrays are copied one by one into a single buffer, so that each of them can be freed
         before the next one is computed.
 
         Args:
-            parts: The arrays, for example one for each block of records.
+            arrays: The arrays, for example one for each block of records.
             max_count: An upper bound of the number of values in all arrays, the size of the buffer.
         """
         buffer = np.empty(max_count, np.int64)
         count = 0
-        for part in parts:
-            buffer[count : count + len(part)] = part
-            count += len(part)
-        values = cls()
-        values.add(buffer[:count])
-        del buffer  # `add` may have made a smaller copy
-        values._sort()
-        return values
+        for array in arrays:
+            buffer[count : count + len(array)] = array
+            count += len(array)
+        sample = cls()
+        sample.add(buffer[:count])
+        # If `add` has copied the values as int32, the buffer is not needed any more. It is freed
+        # before sorting, which needs memory too.
+        del buffer
+        sample._sort()
+        return sample
 
     def _sort(self) -> None:
         """Join all values in one sorted array, in which each quantile is a look-up.

@@ -53,14 +53,23 @@ def normal_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.5 * x)
-    # Horner's method. Large arrays are changed in place, which takes half the time.
-    exponent = np.full_like(t, _ERFC_COEFFICIENTS[-1])
-    for coefficient in reversed(_ERFC_COEFFICIENTS[:-1]):
-        exponent *= t
-        exponent += coefficient
+    exponent = _erfc_polynomial(t)
     exponent -= x * x
-    tail_probability = 0.5 * t * np.exp(exponent, out=exponent)
+    exponential = np.exp(exponent, out=exponent)  # reuses the memory of the exponent
+    tail_probability = 0.5 * t * exponential
     return np.where(z >= 0, 1 - tail_probability, tail_probability)
+
+
+def _erfc_polynomial(t: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the polynomial with _ERFC_COEFFICIENTS at each t, by Horner's method.
+
+    The array is changed in place, which takes half the time for large arrays.
+    """
+    result = np.full_like(t, _ERFC_COEFFICIENTS[-1])
+    for coefficient in reversed(_ERFC_COEFFICIENTS[:-1]):
+        result *= t
+        result += coefficient
+    return result
 
 
 @lru_cache(4096)
@@ -145,20 +154,28 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     """Return the continued fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22.
 
     It is evaluated by the modified Lentz method, as in `betacf` of Numerical Recipes. The fraction
-    cut off after n terms is A_n / B_n. The method multiplies the ratio A_n / A_(n-1) and the
-    inverse ratio B_(n-1) / B_n of each step, neither of which overflows as A_n and B_n would.
+    cut off after n terms is A_n / B_n, where both would overflow for large n. So the method only
+    computes how they change from one term to the next: `numerator_ratio` is A_n / A_(n-1), and
+    `inverse_denominator_ratio` is B_(n-1) / B_n. Their product is the factor by which the term
+    changes the fraction.
     """
+    d1 = -(a + b) * x / (a + 1)
     numerator_ratio = 1.0
-    denominator_ratio = 1 / max(TINY, 1 - (a + b) * x / (a + 1))
-    fraction = denominator_ratio
+    inverse_denominator_ratio = 1 / max(TINY, 1 + d1)
+    fraction = inverse_denominator_ratio
     for m in range(1, MAX_FRACTION_TERMS):
-        even_term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even_term, odd_term):
-            # TINY stands for a ratio of 0, by which the next step would divide.
-            numerator_ratio = (1 + term / numerator_ratio) or TINY
-            denominator_ratio = 1 / ((1 + term * denominator_ratio) or TINY)
-            fraction *= numerator_ratio * denominator_ratio
-        if abs(numerator_ratio * denominator_ratio - 1) < FRACTION_TOLERANCE:
+        d_even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))  # d2, d4, ...
+        d_odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))  # d3, d5, ...
+        for term in (d_even, d_odd):
+            numerator_ratio = _tiny_if_zero(1 + term / numerator_ratio)
+            inverse_denominator_ratio = 1 / _tiny_if_zero(1 + term * inverse_denominator_ratio)
+            fraction *= numerator_ratio * inverse_denominator_ratio
+        last_factor = numerator_ratio * inverse_denominator_ratio
+        if abs(last_factor - 1) < FRACTION_TOLERANCE:
             break
     return fraction
+
+
+def _tiny_if_zero(divisor: float) -> float:
+    """Return a divisor, or TINY if it is 0."""
+    return TINY if divisor == 0 else divisor

@@ -150,20 +150,24 @@ def find_trends(
     None if fewer than MIN_BLOCKS blocks have a value. If no series grows, the probability that at
     least one is reported as growing is `significance_level`, however many series there are.
 
-    Holm's correction decides which series grow, because it finds more growth than Bonferroni's. The
-    detectable growth uses Bonferroni's level: Holm's depends on the p-values of the other series,
-    so it is not known in advance.
+    Holm's correction for multiple tests ensures that. The growth that a test would detect cannot be
+    computed with it, because Holm's level for a series depends on the p-values of the others. So it
+    is computed with Bonferroni's level, which is stricter and the same for all.
     """
     tests_by_index = _test_all_series(series)
+    if not tests_by_index:
+        return [None] * len(series)
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
     test_count = _TESTS_PER_SERIES * len(tests_by_index)
+    bonferroni_level = significance_level / test_count
     trends: list[Trend | None] = [None] * len(series)
     for index, tests in tests_by_index.items():
+        known_values = series[index][np.isfinite(series[index])]
         trends[index] = Trend(
             growth=tests.slope.growth,
-            detectable_growth=tests.detectable_growth(significance_level / test_count),
-            mean=float(series[index][np.isfinite(series[index])].mean()),
+            detectable_growth=tests.detectable_growth(bonferroni_level),
+            mean=float(known_values.mean()),
             p_value=p_values[index],
             grows=index in growing_indices,
         )
@@ -234,21 +238,24 @@ class _FittedLine(Struct, frozen=True):
 
 
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
-    """Fit a straight line to a series by least squares, None if too few blocks have a value.
+    """Fit a straight line by least squares to a series, None if too few blocks have a value.
 
-    A block without a value is NaN. The noise is measured around a parabola instead of the line,
-    because growth that becomes faster or slower is no noise.
+    A block without a value is NaN. The noise is what a parabola leaves over, not the line, because
+    growth that becomes faster or slower is no noise.
     """
     blocks = np.flatnonzero(np.isfinite(series))
     if len(blocks) < MIN_BLOCKS:
         return None
     values = _without_rounding(series[blocks].astype(float))
     times = _scale_times(blocks)
+    # The mean of the times is 0, so the line is: mean of the values + slope * time.
     time_squares = float((times * times).sum())
     slope = float((times * values).sum()) / time_squares
-    residuals = values - values.mean() - slope * times - _fit_bend(values, times)
+    residuals_of_parabola = (
+        values - values.mean() - slope * times - _parabola_less_line(values, times)
+    )
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
-    noise = _measure_noise(residuals, largest_rounding_error)
+    noise = _measure_noise(residuals_of_parabola, largest_rounding_error)
     return _FittedLine(values, slope, time_squares, noise)
 
 
@@ -272,10 +279,17 @@ def _measure_noise(residuals: NDArray[np.float64], largest_rounding_error: float
 def _neighbour_correlation(residuals: NDArray[np.float64], sum_of_squares: float) -> float:
     """Return the correlation of neighbours in the noise, estimated from the residuals of a curve.
 
-    A curve follows the noise, so its residuals look less correlated. If the noise has a correlation
-    of r, that of n residuals of a curve with k parameters is about r - k * (1 + 2 * r) / n. Solved
-    for r, that gives the estimate. It is at least 0, because a negative correlation would make
-    growth look more certain than independent noise does.
+    A curve follows the noise, so its residuals look less correlated than the noise is. For n
+    residuals of a curve with k parameters, both correlations are related by
+
+        residual correlation = noise correlation - k * (1 + 2 * noise correlation) / n,
+
+    at least approximately. So the noise correlation is
+
+        (n * residual correlation + k) / (n - 2 * k).
+
+    The result is at least 0, because a negative correlation would make growth look more certain
+    than independent noise does.
 
     Args:
         residuals: The residuals of the blocks, in order of time.
@@ -283,10 +297,11 @@ def _neighbour_correlation(residuals: NDArray[np.float64], sum_of_squares: float
     """
     count = len(residuals)
     parameters = CURVE_DEGREE + 1
-    correlation_of_residuals = float((residuals[1:] * residuals[:-1]).sum()) / sum_of_squares
+    residual_correlation = float((residuals[1:] * residuals[:-1]).sum()) / sum_of_squares
     # MIN_BLOCKS makes the divisor at least 2; the 1 only protects against smaller settings.
-    correlation = (correlation_of_residuals * count + parameters) / max(count - 2 * parameters, 1)
-    return min(max(correlation, 0.0), MAX_CORRELATION)
+    divisor = max(count - 2 * parameters, 1)
+    noise_correlation = (residual_correlation * count + parameters) / divisor
+    return min(max(noise_correlation, 0.0), MAX_CORRELATION)
 
 
 def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -300,25 +315,27 @@ def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(is_mean, values[0], values)
 
 
-def _fit_bend(values: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what a parabola by least squares adds to the straight line, at each time.
+def _parabola_less_line(
+    values: NDArray[np.float64], times: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return by how much a parabola by least squares differs from the straight line at each time.
 
-    The squares of the times are made orthogonal to the mean and to the straight line by the
-    Gram-Schmidt process, so that the coefficient of the resulting curve can be fitted alone. This
-    is computed from sums, because the results of `np.polyfit` (LAPACK) differ in their last digits
-    from one processor to the next.
+    The Gram-Schmidt process removes from the squares of the times their mean and their own straight
+    line. The remaining curve is orthogonal to every straight line, so that its coefficient can be
+    fitted alone. All of it is computed from sums, because the results of `np.polyfit` (LAPACK)
+    differ in their last digits from one processor to the next.
 
     Args:
         values: The values of the blocks.
         times: The times of the blocks, whose mean is 0.
     """
-    squares = times * times
-    without_mean = squares - squares.mean()
-    slope_of_squares = float((without_mean * times).sum()) / float(squares.sum())
-    curve = without_mean - times * slope_of_squares
+    time_squares = times * times
+    squares_without_mean = time_squares - time_squares.mean()
+    slope_of_squares = float((squares_without_mean * times).sum()) / float(time_squares.sum())
+    curve = squares_without_mean - times * slope_of_squares
     coefficient = float((curve * values).sum()) / float((curve * curve).sum())
-    bend: NDArray[np.float64] = curve * coefficient
-    return bend
+    difference: NDArray[np.float64] = curve * coefficient
+    return difference
 
 
 def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
@@ -342,27 +359,29 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
 
     The noise is modelled as an autoregressive process of order 1, in which neighbouring blocks have
     a correlation of r. The variance of the slope is then (1 + r) / (1 - r) times that of
-    independent noise.
+    independent noise, and correlated blocks count as fewer independent ones.
 
     Args:
         line: The fitted line.
-        common_correlation: The mean correlation of many series, a lower bound of r, or None if
-            there are too few series for one.
+        common_correlation: The mean correlation of many series, which is a lower bound of r. None
+            if there are too few series for one.
     """
     count = len(line.values)
-    noise_degrees_of_freedom = count - CURVE_DEGREE - 1
+    parameters = CURVE_DEGREE + 1  # of the curve around which the noise is measured
     if line.noise is None:
-        return _TrendTest(line.slope, 0.0, noise_degrees_of_freedom)
+        return _TrendTest(line.slope, standard_error=0.0, degrees_of_freedom=count - parameters)
     correlation = _upper_correlation(line.noise.correlation, count, common_correlation)
     variance_inflation = (1 + correlation) / (1 - correlation)
-    noise_variance = line.noise.sum_of_squares / noise_degrees_of_freedom
+    noise_variance = line.noise.sum_of_squares / (count - parameters)
     slope_variance = noise_variance / line.time_squares * variance_inflation
-    if common_correlation is None:
-        # r was estimated from few blocks, too. The smaller count, that of a mean, allows for it.
-        independent_blocks = count / variance_inflation
-    else:
+    is_correlation_well_known = common_correlation is not None
+    if is_correlation_well_known:
         independent_blocks = _independent_blocks_of_variance(count, correlation)
-    degrees_of_freedom = max(independent_blocks - CURVE_DEGREE - 1, MIN_DEGREES_OF_FREEDOM)
+    else:
+        # A correlation that was estimated from few blocks may be larger than it looks. So the
+        # number of blocks that would show a mean as well is used, because it is smaller.
+        independent_blocks = count / variance_inflation
+    degrees_of_freedom = max(independent_blocks - parameters, MIN_DEGREES_OF_FREEDOM)
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
 
 

@@ -51,7 +51,7 @@ class _MeanSquares(NamedTuple):
 
 
 def estimate_components(
-    cell_means: NDArray[np.float64], cell_counts: NDArray[np.int64], within_cells: float
+    cell_means: NDArray[np.float64], cell_counts: NDArray[np.int64], variance_within: float
 ) -> VarianceComponents:
     """Estimate variance components by the two-way analysis of variance of cell means.
 
@@ -64,21 +64,22 @@ def estimate_components(
     Args:
         cell_means: The mean of each cell, parts x blocks of time, two or more of each.
         cell_counts: The number of values of each cell, 1 or more.
-        within_cells: The variance of the values inside of cells.
+        variance_within: The variance of the values around the mean of their cell.
     """
     part_count, block_count = cell_means.shape
     mean_squares = _compute_mean_squares(cell_means)
     between_parts = (mean_squares.parts - mean_squares.residuals) / block_count
     over_time = (mean_squares.blocks - mean_squares.residuals) / part_count
-    # The mean of a cell varies by chance because it has few values. That is no interaction.
-    chance_variance_of_means = within_cells * float((1 / cell_counts).mean())
+    # The residuals of cell means come from the interaction of part and time, and from chance: the
+    # mean of n values has a variance of 1 / n of that of one value.
+    chance_variance_of_means = variance_within * float((1 / cell_counts).mean())
     interaction = mean_squares.residuals - chance_variance_of_means
     return VarianceComponents(
         mean=float(cell_means.mean()),
         between_parts=max(between_parts, 0.0),
         over_time=max(over_time, 0.0),
         interaction=max(interaction, 0.0),
-        within_cells=within_cells,
+        within_cells=variance_within,
     )
 
 

@@ -15,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loadgen
-from loadgen.core.analysis.latency_breakdown import BANDS, _find_bands, list_slowest_requests
+from loadgen.core.analysis.latency_breakdown import (
+    BANDS,
+    _find_near_percentiles,
+    list_slowest_requests,
+)
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results.manifest import RunManifest, StagePlan, TargetFacts
@@ -220,4 +224,5 @@ def test_requests_near_a_quantile_equal_those_of_a_full_sort(
         for at, (low, high, fewest) in BANDS.items()
         if len(own) >= fewest
     }
-    assert {at: near.tolist() for at, near in _find_bands(values, due, values > 0)} == wanted
+    near_percentiles = _find_near_percentiles(values, due, values > 0)
+    assert {near.percentile: near.indexes.tolist() for near in near_percentiles} == wanted

@@ -31,7 +31,9 @@ def requests_with_long_responses() -> MetricAccumulator:
 
 CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {
     "distribution": (
-        lambda of: Values.of(np.array_split(of.columns[0]["done_ns"], 9), COUNT).distribution(),
+        lambda of: Values.of_arrays(
+            np.array_split(of.columns[0]["done_ns"], 9), COUNT
+        ).distribution(),
         1.2,
     ),
     "in flight": (
