@@ -575,7 +575,8 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
     rows = np.flatnonzero(was_sent & was_not_done)
     is_same_target = block.take("target", rows) == request["target"]
     is_another_request = block.take("slot", rows) != request["slot"]
-    return rows[is_same_target & is_another_request]
+    other_rows: Ints = rows[is_same_target & is_another_request]
+    return other_rows
 
 
 def _read_fields(requests: JoinedColumns, row: int) -> dict[str, int]:

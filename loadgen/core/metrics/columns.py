@@ -238,13 +238,13 @@ class _RowSelection(NamedTuple):
 
     Attributes:
         rows: The records or columns that contain the selected rows.
-        index: The selected ones of `rows`, as a mask or as indices. None if all are selected.
-        count: The number of selected rows.
+        selected: The selected ones of `rows`, as a mask or as indices. None if all are selected.
+        length: The number of selected rows.
     """
 
     rows: RowSource
-    index: NDArray[Any] | None
-    count: int
+    selected: NDArray[Any] | None
+    length: int
 
 
 def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSelection:
@@ -297,8 +297,8 @@ class Columns:
         """
         selection = _select_rows(rows, selected)
         self._rows = selection.rows
-        self._selection = selection.index
-        self._length = selection.count
+        self._selection = selection.selected
+        self._length = selection.length
         self._keeps_all_columns = keep_all
         self._cache: dict[str, NDArray[np.int64]] = {}
         # The method that reads a part of a column from a file, None for records in memory.
