@@ -189,8 +189,8 @@ def detect_network(case: Case) -> Cause | None:
     prefill takes. If it does not, the rest includes both.
     """
     connect_share = case.excess_shares["connect"]
-    reports_own_time = "queue" in case.excess_shares and "prefill" in case.excess_shares
-    network_share = case.excess_shares["rest"] if reports_own_time else 0.0
+    is_server_time_known = "queue" in case.excess_shares and "prefill" in case.excess_shares
+    network_share = case.excess_shares["rest"] if is_server_time_known else 0.0
     share = connect_share + network_share
     if share < MOST_OF_EXCESS:
         return None

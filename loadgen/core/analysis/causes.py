@@ -180,8 +180,8 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
 
     The client, which is the load generator itself, may also be a cause because it sent requests
     late. It is named first if that explains most of the excess TTFT, by which slow requests are
-    above fast ones, and last if it explains less. If there is no other cause, a queue at the server
-    is looked for that explains a missed TTFT objective.
+    above fast ones, and last if it explains a smaller part of the mean TTFT. If there is no cause,
+    a queue at the server is looked for that explains a missed TTFT objective.
 
     Args:
         case: The requests.

@@ -62,9 +62,9 @@ def summarize_speculation(
 ) -> Speculation | None:
     """Return what is known about speculative decoding, or None if nothing was drafted.
 
-    A draft model proposes tokens, of which the model accepts some in each step. Responses may
-    report the tokens of their request, and the metrics pages of the servers those of all requests.
-    The mean accepted length is the number of output tokens per step of the model.
+    In each step, the model accepts some of the tokens that were drafted for it. Responses may
+    report these tokens for their request, and the metrics pages of the servers for all requests.
+    The mean accepted length (`length`) is the number of output tokens per step of the model.
 
     Args:
         measured: The measured records, by stage.

@@ -345,7 +345,7 @@ class Columns:
         return self._read_rows(field, self._row_indices(positions))
 
     def _is_in_memory(self, field: str) -> bool:
-        """Return True if a column is in memory, or would stay there once it was read."""
+        """Return True if a column is in memory, or if every column stays there once it was read."""
         is_view_of_columns = isinstance(self._rows, Columns)  # these keep the column in memory
         return is_view_of_columns or self._keeps_all_columns or field in self._cache
 
