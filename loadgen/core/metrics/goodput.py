@@ -169,9 +169,9 @@ def _not_judged_goodput(goodput: Goodput) -> Goodput:
     If there is an SLO, `not_judged` says that it is not judged because the run is not valid.
     """
     # `has_slo` is about an SLO on single requests. One on whole tasks alone only sets `met`.
-    has_slo_on_tasks = goodput.met is not None
+    has_outcome = goodput.met is not None
     not_judged = goodput.not_judged
-    if goodput.has_slo or has_slo_on_tasks:
+    if goodput.has_slo or has_outcome:
         not_judged = "the run is not valid; verdict.reasons says why"
     terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
     return msgspec.structs.replace(goodput, met=None, slo=terms, not_judged=not_judged)
