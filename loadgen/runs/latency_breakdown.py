@@ -26,7 +26,7 @@ from loadgen.runs import charts
 if TYPE_CHECKING:
     from loadgen.core.metrics.sections import (
         E2eSplit,
-        Near,
+        PercentileName,
         SlowRequest,
         SplitGroup,
         Splits,
@@ -207,7 +207,7 @@ def _breakdown_tables(splits: Splits) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _has_row(group: SplitGroup, position: Near) -> bool:
+def _has_row(group: SplitGroup, position: PercentileName) -> bool:
     """Return whether the breakdowns show the requests of a group near a position, such as "p99".
 
     All requests together have a row for each position. Other groups, such as the requests of one
@@ -216,7 +216,7 @@ def _has_row(group: SplitGroup, position: Near) -> bool:
     return group.by == "all" or position == "p99"
 
 
-def _row_label(group: SplitGroup, position: Near) -> str:
+def _row_label(group: SplitGroup, position: PercentileName) -> str:
     """Return the label of a row, such as "near p50" or, for a target, "gpu-1, near p99"."""
     position_label = GROUP_LABELS[position]
     return position_label if group.by == "all" else f"{group.name}, {position_label}"
