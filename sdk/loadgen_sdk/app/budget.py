@@ -7,6 +7,7 @@ is kept in this process, in a file that processes of this host lock, or in Redis
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -119,7 +120,7 @@ class FileBudgetStore:
 
     errors: tuple[type[Exception], ...] = (OSError,)
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Keep the path. Raises WrongUse if its directory cannot be written."""
         self._path = check_writable_path(path)
 
@@ -236,7 +237,7 @@ class Budget:
         currency: Its currency.
     """
 
-    def __init__(self, limit: str, *, shared: Any = None) -> None:
+    def __init__(self, limit: str, *, shared: str | os.PathLike[str] | None = None) -> None:
         """Create a budget from its text.
 
         Args:
@@ -365,10 +366,12 @@ class Budget:
             return None
 
 
-def _open_store(shared: Any) -> BudgetStore | None:
+def _open_store(shared: str | os.PathLike[str] | None) -> BudgetStore | None:
     if shared is None:
         return None
-    return RedisBudgetStore(shared) if is_redis_url(shared) else FileBudgetStore(shared)
+    if is_redis_url(shared):
+        return RedisBudgetStore(shared)
+    return FileBudgetStore(shared)
 
 
 BudgetOption = Budget | str | None

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import Context, copy_context
 from threading import get_ident
 from time import monotonic_ns, time_ns
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -37,7 +37,7 @@ from .measurement import (
     warn_contradiction,
     without_server_text,
 )
-from .policy import Policy
+from .policy import ObserverSpan, Policy
 from .processor_wait import processor_wait_ns
 from .prompt_text import estimate_tokens, passed_argument
 from .rate_limit_headers import (
@@ -179,10 +179,10 @@ class Call:
     attempt_started = NEVER
     is_reported = False
     has_headers = False
-    spans: tuple[Any, ...] = ()
+    spans: tuple[ObserverSpan | None, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     instants: Sequence[int] = ()
-    _response_headers: Any = NO_HEADERS
+    _response_headers: Mapping[str, str] = NO_HEADERS
     _shape: CallShape | None = None
     _context: Context | None = None
 
@@ -191,7 +191,7 @@ class Call:
         settings: CallSettings,
         api: Api,
         model: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         *,
         is_streamed: bool,
         labels: Labels | None,
@@ -287,7 +287,7 @@ class Call:
         written_cost = price.cost(prompt_tokens, output_tokens, written=prompt_tokens)
         return max(uncached_cost, written_cost)
 
-    def record_headers(self, headers: Any, *, is_refused: bool = False) -> None:
+    def record_headers(self, headers: Mapping[str, str], *, is_refused: bool = False) -> None:
         """Keep the headers of a response that has arrived, and apply its rate limits.
 
         `is_refused` says that the status is 429 or 503, so that Retry-After holds for all calls.
@@ -300,7 +300,7 @@ class Call:
     def end_failed_attempt(
         self,
         failure: Failure,
-        headers: Any,
+        headers: Mapping[str, str],
         *,
         ended_at: int,
         error_code: str = "",
@@ -359,7 +359,9 @@ class Call:
         if self.budget_hold is not None:
             self.budget_hold.settle(0.0)
 
-    def _retry_wait_s(self, failure: Failure, headers: Any, *, can_retry: bool) -> float | None:
+    def _retry_wait_s(
+        self, failure: Failure, headers: Mapping[str, str], *, can_retry: bool
+    ) -> float | None:
         """Return the seconds to wait before a retry, or None if the policy allows no retry."""
         retry = self.policy.retry
         if retry is None:
@@ -618,14 +620,7 @@ class Call:
         return Content(input=prompt, output=choices[0].text if choices else "", choices=choices)
 
 
-class CurrentSpan(Protocol):
-    """A span of an observer, which can be made the current span."""
-
-    def current(self) -> AbstractContextManager[object]:
-        """Return a context manager inside which the span is the current one."""
-
-
-def context_of_spans(spans: Sequence[CurrentSpan | None]) -> AbstractContextManager[object]:
+def context_of_spans(spans: Sequence[ObserverSpan | None]) -> AbstractContextManager[object]:
     """Return a context manager that makes the spans of a call the current spans of OpenTelemetry.
 
     An attempt is sent inside it, so that spans of the HTTP library become children of the call. The
@@ -635,7 +630,7 @@ def context_of_spans(spans: Sequence[CurrentSpan | None]) -> AbstractContextMana
         spans: What each observer has returned at the start of the call: a span, or None from an
             observer without spans.
     """
-    spans_of_call: list[CurrentSpan] = [span for span in spans if span is not None]
+    spans_of_call = [span for span in spans if span is not None]
     if len(spans_of_call) == 1:
         # The usual case, without the cost of an ExitStack.
         return spans_of_call[0].current()

@@ -116,7 +116,7 @@ class Fallback:
         self.circuit = CircuitBreaker(failures, int(rest_s * 1e9))
         self._model = model
 
-    def model_for(self, model: Any) -> Any:
+    def model_for(self, model: str) -> str:
         """Return the model to request from the second endpoint for a model of the first one."""
         if isinstance(self._model, Mapping):
             return self._model.get(model, model)
@@ -291,7 +291,7 @@ def failure_from_client_error(error: Exception) -> Failure:
 def validate_fallback(
     fallback: Fallback | None,
     *,
-    get_client_kind: Callable[[Any], object],
+    get_client_kind: Callable[[object], object],
     first_client: object,
 ) -> Fallback | None:
     """Check the option `fallback=` of a client and return it.

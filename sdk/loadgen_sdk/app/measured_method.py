@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ from ..errors import ThrottleTimeout, warn
 from . import event_loop
 from .call import CallSettings
 from .measurement import Api
-from .observed_call import NOT_GIVEN, ObservedCall, current_call
+from .observed_call import NOT_GIVEN, HttpResponse, ObservedCall, current_call
 from .steps import Steps, isawaitable, replace_iterators, run_steps, run_steps_async
 
 log = logging.getLogger("loadgen_sdk")
@@ -280,7 +280,7 @@ class _MeasuredMethod:
             response = yield send
         return response
 
-    def _acquire_permission(self, observed: ObservedCall, timeout: Any) -> Steps[None]:
+    def _acquire_permission(self, observed: ObservedCall, timeout: object) -> Steps[None]:
         """Wait for a permit of the throttle, and book the estimated cost of the call in the budget.
 
         The permit and the booking are stored in the call, which returns them at its end.
@@ -313,7 +313,9 @@ async def _await_if_needed(result: Any) -> Any:
 
 
 def record_response_headers(
-    headers: Any, hidden_retries: int = 0, http_response: Any = None
+    headers: Mapping[str, str],
+    hidden_retries: int = 0,
+    http_response: HttpResponse | None = None,
 ) -> None:
     """Pass the headers of a response to the call that is in progress in this context, if any.
 

@@ -549,15 +549,17 @@ def _status_of(error: BaseException) -> Status:
     return "failed" if isinstance(error, Exception) else "cancelled"
 
 
-def _headers_of(error: BaseException, name: str) -> Any:
+def _headers_of(error: BaseException, name: str) -> Mapping[str, str]:
     """Return the headers of the "request" or the "response" of an error.
 
     The HTTP library raises RuntimeError if one of its own errors has none.
     """
     try:
-        return getattr(getattr(error, name, None), "headers", None) or NO_HEADERS
+        message = getattr(error, name, None)
+        headers: Mapping[str, str] | None = getattr(message, "headers", None)
     except RuntimeError:
         return NO_HEADERS
+    return headers or NO_HEADERS
 
 
 def _error_code(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..request import Usage
 from ..wire_formats.implementation import token_count
@@ -17,7 +17,7 @@ MESSAGES_INPUT_FIELDS = (
 )
 """The counts of Anthropic's messages whose sum is the prompt."""
 
-_NO_FIELDS: dict[str, Any] = {}
+_NO_FIELDS: Mapping[str, object] = {}
 
 
 class _UsageNames(NamedTuple):
@@ -45,7 +45,7 @@ _APIS_LIKE_RESPONSES = ("responses", "batches", "images", "transcriptions")
 """The APIs whose usage has the field names of the Responses API. Others have those of chat."""
 
 
-def read_usage(api: Api, usage: Any) -> Usage:
+def read_usage(api: Api, usage: object) -> Usage:
     """Return the token counts in the field `usage` of a response.
 
     The APIs of OpenAI have the same counts under different names. Chat has `prompt_tokens`, for
@@ -78,7 +78,7 @@ def read_usage(api: Api, usage: Any) -> Usage:
     return check_usage(server_usage, total_tokens)
 
 
-def _read_messages_usage(usage: Any) -> Usage:
+def _read_messages_usage(usage: object) -> Usage:
     """Return the token counts of a message of Anthropic.
 
     Its prompt is the sum of three counts: tokens from the cache, tokens written to the cache, and
@@ -100,7 +100,7 @@ def _read_messages_usage(usage: Any) -> Usage:
     )
 
 
-def _cached_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:
+def _cached_tokens(prompt_details: Mapping[str, object], counts: Mapping[str, object]) -> object:
     """Return the count of prompt tokens that came from a cache, or None.
 
     OpenAI has it in the details of the prompt. Other servers have it next to the other counts,
@@ -115,7 +115,9 @@ def _cached_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any])
     return None
 
 
-def _cache_written_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:
+def _cache_written_tokens(
+    prompt_details: Mapping[str, object], counts: Mapping[str, object]
+) -> object:
     """Return the count of prompt tokens that were written to a cache, or None.
 
     OpenAI has it in the details of the prompt, and gateways in front of Anthropic have it outside.
@@ -126,7 +128,7 @@ def _cache_written_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str
     return written_tokens
 
 
-def _fields_of(usage_part: object) -> Mapping[str, Any]:
+def _fields_of(usage_part: object) -> Mapping[str, object]:
     """Return the fields of a usage or of its details, by their names.
 
     A mapping is returned, because it is read faster: for a field that a pydantic object does not
@@ -137,7 +139,7 @@ def _fields_of(usage_part: object) -> Mapping[str, Any]:
     """
     if isinstance(usage_part, dict):
         return usage_part
-    declared_fields: Mapping[str, Any] = getattr(usage_part, "__dict__", _NO_FIELDS)
+    declared_fields: Mapping[str, object] = getattr(usage_part, "__dict__", _NO_FIELDS)
     # pydantic stores the fields that its class does not declare in another dictionary.
     undeclared_fields = getattr(usage_part, "__pydantic_extra__", None)
     if not undeclared_fields:

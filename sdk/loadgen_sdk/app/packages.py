@@ -112,7 +112,7 @@ class ClientKind(NamedTuple):
     is_blocking: bool
 
 
-def find_client_kind(client: Any) -> ClientKind:
+def find_client_kind(client: object) -> ClientKind:
     """Return the package of a client, and whether its calls block.
 
     Only packages that the application has already imported are looked up, because a client of any
@@ -132,7 +132,7 @@ def find_client_kind(client: Any) -> ClientKind:
     raise _unknown_client_error(client)
 
 
-def _unknown_client_error(client: Any) -> WrongUse:
+def _unknown_client_error(client: object) -> WrongUse:
     """Return the error for an object that is not a client of a known package."""
     if isinstance(client, type):
         description = f"the class {client.__name__}"

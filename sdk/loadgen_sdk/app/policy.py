@@ -11,8 +11,9 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -33,6 +34,14 @@ log = logging.getLogger("loadgen_sdk")
 
 Observer = Callable[[Measurement], object]
 Observers = Observer | Iterable[Observer] | None
+
+
+class ObserverSpan(Protocol):
+    """The span of a call that an observer has started, such as a span of OpenTelemetry."""
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a context manager inside which the span is the current one."""
+
 
 _running_observers: set[asyncio.Task[Any]] = set()
 """The tasks of observers that are coroutines. A loop keeps only weak references to its tasks."""
@@ -89,7 +98,7 @@ class Policy(msgspec.Struct, frozen=True):
             return context_labels
         return {**self.labels, **context_labels}
 
-    def begin_observation(self, call: Call) -> tuple[Any, ...]:
+    def begin_observation(self, call: Call) -> tuple[ObserverSpan | None, ...]:
         """Tell the observers that a call starts.
 
         Return what the `begin_call` of each observer has returned, such as a span, or None.
@@ -101,7 +110,7 @@ class Policy(msgspec.Struct, frozen=True):
         measurement: Measurement,
         context: Context | None,
         call_shape: CallShape | None,
-        spans: tuple[Any, ...],
+        spans: tuple[ObserverSpan | None, ...],
     ) -> None:
         """Pass the measurement of a call to `latest_measurement`, the recorder and the observers.
 
@@ -130,7 +139,7 @@ class Policy(msgspec.Struct, frozen=True):
                 log.exception("an observer of measurements failed")
 
 
-def _begin_call(observer: Observer, call: Call) -> Any:
+def _begin_call(observer: Observer, call: Call) -> ObserverSpan | None:
     """Tell an observer that a call starts, if it has a method `begin_call`.
 
     Return what the method returns. An exception is logged, because it must not fail the call.
@@ -139,14 +148,15 @@ def _begin_call(observer: Observer, call: Call) -> Any:
     if begin_call is None:
         return None
     try:
-        return begin_call(call)
+        span: ObserverSpan | None = begin_call(call)
     except Exception:
         log.exception("an observer of measurements failed")
         return None
+    return span
 
 
 def _run_observer(
-    observer: Observer, measurement: Measurement, span: Any, context: Context
+    observer: Observer, measurement: Measurement, span: ObserverSpan | None, context: Context
 ) -> object:
     """Call an observer in a context, with the span of the call if the observer has started one."""
     run: Callable[..., object] = context.run

@@ -100,7 +100,9 @@ class _EstimatedTokens(NamedTuple):
     output: int
 
 
-def estimate_tokens(arguments: Mapping[str, Any], *, has_output: bool = True) -> _EstimatedTokens:
+def estimate_tokens(
+    arguments: Mapping[str, object], *, has_output: bool = True
+) -> _EstimatedTokens:
     """Estimate the tokens of a call by its prompt and its output limit, before it is sent.
 
     `has_output` is False for APIs such as embeddings, which have no output tokens.
@@ -109,7 +111,7 @@ def estimate_tokens(arguments: Mapping[str, Any], *, has_output: bool = True) ->
     return _EstimatedTokens(read_prompt(arguments).tokens + output_tokens, output_tokens)
 
 
-def _output_limit(arguments: Mapping[str, Any]) -> int:
+def _output_limit(arguments: Mapping[str, object]) -> int:
     """Return the most output tokens that a call allows, or EXPECTED_OUTPUT_TOKENS without a limit.
 
     The APIs have different names for the limit.
@@ -121,7 +123,7 @@ def _output_limit(arguments: Mapping[str, Any]) -> int:
     return EXPECTED_OUTPUT_TOKENS
 
 
-def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
+def read_prompt(arguments: Mapping[str, object]) -> Prompt:
     """Return the texts in the arguments of a call, and estimate the tokens of its prompt.
 
     The tokens of texts and of the schemas of tools are estimated by the number of characters. Those
@@ -196,7 +198,7 @@ def _messages_in(value: Any) -> Sequence[Any]:
     return (value,)
 
 
-def passed_argument(arguments: Mapping[str, Any], name: str) -> Any:
+def passed_argument(arguments: Mapping[str, object], name: str) -> Any:
     """Return an argument of a call, or None if the application did not pass it.
 
     The methods `stream` and `parse` of openai pass all of their arguments on to `create`. One that

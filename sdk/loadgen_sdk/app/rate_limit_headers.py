@@ -65,7 +65,7 @@ class ServerLimit(NamedTuple):
     reset_ns: int
 
 
-def read_useful_headers(headers: Any) -> dict[str, str]:
+def read_useful_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that this package needs, by their names in lower case.
 
     They are the request id, the timing of the server, Retry-After and the server's rate limits. All

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import msgspec
 
@@ -261,7 +261,7 @@ class RedisStore:
         )
 
 
-def is_redis_url(location: Any) -> bool:
+def is_redis_url(location: object) -> TypeGuard[str]:
     """Return True for a URL of Redis, and False for the path of a file."""
     return isinstance(location, str) and location.startswith(("redis://", "rediss://", "unix://"))
 
@@ -338,7 +338,7 @@ class SharedLimits:
     process then keeps the limits alone.
     """
 
-    def __init__(self, location: Any, limits: Limits) -> None:
+    def __init__(self, location: str | os.PathLike[str], limits: Limits) -> None:
         """Open the store. `location` is a URL of Redis or the path of a file."""
         self._store: Store
         if is_redis_url(location):

@@ -602,7 +602,7 @@ class Throttle:
         burst_s: float | None = None,
         max_wait_s: float | None = None,
         max_pause_s: float = MAX_PAUSE_S,
-        shared: Any = None,
+        shared: str | os.PathLike[str] | None = None,
         pacer: Literal["asyncio-throttle"] | None = None,
     ) -> None:
         """Check and keep the limits.
@@ -823,7 +823,9 @@ class Throttle:
         return min(timeouts_s) if timeouts_s else None
 
 
-def _open_shared_limits(shared: Any, limits: Limits) -> SharedLimits | None:
+def _open_shared_limits(
+    shared: str | os.PathLike[str] | None, limits: Limits
+) -> SharedLimits | None:
     """Return the limits that processes share at a location, or None if there is no location."""
     if shared is None:
         return None

@@ -164,7 +164,7 @@ class ShapeRecorder:
         self._has_warned = False
         self._lock = threading.RLock()
 
-    def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
+    def begin(self, started: int, arguments: Mapping[str, object]) -> CallShape:
         """Return the shape of a call that begins. Its prompt is hashed in the background.
 
         Args:
@@ -515,7 +515,7 @@ def _open_for_append(path: Path) -> int:
         raise WrongUse("unwritable_file", message, "use a file that can be written") from None
 
 
-def _conversation_fields(arguments: Mapping[str, Any]) -> _ConversationFields | None:
+def _conversation_fields(arguments: Mapping[str, object]) -> _ConversationFields | None:
     """Return the fields of a request that say to which conversation it belongs.
 
     A request continues a conversation in one of two ways. It repeats the messages of the previous
