@@ -103,8 +103,12 @@ class UsageFields(msgspec.Struct, gc=False):
         chat API takes precedence over that of the other APIs, and details of a count over fields
         beside it. `token_count` replaces an impossible count by None.
         """
-        prompt_tokens = _first_sent(self.prompt_tokens, self.input_tokens)
-        output_tokens = _first_sent(self.completion_tokens, self.output_tokens)
+        prompt_tokens = self.prompt_tokens
+        if prompt_tokens is msgspec.UNSET:
+            prompt_tokens = self.input_tokens
+        output_tokens = self.completion_tokens
+        if output_tokens is msgspec.UNSET:
+            output_tokens = self.output_tokens
         prompt_details = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
         output_details = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
         cached_tokens = _first_known(
@@ -113,10 +117,9 @@ class UsageFields(msgspec.Struct, gc=False):
             self.prompt_cache_hit_tokens,
             self.cached_tokens,
         )
-        cache_written_tokens = _first_known(
-            prompt_details.cache_write_tokens,
-            self.cache_creation_input_tokens,
-        )
+        cache_written_tokens = prompt_details.cache_write_tokens
+        if cache_written_tokens is None:
+            cache_written_tokens = self.cache_creation_input_tokens
         usage = Usage(
             input=token_count(prompt_tokens),
             output=token_count(output_tokens),
@@ -248,14 +251,6 @@ def error_text(body: bytes) -> str:
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
     return message[:ERROR_TEXT_CHARS]
-
-
-def _first_sent(chat_count: int | msgspec.UnsetType | None, other_count: int | None) -> int | None:
-    """Return a count under the name of the chat API, or under another name if that was not sent.
-
-    UNSET means that the field was not sent. A null, which is None, counts as sent.
-    """
-    return other_count if chat_count is msgspec.UNSET else chat_count
 
 
 def _first_known(*counts: int | None) -> int | None:
