@@ -15,7 +15,7 @@ from ..errors import ThrottleTimeout, warn
 from . import event_loop
 from .call import CallSettings
 from .measurement import Api
-from .observed_call import NOT_GIVEN, HttpResponse, ObservedCall, current_call
+from .observed_call import NOT_GIVEN, ObservedCall, UnparsedHttpResponse, current_call
 from .steps import Steps, isawaitable, replace_iterators, run_steps, run_steps_async
 
 log = logging.getLogger("loadgen_sdk")
@@ -315,7 +315,7 @@ async def _await_if_needed(result: Any) -> Any:
 def record_response_headers(
     headers: Mapping[str, str],
     hidden_retries: int = 0,
-    http_response: HttpResponse | None = None,
+    http_response: UnparsedHttpResponse | None = None,
 ) -> None:
     """Pass the headers of a response to the call that is in progress in this context, if any.
 

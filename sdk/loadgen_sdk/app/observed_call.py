@@ -51,7 +51,7 @@ current_call: ContextVar[ObservedCall | None] = ContextVar("loadgen_sdk_sending"
 """The call whose request is being sent in this context, or None."""
 
 
-class HttpResponse(Protocol):
+class UnparsedHttpResponse(Protocol):
     """The part of a response of an HTTP library, such as httpx, that this module uses."""
 
     @property
@@ -91,7 +91,7 @@ class ObservedCall:
     # Defaults are attributes of the class, because most calls need few of them.
     hidden_retries = 0
     raw_response: Any = None
-    http_response: HttpResponse | None = None
+    http_response: UnparsedHttpResponse | None = None
     is_raw_requested = False
     is_read_by_application = False
     hides_usage = False
@@ -198,7 +198,7 @@ class ObservedCall:
             self._log_not_measured()
             return None
 
-    def read_token_counts_from_body(self, http_response: HttpResponse | None) -> None:
+    def read_token_counts_from_body(self, http_response: UnparsedHttpResponse | None) -> None:
         """Read the token counts from the JSON body of a response that the client could not parse.
 
         The package of the client has raised an error, for example because the output does not match
@@ -571,7 +571,7 @@ def _error_code(error: BaseException) -> str:
     return ""
 
 
-def _parse_json_body(http_response: HttpResponse) -> Any:
+def _parse_json_body(http_response: UnparsedHttpResponse) -> Any:
     """Return the JSON body of a response of an HTTP library as objects with attributes.
 
     Return None for an error response, and for a body that was cut off or is not JSON.

@@ -224,8 +224,8 @@ class Generator:
         response = await self._client.post(encode_body(request, body_format))
         if response.status != 400:
             return ""
-        message = error_text(response.body)
-        pinned_model = _PINNED_MODEL.search(message)
+        server_text = error_text(response.body)
+        pinned_model = _PINNED_MODEL.search(server_text)
         return pinned_model[1] if pinned_model else ""
 
     async def run(self, model: str, prompts: Sequence[str]) -> GenerationPair:
