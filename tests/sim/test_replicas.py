@@ -55,7 +55,7 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
         assert gone["broken"] and come["back_s"] > 0
     assert exits("report", str(out)) == code
     page = (out / "report.html").read_text("utf-8")
-    assert "<td>lost server</td>" in page and '"title":"SLO attainment"' in page
+    assert ">lost server</td>" in page and '"title":"SLO attainment"' in page
 
 
 @pytest.mark.processes

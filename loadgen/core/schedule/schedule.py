@@ -345,10 +345,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         last position, so that its id shows where the session ends. With `max_turns` 5, session 2
         has the range 10 to 14. If it has 3 turns, they have 10, 11 and 14; 12 and 13 are unused.
         """
+        max_turns = self.max_turns  # a property, and this runs for every simulated request
         is_last_turn = not session.is_single_request and turn + 1 == session.turn_count
-        last_position = self.max_turns - 1
-        position = last_position if is_last_turn else turn
-        return session_index * self.max_turns + position
+        position = max_turns - 1 if is_last_turn else turn
+        return session_index * max_turns + position
 
     def first_slot_id(self, session_index: int) -> int:
         """Return the slot id of the first turn of a session."""
