@@ -222,6 +222,7 @@ def compare_statements(statements: Iterable[Statement]) -> Iterator[ComparedPair
             statement = raw_statement._replace(
                 value=math.nan, mark=raw_statement.mark or NOT_REPORTED
             )
+
         reference = references.setdefault(statement.name, statement)
         if reference is not statement:
             yield ComparedPair(reference, statement, compare_pair(reference, statement))
@@ -233,6 +234,7 @@ def compare_pair(reference: Statement, statement: Statement) -> str:
         return "equal"
     if math.isclose(reference.value, statement.value, rel_tol=1e-9):
         return "equal"
+
     bounds = [
         (side.value if end is None else end)
         for side in (reference, statement)
@@ -241,6 +243,7 @@ def compare_pair(reference: Statement, statement: Statement) -> str:
     if not math.isnan(statement.value) and bounds[0] <= bounds[3] and bounds[2] <= bounds[1]:
         is_printed = reference.low is None and bounds[2] <= reference.value <= bounds[3]
         return "equal" if is_printed else "within"
+
     return "marked" if statement.mark else "DISAGREES"
 
 
@@ -256,9 +259,11 @@ def find_last_digit(printed: str) -> float:
     decimals = len(printed.partition(".")[2])
     if decimals:
         return 10.0**-decimals
+
     digits = len(printed.replace(",", "").lstrip("0"))
     if digits <= 3:
         return 1.0
+
     trailing_zeros = len(printed) - len(printed.rstrip("0,"))
     return 10.0**trailing_zeros if printed.endswith("0") else 1.0
 
@@ -271,8 +276,10 @@ def read_run_statements(case: Case, name: str) -> Iterator[Statement]:
     junit = (case.folder / f"{name}.xml").read_text("utf-8")
     yield from read_rates_of_run(name, summary, text, page)
     yield from read_latencies_of_run(case, name, summary, text, page, junit)
+
     for class_summary in summary["classes"] or ():
         yield from read_latencies_of_class(name, class_summary, text, junit)
+
     yield from read_cost_of_run(case, name)
 
 
@@ -282,6 +289,7 @@ def read_rates_of_run(
     """Yield tokens/s, goodput and completed requests/s of a run from its JSON, text and page."""
     for metric in ("tokens/s", "goodput", "completed"):
         yield Statement(metric, f"{name}: JSON", METRICS[metric](summary))
+
     text_patterns = {
         "tokens/s": rf"^Throughput\s+{NUMBER_PATTERN}\s+output\s+tok/s",
         "goodput": rf"goodput\s+{NUMBER_PATTERN}\s+req/s",
@@ -289,6 +297,7 @@ def read_rates_of_run(
     }
     for metric, pattern in text_patterns.items():
         yield find_in_text(metric, f"{name}: text", pattern, text)
+
     page_patterns = {
         "tokens/s": rf"^Output throughput\n{NUMBER_PATTERN}\ntok/s",
         "goodput": rf"goodput {NUMBER_PATTERN} req/s",
@@ -313,6 +322,7 @@ def read_latencies_of_run(
         yield find_in_text(f"{metric} p99", f"{name}: text", text_row, text)
         page_row = rf"^{title} p99\n{NUMBER_PATTERN}"
         yield find_in_text(f"{metric} p99", f"{name}: page", page_row, page)
+
         if case.workload != MIX:
             junit_test = rf'{title} p99 .*\n.*?[>"]{NUMBER_PATTERN} ms'
             yield find_in_text(f"{metric} p99", f"{name}: JUnit", junit_test, junit)
@@ -359,6 +369,7 @@ def read_search_statements(
     yield from read_search_text_and_page(case, name)
     yield from read_search_row_of_ui(ui_rows[name])
     yield from read_search_in_comparison(case, name)
+
     # The rate of a mix counts starts, some of which are tasks of several requests.
     requests_of_start = requests_per_start(summary) if case.workload == MIX else 1.0
     yield from read_cost_statements(case, name, capacity["rate_per_s"], requests_of_start)
@@ -375,9 +386,11 @@ def read_search_files(
     yield Statement("capacity", "search: capacity.json", capacity["rate_per_s"])
     yield Statement("tokens/s", "search: capacity.json", capacity["output_tokens_per_s"])
     yield Statement("goodput", "search: its run", summary["goodput"]["steady_rps"])
+
     for metric in ("ttft", "tpot"):
         yield Statement(f"{metric} p99", "search: its run", summary[f"{metric}_ms"]["p99"])
         yield Statement(f"{metric} p99", "search: search.json", trial_metrics[f"{metric}_p99_ms"])
+
     yield Statement("tokens/s", "search: search.json", trial_metrics["output_tokens_per_s"])
     yield Statement("goodput", "search: search.json", trial_metrics["goodput_rps"])
 
@@ -538,6 +551,7 @@ def parse_results_table(page: str) -> dict[str, dict[str, str]]:
     (table,) = re.findall(r'<table class="results\b.*?</table>', page, re.DOTALL)
     header_cells = re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.DOTALL)
     columns = ["".join(page_text(cell).split("\n")) for cell in header_cells]
+
     rows_by_result = {}
     for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL):
         cells = re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
@@ -546,6 +560,7 @@ def parse_results_table(page: str) -> dict[str, dict[str, str]]:
         texts = [" ".join(page_text(cell).split()) for cell in cells]
         values = dict(zip(columns, texts, strict=True))
         rows_by_result[values["result"]] = values
+
     return rows_by_result
 
 
@@ -557,6 +572,7 @@ def read_prometheus_statements(case: Case, rate: float) -> Iterator[Statement]:
     page = scrape_run(case, "scraped", rate)
     summary = read_summary(case, "scraped")
     yield from read_counter_statements(summary, page, unseen_requests=3 * rate)
+
     for metric in ("ttft", "tpot"):
         name = f"{metric} p99, its bucket"
         p99_ms = summary[f"{metric}_ms"]["p99"]
@@ -570,9 +586,11 @@ def scrape_run(case: Case, name: str, rate: float) -> str:
     """Run a load with a metrics page, and return the last page that could be read."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
+
     rate_options = ("--request-rate", f"{rate:.6g}", "--warmup", "0", "--seed", "99")
     page_options = ("--prometheus", f":{port}", *QUIET)
     running = start_command(case, *case.run_command_line(name, *rate_options, *page_options))
+
     page = ""
     while running.poll() is None:
         with (
@@ -581,6 +599,7 @@ def scrape_run(case: Case, name: str, rate: float) -> str:
         ):
             page = response.read().decode()
         time.sleep(0.2)
+
     wait_for_command(running)
     return page
 
@@ -613,12 +632,14 @@ def find_bucket(page: str, name: str, quantile: float) -> tuple[float, float]:
     buckets = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} ([\d.e+]+)', page, re.MULTILINE)
     if not buckets:
         return math.nan, math.nan
+
     total = float(buckets[-1][1])  # counts are cumulative
     lower = 0.0
     for upper, cumulative_count in buckets:
         if float(cumulative_count) >= quantile * total:
             return lower, float(upper)
         lower = float(upper)
+
     return math.nan, math.nan
 
 
@@ -637,9 +658,11 @@ def read_stopped_searches(case: Case, spent_s: float) -> Iterator[Statement]:
     complete = read_json(case.folder / "search" / "capacity.json")
     yield from capacity_when_resumed(complete, "search left alone")
     yield Statement("claims while stopped", "none", 0)
+
     stop_kinds: tuple[StopKind, ...] = ("time", "SIGTERM", "SIGKILL")
     if case.smallest:
         stop_kinds = ("time", "SIGKILL")
+
     for stop_kind in stop_kinds:
         name = f"by-{stop_kind}"
         stop_search(case, name, stop_kind, spent_s)
@@ -665,6 +688,7 @@ def read_claims(case: Case, name: str, stop_kind: StopKind) -> Iterator[Statemen
         # "confirmed" is null if no trial had ended.
         is_confirmed = bool(read_json(capacity_path)["confirmed"])
         yield Statement("claims while stopped", f"{stop_kind}: capacity.json", is_confirmed)
+
     commands = (
         ("cost", name),
         ("size", case.workload, name, "--users", str(USERS), "-o", f"{name}-s"),
@@ -689,10 +713,12 @@ def stop_search(case: Case, name: str, stop_kind: StopKind, spent_s: float) -> N
         time_limit = f"{spent_s / 3:.0f}s"
         run_command(case, *case.search_command(name, "--max-time", time_limit, *QUIET))
         return
+
     running = start_command(case, *case.search_command(name, *QUIET))
     trials_path = case.folder / name / "probes.jsonl"
     while running.poll() is None and count_lines(trials_path) < TRIALS_BEFORE_STOP:
         time.sleep(0.02)
+
     running.send_signal(signal.Signals[stop_kind])
     running.communicate()
 
@@ -774,6 +800,7 @@ def predict_next_run(runs: Sequence[dict[str, Any]]) -> Iterator[Statement]:
         if None in values:
             yield Statement(name, source, math.nan, mark=NOT_REPORTED)
             continue
+
         mean_value = statistics.fmean(values)
         t_factor = t_quantile(0.5 + CONFIDENCE / 2, run_count - 1)
         half_width = t_factor * statistics.stdev(values) * math.sqrt(1 + 1 / run_count)
@@ -792,12 +819,14 @@ def mean_start_duration_s(summary: dict[str, Any]) -> float:
         durations = sessions["duration_ms"] if sessions else summary["e2e_ms"]
         mean_ms: float = durations["mean"]
         return mean_ms / 1e3
+
     total_s = 0.0
     starts = 0
     for class_summary in classes:
         class_mean_s = mean_start_duration_s({**class_summary, "classes": ()})
         total_s += class_summary["starts"] * class_mean_s
         starts += class_summary["starts"]
+
     return total_s / starts
 
 
@@ -809,9 +838,11 @@ def read_other_capacities(case: Case) -> Iterator[Statement]:
     high = max(capacity["high_per_s"] or rate, interval["high"])
     mark = "" if capacity["sustained"] else "not sustained"
     yield Statement("capacity", "search", rate, rate, high, mark)
+
     steps: tuple[int, ...] = STEPS if case.simulated else REAL_STEPS
     if case.smallest:
         steps = steps[::3]
+
     load_points = [rate * LEVEL_FACTOR**step for step in steps]
     sweep_loads(case, load_points)
     yield read_swept_capacity(case, load_points, explain_lower_capacity(case, capacity))
@@ -845,12 +876,15 @@ def read_swept_capacity(
     capacity_path = case.folder / "sweep" / "capacity.json"
     if not capacity_path.is_file():
         return Statement("capacity", "sweep", math.nan, mark=reason_if_lower)
+
     swept = read_json(capacity_path)
     swept_rate = swept["rate_per_s"]
+
     # The rates are passed with four digits, so the swept one differs a little from its load point.
     higher_rates = [rate for rate in load_points if rate > 1.001 * swept_rate]
     next_rate = higher_rates[0] if higher_rates else swept_rate
     mark = "a lower bound" if swept["lower_bound"] else reason_if_lower
+
     return Statement(
         "capacity", "sweep, to its next level", swept_rate, swept_rate, next_rate, mark
     )
@@ -868,6 +902,7 @@ def explain_lower_capacity(case: Case, capacity: dict[str, Any]) -> str:
     is_mostly_missed = missed > case.repeats / 2
     if capacity["sustained"] or not is_mostly_missed:
         return ""
+
     return (
         f"{missed} of {case.repeats} runs of twice the length missed it too; not sustained: "
         f"{capacity['sustained_why']}"
@@ -915,10 +950,12 @@ def list_contract_terms(workload: str) -> list[dict[str, dict[str, str]]]:
     if workload != MIX:
         objectives = [objective.split(":") for objective in CASES[workload]]
         return [{metric: {"limit": limit, "at": "p99"}} for metric, limit in objectives]
+
     terms = []
     for class_name, (ttft_limit, tpot_limit) in CLASSES.items():
         terms.append({"ttft": {"limit": ttft_limit, "at": "p95", "class": class_name}})
         terms.append({"tpot": {"limit": tpot_limit, "at": "p95", "class": class_name}})
+
     return terms
 
 
@@ -928,13 +965,17 @@ def measure_case(case: Case) -> Iterator[ComparedPair]:
     rate = search_capacity(case)
     for number in range(1, case.repeats + 1):
         run_at_capacity(case, rate, number)
+
     yield from compare_statements(read_run_statements(case, "r1"))
     yield from compare_statements(read_search_statements(case, "search", read_ui_rows(case)))
+
     if case.simulated:
         spent_s = read_json(case.folder / "search" / "search.json")["answer"]["spent_s"]
         yield from compare_statements(read_stopped_searches(case, spent_s))
+
     yield from compare_statements(read_same_load(case, rate))
     yield from compare_statements(read_other_capacities(case))
+
     if case.simulated:
         yield from compare_statements(read_contract_statements(case, rate))
     else:
@@ -950,6 +991,7 @@ def search_capacity(case: Case) -> float:
             "the search knows no load that holds: longer trials (--length), --search-flags, a "
             "wider --slo"
         )
+
     return rate
 
 
@@ -992,9 +1034,11 @@ def main() -> int:
                 f"\n{workload} on {args.url}, {', '.join(objectives)}\n\n"
                 f"| name | first | beside it | |\n|---|---|---|---|"
             )
+
             for pair in measure_case(case):
                 outcome_counts[pair.outcome] += 1
                 print(format_pair(pair), flush=True)
+
     counts = ", ".join(
         f"{outcome_counts[outcome]} {outcome}"
         for outcome in ("equal", "within", "marked", "DISAGREES")
@@ -1038,6 +1082,7 @@ def parse_command_line() -> argparse.Namespace:
         "--repeats", type=int, default=REPEATS, help="runs at the load that the search found"
     )
     parser.add_argument("--out", type=Path, help="a folder to keep the results in")
+
     # Shorter trials confirm no capacity.
     return rig.parse_arguments(parser, cases="qa", length="60s", repeats=2)
 

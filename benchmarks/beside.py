@@ -47,6 +47,7 @@ def find_python(name: str, venvs: Path | None, install: bool) -> str | None:
             return sys.executable if find_spec(module) is not None else None
         except ModuleNotFoundError:
             return None
+
     python = venvs / name / "bin" / "python"
     if install and not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
@@ -54,6 +55,7 @@ def find_python(name: str, venvs: Path | None, install: bool) -> str | None:
             [str(python), "-m", "pip", "install", "-q", *PROGRAMS[name][1], *SDK_REQUIREMENTS],
             check=True,
         )
+
     return str(python) if python.exists() else None
 
 
@@ -77,13 +79,17 @@ def compare_counts(
     failed = [row for row in measurements if row[0] == "failed"]
     answered = [row for row in measurements if row[0] != "failed"]
     counted = [row for row in answered if row[0] == "ok" and row[4] == "server"]
+
     wrong = []
     if len(answered) != len(served):
         wrong.append(f"{len(answered)} calls answered, {len(served)} served")
+
     if len(failed) != len(refused):
         wrong.append(f"{len(failed)} calls failed, {len(refused)} refused")
+
     if sum(row[0] in LEFT_EARLY_STATUSES for row in measurements) != 1:
         wrong.append("not exactly one stream was left early")
+
     # Of a call whose usage the server sent, both counts have to be those of a request in its log.
     unmatched = sorted((row.input_tokens, row.output_tokens) for row in served)
     for counts in sorted((row[2], row[3]) for row in counted):
@@ -91,6 +97,7 @@ def compare_counts(
             unmatched.remove(counts)
         else:
             wrong.append(f"{counts[0]} + {counts[1]} tokens, of which the server knows nothing")
+
     return {
         "calls": len(measurements),
         "early": sum(row[0] in LEFT_EARLY_STATUSES for row in measurements),
@@ -144,13 +151,16 @@ def run_and_compare(name: str, python: str) -> ProgramResult:
         if completed.returncode != 0:
             print(f"{name}: {completed.stderr[-3000:]}")
             return result_without_counts(name, "the program failed", is_equal=False)
+
         output = json.loads(completed.stdout.splitlines()[-1])
         comparison = compare_counts(
             output["told"], read_served_requests(server.url), read_served_requests(refusing.url)
         )
+
     differences = comparison["wrong"]
     if not output["raised"]:
         differences = [*differences, "a refusal did not reach the application"]
+
     package_version, *_ = output["versions"].values()
     row = (
         name,
@@ -174,6 +184,7 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="make those that are not there")
     parser.add_argument("--only", choices=sorted(PROGRAMS), help="one program")
     args = rig.parse_arguments(parser, only="openai")
+
     results = []
     for name in [args.only] if args.only else PROGRAMS:
         python = find_python(name, args.venvs, args.install)
@@ -183,6 +194,7 @@ def main() -> int:
             result = run_and_compare(name, python)
         results.append(result)
         print("  ".join(result.row), flush=True)
+
     print("\n" + rig.format_table(COLUMNS, [result.row for result in results]))
     return 0 if all(result.is_equal for result in results) else 1
 

@@ -55,10 +55,13 @@ def make_four_calls(client: Any, refused_client: Any) -> list[str]:
     assert create_chat(client, MAX_TOKENS).choices[0].message.content
     event_count = sum(1 for _ in create_chat(client, MAX_TOKENS, stream=True))
     assert event_count > MAX_TOKENS  # an event for each token, and the one with the token counts
+
     with create_chat(client, stream=True) as stream:
         next(iter(stream))
+
     with record_exceptions(exception_names):
         create_chat(refused_client)
+
     return exception_names
 
 
@@ -104,14 +107,18 @@ def run_anthropic(observer: Callable[[Any], None], url: str, refusing_url: str) 
     refused_client = create_client(refusing_url)
     request: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": MAX_TOKENS}
     assert client.messages.create(**request).content
+
     with client.messages.stream(**request) as stream:
         assert "".join(stream.text_stream)
+
     with client.messages.create(**request, stream=True) as events:
         # Leave the stream early, after its first piece of text.
         next(event for event in events if event.type == "content_block_delta")
+
     exception_names: list[str] = []
     with record_exceptions(exception_names):
         refused_client.messages.create(**request)
+
     return exception_names
 
 
@@ -130,6 +137,7 @@ def run_gevent(observer: Callable[[Any], None], url: str, refusing_url: str) -> 
         [package.spawn(create_chat, client) for _ in range(GREENLETS)], raise_error=True, timeout=60
     )
     assert throttle.in_flight(key=KEY, model=MODEL) == 0
+
     return names
 
 
@@ -154,6 +162,7 @@ def run_openllmetry(observer: Callable[[Any], None], url: str, refusing_url: str
         getattr(span.instrumentation_scope, "name", "") for span in spans.get_finished_spans()
     ]
     assert len(scopes) == 4 and "loadgen_sdk" not in scopes, scopes
+
     return names
 
 
@@ -208,11 +217,14 @@ def run_pydantic_ai(observer: Callable[[Any], None], url: str, refusing_url: str
         )
         agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
         assert (await agent.run(PROMPT)).output
+
         async with agent.run_stream(PROMPT) as complete_run:
             assert [piece async for piece in complete_run.stream_text(delta=True, debounce_by=None)]
+
         async with agent.run_stream(PROMPT) as abandoned_run:
             async for _ in abandoned_run.stream_text(delta=True, debounce_by=None):
                 break
+
         provider = OpenAIProvider(openai_client=refused_client)
         with record_exceptions(names):
             await Agent(OpenAIChatModel(MODEL, provider=provider)).run(PROMPT)
@@ -242,6 +254,7 @@ async def _run_agents(
             model = model_class(model=MODEL, openai_client=client)
             refused_model = model_class(model=MODEL, openai_client=refused_client)
             await _run_agent(model, refused_model, exception_names)
+
         stream = await create_chat(client, stream=True)
         await anext(stream)
         await stream.close()
@@ -253,8 +266,10 @@ async def _run_agent(model: Any, refused_model: Any, exception_names: list[str])
 
     agent = Agent(name="a", instructions="Be brief.", model=model)
     assert (await Runner.run(agent, PROMPT)).final_output
+
     async for _ in Runner.run_streamed(agent, PROMPT).stream_events():
         pass
+
     agent.model = refused_model
     with record_exceptions(exception_names):
         await Runner.run(agent, PROMPT)
@@ -287,8 +302,10 @@ def run_instructor(observer: Callable[[Any], None], url: str, refusing_url: str)
     exception_names = make_four_calls(client, refused_client)
     with record_exceptions(exception_names):
         extract_person(client, attempts=2)
+
     with record_exceptions(exception_names):
         extract_person(refused_client, attempts=1)
+
     return exception_names
 
 
@@ -317,8 +334,10 @@ def run_litellm(observer: Callable[[Any], None], url: str, refusing_url: str) ->
     stream = package.completion(**request, api_base=url, stream=True)
     next(iter(stream))
     del stream
+
     with record_exceptions(names):
         package.completion(**request, api_base=refusing_url, max_retries=0)
+
     asyncio.run(complete_async())
     return names
 
@@ -336,6 +355,7 @@ def run_fastapi(observer: Callable[[Any], None], url: str, refusing_url: str) ->
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
+
     try:
         address = listener.getsockname()
         read_response(address, "/whole", expected_status=200)
@@ -345,6 +365,7 @@ def run_fastapi(observer: Callable[[Any], None], url: str, refusing_url: str) ->
     finally:
         server.should_exit = True
         thread.join()
+
     return exception_names
 
 
@@ -396,6 +417,7 @@ def create_forwarding_app(
     app.add_api_route("/stream", respond_streamed)
     app.add_api_route("/refused", respond_refused)
     app.add_api_route("/long", respond_long)
+
     return app
 
 
@@ -419,6 +441,7 @@ def read_response(
             if not chunk:
                 break
             received += chunk
+
     assert received.startswith(f"HTTP/1.1 {expected_status}".encode()), received
 
 
@@ -454,6 +477,7 @@ def run_program(name: str, url: str, refusing_url: str) -> None:
     program, packages = PROGRAMS[name]
     measurements: list[Any] = []
     exception_names = program(measurements.append, url, refusing_url)
+
     # A stream that was left early is measured when it is deleted, if the program did not close it.
     gc.collect()
     flush()

@@ -102,9 +102,11 @@ class DisturbedReplica(Replica):
         """Begin an iteration, lengthen it, and record the metrics page of this second."""
         if not super().begin_iteration(now_ns):
             return False
+
         duration_ns = int((self.end_ns - now_ns) * self._slower(now_ns / NS_PER_S))
         if self._meets_stall(now_ns, duration_ns):
             duration_ns += self._stall_length_ns
+
         self.end_ns = now_ns + duration_ns
         self.iteration_ends_ns[-1] = self.end_ns
         values = (
@@ -114,6 +116,7 @@ class DisturbedReplica(Replica):
             self.pause_count,
         )
         self.pages.setdefault(now_ns // NS_PER_S, tuple(map(float, values)))
+
         return True
 
     def _meets_stall(self, now_ns: int, duration_ns: int) -> bool:
@@ -180,6 +183,7 @@ def draw_scenario(cause: str, rng: np.random.Generator, limits: ServerLimits) ->
     outputs = np.clip(rng.normal(tokens, tokens / 4, SIZE_COUNT), 8, 1000).astype(int)
     limits = replace(limits, max_batch_size=256, max_num_tokens=2048)
     scenario = Scenario(rate, inputs, outputs, limits, speeds=[1.0] * REPLICAS)
+
     in_flight = rate * tokens * ITERATION_S / REPLICAS  # at one replica, by Little's law
     match cause:
         case "clean":
@@ -219,6 +223,7 @@ def draw_scenario(cause: str, rng: np.random.Generator, limits: ServerLimits) ->
         case "stalls":
             interval_ns = int(rng.uniform(20, 35) * NS_PER_S)
             scenario.stall = (interval_ns, int(rng.uniform(0.8, 2.0) * NS_PER_S))
+
     return scenario
 
 
@@ -253,6 +258,7 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
         )
         for speed in scenario.speeds
     ]
+
     simulation = Simulation(
         schedule,
         partial(_request_size, scenario.inputs, scenario.outputs),
@@ -269,6 +275,7 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
     )
     rows = recorded.records[:]
     _add_client_and_network(rows, cause, seed, rng)
+
     return rows, _metric_samples(replicas)
 
 
@@ -295,6 +302,7 @@ def _add_client_and_network(
     row_count = len(rows)
     network_ns = rng.lognormal(np.log(0.4), 0.3, row_count) * NS_PER_MS
     client_ns = rng.exponential(0.1, row_count) * NS_PER_MS
+
     connect_ns = np.zeros(row_count)
     if cause == "client":
         is_delayed = rng.random(row_count) < rng.uniform(0.05, 0.15)
@@ -303,12 +311,15 @@ def _add_client_and_network(
     elif cause == "network":
         is_delayed = rng.random(row_count) < rng.uniform(0.03, 0.1)
         delays_ns = rng.uniform(150, 500, row_count) * NS_PER_MS
+
         extra_ns = np.where(is_delayed, delays_ns, 0)
         if seed % 2:
             connect_ns = extra_ns
         else:
             network_ns = network_ns + extra_ns
+
         rows["reused"] = connect_ns == 0
+
     _delay_timestamps(rows, ("ready_ns",), connect_ns)
     _delay_timestamps(rows, ("sent_ns",), connect_ns + client_ns)
     _delay_timestamps(rows, RESPONSE_TIME_COLUMNS, connect_ns + client_ns + network_ns)
@@ -332,6 +343,7 @@ def _metric_samples(replicas: list[DisturbedReplica]) -> list[MetricSample]:
             values = replica.pages.get(second)
             if values is not None:
                 samples += _samples_of_page(second, f"page {replica_number}", values)
+
     return samples
 
 
@@ -356,6 +368,7 @@ def count_named_causes(
     """
     started_s = time.process_time()
     expected_code = NOTHING if cause == CLEAN else cause
+
     code_counts = Counter[str]()
     for seed in seed_range:
         explanation = explain_run(cause, seed, has_server_timing=has_server_timing)
@@ -364,9 +377,11 @@ def count_named_causes(
         code_counts[first_code] += 1
         if verbose and first_code != expected_code:
             print(f"    seed {seed}: {codes} {explanation.text}")
+
     counts = ", ".join(f"{code} {times}" for code, times in code_counts.most_common())
     cpu_s = time.process_time() - started_s
     print(f"{cause:<13} {len(seed_range):>3} runs: {counts} ({cpu_s:.1f} CPU-s)", flush=True)
+
     return code_counts[cause]
 
 
@@ -396,6 +411,7 @@ def main() -> None:
     )
     args = rig.parse_arguments(parser, seeds=1, clean=1, only="queue,power,clean")
     causes = args.only.split(",")
+
     correct = 0
     for cause in causes:
         run_count = args.clean if cause == CLEAN else args.seeds
@@ -403,6 +419,7 @@ def main() -> None:
         correct += count_named_causes(
             cause, seed_range, has_server_timing=not args.no_account, verbose=args.v
         )
+
     run_count = args.seeds * len(set(causes) - {CLEAN})
     print(f"right cause first: {correct} of {run_count}")
 

@@ -239,6 +239,7 @@ def prepare_aiohttp(url: str, case: Case, _scratch: Path) -> PreparedClient:
     }
     script = str(rig.BENCHMARKS_DIR / "contenders.py")
     command = [sys.executable, script, "closed", json.dumps(arguments)]
+
     return PreparedClient(command)
 
 
@@ -282,6 +283,7 @@ def write_tokenizer(scratch: Path) -> Path:
     header = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
     (folder / "tokenizer.json").write_text(json.dumps({**header, **empty_parts, "model": model}))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
     return folder
 
 
@@ -308,10 +310,13 @@ def run_client_once(name: str, case: Case) -> ClientRun:
             wall_s = time.monotonic() - started_s
             after = rig.read_counters(server.url)
             ttft = client.read_ttft() if client.read_ttft else None
+
         true_ttft = read_true_ttft(log_path)
+
     served_requests = after["requests"] - before["requests"]
     if served_requests < case.requests:
         raise SystemExit(f"{name} sent {served_requests} of {case.requests} requests")
+
     usage = ClientUsage(resources.ru_utime + resources.ru_stime, wall_s, ttft)
     return ClientRun(usage, after["cpu_s"] - before["cpu_s"], true_ttft)
 
@@ -326,10 +331,12 @@ def run_on_client_core(name: str, command: list[str], scratch: Path) -> resource
     """
     client_cores, _ = rig.client_and_server_cores()
     pinned_command = ["taskset", "-c", ",".join(map(str, client_cores)), *command]
+
     environment = {**os.environ, "TOKIO_WORKER_THREADS": "1"}  # for the Rust clients
     if name == OTHER_CHECKOUT:
         packages = (str(FLAGS.beside), str(FLAGS.beside / "sdk"))
         environment["PYTHONPATH"] = os.pathsep.join(packages)
+
     with (scratch / "out").open("w+b") as output:
         process = subprocess.Popen(pinned_command, stdout=output, stderr=output, env=environment)
         _, status, resources = os.wait4(process.pid, 0)
@@ -339,6 +346,7 @@ def run_on_client_core(name: str, command: list[str], scratch: Path) -> resource
             raise SystemExit(
                 f"{name} ended with {process.returncode}: {output.read()[-1000:].decode()}"
             )
+
     return resources
 
 
@@ -348,6 +356,7 @@ def read_true_ttft(log_path: Path) -> TtftQuantiles:
     first_sent_ns: dict[int, int] = {}
     for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
         first_sent_ns.setdefault(number, sent_ns)
+
     ttft_ms = [
         (first_sent_ns[request.number] - request.arrival_ns) / 1e6
         for request in log.requests
@@ -373,10 +382,12 @@ def summarize_runs(runs: list[ClientRun], unit_count: int) -> ClientResults:
         client_fraction = usage.cpu_s / usage.wall_s
         server_fraction = server_cpu_s / usage.wall_s
         results.core_usage.append(f"{client_fraction:.0%} / {server_fraction:.0%}")
+
         # loadgen withholds quantiles (None) if the host was too busy.
         if usage.ttft is not None and None not in usage.ttft:
             results.p50_errors_ms.append(usage.ttft.p50_ms - true_ttft.p50_ms)
             results.p99_errors_ms.append(usage.ttft.p99_ms - true_ttft.p99_ms)
+
     return results
 
 
@@ -402,6 +413,7 @@ def measure_case(case: Case, names: list[str], rounds: int) -> str:
         "CPU client / server",
     ]
     rows = [format_client(name, results) for name in names]
+
     return (
         f"{case.description}; {case.requests:,} requests of {case.tokens} tokens, median of "
         f"{rounds}\n\n" + rig.format_table(columns, rows)
@@ -418,6 +430,7 @@ def format_client(name: str, results: dict[str, ClientResults]) -> list[str]:
     """Return the row of a client, with its ratios to the reference clients."""
     own_results = results[name]
     rates = own_results.rates_per_cpu_s
+
     ratios = []
     for reference in REFERENCE_CLIENTS:
         is_comparable = reference in results and reference != name
@@ -426,6 +439,7 @@ def format_client(name: str, results: dict[str, ClientResults]) -> list[str]:
             if is_comparable
             else ""
         )
+
     return [
         NAMES[name],
         f"{rig.median(rates):,.0f}",
@@ -447,12 +461,16 @@ def find_missing_clients() -> dict[str, str]:
     missing = {}
     if shutil.which("cc") is None:
         missing["floor"] = "no C compiler"
+
     if not FLAGS.vllm_rs:
         missing["vllm"] = "no --vllm-rs"
+
     if not FLAGS.sglang_bench:
         missing["sglang"] = "no --sglang-bench"
+
     if FLAGS.beside is None:
         missing[OTHER_CHECKOUT] = "no --beside"
+
     return missing
 
 
@@ -488,11 +506,14 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
     args = rig.parse_arguments(parser, share=0.02, rounds=1, cases="short")
     vars(FLAGS).update(vars(args))
+
     if args.beside is not None:
         prepare_other_checkout()
+
     compile_sources()
     names = select_clients(args.only)
     print("Whole processes, one core for the client and another for the server.\n", flush=True)
+
     for case_name in args.cases.split(","):
         case = CASES[case_name]
         requests = max(case.concurrency, round(case.requests * args.share))

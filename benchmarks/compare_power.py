@@ -56,6 +56,7 @@ def simulate_rows(rate: str, seed: int, request_count: int) -> NDArray[np.void]:
             costs=loaded_preset.costs, limits=replace(loaded_preset.limits, max_batch_size=BATCH)
         ),
     )
+
     return result.records[:]
 
 
@@ -88,6 +89,7 @@ def create_side(name: str, rows: NDArray[np.void]) -> Side:
     valid_verdict = replace(summary.verdict, valid=True)
     valid_summary = replace(summary, verdict=valid_verdict)
     recorded_run = ComparedRun(name=name, summary=valid_summary, manifest=manifest, rows=rows)
+
     return Side(name=name, runs=(recorded_run,))
 
 
@@ -127,6 +129,7 @@ def main() -> None:
         f"{capacity:.2f}/s"
     )
     pairs_without_difference = 0
+
     counts: dict[str, MetricCounts] = defaultdict(MetricCounts)
     for pair in range(args.pairs):
         before_rows = simulate_rows(rate, 2 * pair + 1, request_count)
@@ -134,16 +137,20 @@ def main() -> None:
         before = create_side("A", before_rows)
         equal = comparison.compare([before, create_side("B", after_rows)])
         shifted = comparison.compare([before, create_side("B", scale_latencies(after_rows, 1.1))])
+
         for difference in equal.differences:
             metric = counts[difference.metric]
             metric.false_alarms += difference.detailed_outcome == DIFFER
             if difference.detectable is not None:
                 metric.detectable_changes.append(difference.detectable)
+
         for difference in shifted.differences:
             counts[difference.metric].hits += difference.detailed_outcome == DIFFER
+
         pairs_without_difference += all(
             difference.detailed_outcome != DIFFER for difference in equal.differences
         )
+
     print(
         f"two of the same: no difference in {pairs_without_difference} of {args.pairs} pairs, "
         f"over all metrics shown\n"

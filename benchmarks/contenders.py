@@ -62,12 +62,15 @@ async def run_baseline(url: str, streams: int, tokens: int, window: rig.Measurem
     ]
     request = encode_request(address.netloc, tokens)
     window.begin()
+
     for transport, _ in connections:
         transport.write(request)
+
     await asyncio.gather(*(protocol.closed for _, protocol in connections))
     window.end()
     min_length = tokens * MIN_EVENT_BYTES
     assert all(protocol.length > min_length for _, protocol in connections), "an answer was cut"
+
     return streams * tokens
 
 
@@ -85,6 +88,7 @@ def encode_request(host: str, tokens: int) -> bytes:
         f"Content-Length: {len(body)}",
     ]
     head = "\r\n".join(head_lines) + "\r\n\r\n"
+
     return head.encode() + body
 
 
@@ -101,13 +105,17 @@ async def _read_line_by_line(session: Any, url: str, tokens: int) -> int:
         async for line in response.content:
             if not line.startswith(b"data: "):
                 continue
+
             payload = line[6:].strip()
             if payload == b"[DONE]":
                 continue
+
             event = json.loads(payload)
             usage = event.get("usage") or usage
+
             if event["choices"] and event["choices"][0]["delta"].get("content"):
                 event_times_s.append(monotonic())
+
     assert usage is not None and usage["completion_tokens"] == tokens, "a response was cut"
     return len(event_times_s)
 
@@ -131,6 +139,7 @@ async def run_aiohttp_lines(
             *(_read_line_by_line(session, url, tokens) for _ in range(streams))
         )
         window.end()
+
     return sum(counts)
 
 
@@ -172,6 +181,7 @@ async def run_openai(url: str, streams: int, tokens: int, window: rig.Measuremen
         """Read one response and return how many events had text."""
         times = []
         usage = None
+
         stream = await client.chat.completions.create(
             model="sim",
             messages=[{"role": "user", "content": "tell me"}],
@@ -184,6 +194,7 @@ async def run_openai(url: str, streams: int, tokens: int, window: rig.Measuremen
             usage = chunk.usage or usage
             if chunk.choices and chunk.choices[0].delta.content:
                 times.append(monotonic())
+
         assert usage is not None and usage.completion_tokens == max_tokens
         return len(times)
 
@@ -192,6 +203,7 @@ async def run_openai(url: str, streams: int, tokens: int, window: rig.Measuremen
     counts = await asyncio.gather(*(read_stream(tokens) for _ in range(streams)))
     window.end()
     await client.close()
+
     return sum(counts)
 
 
@@ -213,6 +225,7 @@ def _as_contender(read_streams: ReadStreams) -> Callable[[str, int, int], dict[s
         window = rig.MeasurementWindow()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             events = runner.run(read_streams(url, streams, tokens, window))
+
         return {
             "events": events,
             "expected": streams * tokens,

@@ -50,12 +50,14 @@ def find_decided_terms(
         planned.workload, round(total_load_s * 1e9 / repeats)
     )
     settings = replace(prediction.create_simulated_settings(Settings()), gpus=checked.contract.gpus)
+
     runs = []
     for run_number in range(repeats):
         seeded = workload.model_copy(update={"seed": 1000 * seed + run_number})
         with tempfile.TemporaryDirectory() as folder:
             _, run_dir = execute(seeded, replace(settings, out=Path(folder) / "run"))
             runs.append(read_run(run_dir, Path(folder)))
+
     contract = checked.contract.model_copy(update={"levels": (planned.level,)})
     (level,) = judge_levels(contract, {planned.level.name: MeasuredLevel(runs=tuple(runs))})
     return [term.verdict != verdict.INCONCLUSIVE for term in level.terms]
@@ -100,6 +102,7 @@ def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> li
         prediction.create_simulated_settings(Settings()),
         prediction.ForecastOptions(execute=execute, seed=1),
     )
+
     all_checks = []
     for planned, forecast in zip(checked.levels, forecasts, strict=True):
         terms = (*planned.level.must, *planned.level.should)[:max_terms]
@@ -107,6 +110,7 @@ def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> li
             compares_levels = bool(term.level)
             if needed.needed_s is None or compares_levels:
                 continue
+
             term_forecast = TermForecast(index, needed.needed_s)
             checks = check_term(
                 checked, planned, term_forecast, forecast.length_s, seeds=seeds, factor=factor
@@ -118,6 +122,7 @@ def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> li
                 f"{cells}",
                 flush=True,
             )
+
     return all_checks
 
 
@@ -146,6 +151,7 @@ def check_term(
             find_decided_terms(checked, planned, longer_s, seed)[term.term_index] for seed in seeds
         ]
         checks.append(PredictionCheck("decided", longer_s, sum(is_decided), len(seeds)))
+
     is_shorter_visible = term.needed_s > shortest_s
     if is_shorter_visible and requests_per_s * shorter_s <= prediction.MAX_REQUESTS:
         is_decided = [
@@ -153,6 +159,7 @@ def check_term(
         ]
         undecided = len(seeds) - sum(is_decided)
         checks.append(PredictionCheck("undecided", shorter_s, undecided, len(seeds)))
+
     return checks
 
 
@@ -166,9 +173,11 @@ def main() -> int:
     parser.add_argument("--terms", type=int, default=100, help="of each level, the first so many")
     args = rig.parse_arguments(parser, seeds=1, contracts="summarization", terms=2)
     seeds = range(args.first, args.first + args.seeds)
+
     checks: list[PredictionCheck] = []
     for name in args.contracts.split(","):
         checks += check_contract(name, seeds, args.factor, args.terms)
+
     is_good = True
     for expectation in ("decided", "undecided"):
         of_kind = [check for check in checks if check.expectation == expectation]
@@ -178,6 +187,7 @@ def main() -> int:
         print(
             f"{expectation} as predicted, a factor of {args.factor:g} away: {confirmed} of {tried}"
         )
+
     return 0 if is_good or args.smoke else 1
 
 

@@ -95,10 +95,12 @@ def find_true_quantiles(simulate: Callable[[int], Columns]) -> dict[Key, float]:
         metric: np.sort(np.concatenate([collect_values(columns, metric) for columns in long_runs]))
         for metric in metrics
     }
+
     quantiles = {}
     for metric, percentile in TERMS:
         values = sorted_values[metric]
         quantiles[metric, percentile] = float(values[quantile_index(len(values), percentile / 100)])
+
     return quantiles
 
 
@@ -138,6 +140,7 @@ def count_verdicts(
             assert not level.failure_reason, level.failure_reason
             for key, term in zip(truth, level.terms, strict=True):
                 counts[key, factor][term.verdict] += 1
+
     return counts
 
 
@@ -157,12 +160,14 @@ def print_table(
     """
     lowest_factor, *_, highest_factor = LIMIT_FACTORS
     print(f"{title:<34}  10 % less              the truth itself       10 % more", flush=True)
+
     for key, value_ns in truth.items():
         metric, percentile = key
         cells = "       ".join(
             format_verdict_counts(counts[key, factor]) for factor in LIMIT_FACTORS
         )
         print(f"  {metric} p{percentile:<5} {value_ns / 1e6:>14.2f} ms        {cells}", flush=True)
+
     return TermTotals(
         wrong_passes=sum(counts[key, lowest_factor]["PASS"] for key in truth),
         max_wrong_fails=max(counts[key, highest_factor]["FAIL"] for key in truth),
@@ -193,10 +198,12 @@ def list_cases(long_requests: int) -> list[PowerCase]:
         title = f"queue, {rate:g}/s, {requests:,} requests"
         simulate_long = partial(simulate_long_queue, long_requests, rate)
         cases.append(PowerCase(title, simulate_long, partial(simulate_queue, requests, rate)))
+
     for rate, minutes in ENGINE:
         title = f"{PRESET}, {rate:g}/s, {minutes:g} minutes"
         simulate = partial(simulate_engine, rate, minutes)
         cases.append(PowerCase(title, partial(simulate_long_engine, rate), simulate))
+
     return cases
 
 
@@ -214,16 +221,19 @@ def main() -> int:
     args = rig.parse_arguments(parser, seeds=1, only="queue, 8/s", long=20_000)
     seeds = range(args.first, args.first + args.seeds)
     print(f"seeds {seeds[0]} to {seeds[-1]}, 95 % intervals; counts of PASS / FAIL / INCONCLUSIVE")
+
     totals = []
     for case in list_cases(args.long):
         if args.only in case.title:
             truth = find_true_quantiles(case.simulate_long)
             counts = count_verdicts(truth, seeds, case.simulate)
             totals.append(print_table(case.title, truth, counts))
+
     wrong_passes = sum(total.wrong_passes for total in totals)
     max_wrong_fails = max(total.max_wrong_fails for total in totals)
     print(f"wrong PASS in all: {wrong_passes}; most wrong FAILs of a term: {max_wrong_fails}")
     is_good = wrong_passes == 0 and max_wrong_fails <= args.seeds // 10
+
     return 0 if args.smoke or is_good else 1
 
 

@@ -116,9 +116,11 @@ def main() -> int:
     parser = rig.create_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="of the load")
     args = rig.parse_arguments(parser, seconds=12.0)
+
     program = shutil.which("prometheus")
     if program is None:
         rig.skip_script("no prometheus on this machine (Debian: apt-get install prometheus)")
+
     port, metrics_port = free_port(), free_port()
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -130,6 +132,7 @@ def main() -> int:
         with run_in_background(prometheus), run_in_background(load):
             time.sleep(args.seconds * QUERY_AFTER)
             values_by_query = query_dashboard(port)
+
     rows = [
         [title, ", ".join(f"{value:.4g}" for value in values) or "NOTHING", f"`{query}`"]
         for (title, query), values in values_by_query.items()
@@ -137,6 +140,7 @@ def main() -> int:
     empty_queries = sum(not values for values in values_by_query.values())
     print(rig.format_table(["panel", "values", "query"], rows))
     print(f"\n{empty_queries} queries without a value")
+
     return 1 if empty_queries and not args.smoke else 0
 
 

@@ -67,6 +67,7 @@ def draw_server(member: str, seed: int) -> DrawnServer:
     stay_s = math.exp(rng.uniform(math.log(shortest_s), math.log(longest_s)))
     size = float(rng.uniform(*SIZE_RANGES[member]))
     share = float(rng.uniform(0.05, 0.4))
+
     return DrawnServer(member, stay_s, size, parts, share)
 
 
@@ -159,6 +160,7 @@ def _draw_autoscaling(
     """
     if long_run:
         return 1 + server.size * rng.random(len(due_s))
+
     cycle_count = int(due_s[-1] / server.stay_s * 2) + 4
     cycle_ends_s = np.cumsum(rng.uniform(0.5, 1.5, cycle_count) * server.stay_s)
     cycle_begins_s = np.concatenate([[0.0], cycle_ends_s[:-1]])
@@ -167,6 +169,7 @@ def _draw_autoscaling(
     elapsed_s = times_s - cycle_begins_s[cycle]
     cycle_lengths_s = cycle_ends_s[cycle] - cycle_begins_s[cycle]
     factors: Factors = 1 + server.size * elapsed_s / cycle_lengths_s
+
     return factors
 
 
@@ -207,9 +210,11 @@ def draw_wandering_load(due_s: Factors, tau_s: float, rng: np.random.Generator) 
     correlation = math.exp(-1 / tau_s)
     innovations = rng.normal(size=seconds) * math.sqrt(1 - correlation * correlation)
     values = np.empty(seconds)
+
     values[0] = rng.normal()
     for second in range(1, seconds):
         values[second] = correlation * values[second - 1] + innovations[second]
+
     values_at_requests: Factors = values[due_s.astype(int)]
     return values_at_requests
 

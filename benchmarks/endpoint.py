@@ -116,9 +116,11 @@ class StreamReader:
                 self._open_connection()
                 opened += 1
                 has_to_open = opened < self._case.streams
+
             # While connections are to be opened, the next one must not wait for an event.
             for fd, _ in self._epoll.poll(0.001 if has_to_open else 5.0):
                 self._read_connection(fd)
+
         self._epoll.close()
 
     def _open_connection(self) -> None:
@@ -139,6 +141,7 @@ class StreamReader:
             raise SystemExit("the endpoint closed a connection")
         if not data.endswith(END):
             return
+
         self._responses_left[fd] -= 1
         if self._responses_left[fd]:
             self._connections[fd].send(self._request)
@@ -162,6 +165,7 @@ def run_case(case: Case) -> EndpointRun:
             preset_path = Path(scratch) / "own.yaml"
             preset_path.write_text(options["preset"])
             options["preset"] = str(preset_path)
+
         log_path = f"{scratch}/log"
         with start_endpoint(Options(**options, log=log_path)) as endpoint:
 
@@ -171,6 +175,7 @@ def run_case(case: Case) -> EndpointRun:
                 return {"wall_s": time.monotonic() - started_s}
 
             result = rig.measure_with_server(endpoint.url, run_client)
+
         processes = options.get("cores", 1)
         log_paths = [log_path, *(f"{log_path}.{process}" for process in range(1, processes))]
         return EndpointRun(result, [parse_log(Path(path).read_bytes()) for path in log_paths])
@@ -183,14 +188,17 @@ def measure_case(name: str, case: Case) -> list[str]:
     """
     result, logs = run_case(case)
     late_us = np.concatenate([(log.sent_ns - log.planned_ns) / 1e3 for log in logs])
+
     late_cells = [""] * 4
     if len(late_us) and not case.options.get("flood"):
         planned_ns = np.concatenate([log.planned_ns for log in logs])
         p50, p99, max_us = np.quantile(late_us, (0.5, 0.99, 1.0))
         typical_p99 = _typical_p99(planned_ns, late_us)
         late_cells = [f"{value:,.0f}" for value in (p50, p99, typical_p99, max_us)]
+
     if len(logs) > 1:
         return [name, f"{len(late_us) / result['wall_s']:,.0f}", "", "", "", *late_cells]
+
     return [
         name,
         f"{result['server_events'] / result['wall_s']:,.0f}",
@@ -238,6 +246,7 @@ def main() -> None:
         for name, case in CASES.items()
         if args.only in name
     ]
+
     columns = [
         "load",
         "events/s",

@@ -40,6 +40,7 @@ def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, 
     """Run one contender against an endpoint of its own and return its result."""
     rate *= RATE_FRACTIONS.get(name, 1.0)
     itl_ms = streams / rate * 1e3
+
     tokens = max(40, round(seconds * 1e3 / itl_ms))  # fewer would measure requests
     with rig.serve_endpoint(
         ttft=f"normal:{4 * itl_ms:.3f}ms,{itl_ms:.3f}ms", itl=f"{itl_ms:.4f}ms", idle_close="60s"
@@ -48,8 +49,10 @@ def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, 
         result = rig.measure_with_server(
             server.url, lambda: rig.run_contender(CONTENDERS[name], name, arguments)
         )
+
     if result["events"] != result["expected"]:
         raise SystemExit(f"{name} read {result['events']} of {result['expected']} events")
+
     return result
 
 
@@ -101,12 +104,14 @@ def format_row(contender: ContenderRuns, baseline: ContenderRuns | None, streams
     cost_s = rig.median(contender.cpu_s_per_event)
     smallest_us = min(contender.cpu_s_per_event) * 1e6
     largest_us = max(contender.cpu_s_per_event) * 1e6
+
     with_recorder = ""
     if contender.name == "ours":
         cost_with_recorder_s = contender.median_of(
             lambda run: (run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"]
         )
         with_recorder = f"{1 / cost_with_recorder_s:,.0f}"
+
     ratios = contender.ratios_to(baseline) if baseline else []
     caveats = {rig.describe_caveats(run) for run in contender.runs}
     return [
@@ -153,8 +158,10 @@ def judge_ratio(
     else:
         ratios = other.ratios_to(ours)
         comparison = "fewer CPU-seconds per event than"
+
     if not ratios:
         return f"not judged beside {name}: events were bundled"
+
     ratio = rig.median(ratios)
     verdict = rig.describe_limit(ratio, ratio_limit.limit, most=ratio_limit.is_upper_bound)
     return f"{ratio:.2f}x {comparison} {name}: {verdict} ({len(ratios)} of {rounds} rounds)"
@@ -165,6 +172,7 @@ def judge_limits(contenders: dict[str, ContenderRuns], rounds: int) -> list[str]
     ours = contenders.get("ours")
     if ours is None:
         return []
+
     return [
         judge_ratio(ratio_limit, ours, contenders[ratio_limit.contender], rounds)
         for ratio_limit in RATIO_LIMITS
@@ -191,6 +199,7 @@ def main() -> None:
         "process added.\n"
     )
     rows = []
+
     conclusions = []
     for streams in map(int, args.streams.split(",")):
         contenders = measure_contenders(names, streams, args.rounds, args.rate, args.seconds)
@@ -198,6 +207,7 @@ def main() -> None:
         rows += [format_row(contender, baseline, streams) for contender in contenders.values()]
         sentences = judge_limits(contenders, args.rounds)
         conclusions += [f"- {streams} streams: {sentence}" for sentence in sentences]
+
     columns = [
         "contender",
         "events/s",

@@ -83,6 +83,7 @@ def install_tool(tool: rivals.Tool, environment_dir: Path) -> InstalledTool:
     )
     seconds = time.monotonic() - started_s
     name = Path(tool.program).name if tool.environment else "python"
+
     return InstalledTool(
         str(environment_dir / "bin" / name), seconds, *measure_environment(environment_dir)
     )
@@ -147,20 +148,25 @@ def run_first_load(
         )
         if not tokenizer:
             command = isolate_from_network(command, tool)
+
         started_s = time.monotonic()
         rivals.run_tool(
             command, output_dir / OUTPUT_FILE, is_starved=False, timeout_s=args.minutes * 60
         )
         seconds = time.monotonic() - started_s
         endpoint_log = rig.read_url(server.url + "/_log")
+
     if not (output_dir / tool.result).exists():
         output = (output_dir / OUTPUT_FILE).read_text("utf-8", errors="replace")
         return FirstLoad(seconds, error=find_error_line(output))
+
     reported, own_verdict = rivals.read_tool_result(tool, output_dir)
     truth = rivals.read_truth(endpoint_log)
+
     ttft = f"{reported.ttft or 0:.1f} / {truth.ttft or 0:.1f}"
     if tool.name == "loadgen":
         ttft = f"{ttft} {own_verdict.partition(':')[0]}".strip()
+
     return FirstLoad(seconds, ttft)
 
 
@@ -176,14 +182,17 @@ def measure_uvx(uvx: str, wheels: list[Path], scratch: Path) -> list[list[str]]:
     """
     cache = scratch / "cache"
     environment = os.environ | {"UV_CACHE_DIR": str(cache)}
+
     command: list[str | Path] = [uvx, "--from", wheels[0]]
     for wheel in wheels[1:]:
         command += ["--with", wheel]
+
     command += ["loadgen", "run", "qa", "--url", "sim:gb300-vm", "-o"]
     rows = []
     for state in ("empty cache", "packages in the cache", "environment in the cache"):
         if state == "packages in the cache":
             shutil.rmtree(cache / "environments-v2", ignore_errors=True)
+
         started_s = time.monotonic()
         done = subprocess.run(
             [*command, scratch / state.replace(" ", "-")],
@@ -198,6 +207,7 @@ def measure_uvx(uvx: str, wheels: list[Path], scratch: Path) -> list[list[str]]:
         megabytes, packages = measure_uv_archive(cache)
         result = verdict[1] if verdict else find_error_line(done.stderr)
         rows.append([state, f"{seconds:.1f}", f"{megabytes:.0f}", str(packages), result])
+
     return rows
 
 
@@ -231,8 +241,10 @@ def measure_tool(tool: rivals.Tool, tokenizer: str, scratch: Path, args: Any) ->
         installed: InstalledTool | None = install_tool(tool, args.install / tool.name)
     else:
         installed = find_installed(tool)
+
     if installed is None:
         return None
+
     first, second, isolated = (
         run_first_load(tool, installed.program, folder, scratch / f"{tool.name}-{index}", args)
         for index, folder in enumerate([tokenizer, tokenizer, ""])
@@ -241,6 +253,7 @@ def measure_tool(tool: rivals.Tool, tokenizer: str, scratch: Path, args: Any) ->
         isolated_cell = f"{isolated.seconds:.1f} s"
     else:
         isolated_cell = f"no: {isolated.error[:110]}"
+
     return [
         tool.name,
         INSTALLATIONS[tool.name].steps,
@@ -275,6 +288,7 @@ def print_tools(args: Any, parser: argparse.ArgumentParser) -> None:
                 print(f"{tool.name}: not installed")
             else:
                 rows.append(row)
+
     columns = [
         "who",
         "steps",
@@ -303,6 +317,7 @@ def main() -> None:
         "--wheel", action="append", type=Path, help="a wheel: that of loadgen first; repeatable"
     )
     parser.add_argument("--uvx", default="uvx", help="the program uvx")
+
     args = rig.parse_arguments(parser, requests=4, lanes=2, only=["loadgen"])
     if args.wheel:
         print_uvx(args)

@@ -66,6 +66,7 @@ def run_scenario(scenario: str, preset: str, scratch: Path, commands: dict[str, 
     completed = subprocess.run(command, check=False)
     if completed.returncode not in (0, 1) or not (run_dir / "mlperf.json").is_file():
         raise SystemExit(f"{scenario}: exit {completed.returncode}, no result in {run_dir}")
+
     return run_dir
 
 
@@ -87,16 +88,20 @@ def copy_results(scenario: str, run_dir: Path, result_dir: Path) -> None:
     """
     folder = result_dir / scenario
     folder.mkdir(parents=True, exist_ok=True)
+
     confirmed_dir = find_confirmed_run(run_dir)
     for name in RESULT_FILES:
         copy_if_exists(run_dir / name, folder / name)
         copy_if_exists(confirmed_dir / name, folder / name)
+
     for name in SEARCH_FILES:
         copy_if_exists(run_dir / name, folder / name)
+
     if (run_dir / "capacity.json").is_file():
         capacity = read_json(run_dir / "capacity.json")
         capacity["evidence"] = "."
         write_json(folder / "capacity.json", capacity)
+
     summary = read_json(folder / "summary.json")
     summary["run"]["command"] = ["loadgen", *command_arguments(scenario, PRESET, COMMANDS)]
     summary["run"]["host"]["name"] = ""
@@ -150,6 +155,7 @@ def write_plot(curve_path: Path, title: str, limit_ms: float, svg_path: Path) ->
     trials = read_curve(curve_path)
     if not trials:
         return
+
     area = PlotArea(max_rate=trials[-1].rate)
     max_tpot_ms = max(limit_ms * 1.2, *(trial.tpot_p99_ms for trial in trials))
     tpot_points = [area.point(trial.rate, trial.tpot_p99_ms, max_tpot_ms) for trial in trials]
@@ -252,6 +258,7 @@ def update_capacity(scenario_dir: Path, result: dict[str, Any]) -> None:
     runs = sustained_runs(scenario_dir)
     if result.get("sustained") is True or not runs:
         return
+
     highest = runs[0]
     capacity_path = scenario_dir / "capacity.json"
     capacity = read_json(capacity_path)
@@ -313,9 +320,11 @@ def format_simulated_rack(results: dict[str, dict[str, Any]], result_dir: Path) 
             if is_valid_by_rules_only(name, results[name], result_dir):
                 cell += " (rules only)"
         rate_cells[name] = cell
+
     ratio = "-"
     if "server" in tokens_per_s and "offline" in tokens_per_s:
         ratio = f"{tokens_per_s['server'] / tokens_per_s['offline']:.3f}"
+
     return format_markdown_row(
         "**GB300 rack, SIMULATED**",
         f"this folder, by `sim:{PRESET}`, not a measurement; whole run",
@@ -338,6 +347,7 @@ def format_published_system(row: published.System) -> str:
     ratio = "-"
     if row.server and row.offline:
         ratio = f"{row.server / row.offline:.3f}"
+
     return format_markdown_row(
         row.label,
         f"{row.round}, {row.quality}",
@@ -368,6 +378,7 @@ def describe_standing(result: dict[str, Any], scenario: str, result_dir: Path) -
         return "INVALID"
     if scenario == "offline":
         return "VALID"
+
     is_sustained = result.get("sustained")
     if is_sustained is None:
         runs_at_rate = [
@@ -377,8 +388,10 @@ def describe_standing(result: dict[str, Any], scenario: str, result_dir: Path) -
         ]
         if any(run["sustainable"]["sustained"] is False for run in runs_at_rate):
             is_sustained = False
+
     if is_sustained is None:
         return "rules only: not shown"
+
     return "VALID, sustained" if is_sustained else "rules only: NOT sustained"
 
 
@@ -398,6 +411,7 @@ def format_capacities(result_dir: Path) -> list[str]:
                 f"{not_sustained:,.0f}" if not_sustained else "-",
             )
         )
+
     return rows
 
 
@@ -427,6 +441,7 @@ def format_steady_run(scenario: str, run: dict[str, Any]) -> str:
         sustained = "not known"
     else:
         sustained = "yes" if is_sustained else "NO"
+
     return format_markdown_row(
         scenario,
         f"{run['rate_per_s']:,.6g}",
@@ -446,6 +461,7 @@ def describe_short_runs(offline: dict[str, Any], result_dir: Path) -> str:
     ]
     if not runs:
         return ""
+
     fastest = max(runs, key=lambda run: run["rate_per_s"])
     ratio = fastest["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
     return (
@@ -472,6 +488,7 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
         f"{describe_standing(result, name, result_dir)} |"
         for name, result in results.items()
     ]
+
     return "\n".join(
         [
             "# Simulated: Llama 2 70B on a GB300 rack, Offline, Server and Interactive",
@@ -606,16 +623,20 @@ def main() -> None:
         if args.smoke:
             stored_results = rig.BENCHMARKS_DIR.parent / args.out
             result_dir = shutil.copytree(stored_results, Path(temporary) / "copy")
+
         commands = SMOKE if args.smoke else COMMANDS
         for scenario in filter(None, args.only.split(",")):
             run_dir = scratch / scenario
             is_done = (run_dir / "mlperf.json").is_file()  # by an earlier start with --scratch
             if not is_done:
                 run_scenario(scenario, args.preset, scratch, commands)
+
             copy_results(scenario, run_dir, result_dir)
             (result_dir / SOURCE_FILE).write_text(rig.describe_tree_and_date() + "\n")
+
             if args.scratch is None:
                 shutil.rmtree(run_dir)
+
         write_page(result_dir)
 
 
@@ -630,6 +651,7 @@ def parse_command_line() -> argparse.Namespace:
         help="the scenarios to run; the results of the others are kept. With an empty text, only "
         "the page is written again",
     )
+
     parser.add_argument(
         "--scratch",
         type=Path,
@@ -651,6 +673,7 @@ def write_page(result_dir: Path) -> None:
             result_dir / f"{scenario}.svg",
         )
         update_capacity(result_dir / scenario, results[scenario])
+
     (result_dir / "README.md").write_text(format_page(results, result_dir))
     print((result_dir / "README.md").read_text())
     size = sum(file.stat().st_size for file in result_dir.rglob("*") if file.is_file())

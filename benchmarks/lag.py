@@ -56,11 +56,13 @@ def measure_rate(load: Load, seconds: float) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="loadgen-lag-") as scratch:
         result = run_load(load, seconds, scratch)
         rows = store.read_run(Path(scratch)).rows
+
     rows = rows[np.argsort(rows["sent_ns"])]
     delay_ns = rows["sent_ns"] - rows["due_ns"]
     is_after_warm_up = rows["due_ns"] >= WARM_UP_NS
     has_connected = rows["reused"] == 0
     connect_ns = (rows["ready_ns"] - rows["due_ns"])[is_after_warm_up & has_connected]
+
     return [
         f"{load.rate_per_s:,.0f} requests/s, {load.rate_per_s * load.tokens:,.0f} events/s",
         f"{len(rows):,}",
@@ -127,11 +129,13 @@ class ReactorTimer:
         now_ns = monotonic_ns()
         if now_ns < self._due_ns:
             return
+
         self._lateness_ns.append(now_ns - self._due_ns)
         if len(self._lateness_ns) == len(self._steps_ns):
             self._reactor.wake_at(self._forever)
             self._finished.set_result(None)
             return
+
         self._due_ns = now_ns + self._steps_ns[len(self._lateness_ns)]
         self._reactor.wake_at(self._due_ns)
 
@@ -158,9 +162,11 @@ class LoopTimer:
         """Record how late the call came, and schedule the next one."""
         now_ns = monotonic_ns()
         self._lateness_ns.append(now_ns - due_ns)
+
         if len(self._lateness_ns) == len(self._steps_ns):
             self._finished.set_result(None)
             return
+
         next_due_ns = now_ns + self._steps_ns[len(self._lateness_ns)]
         delay_s = (next_due_ns - monotonic_ns()) / 1e9
         self._loop.call_at(self._loop.time() + delay_s, self._fire, next_due_ns)
@@ -183,8 +189,10 @@ def measure_timers(count: int) -> dict[str, list[int]]:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         reactor_lateness_ns = runner.run(measure_reactor())
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         call_at_lateness_ns = runner.run(measure_call_at())
+
     return {"the wire's timer": reactor_lateness_ns, "uvloop's call_at": call_at_lateness_ns}
 
 

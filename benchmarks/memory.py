@@ -59,12 +59,15 @@ def measure_peaks(case: Case) -> PeakMemory:
             f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {case.tokens}}}\n"
         )
         load = ["--concurrency", str(case.concurrency), "--num-requests", str(case.requests)]
+
         # A busy host must not make the run INVALID.
         results = ["--out", "results", "--set", "limit=cpu_share:100%"]
         program = [*start.find_loadgen(), "run", "memory.yaml", "--url", server.url]
         watched = tree.watch_command([*program, *load, *results], folder)
+
     if watched.code not in (0, 3):
         raise SystemExit(f"exit code {watched.code}:\n{watched.output[-2000:]}")
+
     return PeakMemory(
         command_mb=watched.peaks["run"] / MB,
         recorder_mb=watched.peaks.get("recorder", 0) / MB,

@@ -95,6 +95,7 @@ class OpenAIClient:
             raise TargetUnusable(
                 "not_installed", "the openai package is not installed", "pip install openai"
             ) from None
+
         limits = type(DEFAULT_CONNECTION_LIMITS)(
             max_connections=None,
             max_keepalive_connections=None,
@@ -213,6 +214,7 @@ class OpenAIClient:
         """Send a request within its time limits and return its failure, or None."""
         left_s = (exchange.due_at + self._timeout_ns - monotonic_ns()) / 1e9
         deadline_s = asyncio.get_running_loop().time() + left_s
+
         limit = asyncio.timeout_at(deadline_s)
         try:
             async with limit:
@@ -225,6 +227,7 @@ class OpenAIClient:
             # An exception of the package is a failed request. It must not end the run.
             self._store_error_status(error, exchange)
             return self._describe_error(error, exchange)
+
         return exchange.reader.find_failure(True, False, self._streaming)
 
     def _timeout_failure(self, *, is_total: bool) -> Failure:
@@ -292,6 +295,7 @@ class OpenAIClient:
         loop = asyncio.get_running_loop()
         reader = exchange.reader
         stall_s = self._stall_ns / 1e9
+
         exchange.response.status = stream.response.status_code
         try:
             async for event in stream:

@@ -123,6 +123,7 @@ def _measure_run(url: str, folder: Path, workload: Workload) -> dict[str, object
     """
     settings = Settings(url=url)
     window = rig.MeasurementWindow()
+
     drivers: list[Driver] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         probed_target = runner.run(probe_url(settings, workload.timeout_ns / 1e9))
@@ -136,6 +137,7 @@ def _measure_run(url: str, folder: Path, workload: Workload) -> dict[str, object
         worker_result = runner.run(run_worker(plan, 0, 1, gate.wait, drivers.append))
         window.end()
         recorder_cpu_s = recorder_cpu.used_s()
+
     summary = run.finish_run(plan, manifest, worker_result, recorder)
     (driver,) = drivers
     return {

@@ -74,10 +74,12 @@ def measure_shape(
     requests = Synthetic.model_construct(**{"output_tokens": FixedTokens(value=500), **shape})
     prompts = build_prompts(SimpleNamespace(requests=requests), 1, 2, tokenizer)
     total_tokens = 0
+
     prompt_count = 0
     while total_tokens < args.tokens:
         total_tokens += prompts.requested_input_tokens(prompt_count) or 0
         prompt_count += 1
+
     built_prompts = [prompts[number] for number in range(prompt_count)]
     digest = Digest()
 

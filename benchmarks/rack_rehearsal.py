@@ -60,6 +60,7 @@ def start_endpoint(number: int) -> subprocess.Popen[bytes]:
         "16",
     ]
     devnull = subprocess.DEVNULL
+
     return subprocess.Popen([*LOADGEN, *arguments], stdin=devnull, stdout=devnull, stderr=devnull)
 
 
@@ -117,6 +118,7 @@ def start_load_machines(count: int) -> Iterator[Any]:
     # The paths of Ray's sockets must not be longer than about 100 characters.
     scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")
     (Path(scratch) / "ray").mkdir()
+
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "TMPDIR": scratch}
     with mock.patch.dict(os.environ, settings):
         from ray.cluster_utils import Cluster
@@ -130,6 +132,7 @@ def start_load_machines(count: int) -> Iterator[Any]:
             "temp_dir": f"{scratch}/ray",
             "no_monitor": True,  # no process that adds or removes nodes
         }
+
         cluster = Cluster(initialize_head=True, head_node_args=node_options | head_options)
         try:
             for number in range(1, count + 1):
@@ -168,6 +171,7 @@ class CommandRunner:
         for line in output.splitlines():
             if any(marker in line for marker in markers):
                 print(f"  {line.strip()[:230]}")
+
         has_crash = "Traceback" in output or "(raylet)" in output
         if code in expected_codes and not has_crash:
             print(f"  exit {code}", flush=True)
@@ -194,6 +198,7 @@ class CommandRunner:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
+
         return process.returncode, output
 
     def _wait_for_load(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> None:
@@ -266,6 +271,7 @@ def rehearse(
         runner.run_command(doctor, (0, 1, 3), ("fail", "warn", "not "))
         if not smoke:
             runner.run_command([*load, "--out", "whole"], (0, 1, 3), RUN_MARKERS)
+
         runner.run_command([*load, "--out", "endpoint"], (3,), RUN_MARKERS, kill_endpoint)
         runner.run_command(doctor, (2, 3), ("fail", "error", "not "))
         processes[KILLED_ENDPOINT] = start_endpoint(KILLED_ENDPOINT)
@@ -275,6 +281,7 @@ def rehearse(
         runner.run_command([*load, "--out", "again", *fewer_workers], (0, 1, 3), RUN_MARKERS)
         runner.run_command(["bundle", "again", "-o", "rack.zip"], (0,), ("rack.zip",))
         runner.run_command(["verify", "rack.zip"], (0,), ("",))
+
     return runner.unexpected_results
 
 
@@ -286,9 +293,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=16, help="minimum duration of each load")
     parser.add_argument("--rate", type=float, default=12.0, help="queries/s")
     args = rig.parse_arguments(parser, endpoints=4, machines=2, seconds=4, rate=25.0)
+
     if find_spec("ray") is None:
         print("Ray is not installed: pip install 'loadgen[ray]'")
         return rig.SKIP_EXIT_CODE
+
     with tempfile.TemporaryDirectory(prefix="rack-", dir="/tmp") as folder:
         surprises = rehearse(
             Path(folder),
@@ -298,6 +307,7 @@ def main() -> int:
             args.rate,
             smoke=args.smoke,
         )
+
     print(f"{surprises} surprises")
     return min(surprises, 1)
 

@@ -62,12 +62,14 @@ def create_parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentP
         action="store_true",
         help="the smallest form, some seconds: it runs, and says nothing",
     )
+
     if alone:
         parser.add_argument(
             "--alone",
             action="store_true",
             help="real-time priority: without the noise of others (root)",
         )
+
     return parser
 
 
@@ -167,6 +169,7 @@ def print_conditions(*, is_smoke: bool) -> None:
     name = script.relative_to(BENCHMARKS_DIR) if is_benchmark else script.name
     command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
     print(f"`{command}` ({describe_tree_and_date()}); {describe_host()}\n", flush=True)
+
     if is_smoke:
         print(
             "SMOKE: the smallest form, which shows that the script runs. Its figures say "
@@ -231,6 +234,7 @@ def run_contender(
     )
     if completed.returncode or not completed.stdout.strip():
         raise SystemExit(f"{name} ended with {completed.returncode}: {completed.stdout[-500:]}")
+
     result: dict[str, Any] = json.loads(completed.stdout.strip().splitlines()[-1])
     return result
 
@@ -300,10 +304,13 @@ def describe_caveats(result: Mapping[str, Any], *, one_event_per_read: bool = Tr
     caveats = []
     if result["server_share"] > SATURATED_CORE_FRACTION:
         caveats.append("server saturated")
+
     if result["cpu_s"] / result["wall_s"] > SATURATED_CORE_FRACTION:
         caveats.append("client saturated")
+
     if one_event_per_read and result.get("reads_per_event", 1.0) < MIN_READS_PER_EVENT:
         caveats.append("events bundled")
+
     return ", ".join(caveats)
 
 
@@ -322,6 +329,7 @@ def _read_usage() -> ResourceUsage:
     """Return what this process has used so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     io_counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+
     # /proc/self/schedstat: ns on a core, ns waiting for one, number of time slices
     waited_ns = int(Path("/proc/self/schedstat").read_text().split()[1])
     return ResourceUsage(
@@ -338,9 +346,11 @@ def describe_host() -> str:
     load_average = os.getloadavg()[0]
     host = f"{read_cpu_model()}, {cores} cores shared with others (load {load_average:.1f})"
     versions = f"Linux {platform.release()}, Python {platform.python_version()}"
+
     priority = ""
     if RealtimePriority.is_enabled:
         priority = ", client and endpoint with real-time priority"
+
     return f"{host}, {versions}{priority}"
 
 
@@ -350,9 +360,11 @@ def read_cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return "unknown CPU"
+
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
+
     return "unknown CPU"
 
 

@@ -157,12 +157,14 @@ def find_program(tool: Tool) -> str:
     """
     if not tool.environment:
         return tool.program
+
     environments = Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent"))
     installed = environments / tool.environment / "bin" / tool.program
     if installed.exists():
         return str(installed)
     if tool.program == "python":
         return ""
+
     return shutil.which(tool.program) or ""
 
 
@@ -199,6 +201,7 @@ def read_truth(log: bytes) -> LoadResult:
     sends_by_request: dict[int, list[int]] = {}
     for number, sent_ns in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
         sends_by_request.setdefault(number, []).append(sent_ns)
+
     load_requests = [
         request
         for request in sent.requests
@@ -210,13 +213,16 @@ def read_truth(log: bytes) -> LoadResult:
         sends_ns = sends_by_request.get(request.number, [])
         if len(sends_ns) > 1:
             streams.append(ReadStream(request.arrival_ns, sends_ns))
+
     if not streams:
         return LoadResult(None, None, None, None, ok=0, failed=len(load_requests))
+
     ttft_ns = [stream.sends_ns[0] - stream.arrival_ns for stream in streams]
     gaps_ns = np.concatenate([np.diff(stream.sends_ns) for stream in streams])
     first_arrival_ns = min(stream.arrival_ns for stream in streams)
     last_send_ns = max(stream.sends_ns[-1] for stream in streams)
     duration_s = (last_send_ns - first_arrival_ns) / 1e9
+
     return LoadResult(
         ttft=float(np.median(ttft_ns)) / 1e6,
         itl=float(np.median(gaps_ns)) / 1e6,
@@ -231,6 +237,7 @@ def read_tool_result(tool: Tool, out: Path) -> tuple[LoadResult, str]:
     """Return what a tool's result file says, and its own verdict or warnings."""
     if tool.name == "loadgen":
         return read_loadgen_result(out / tool.result)
+
     metrics = read_result(out / tool.result).metrics
     output = (out / OUTPUT_FILE).read_text("utf-8")
     warnings = [line.strip(" ⚠") for line in output.splitlines() if "⚠" in line]
@@ -242,6 +249,7 @@ def read_tool_result(tool: Tool, out: Path) -> tuple[LoadResult, str]:
         ok=metrics.get("requests.ok"),
         failed=metrics.get("requests.failed"),
     )
+
     return result, "; ".join(warnings)
 
 
@@ -264,9 +272,11 @@ def read_loadgen_result(summary_path: Path) -> tuple[LoadResult, str]:
     verdict = "VALID"
     if not summary["verdict"]["valid"]:
         verdict = "INVALID: " + "; ".join(summary["verdict"]["reasons"])
+
     withheld_metrics = [*summary["unsound"], *summary["withheld"]]
     if withheld_metrics:
         verdict += f"; withheld: {', '.join(withheld_metrics)}"
+
     return result, verdict
 
 
@@ -334,8 +344,10 @@ def find_tokenizer(args: Any, parser: argparse.ArgumentParser, scratch: str) -> 
         folder = str(Path(scratch) / "model")
         script = rig.BENCHMARKS_DIR / "gpu/weights.py"
         subprocess.run([sys.executable, script, folder, "--form", "config"], check=True)
+
     if not folder:
         parser.error("--tokenizer is missing: a folder with tokenizer.json")
+
     return str(Path(folder).absolute())
 
 
@@ -364,8 +376,10 @@ def measure_situation(
             timeout_s=args.minutes * 60,
         )
         log = rig.read_url(server.url + "/_log")
+
     if code is None or not (output_dir / tool.result).exists():
         return [[situation, tool.name, *[""] * 6, f"no result, exit code {code}"]]
+
     reported, own_verdict = read_tool_result(tool, output_dir)
     return [
         format_result(situation, tool.name, reported, own_verdict),
@@ -404,6 +418,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="raw files, a folder a tool and situation")
     args = rig.parse_arguments(parser, requests=4, lanes=2, situation=["quiet"], only=["loadgen"])
     rows = []
+
     versions = []
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = find_tokenizer(args, parser, scratch)
@@ -411,14 +426,17 @@ def main() -> None:
         for tool in TOOLS:
             if args.only and tool.name not in args.only:
                 continue
+
             program = find_program(tool)
             if not program:
                 print(f"{tool.name}: not installed")
                 continue
+
             versions.append(read_version(tool, program))
             for situation in args.situation or SITUATIONS:
                 output_dir = result_dir / f"{tool.name}-{situation}"
                 rows += measure_situation(tool, program, situation, tokenizer, output_dir, args)
+
     columns = [
         "situation",
         "who",

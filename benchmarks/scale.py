@@ -132,8 +132,10 @@ def run_load(  # noqa: PLR0913 - each parameter is varied by one of the parts
         before = read_server_usage(urls)
         summary, _ = run.execute(workload, settings, () if on_drive is None else (on_drive,))
         after = read_server_usage(urls)
+
     if summary.requests.ok != summary.requests.scheduled:
         print(f"!! {summary.requests}", flush=True)
+
     return summary, ServerUsage(after.events - before.events, after.cpu_s - before.cpu_s)
 
 
@@ -153,8 +155,10 @@ def load_workload(
     )
     options: dict[str, Any] = {"num_requests": str(streams), "warmup": "0", "seed": "1"}
     options |= flags
+
     if "request_rate" not in flags:
         options["concurrency"] = str(streams)
+
     return load(str(workload_path), read_flags(**options))
 
 
@@ -170,6 +174,7 @@ def list_targets(urls: list[str], names_of_first: int) -> tuple[Endpoint, ...]:
         )
     if len(urls) == 1:
         return ()
+
     return tuple(Endpoint(url=url, name=url) for url in urls)
 
 
@@ -195,6 +200,7 @@ def print_workers(flags: argparse.Namespace) -> None:
     events_per_stream_s = 1000 / WORKERS_ITL_MS
     streams_per_worker = int(flags.rate / events_per_stream_s)
     rows: list[list[str]] = []
+
     costs: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(flags.rounds):
         for worker_count in (1, 2):
@@ -219,6 +225,7 @@ def print_workers(flags: argparse.Namespace) -> None:
                     f"{(summary.client.peak_rss_bytes or 0) / 1e6:,.0f}",
                 ]
             )
+
     columns = ["", "events/s", "µs/event", "events/CPU-s", "busiest", "server CPU-s", "MB"]
     print(rig.format_table(columns, rows))
     print_worker_limits(rig.median_ratio(costs[2], costs[1]))
@@ -318,6 +325,7 @@ def _resident_bytes() -> int:
             if is_of_run and not is_endpoint:
                 resident_kib = status.get("VmRSS", "0 kB").split()[0]
                 total_bytes += int(resident_kib) << 10
+
     return total_bytes
 
 
@@ -364,6 +372,7 @@ def print_streams(flags: argparse.Namespace) -> None:
         gaps_all_open = observer.end()
         opening_cpu = read_worker_cpu(run_dir, 0, opening_s)
         open_cpu = read_worker_cpu(run_dir, opening_s + SETTLING_S, opening_s + flags.seconds)
+
     print(describe_streams(summary, server_usage, observer.peak_bytes, opening_s, flags.seconds))
     columns = [
         "",
@@ -437,6 +446,7 @@ def print_soak(flags: argparse.Namespace) -> None:
             num_requests=None,
         )
         observer.end()
+
     drift = summary.drift
     print(
         f"{'valid' if summary.verdict.valid else summary.verdict.reasons}; drift of TTFT p99 "
@@ -468,11 +478,13 @@ def _growth_cells(samples: list[ProcessSample], load_s: float) -> list[str]:
     settled = [sample for sample in samples if load_s / 3 < sample.elapsed_s < load_s]
     if len(settled) < 2:
         return [""] * 5
+
     times_s = [sample.elapsed_s for sample in settled]
     memory_mb = [sample.memory_bytes / 1e6 for sample in settled]
     disk_mb = [sample.disk_bytes / 1e6 for sample in settled]
     memory_mb_per_hour = statistics.linear_regression(times_s, memory_mb).slope * 3600
     disk_mb_per_hour = statistics.linear_regression(times_s, disk_mb).slope * 3600
+
     return [
         f"{memory_mb[0]:.0f}",
         f"{memory_mb[-1]:.0f}",
@@ -498,6 +510,7 @@ def print_cost(flags: argparse.Namespace) -> None:
     many_streams = min(MANY_STREAMS, flags.streams)
     tokens = max(MIN_EVENTS_PER_REQUEST, int(flags.seconds * flags.rate / many_streams))
     rows = []
+
     ratios = []
     for _ in range(flags.rounds):
         costs = {}
@@ -512,7 +525,9 @@ def print_cost(flags: argparse.Namespace) -> None:
                     f"{summary.client.cpu_share_max or 0:.0%}",
                 ]
             )
+
         ratios.append(costs[many_streams] / costs[few_streams])
+
     print(rig.format_table(["", "events/s", "µs/event", "busiest"], rows))
     ratio = rig.median(ratios)
     print(
@@ -556,6 +571,7 @@ def print_million(flags: argparse.Namespace) -> None:
     """
     streams = min(RACK_STREAMS, flags.streams)
     rows = []
+
     cores_by_bundle = {}
     for tokens_per_event, rack_rate in RACK_CASES[: flags.cases]:
         rate = rack_rate * streams // RACK_STREAMS
@@ -575,6 +591,7 @@ def print_million(flags: argparse.Namespace) -> None:
                 f"{cores:.1f}",
             ]
         )
+
     columns = [
         f"{streams:,} streams",
         "µs per token",
@@ -616,6 +633,7 @@ def print_wide(flags: argparse.Namespace) -> None:
         "MB of workers",
         "s in all",
     ]
+
     row = [
         f"{flags.workers} workers, {flags.targets} targets, {seconds} s",
         f"{requests.scheduled:,}",
@@ -677,6 +695,7 @@ def measure_token_cost(
         timeout="600s",
     )
     assert summary.client.cpu_s is not None
+
     return TokenCost(
         cpu_s_per_token=summary.client.cpu_s / (summary.tokens.output or 1),
         core_fraction=summary.client.cpu_s / (summary.window.duration_s or 1),
@@ -707,9 +726,11 @@ def write_records(folder: Path, count: int, targets: int = 1) -> None:
     warm_up_count = count // 10
     manifest = create_record_manifest(count, warm_up_count, targets)
     (folder / "run.json").write_bytes(encode_manifest(manifest))
+
     rng = np.random.default_rng(1)
     for stage in (0, 1):
         write_event_files(folder / "flows", stage, count, rng)
+
     block_rows = min(count, RECORDS_PER_BLOCK)
     with ExitStack() as stack:
         writer = None
@@ -721,6 +742,7 @@ def write_records(folder: Path, count: int, targets: int = 1) -> None:
                 writer = stack.enter_context(
                     pq.ParquetWriter(path, table.schema, compression="zstd")
                 )
+
             writer.write_table(table)
 
 
@@ -737,6 +759,7 @@ def create_record_manifest(count: int, warm_up_count: int, targets: int) -> RunM
         slots=count - warm_up_count,
         start_ns=warm_up_count * RECORD_GAP_NS,
     )
+
     return RunManifest(
         run="merge",
         state="finished",
@@ -769,30 +792,37 @@ def draw_records(
     rows = np.zeros(count, ROW)
     slots = np.arange(first_slot, first_slot + count)
     rows["slot"] = slots
+
     rows["request"] = slots
     for name in ("session", "virtual_user", "cached_tokens", "reasoning_tokens", "text"):
         rows[name] = -1  # no value
+
     rows["worker"] = slots % RECORD_WORKERS
     rows["target"] = slots % targets
     rows["stage"] = slots >= warm_up_count
     rows["due_ns"] = slots * RECORD_GAP_NS
     rows["sent_ns"] = rows["due_ns"] + rng.integers(20_000, 200_000, count)
     rows["ready_ns"] = rows["sent_ns"]
+
     output_tokens = rng.integers(50, 400, count)
     for name in ("output_tokens", "output_events", "asked_output"):
         rows[name] = output_tokens
+
     input_tokens = rng.integers(50, 4000, count)
     rows["input_tokens"] = input_tokens
     rows["built_tokens"] = input_tokens
     rows["input_source"] = SOURCES.index("server")
     rows["output_source"] = SOURCES.index("server")
+
     first_token_ns = rows["due_ns"] + rng.lognormal(19, 0.4, count).astype(np.int64)
     for name in ("first_byte_ns", "first_event_ns", "first_token_ns", "first_answer_ns"):
         rows[name] = first_token_ns
+
     decode_ns = rows["output_tokens"] * rng.normal(20e6, 2e6, count).astype(np.int64)
     rows["last_token_ns"] = first_token_ns + decode_ns
     rows["end_ns"] = rows["last_token_ns"] + 100_000
     rows["done_ns"] = rows["end_ns"]
+
     return rows
 
 
@@ -824,6 +854,7 @@ def print_merge(flags: argparse.Namespace) -> None:
         quantiles_cost = measure_reading(QUANTILES_CODE, run_dir)
         summary_cost = measure_reading(FULL_SUMMARY_CODE, run_dir)
         rack_cost = measure_reading(FULL_SUMMARY_CODE, rack_run_dir)
+
     costs = {
         f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send delay": quantiles_cost,
         f"{flags.records:,}: the whole summary": summary_cost,
@@ -856,6 +887,7 @@ def print_report(flags: argparse.Namespace) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as scratch_name:
         scratch = Path(scratch_name)
+
         # The kernel counts for a command at least the memory of the process that starts it. So the
         # records are written by another process, whose memory is large.
         writer = multiprocessing.get_context("spawn").Process(
@@ -864,6 +896,7 @@ def print_report(flags: argparse.Namespace) -> None:
         writer.start()
         writer.join()
         shutil.copytree(scratch / "run", scratch / "again")
+
         for command in REPORT_COMMANDS:
             cost = waits.measure_command([*waits.LOADGEN, *command.split()], scratch)
             assert cost is not None, f"{command}: stopped"
@@ -876,6 +909,7 @@ def print_report(flags: argparse.Namespace) -> None:
                     f"{bytes_per_record:.0f}",
                 ]
             )
+
     columns = [f"{record_count:,} records", "CPU-s", "peak MB", "B a record"]
     print(rig.format_table(columns, rows))
 
@@ -903,6 +937,7 @@ def print_rolling(flags: argparse.Namespace) -> None:
             num_requests=str(int(flags.seconds * flags.rate / 100)),
             input_tokens="1500",
         )
+
         late_bodies = [
             warning.values["bodies"]
             for warning in summary.verdict.warning_codes
@@ -910,6 +945,7 @@ def print_rolling(flags: argparse.Namespace) -> None:
         ]
         delay = summary.send_lag_ms
         rows.append([name, f"{delay.p50}", f"{delay.p99}", f"{delay.max}", str(late_bodies or "0")])
+
     print(rig.format_table(["bodies built", "send delay p50 ms", "p99", "max", "late"], rows))
 
 
@@ -961,6 +997,7 @@ def main() -> None:
         targets=5,
     )
     rig.raise_open_file_limit()
+
     for part in PARTS if args.part == "all" else [args.part]:
         started_s = time.monotonic()
         PARTS[part](args)

@@ -35,6 +35,7 @@ def start_cluster(nodes: int) -> Iterator[Any]:
 
     small = {"include_dashboard": False, "object_store_memory": 80_000_000}
     head = {"num_cpus": 0 if nodes else 2, "no_monitor": True}  # nothing grows or shrinks by itself
+
     ray_cluster = Cluster(initialize_head=True, head_node_args=small | head)
     try:
         for _ in range(nodes):
@@ -133,6 +134,7 @@ def compare_with_local_workers(
     events_per_stream_s = 1000 / ITL_MS
     streams = 2 * int(flags.rate / events_per_stream_s / 2)
     rows: list[list[str]] = []
+
     costs: dict[str, list[float]] = {"local": [], "Ray": []}
     with start_cluster(0 if flags.smoke else 2) as ray_cluster:
         for _ in range(flags.rounds):
@@ -161,6 +163,7 @@ def compare_with_local_workers(
                         *(meter.shares() if is_on_ray else ["", ""]),
                     ]
                 )
+
     columns = [
         "two workers",
         "events/s",
@@ -179,6 +182,7 @@ def describe_increase(local_costs: list[float], ray_costs: list[float]) -> str:
     median_increase = statistics.median(increases)
     spread = f"of {len(increases)} pairs, {min(increases):+.1%} to {max(increases):+.1%}"
     verdict = rig.describe_limit(median_increase, MAX_COST_INCREASE, most=True)
+
     return (
         f"CPU per event in the workers, Ray against local: {median_increase:+.1%} ({spread}): "
         f"{verdict}"

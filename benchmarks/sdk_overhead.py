@@ -79,6 +79,7 @@ def create_clients() -> tuple[Any, Any]:
     asynchronous = openai.AsyncOpenAI(
         api_key="k", http_client=library.AsyncClient(transport=library.MockTransport(respond))
     )
+
     return blocking, asynchronous
 
 
@@ -244,6 +245,7 @@ def measure_prometheus_us() -> float:
         cost=1e-5,
         labels={"feature": "a"},
     )
+
     smallest_s = math.inf
     for _ in range(PROMETHEUS_ROUNDS):
         for _ in range(PROMETHEUS_BATCH):
@@ -251,6 +253,7 @@ def measure_prometheus_us() -> float:
         start = time.thread_time_ns()
         observer._backlog.process_all()
         smallest_s = min(smallest_s, (time.thread_time_ns() - start) / PROMETHEUS_BATCH)
+
     return smallest_s / 1e3
 
 
@@ -441,6 +444,7 @@ def measure_end_of_stream_s(observer: Any) -> float:
         start = time.thread_time()
         observer(measurement)
         smallest_s = min(smallest_s, time.thread_time() - start)
+
     return smallest_s
 
 
@@ -496,15 +500,18 @@ class ThrottleLoad:
         """
         context = multiprocessing.get_context("fork")
         counts = context.SimpleQueue()
+
         children = [
             context.Process(target=lambda: counts.put(self.count_calls()))
             for _ in range(CHILD_PROCESSES)
         ]
         for child in children:
             child.start()
+
         for child in children:
             child.join()
             assert child.exitcode == 0, "a child process failed"
+
         return sum(counts.get() for _ in children)
 
 
@@ -521,6 +528,7 @@ def measure_throttle(callers: str, limit: str, seconds: float, tokens: int) -> f
     options: dict[str, Any] = {kind: rate}
     if callers == "processes":
         options["shared"] = f"{tempfile.mkdtemp()}/limits"
+
     amount, _, unit = rate.partition("/")
     amount_per_s = float(amount) / {"s": 1, "min": 60}[unit]
     calls_per_s = amount_per_s / (tokens or 1)
@@ -531,6 +539,7 @@ def measure_throttle(callers: str, limit: str, seconds: float, tokens: int) -> f
         "processes": load.count_in_processes,
     }
     calls = count_calls_by[callers]()
+
     return calls / (calls_per_s * seconds) - 1
 
 
@@ -609,6 +618,7 @@ def create_call_pairs(runner: asyncio.Runner, measurements: list[Any]) -> list[T
     prices = TokenPrice(1, 2)
     measured_blocking = instrument(blocking, measurements.append, prices=prices)
     measured_async = instrument(asynchronous, measurements.append, prices=prices)
+
     return [
         TimedPair(
             "a call, blocking",
@@ -693,6 +703,7 @@ def measure_pairs(rounds: int, runner: asyncio.Runner) -> list[Overhead]:
         measurements.clear()  # so that memory does not grow with the rounds
         added_us = (measured_s - base_s) * 1e6
         overheads.append(Overhead(pair.name, base_s * 1e6, added_us, pair.limit_us))
+
     return overheads
 
 
@@ -702,6 +713,7 @@ def measure_real_calls(rounds: int, runner: asyncio.Runner) -> list[Overhead]:
     wrap_client = partial(instrument, on_measurement=measurements.append, prices=TokenPrice(1, 2))
     blocking_us = measure_added_us(wrap_client, None, rounds)
     async_us = measure_added_us(wrap_client, runner, rounds)
+
     return [
         Overhead("inside a real call, blocking", None, blocking_us, CALL_LIMIT_US),
         Overhead("inside a real call, async", None, async_us, CALL_LIMIT_US),
@@ -734,8 +746,10 @@ def count_in_children(rounds: int) -> None:
         functions: list[Callable[[], float]] = []
         for pair in create_pairs(runner, []):
             functions += [pair.without_sdk, pair.with_sdk]
+
         for measure in functions:
             measure()  # so that all caches are warm
+
         gc.disable()
 
         def do_nothing() -> float:
@@ -782,8 +796,10 @@ def count_instructions(rounds: int) -> list[InstructionCount]:
     """
     counts = count_by_function(run_under_valgrind(rounds), rounds)
     *function_counts, fork_overhead = counts
+
     with asyncio.Runner() as runner:
         pairs = create_pairs(runner, [])
+
     results = []
     for pair_index, pair in enumerate(pairs):
         base = function_counts[2 * pair_index]
@@ -792,6 +808,7 @@ def count_instructions(rounds: int) -> list[InstructionCount]:
         results.append(
             InstructionCount(pair.name, (base - fork_overhead) / units, (with_sdk - base) / units)
         )
+
     return results
 
 
@@ -808,6 +825,7 @@ def run_under_valgrind(rounds: int) -> subprocess.CompletedProcess[str]:
         "--cache-sim=no",
         "--cachegrind-out-file=/dev/null",
     ]
+
     return subprocess.run(
         [*valgrind, sys.executable, "-c", code],
         capture_output=True,
@@ -831,6 +849,7 @@ def count_by_function(completed: subprocess.CompletedProcess[str], rounds: int) 
     for line in completed.stdout.splitlines():
         pid, index, repetitions = map(int, line.split())
         instructions[index, repetitions] = instructions_by_pid[pid]
+
     indices = sorted({index for index, _ in instructions if index != FIRST_FORK})
     return [instructions[index, 2 * rounds] - instructions[index, rounds] for index in indices]
 
@@ -885,6 +904,7 @@ def print_throttle_errors(errors: dict[str, float]) -> None:
 def main() -> int:
     """Print the tables; return 1 if something is above its limit."""
     args = parse_command_line()
+
     # The objects of the imports are not examined by collections during the measurement.
     gc.collect()
     gc.freeze()
@@ -894,12 +914,15 @@ def main() -> int:
     import_ms = measure_imports(args.imports)
     is_over = any(overhead.is_over_limit for overhead in overheads)
     is_over |= import_ms["import loadgen_sdk"] > IMPORT_LIMIT * import_ms["import msgspec"]
+
     if args.instructions:
         print_instructions(args.instructions)
+
     if args.throttle_seconds:
         throttle_errors = measure_throttles(args.throttle_seconds)
         print_throttle_errors(throttle_errors)
         is_over |= any(abs(error) > MAX_THROTTLE_ERROR for error in throttle_errors.values())
+
     return 0 if args.smoke or not is_over else 1
 
 
@@ -919,6 +942,7 @@ def parse_command_line() -> argparse.Namespace:
         default=0,
         help="also count machine instructions with valgrind, in so many rounds",
     )
+
     return rig.parse_arguments(parser, rounds=2, imports=1, throttle_seconds=0.1)
 
 

@@ -80,10 +80,12 @@ def draw_case(seed: int) -> Case:
     prompt = round(math.exp(rng.uniform(math.log(50), math.log(2500))))
     longest = min(1200, 20 * batch)  # so that a server serves a few requests per second
     response = round(math.exp(rng.uniform(math.log(20), math.log(longest))))
+
     lengths = f"{{input_tokens: {prompt}, output_tokens: {response}}}"
     if rng.random() < 0.5:
         spread = f"{{uniform: {{min: {max(response // 3, 1)}, max: {response}}}}}"
         lengths = f"{{input_tokens: {prompt}, output_tokens: {spread}}}"
+
     workload = (
         f"name: drawn\nrequests: {lengths}\n"
         "stages:\n  - {name: load, arrival: {poisson: 1/s}, duration: 60s}\n"
@@ -105,6 +107,7 @@ def _draw_slo(rng: np.random.Generator, response: int) -> tuple[str, ...]:
     ttft_s = float(rng.choice([0.5, 2, 30, 300]))
     e2e_s = ttft_s + response * tpot_ms / 1000
     tpot = f"tpot:{tpot_ms:g}ms:{percentile}"
+
     ttft = f"ttft:{ttft_s:g}s:{percentile}"
     match str(rng.choice(OBJECTIVE_KINDS)):
         case "tpot":
@@ -125,11 +128,13 @@ def search(case: Case, seed: int, folder: Path) -> Capacity:
     (folder / "work.yaml").write_text(case.workload)
     objectives = [word for term in case.slo for word in ("--slo", term)]
     command = ["search", str(folder / "work.yaml"), "--url", f"sim:{folder / 'server.yaml'}"]
+
     options = ["-d", f"{TRIAL_S}s", "--timeout", TIMEOUT, "--precision", "5%", "--gpus", "1"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run_command_line(
             [*command, *objectives, *options, "--seed", str(seed), "-o", str(folder / "search")]
         )
+
     return load_capacity((folder / "search" / "capacity.json").read_bytes())
 
 
@@ -167,6 +172,7 @@ def sustains(case: Case, rate_per_s: float, seed: int, folder: Path, *, number: 
         & (rows["end_ns"] > length_ns / 2)
         & (rows["end_ns"] <= length_ns)
     )
+
     return meets_slo and int(is_completed.sum()) >= BEHIND * len(second_half)
 
 
@@ -193,15 +199,18 @@ def check_search(seed: int, *, checks_lower_bound: bool) -> CheckedSearch:
     """
     case = draw_case(seed)
     start_s = time.process_time()
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         capacity = search(case, seed, folder)
         rate = capacity.rate_per_s
         is_confirmed = capacity.state in ("sustained", "confirmed")
         is_too_high = is_confirmed and not is_sustained(case, rate / ALLOWED, seed, folder)
+
         is_too_low = None
         if checks_lower_bound and is_confirmed and not is_too_high:
             is_too_low = is_sustained(case, rate * TOO_LOW, seed, folder)
+
     spent_s = time.process_time() - start_s
     state = capacity.state or ""
     return CheckedSearch(seed, case.title, state, rate, is_too_high, is_too_low, spent_s)
@@ -221,6 +230,7 @@ def print_totals(results: Sequence[CheckedSearch]) -> None:
     print(
         f"{too_high} of {confirmed} confirmed loads are above {ALLOWED:g} of the truth (limit: 0)"
     )
+
     if lower_checks:
         print(f"{sum(lower_checks)} of {len(lower_checks)} are below 1/{TOO_LOW:g} of the truth")
 
@@ -234,6 +244,7 @@ def main() -> int:
     parser.add_argument("--bounds", action="store_true", help="also look for loads too low")
     args = rig.parse_arguments(parser, seeds=1)
     end_s = time.monotonic() + 60 * args.minutes
+
     results: list[CheckedSearch] = []
     for seed in range(args.first, args.first + args.seeds):
         if time.monotonic() > end_s:
@@ -241,6 +252,7 @@ def main() -> int:
         result = check_search(seed, checks_lower_bound=args.bounds)
         results.append(result)
         print(json.dumps(msgspec.to_builtins(result)), flush=True)
+
     print_totals(results)
     return int(any(result.is_too_high for result in results))
 

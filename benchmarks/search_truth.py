@@ -84,6 +84,7 @@ def create_problem(preset_name: str, scenario: Any, full_s: float) -> SearchProb
         Term(metric="tpot_mlperf", limit_ns=test.tpot_ns),
     )
     benchmark_rules = rules.load_rules().benchmarks[BENCHMARK]
+
     return SearchProblem(
         preset=presets.load_preset(preset_name),
         goal=Goal(slo=Slo(terms=terms)),
@@ -117,6 +118,7 @@ def simulate_from_empty(
         ),
     )
     order_of_end = np.argsort(result.records["done_ns"], kind="stable")
+
     return SimulatedRun(schedule.stages[0].arrivals_ns, result.records[order_of_end])
 
 
@@ -163,6 +165,7 @@ def run_trial(problem: SearchProblem, trial: PlannedTrial, seed: int) -> TrialRe
         observed_s = min(early.now_ns / NS_PER_S, problem.full_s)
         shortened = simulate_from_empty(problem, trial.load, seed, observed_s)
         duration_s = max(early.now_ns, int(shortened.rows["done_ns"].max())) / NS_PER_S
+
     offered_requests = int((simulated.due_ns < observed_s * NS_PER_S).sum())
     return TrialResult(
         trial=trial,
@@ -189,12 +192,14 @@ def find_early_decision(
         problem.goal, PlannedLoad(simulated.due_ns), may_pass_early=trial.may_pass_early
     )
     done_ns = simulated.rows["done_ns"]
+
     interval_ns = WATCH_INTERVAL_S * NS_PER_S
     for now_ns in range(interval_ns, int(done_ns.max()), interval_ns):
         first_row, end_row = np.searchsorted(done_ns, (now_ns - interval_ns, now_ns), "right")
         decision = monitor.add_rows(now_ns, simulated.rows[first_row:end_row])
         if decision:
             return EarlyDecision(now_ns, decision)
+
     return None
 
 
@@ -243,17 +248,21 @@ def run_bisection(problem: SearchProblem, guess: float, seed: int) -> Bisection:
     """Bisect the bracket with which the search of this seed begins, in trials of full length."""
     low, high = draw_bracket(guess, seed)
     spent_s = 0.0
+
     trial_count = 0
     while high / low > 1 + problem.precision:
         rate = math.sqrt(low * high)
         trial_seed = seeds.derived(seed, "bisect", trial_count)
+
         simulated = simulate_from_empty(problem, rate, trial_seed, problem.full_s)
         if passes_slo(problem, simulated):
             low = rate
         else:
             high = rate
+
         spent_s += int(simulated.rows["done_ns"].max()) / NS_PER_S
         trial_count += 1
+
     return Bisection(math.sqrt(low * high), spent_s, trial_count)
 
 
@@ -295,8 +304,10 @@ class Ladder:
         step = 0
         while self.count_passes(step) < self.run_count:
             step -= 1
+
         while self.count_passes(step + 1) > 0:
             step += 1
+
         lowest_step = min(self._passes_by_step)
         while self.count_passes(lowest_step) < self.run_count:
             lowest_step -= 1
@@ -327,17 +338,20 @@ def fit_truth(steps: list[LadderStep], run_count: int) -> FittedTruth:
     passes = np.array([step.passes for step in steps])
     failures = run_count - passes
     best_log_likelihood = -math.inf
+
     best = FittedTruth(0.0, 0.0)
     for sigma in np.geomspace(5e-4, 0.05, 60):
         for theta in np.linspace(log_rates.min(), log_rates.max(), 1200):
             probability = students_t.normal_cdf((theta - log_rates) / sigma)
             probability = np.clip(probability, 1e-9, 1 - 1e-9)  # whose logarithms are finite
+
             log_likelihood = float(
                 (passes * np.log(probability) + failures * np.log(1 - probability)).sum()
             )
             if log_likelihood > best_log_likelihood:
                 best_log_likelihood = log_likelihood
                 best = FittedTruth(math.exp(theta), float(sigma))
+
     return best
 
 
@@ -366,7 +380,9 @@ def find_steady_state_knee(problem: SearchProblem, around: float) -> float:
         growth, _ = intervals.extrapolate_growth(in_flight, len(in_flight))
         if growth < MAX_RELATIVE_GROWTH * in_flight.mean():
             return rate
+
         rate /= 1.01
+
     return rate
 
 
@@ -392,10 +408,12 @@ def measure_coverage(
     """
     covering = 0
     trials = 0
+
     total_spread = math.hypot(spread, sampling)
     for seed in range(count):
         rng = seeds.generator(seed, f"run spread {spread}")
         true_load = float(rng.uniform(70, 140))
+
         search = LoadSearch(
             SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)
         )
@@ -412,9 +430,11 @@ def measure_coverage(
                     sampling_noise=sampling / SIGMA_PER_NOISE,
                 )
             )
+
         interval = search.result.interval
         covering += interval is not None and interval.low <= true_load <= interval.high
         trials += len(search.results)
+
     return Coverage(covering, trials / count)
 
 
@@ -443,6 +463,7 @@ def measure_truth(problem: SearchProblem, guess: float, run_count: int) -> float
         f"truth: {truth.rate:.2f}/s, sigma {truth.sigma:.2%}; steady-state knee {knee:.1f}/s",
         flush=True,
     )
+
     return truth.rate
 
 
@@ -475,6 +496,7 @@ def measure_search(
         )
         for trial in search.results
     ]
+
     return {
         "seed": seed,
         "answer": result.load,
@@ -513,15 +535,18 @@ def main() -> None:
     if args.preset == "coverage":
         print_coverage(args.seeds)
         return
+
     problem = create_problem(args.preset, args.scenario, args.length)
     print(f"SIMULATED: {args.preset}, {args.scenario} limits, {problem.lengths.name}")
     true_rate = args.truth or measure_truth(problem, args.guess, args.ladder)
     bisection_s = measure_bisection_s(problem, args.guess, args.bisections)
+
     results = []
     for seed in range(args.first, args.first + args.seeds):
         result = measure_search(problem, args.guess, seed, true_rate, near=args.near)
         results.append(result)
         print(json.dumps(result), flush=True)
+
     print_errors(results, problem.precision, bisection_s, MAX_TIME_FRACTION[args.scenario])
     if args.out:
         args.out.write_text(
@@ -545,6 +570,7 @@ def parse_command_line() -> argparse.Namespace:
     )
     parser.add_argument("--bisections", type=int, default=10, help="seeds of plain bisection")
     parser.add_argument("--out", type=Path)
+
     return rig.parse_arguments(parser, seeds=1, bisections=1, ladder=1, truth=150.0, length=20.0)
 
 

@@ -67,9 +67,11 @@ def read_server_times(event: dict[str, Any]) -> Latencies | None:
         decode_ms = llama_times["predicted_ms"]
         ms_per_token = decode_ms / max(llama_times["predicted_n"], 1)
         return Latencies(prompt_ms + ms_per_token, prompt_ms + decode_ms)
+
     dynamo_times: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
     if "ttft_ms" in dynamo_times:
         return Latencies(dynamo_times["ttft_ms"], dynamo_times["total_time_ms"])
+
     return None
 
 
@@ -107,6 +109,7 @@ def exchange_over_socket(
         f"content-length: {len(body)}",
     ]
     request = ("\r\n".join(head_lines) + "\r\n\r\n").encode() + body
+
     pieces = []
     with socket.create_connection((host, port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -114,6 +117,7 @@ def exchange_over_socket(
         connection.sendall(request)
         while data := connection.recv(1 << 16):
             pieces.append(ReceivedPiece(time.monotonic_ns(), data))
+
     return sent_ns, pieces
 
 
@@ -145,11 +149,13 @@ async def measure(url: str, server: str, model: str | None, count: int) -> Measu
     target = probed_target.target
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
     requests = build_prompts(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
+
     # Dynamo reports its times only on request.
     extra = {"nvext": {"extra_fields": ["timing"]}} if probed_target.server == "dynamo" else None
     body_format = BodyFormat(
         probed_target.server_profile, "chat", probed_target.model, True, extra_body=extra
     )
+
     measured = MeasuredRequests([], [], [])
     async with Client(
         target,
@@ -168,6 +174,7 @@ async def measure(url: str, server: str, model: str | None, count: int) -> Measu
                     target.host, target.port, f"{target.base}/chat/completions", next_body
                 )
             )
+
     return measured
 
 
@@ -183,6 +190,7 @@ async def measure_client(
     if completion.failure is not None or reported is None:
         reason = completion.failure or "the server tells no timing of its own"
         raise SystemExit(f"request {number}: {reason}")
+
     by_client = Latencies(
         ttft=(completion.first_token - completion.sent) / 1e6,
         e2e=(completion.end - completion.sent) / 1e6,
@@ -197,6 +205,7 @@ def main() -> None:
     parser.add_argument("--server", default="auto")
     parser.add_argument("--model")
     parser.add_argument("--requests", type=int, default=100)
+
     args = rig.parse_arguments(parser, server="llamacpp", model="m-1", requests=3)
     with contextlib.ExitStack() as stack:
         url = args.url
@@ -206,6 +215,7 @@ def main() -> None:
             parser.error("--url is missing: which server?")
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         measured = runner.run(measure(url, args.server, args.model, args.requests))
+
     print(f"{args.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
     columns = [
         "metric",

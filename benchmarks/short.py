@@ -66,12 +66,14 @@ def measure_once(case: Case) -> dict[str, Any]:
         result = rig.measure_with_server(
             server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
         )
+
     expected_events = case.requests * case.tokens
     if result["ok"] != case.requests or result["events"] != expected_events:
         raise SystemExit(
             f"{result['ok']} of {case.requests} requests ok, {result['events']} of "
             f"{expected_events} events"
         )
+
     return result
 
 
@@ -87,6 +89,7 @@ def format_row(name: str, case: Case, runs: list[dict[str, Any]]) -> list[str]:
     with_recorder = median_of(
         runs, lambda run: run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"])
     )
+
     return [
         name,
         f"{median_of(runs, lambda run: run['requests'] / run['wall_s']):,.0f}",
@@ -121,6 +124,7 @@ def main() -> None:
     )
     print("`recorder`: with our Parquet process added.\n")
     rows = []
+
     conclusions = []
     for name, full_case in CASES.items():
         if args.only not in name:
@@ -129,6 +133,7 @@ def main() -> None:
         runs = [measure_once(case) for _ in range(args.rounds)]
         rows.append(format_row(name, case, runs))
         conclusions.append(judge_case(name, case, runs))
+
     columns = [
         "load",
         "requests/s",

@@ -78,6 +78,7 @@ def measure_reads(times: int) -> dict[str, float]:
         "/energy_metrics": lambda: energy.parse_energy_metrics(energy_page),
         "/perf_metrics with 100 requests": lambda: request_accounts.parse_breakdowns(breakdowns, 0),
     }
+
     return {name: rig.measure_cpu_s(read, times=times) for name, read in reads.items()}
 
 
@@ -98,6 +99,7 @@ def measure_request(seconds: float) -> float:
             warmup=0,
             out=Path(scratch) / "r",
         )
+
     cpu_s: float = run.summary.client.cpu_s or 0.0
     ok_requests: int = run.summary.requests.ok
     return cpu_s / max(ok_requests, 1)
@@ -128,6 +130,7 @@ def main() -> int:
         and long_read_s <= LIMIT_PER_LONG_READ
         and timing_fraction <= LIMIT_PER_ACCOUNT
     )
+
     return 0 if is_within_limits or args.smoke else 1
 
 

@@ -111,6 +111,7 @@ def draw_lengths(n: int, mean: float, sigma: float, seed: int) -> array[int]:
             low = middle
         else:
             high = middle
+
     return array("q", np.clip(np.rint(shape * high), 1, LONGEST).astype(np.int64).tobytes())
 
 
@@ -140,6 +141,7 @@ def print_rack_offline(rack: Preset, assumed: AssumedLengths) -> None:
             system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, 272.73, assumed
         )
         rates[routing] = round(result.tokens_per_s)
+
     round_robin_rate, weighted_rate = rates.values()
     rows = [(routing, f"{rate:,}") for routing, rate in rates.items()]
     difference = format_difference(weighted_rate, round_robin_rate)
@@ -157,6 +159,7 @@ def print_rack_server(rack: Preset, assumed: AssumedLengths) -> None:
     assert peer.server is not None
     tokens = 274.35
     rate = peer.server / tokens
+
     rows = []
     for routing in get_args(presets.Routing):
         system = rack.model_copy(update={"routing": routing})
@@ -164,6 +167,7 @@ def print_rack_server(rack: Preset, assumed: AssumedLengths) -> None:
         ttft = f"{result.ttft_p50_ms:.0f} / {result.ttft_p99_ms:.0f}"
         tpot = f"{result.tpot_p50_ms:.0f} / {result.tpot_p99_ms:.0f}"
         rows.append((routing, f"{rate:,.0f}", ttft, tpot, f"{result.cpu_s:.1f}"))
+
     columns = (
         f"Server at the peer's {peer.server:,.0f} tok/s, 600 s",
         "requests/s",
@@ -201,6 +205,7 @@ def simulate_run(
         ),
     )
     cpu_s = time.process_time() - started_s
+
     return summarize_records(
         result.records[:],
         middle_tokens_per_s=_middle_tokens_per_s(result.timeline[0]),
@@ -221,6 +226,7 @@ def create_counted_workload(arrival: Evenly | Poisson, request_count: int) -> Wo
         at_least=None,
     )
     requests = Synthetic(input_tokens=one_token, output_tokens=one_token)
+
     return Workload.model_construct(
         name="validation", requests=requests, stages=(stage,), schedule_seed=None
     )
@@ -239,6 +245,7 @@ def summarize_records(
     has_tpot = output_tokens > 1  # TPOT is the mean gap between tokens
     decode_ns = (last_token_ns - first_token_ns)[has_tpot]
     tpot_ms = decode_ns / (output_tokens[has_tpot] - 1) / 1e6
+
     return SimulatedResult(
         ttft_p50_ms=float(np.quantile(ttft_ms, 0.5)),
         ttft_p99_ms=float(np.quantile(ttft_ms, 0.99)),
@@ -297,6 +304,7 @@ def with_constants(system: Preset, **values: float) -> Preset:
     }
     changed_hardware = system.hardware.model_copy(update=hardware)
     changed_server = system.server.model_copy(update=server)
+
     return system.model_copy(update={"hardware": changed_hardware, "server": changed_server})
 
 
@@ -365,6 +373,7 @@ def print_fit() -> None:
     print("## Fit\n")
     stored_ms = presets.load_preset("gb200-vm").hardware.overhead_ms.value
     print(f"overhead: fitted {fit_overhead_ms():.2f} ms, stored {stored_ms} ms\n")
+
     rows = []
     for offline_run in OFFLINE:
         if offline_run.fitted:
@@ -374,6 +383,7 @@ def print_fit() -> None:
             rows.append(
                 (offline_run.preset, f"{fitted_share:.4f}", f"{stored.compute_share.value:.4f}")
             )
+
     print_table(("preset", "compute share, fitted", "stored"), rows)
 
 
@@ -402,6 +412,7 @@ def print_offline() -> None:
                 role,
             )
         )
+
     print_table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
 
 
@@ -414,6 +425,7 @@ def fit_overhead_ms() -> float:
         row for row in reference.load_latencies().rows if (row.run, row.scenario) == FITTED_TPOT
     )
     base = presets.load_preset("gb200-vm")
+
     overhead_ms = base.hardware.overhead_ms.value
     for _ in range(FIT_ROUNDS):
         compute_share = fit_compute_share(OFFLINE[0], base, overhead_ms)
@@ -427,6 +439,7 @@ def fit_overhead_ms() -> float:
         )
         missing_ms = published.tpot_p50_ms - simulated.tpot_p50_ms
         overhead_ms += missing_ms * OVERHEAD_PART_OF_TPOT
+
     return overhead_ms
 
 
@@ -493,6 +506,7 @@ def print_latency() -> list[ScoredRow]:
     published_rows = [row for row in reference.load_latencies().rows if row.run in PRESET_OF_RUN]
     rows = []
     scores = []
+
     scored_rows = []
     for published in published_rows[: SmokeSize.rows]:
         system = presets.load_preset(PRESET_OF_RUN[published.run])
@@ -510,6 +524,7 @@ def print_latency() -> list[ScoredRow]:
         scored_rows.append(scored_row)
         rows.append(_format_latencies(scored_row, simulated, load_fraction))
         scores.append(_score_row(scored_row, simulated, load_fraction))
+
     columns = (
         "published → model",
         "load / model's capacity",
@@ -524,6 +539,7 @@ def print_latency() -> list[ScoredRow]:
     print_table(columns, rows)
     print_latency_notes()
     print_table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
+
     return scored_rows
 
 
@@ -540,6 +556,7 @@ def _format_latencies(
         (published.latency_p50_s, simulated.latency_p50_s),
         (published.latency_p99_s, simulated.latency_p99_s),
     )
+
     return (
         scored_row.name,
         f"{load_fraction:.0%}",
@@ -598,18 +615,21 @@ def _score_row(
     )
     if load_fraction > SATURATED_LOAD:
         return (*cells, "listed, not scored: saturated")
+
     is_fitted_on_tpot = (published.run, published.scenario) == FITTED_TPOT
     is_within_limit = {"TTFT": abs(ttft_error) <= MAX_TTFT_ERROR}
     if published.scenario == "Server":
         is_within_limit["rate"] = abs(rate_error) <= MAX_RATE_ERROR
     elif not is_fitted_on_tpot:
         is_within_limit["TPOT"] = abs(tpot_error) <= MAX_TPOT_ERROR
+
     verdict_text = ", ".join(
         f"{metric} {'holds' if is_good else 'MISSES'}"
         for metric, is_good in is_within_limit.items()
     )
     if is_fitted_on_tpot:
         verdict_text += "; TPOT was fitted on"
+
     return (*cells, verdict_text)
 
 
@@ -653,9 +673,11 @@ def increase_constant(
         value: float = getattr(system.hardware, name).value
     else:
         value = getattr(system.server, name)
+
     larger_value = value * INCREASE
     if isinstance(value, int):
         larger_value = int(larger_value)
+
     return with_constants(system, **{name: larger_value}), assumed
 
 
@@ -686,12 +708,14 @@ def print_sensitivity(scored_rows: Sequence[ScoredRow]) -> None:
     )
     p50_rows = []
     p99_rows = []
+
     rate_rows = []
     for scored_row in scored_rows:
         effects = measure_sensitivity(scored_row)
         p50_rows.append((scored_row.name, *(effect.p50 for effect in effects)))
         p99_rows.append((scored_row.name, *(effect.p99 for effect in effects)))
         rate_rows.append((scored_row.name, *(effect.matching_rate for effect in effects)))
+
     names = [name for name, _ in list_changes()]
     print_table(("TTFT / TPOT / latency, p50", *names), p50_rows)
     print_table(("TTFT / TPOT / latency, p99", *names), p99_rows)
@@ -721,6 +745,7 @@ def measure_sensitivity(scored_row: ScoredRow) -> list[ChangeEffect]:
     assumed = assumed_lengths(system)
     tokens = published.tokens_per_request
     base = simulate_server(system, published.gpus, published.target_qps, tokens, assumed)
+
     effects = []
     for _, change in list_changes():
         changed_system, changed_lengths = change(system, assumed)
@@ -735,6 +760,7 @@ def measure_sensitivity(scored_row: ScoredRow) -> list[ChangeEffect]:
             high=matching_rate * 1.1,
             steps=6,
         )
+
         effects.append(
             ChangeEffect(
                 p50=_format_changes(P50_LATENCIES, changed, base),
@@ -742,6 +768,7 @@ def measure_sensitivity(scored_row: ScoredRow) -> list[ChangeEffect]:
                 matching_rate=_format_change(changed_rate, matching_rate),
             )
         )
+
     return effects
 
 
@@ -780,6 +807,7 @@ def find_peak(
             low = rate
         else:
             high = rate
+
     return low
 
 
@@ -818,6 +846,7 @@ def print_throughput() -> None:
         for scenario in ("Server", "Interactive")
     ]
     rows = []
+
     change_rows = []
     for preset_name, scenario in cases[: SmokeSize.rows]:
         peak = simulate_peak(presets.load_preset(preset_name), scenario)
@@ -833,6 +862,7 @@ def print_throughput() -> None:
             )
         )
         change_rows.append((f"{preset_name} {scenario}", *measure_peak_changes(peak)))
+
     columns = (
         "system",
         "scenario",
@@ -882,6 +912,7 @@ def measure_peak_changes(peak: SimulatedPeak) -> list[str]:
             steps=6,
         )
         changes.append(_format_change(changed_rate, peak.rate))
+
     return changes
 
 
@@ -952,16 +983,21 @@ def main() -> None:
     args = rig.parse_arguments(parser, fit=True, share=0.002, rows=1)
     SmokeSize.share, SmokeSize.rows, parts = args.share, args.rows, args.parts.split(",")
     print("# SIMULATED: the model against published figures, Llama 2 70B\n")
+
     if args.fit:
         print_fit()
+
     if "offline" in parts:
         print_offline()
+
     if "latency" in parts:
         scored_rows = print_latency()
         if "sensitivity" in parts:
             print_sensitivity(scored_rows)
+
     if "throughput" in parts:
         print_throughput()
+
     if "rack" in parts:
         print_rack()
 

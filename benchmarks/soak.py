@@ -33,9 +33,11 @@ def list_descendants(pid: int) -> list[int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
+
     pids = [pid]
     for child in children:
         pids += list_descendants(int(child))
+
     return pids
 
 
@@ -74,6 +76,7 @@ def sample_processes(pid: int) -> dict[str, ProcessSize]:
             )
         except OSError:  # the process has just ended
             continue
+
     return sizes
 
 
@@ -100,6 +103,7 @@ def run_soak(args: argparse.Namespace, out: Path) -> SoakRun:
         requests = ["--isl", "100", "--osl", "100", "--warmup", "0", "--seed", "1"]
         load = ["-c", str(args.streams), "-d", args.duration, "--progress", "plain"]
         target = ["--url", server.url, "--out", str(out)]
+
         command = [sys.executable, "-P", "-m", "loadgen", "run", *requests, *load, *target]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -110,6 +114,7 @@ def run_soak(args: argparse.Namespace, out: Path) -> SoakRun:
                 process.terminate()
             assert process.stdout is not None
             text = process.stdout.read().decode()
+
     summary = json.loads((out / "summary.json").read_bytes())
     return SoakRun(samples, summary, text)
 
@@ -138,9 +143,11 @@ def main() -> int:
         "--every", type=float, default=10.0, help="seconds between two samples of /proc"
     )
     parser.add_argument("--out", type=Path)
+
     args = rig.parse_arguments(parser, streams=8, duration="3s", every=0.5, ttft="20ms", itl="2ms")
     with tempfile.TemporaryDirectory() as scratch:
         soak_run = run_soak(args, args.out or Path(scratch) / "soak")
+
     samples = select_samples_in_load(soak_run.samples, args.duration)
     is_flat = judge_growth(samples, soak_run.summary, soak_run.text)
     return 0 if is_flat or args.smoke else 1
@@ -175,8 +182,10 @@ def judge_growth(samples: list[Sample], summary: dict[str, Any], text: str) -> b
         f"most {max_folder_mib:.1f} MiB"
     )
     print(text)
+
     if requests["ok"] + requests["unfinished"] + requests["cancelled"] != requests["scheduled"]:
         problems.append("requests failed")
+
     problems += [
         warning["code"]
         for warning in summary["verdict"].get("warning_codes", ())
@@ -198,11 +207,14 @@ def find_growth(samples: list[Sample]) -> list[str]:
             f"{last.resident_bytes / 2**20:8.1f} MiB, {first.descriptors:5} to "
             f"{last.descriptors:5} descriptors"
         )
+
         max_bytes = MAX_MEMORY_GROWTH * first.resident_bytes + MAX_MEMORY_GROWTH_BYTES
         if last.resident_bytes > max_bytes:
             problems.append(f"{process} grows")
+
         if last.descriptors > first.descriptors + MAX_MORE_DESCRIPTORS:
             problems.append(f"{process} keeps descriptors")
+
     return problems
 
 

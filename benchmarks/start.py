@@ -38,6 +38,7 @@ def print_limits(
     more_prompt_tokens = FEW * (args.long - SHORT)
     prompt_cpu_ms = (long_prompts.cpu_s - short_prompts.cpu_s) * 1e3
     ms_per_1000_tokens = prompt_cpu_ms / (more_prompt_tokens / 1000)
+
     limits = (
         (f"start to first request, {FEW} requests", short_prompts.wall_s, "s", WALL_S),
         ("CPU till then", short_prompts.cpu_s, "s", CPU_S),
@@ -96,11 +97,13 @@ def measure_run(case: Case) -> StartTimes:
             f"name: start\nrequests: {{input_tokens: {case.input_tokens}, output_tokens: 4}}\n"
         )
         load = ["--concurrency", str(case.concurrency), "--num-requests", str(case.requests)]
+
         # A busy host must not make the run INVALID.
         results = ["--out", "results", "--set", "limit=cpu_share:100%"]
         command = [*find_loadgen(), "run", "start.yaml", "--url", server.url, *load, *results]
         watched = tree.watch_command(command, folder)
         log = parse_log(rig.read_url(server.url + "/_log"))
+
     # Requests of the load are named after the folder of the results, unlike the first request that
     # only looks at the endpoint.
     load_requests = [request for request in log.requests if request.id.startswith("results-")]
@@ -109,6 +112,7 @@ def measure_run(case: Case) -> StartTimes:
             f"{len(load_requests)} of {case.requests} requests came, exit code "
             f"{watched.code}:\n{watched.output[-2000:]}"
         )
+
     first_arrival_ns = min(request.arrival_ns for request in load_requests)
     last_send_ns = int(log.sent_ns.max())
     return StartTimes(

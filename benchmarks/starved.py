@@ -80,13 +80,16 @@ class Starvation(NamedTuple):
         parts = [f"gaps {self.itl_ms} ms"]
         if self.stop_ms:
             parts.append(f"stopped {self.stop_ms:g} of {self.every_ms:g} ms")
+
         if self.hogs:
             parts.append(
                 f"{self.hogs} busy beside it"
                 + (f" (nice {self.hog_nice})" if self.hog_nice else "")
             )
+
         if self.nice:
             parts.append(f"nice {self.nice}")
+
         return ", ".join(parts) if len(parts) > 1 else f"{parts[0]}, left alone"
 
 
@@ -156,6 +159,7 @@ def starve_client(client: subprocess.Popen[str], starvation: Starvation, seconds
     client_cores, _ = rig.client_and_server_cores()
     if rig.RealtimePriority.is_enabled:
         rig.pin_process(client.pid, client_cores)
+
     busy_processes = [
         start_on_client_core([sys.executable, "-c", BUSY_LOOP], starvation.hog_nice)
         for _ in range(starvation.hogs)
@@ -191,6 +195,7 @@ def run_starved_load(
         "warmup": "0",
     }
     command = [sys.executable, str(rig.BENCHMARKS_DIR / "ours.py"), "drive", json.dumps(arguments)]
+
     record_log = Path(folder) / "spool" / "w0.rows"  # written when the load is about to begin
     with start_on_client_core(command, 0) as client:
         try:
@@ -200,8 +205,10 @@ def run_starved_load(
             output = client.communicate(timeout=120)[0]
         finally:
             client.kill()
+
     if client.returncode:
         raise SystemExit(f"{starvation}: the client ended with {client.returncode}")
+
     result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return result
 
@@ -235,6 +242,7 @@ def read_sent_events(log: SentRequests, run_id: str, start_ns: int) -> SentEvent
     sends_by_request: dict[int, list[int]] = {}
     for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
         sends_by_request.setdefault(number, []).append(sent_ns)
+
     by_slot = {}
     all_gaps = []
     for request in log.requests:
@@ -243,6 +251,7 @@ def read_sent_events(log: SentRequests, run_id: str, start_ns: int) -> SentEvent
         is_before_load = request.arrival_ns < start_ns
         if not is_of_run or is_before_load or len(sends) < 2:
             continue
+
         gaps = np.diff(sends)
         all_gaps.append(gaps)
         slot = int(request.id.removeprefix(f"{run_id}-"))
@@ -251,6 +260,7 @@ def read_sent_events(log: SentRequests, run_id: str, start_ns: int) -> SentEvent
             tpot_ns=(sends[-1] - sends[0]) // len(gaps),
             max_gap_ns=int(gaps.max()),
         )
+
     return SentEvents(by_slot, np.concatenate(all_gaps))
 
 
@@ -296,14 +306,17 @@ def drawn_latencies(starvation: Starvation, seed: int) -> dict[str, str]:
             "ttft": f"lognormal:{TTFT_MS}ms,{server.size:.2f}",
             "itl": f"lognormal:{starvation.itl_ms}ms,{server.size:.2f}",
         }
+
     if server.member == "replicas":
         slow_fraction = 1 / server.parts
         return usual_latencies(starvation) | {
             "faults": f"slow_first_byte@{server.size * TTFT_MS:.0f}ms:{slow_fraction:.2f}"
         }
+
     rng = np.random.default_rng([seed, 11])
     levels_of_ten_minutes = drawn.draw_slowness(server, np.arange(0, 600.0), rng, long_run=False)
     level = float(rng.choice(levels_of_ten_minutes))
+
     return {
         "ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms",
         "itl": f"{level * starvation.itl_ms:.3f}ms",
@@ -325,6 +338,7 @@ def measure_outcomes(
     starved_run = run_on_logged_endpoint(starvation, seconds, latencies)
     rows = select_compared_rows(starved_run)
     true_distributions = find_true_distributions(starved_run.sent, rows)
+
     outcomes = {}
     for metric, true_distribution in true_distributions.items():
         assert true_distribution.p50, f"{starvation}: the endpoint sent nothing"
@@ -333,6 +347,7 @@ def measure_outcomes(
         else:
             measured = distribution_of(Columns(rows).measure(metric))
         outcomes[metric] = judge_metric(metric, measured, true_distribution, starved_run.summary)
+
     return outcomes
 
 
@@ -398,6 +413,7 @@ def judge_metric(
 
     worst_name = max(reported_names or errors_ms, key=relative_error)
     is_valid = summary.verdict.valid
+
     # An INVALID run refuses all metrics; that of TTFT alone counts as its refusal.
     is_refused = not reported_names or (not is_valid and metric == "ttft")
     return Outcome(
@@ -451,14 +467,18 @@ def count_false_answers(
     for seed, starvation in enumerate(list_starvations(every) * servers):
         if has_no_effect(starvation):
             continue
+
         if on_drawn_servers:
             latencies = drawn_latencies(starvation, seed)
         else:
             latencies = usual_latencies(starvation)
+
         outcomes = measure_outcomes(starvation, seconds, latencies)
         outcomes_of_runs.append(outcomes)
+
         if verbose:
             print(f"{starvation}: {describe_outcomes(outcomes)}", file=sys.stderr, flush=True)
+
     return [
         summarize_metric(metric, [outcomes[metric] for outcomes in outcomes_of_runs])
         for metric in METRIC_LIMITS
@@ -499,11 +519,14 @@ def describe_outcome(outcome: Outcome, limit: float) -> str:
         state = "refused"
     else:
         state = "not judged"
+
     text = f"{state}, off {outcome.error_fraction:.1%}"
     if outcome.is_false_valid(limit):
         text += " FALSE VALID"
+
     if outcome.is_false_invalid(limit):
         text += " FALSE INVALID"
+
     return text
 
 

@@ -51,6 +51,7 @@ def simulate_records(preset_name: str, test: rules.Test, rate: float) -> NDArray
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
         ),
     )
+
     return result.records[:]
 
 
@@ -72,6 +73,7 @@ def run_from_empty(
     outcome = mlperf.judge_trace(
         trace, test, mlperf.MlperfRunFacts(target_qps=rate, simulated=True)
     )
+
     return {
         "seen": rig.describe_tree_and_date(),
         "preset": preset_name,
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--into", type=Path, help="a JSON file that keeps every run; those that are there stay"
     )
+
     args = rig.parse_arguments(parser, preset="gb300-vm", rate=[100.0], length=20.0)
     for rate in args.rate:
         result = run_from_empty(args.preset, args.scenario, rate, args.length, args.round_name)

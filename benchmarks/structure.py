@@ -67,6 +67,7 @@ def find_docstring_lines(path: Path) -> set[int]:
             docstring = node.body[0]
             assert docstring.end_lineno is not None
             lines.update(range(docstring.lineno, docstring.end_lineno + 1))
+
     return lines
 
 
@@ -114,6 +115,7 @@ def reachable_modules(start_modules: tuple[str, ...], imports: dict[str, set[str
         if name not in reached:
             reached.add(name)
             todo += imports[name]
+
     return reached
 
 
@@ -172,6 +174,7 @@ def measure_help(root: Path) -> HelpSize:
     run_help = read_help(root, "run", "--help")
     full_run_help = read_help(root, "run", "--help-all") or run_help
     options_of_every_command = {"-h", "--help-all"}
+
     return HelpSize(
         lines=len(run_help.splitlines()),
         options=len(list_options(full_run_help) - options_of_every_command),
@@ -204,15 +207,18 @@ def main() -> None:
     lines = {name: count_code_lines(file) for name, file in files.items()}
     package_imports = find_package_imports(imports)
     package_lines: Counter[str] = Counter()
+
     package_files: Counter[str] = Counter()
     for name, count in lines.items():
         package_lines[package_of(name)] += count
         package_files[package_of(name)] += 1
+
     for package, count in sorted(package_lines.items())[: args.rooms]:
         outgoing = sum(importing == package for importing, _ in package_imports)
         print(
             f"{count:7,} lines {package_files[package]:4} files {outgoing:4} arrows out  {package}"
         )
+
     print_totals(root, files, lines, imports)
     print(f"{len(package_lines):7} rooms, {len(package_imports)} arrows between them")
     size = measure_help(root)

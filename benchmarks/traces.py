@@ -90,8 +90,10 @@ def write_traces(folder: Path, count: int) -> list[Path]:
     packed_path = folder / "rows.jsonl.gz"
     write_parquet(parquet_path, rows)
     write_jsonl(jsonl_path, hashes_path, rows, count // JSONL_PART)
+
     with jsonl_path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=1) as packed:
         shutil.copyfileobj(plain, packed)
+
     return [parquet_path, jsonl_path, hashes_path, packed_path]
 
 
@@ -168,10 +170,12 @@ def measure_replay(trace_path: Path, run_dir: Path) -> NDArray[np.float64]:
         command = [sys.executable, "-m", "loadgen", "run", "--trace", str(trace_path)]
         command += ["--url", server.url, "--seed", "1", "--progress", "off", "-o", str(run_dir)]
         subprocess.run(command, check=False, capture_output=True, preexec_fn=rig.raise_priority)
+
     [parquet_path] = (run_dir / "requests").glob("*.parquet")
     sent_ns = np.sort(pq.read_table(parquet_path, columns=["sent_ns"])["sent_ns"].to_numpy())
     due_ns = read_trace(trace_path).due_ns[: len(sent_ns)]
     late_ms: NDArray[np.float64] = (sent_ns - due_ns) / 1e6
+
     return late_ms
 
 
@@ -180,6 +184,7 @@ def main() -> None:
     parser = rig.create_parser(__doc__, alone=True)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--replay", type=int, default=60, metavar="SECONDS")
+
     args = rig.parse_arguments(parser, rows=10_000, replay=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -201,6 +206,7 @@ def main() -> None:
                     bare_ratio,
                 ]
             )
+
         print(
             rig.format_table(["file", "rows", "CPU-s", "µs/row", "MB", "B/row", "bare pass"], table)
             + "\n"

@@ -109,6 +109,7 @@ def watch_command(
     """
     output = folder / "output.txt"
     client_cores, _ = rig.client_and_server_cores()
+
     cores = client_cores if is_pinned else os.sched_getaffinity(0)
     with output.open("w") as file:
         begun_ns = time.monotonic_ns()
@@ -119,17 +120,21 @@ def watch_command(
             stderr=subprocess.STDOUT,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509
         )
+
         sampler = ProcessTreeSampler(process.pid)
         for step in itertools.count():
             has_ended = process.poll() is not None
             now_ns = time.monotonic_ns()
             if has_ended:
                 break
+
             is_start = now_ns - begun_ns < FINE_SAMPLING_S * 1e9
             is_sparse_step = step % SPARSE_STEP == 0
             if is_start or is_sparse_step:
                 sampler.sample(now_ns, with_memory=is_sparse_step)
+
             time.sleep(SAMPLE_INTERVAL_S)
+
     return WatchedCommand(
         process.returncode, begun_ns, now_ns, sampler.samples, sampler.peaks, output.read_text()
     )
@@ -155,6 +160,7 @@ def _child_processes(pid: int) -> list[int]:
             children += [int(child) for child in text.split()]
     except OSError:  # the process has just ended
         return children
+
     return children
 
 

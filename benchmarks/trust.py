@@ -177,10 +177,12 @@ def _draw_wandering_level(due_s: Factors, rng: np.random.Generator, tau_s: float
     correlation = math.exp(-1 / tau_s)
     noise = rng.normal(size=seconds)
     level = np.empty(seconds)
+
     level[0] = noise[0]
     for second in range(1, seconds):
         innovation = math.sqrt(1 - correlation * correlation) * noise[second]
         level[second] = correlation * level[second - 1] + innovation
+
     factors: Factors = np.exp(WANDERING_SPREAD * level[due_s.astype(int)])
     return factors
 
@@ -206,10 +208,12 @@ def _draw_random_spells(due_s: Factors, rng: np.random.Generator) -> Factors:
     starts_s = np.sort(rng.uniform(-SPELL_S, end_s, spell_count))
     if not len(starts_s):
         return np.ones(len(due_s))
+
     # The index of the last spell that began before each request; -1 if none did
     last_spell = np.searchsorted(starts_s, due_s, side="right") - 1
     has_begun = last_spell >= 0
     since_start_s = due_s - starts_s[np.maximum(last_spell, 0)]
+
     return np.where(has_begun & (since_start_s < SPELL_S), 3.0, 1.0)
 
 
@@ -259,6 +263,7 @@ def draw_slowness_of_kind(
     if kind in drawn.FAMILY_MEMBERS:
         server = drawn.draw_server(kind, server_number)
         return drawn.draw_slowness(server, due_s, rng, long_run=long_run)
+
     request_count = len(due_s)
     draws: dict[str, Callable[[], Factors]] = {
         "independent": lambda: np.ones(request_count),
@@ -324,6 +329,7 @@ def simulate_rows(
         (itl_s * S).astype(np.int64),
         np.full(request_count, MS // 20),
     )
+
     return records
 
 
@@ -345,10 +351,12 @@ def find_true_quantiles(
     rows = simulate_rows(kind, TRUTH_SEED, length_s, long_run=True, server_number=server_number)
     columns = Columns(rows)
     sorted_values = {metric: np.sort(collect_values(columns, metric)) for metric, _ in TERMS}
+
     quantiles = {}
     for metric, percentile in TERMS:
         values = sorted_values[metric]
         quantiles[metric, percentile] = float(values[quantile_index(len(values), percentile / 100)])
+
     return quantiles
 
 
@@ -375,6 +383,7 @@ def count_verdicts(
         (level,) = judge_levels(contract, {LEVEL: MeasuredLevel(runs=(recorded_run,))})
         for (metric, percentile), term in zip(truth, level.terms, strict=True):
             counts[f"{metric} p{percentile} {term.verdict}"] += 1
+
     return counts
 
 
@@ -434,6 +443,7 @@ def print_validations(kinds: list[str], seeds: range) -> bool:
     lengths = "".join(f"{f'{length_s:,} s':>16}" for length_s in LENGTHS_S)
     print(f"{'server':<12}{lengths}{'10 % above: PASS':>22}{'FAIL':>16}")
     results = [print_validations_of_kind(kind, seeds) for kind in kinds]
+
     return all(results)
 
 
@@ -445,17 +455,21 @@ def print_validations_of_kind(kind: str, seeds: range) -> bool:
     """
     truth = find_true_quantiles(kind)
     is_good = True
+
     cells = ""
     for length_s in LENGTHS_S:
         counts = count_verdicts(kind, truth, 0.9, length_s, seeds)
         worst = find_worst_term(counts, verdict.PASS)
+
         recurs_later = RECURRENCE_S.get(kind, 0) > signed_horizon_s(length_s)
         if recurs_later and length_s < LENGTHS_S[-1]:
             cell = f"({worst.describe()})"
         else:
             cell = worst.describe()
             is_good &= worst.validations <= len(seeds) * MAX_WRONG_PASSES
+
         cells += f"{cell:>16}"
+
     above_count = max(len(seeds) // 4, 5)
     above = count_verdicts(kind, truth, 1.1, LENGTHS_S[-1], seeds[:above_count])
     passes = find_worst_term(above, verdict.PASS)
@@ -463,6 +477,7 @@ def print_validations_of_kind(kind: str, seeds: range) -> bool:
     passes_cell = f"{passes.validations} of {above_count} {passes.term}"
     cells += f"{passes_cell:>22}{fails.describe():>16}"
     print(f"{kind:<12}{cells}{format_over(is_good=is_good)}", flush=True)
+
     return is_good
 
 
@@ -502,6 +517,7 @@ def validate_drawn_server(member: str, seed: int, length_s: float) -> FamilyCoun
     truth = find_true_quantiles(member, seed, FAMILY_TRUTH_LENGTH_S)
     below = count_verdicts(member, truth, 0.9, length_s, seeds)
     has_wrong_pass = count_verdicts_ending(below, verdict.PASS) > 0
+
     counts = FamilyCounts(
         servers=1, below_verdicts=below, servers_with_wrong_pass=int(has_wrong_pass)
     )
@@ -510,6 +526,7 @@ def validate_drawn_server(member: str, seed: int, length_s: float) -> FamilyCoun
         counts.above_terms = len(TERMS)
         counts.above_passes = count_verdicts_ending(above, verdict.PASS)
         counts.above_fails = count_verdicts_ending(above, verdict.FAIL)
+
     return counts
 
 
@@ -528,6 +545,7 @@ def print_family(members: list[str], seeds: range) -> bool:
         f"{'member':<14}{'load':>9}{'any term':>10}{'worst term':>36}"
         f"{'10 % above: PASS':>18}{'FAIL':>8}"
     )
+
     is_good = True
     for length_s in LENGTHS_S[1:]:
         totals = FamilyCounts()
@@ -537,7 +555,9 @@ def print_family(members: list[str], seeds: range) -> bool:
                 counts.add(validate_drawn_server(member, seed, length_s))
             is_good &= print_family_line(member, counts, length_s, MAX_WRONG_PER_MEMBER)
             totals.add(counts)
+
         is_good &= print_family_line("all of them", totals, length_s, MAX_WRONG_PASSES)
+
     return is_good
 
 
@@ -557,6 +577,7 @@ def print_family_line(
         f"{format_over(is_good=is_good)}",
         flush=True,
     )
+
     return is_good
 
 
@@ -586,11 +607,13 @@ def count_extended_verdicts(
             for run_number in range(EXTENSIONS + 1)
         )
         verdicts_by_rule = judge_by_rule(contract, runs)
+
         has_passed = find_uncorrected_passes(contract, runs)
         for term_index, (metric, percentile) in enumerate(truth):
             term = f"{metric} p{percentile}"
             verdicts.by_rule[f"{term} {verdicts_by_rule[term_index]}"] += 1
             verdicts.uncorrected[f"{term} {verdict.PASS}"] += has_passed[term_index]
+
     return verdicts
 
 
@@ -627,6 +650,7 @@ def print_extensions(kinds: list[str], seeds: range) -> bool:
         for kind in kinds
         for length_s in LENGTHS_S[:2]
     ]
+
     return all(results)
 
 
@@ -652,6 +676,7 @@ def print_extensions_of_kind(kind: str, length_s: float, seeds: range) -> bool:
         f"{format_over(is_good=is_good)}",
         flush=True,
     )
+
     return is_good
 
 
@@ -687,6 +712,7 @@ def create_side(
         )
         summary = summarize(manifest, rows)
         runs.append(ComparedRun(name=f"r{seed}", summary=summary, manifest=manifest, rows=rows))
+
     return Side(name=name, runs=tuple(runs))
 
 
@@ -742,11 +768,13 @@ def compare_pairs(
         before = create_side("A", kind, before_seeds, length_s, server_number=number)
         after = create_side("B", kind, after_seeds, length_s, server_number=number)
         counts.add_equal(comparison.compare([before, after]).differences)
+
         if pair < counts.shifted_pairs:
             slower = create_side(
                 "B", kind, after_seeds, length_s, slower=1.15, server_number=number
             )
             counts.add_shifted(comparison.compare([before, slower]).differences)
+
     return counts
 
 
@@ -766,17 +794,20 @@ def print_comparisons(
         f"(limit {MAX_FALSE_ALARMS:.0%})"
     )
     print(f"{'server':<14}{'false alarms':>30}{'15 % slower found':>20}{'found from (median)':>22}")
+
     is_good = True
     for kind in kinds:
         counts = compare_pairs(kind, pairs, length_s, repeats, is_family_member=False)
         is_kind_good = counts.alarms <= pairs * MAX_FALSE_ALARMS
         print_comparison_line(kind, counts, is_good=is_kind_good)
         is_good &= is_kind_good
+
     family_alarms = 0
     for member in members:
         counts = compare_pairs(member, pairs, length_s, repeats, is_family_member=True)
         print_comparison_line(member, counts, is_good=True)
         family_alarms += counts.alarms
+
     family_pairs = pairs * len(members)
     if family_pairs:
         is_family_good = family_alarms <= family_pairs * MAX_FALSE_ALARMS
@@ -786,6 +817,7 @@ def print_comparisons(
             flush=True,
         )
         is_good &= is_family_good
+
     return is_good
 
 
@@ -793,9 +825,11 @@ def print_comparison_line(name: str, counts: ComparisonCounts, *, is_good: bool)
     """Print the false alarms and the detected changes of a kind of server."""
     over_text = "" if is_good else f"   OVER {counts.alarm_metrics.most_common(3)}"
     detected = f"{counts.detected} of {counts.shifted_pairs}"
+
     smallest = "-"
     if counts.detectable_changes:
         smallest = f"{np.median(counts.detectable_changes):.1%}"
+
     print(
         f"{name:<14}{format_fraction(counts.alarms, counts.pairs):>30}{detected:>20}"
         f"{smallest:>22}{over_text}",
@@ -823,6 +857,7 @@ def trial_capacities(
         np.random.default_rng([number, 5]),
         long_run=True,
     )
+
     mean_capacity = float(np.mean(1 / long_run_slowness))
     for trial_slowness in np.split(slowness, TRIALS_DRAWN):
         yield float(np.mean(1 / trial_slowness)) / mean_capacity
@@ -849,6 +884,7 @@ def run_search(
     trial_s = 600.0
     low = true_capacity / 4 ** float(rng.uniform(0.2, 0.8))
     search = LoadSearch(SearchSettings(low=low, high=4 * low, run_spread=None))
+
     factors = create_factors(rng)
     while (trial := search.next_trial()) is not None:
         sampling_noise = 1 / math.sqrt(trial.load * trial_s)
@@ -865,6 +901,7 @@ def run_search(
                 reason="",
             )
         )
+
     interval = search.result.interval
     covers_truth = interval is not None and interval.low <= true_capacity <= interval.high
     return FinishedSearch(covers_truth, search.result)
@@ -882,13 +919,16 @@ def print_searches(members: list[str], seeds: range) -> bool:
         f"{MIN_COVERED:.0%})"
     )
     print(f"{'server':<22}{'covered':>10}{'half width':>12}{'trials':>8}")
+
     is_good = True
     for spread in SPREADS:
         searches = [run_search(seed, start_factors(spread)) for seed in seeds]
         is_good &= print_search_line(f"starts {spread:.1%} apart", searches)
+
     for member in members:
         searches = [run_search(seed, partial(trial_capacities, member, seed)) for seed in seeds]
         is_good &= print_search_line(member, searches)
+
     return is_good
 
 
@@ -907,6 +947,7 @@ def print_search_line(server: str, searches: list[FinishedSearch]) -> bool:
         f"{server:<22}{covered:>10}{half_width:>12}{trials:>8}{format_over(is_good=is_good)}",
         flush=True,
     )
+
     return is_good
 
 
@@ -923,10 +964,12 @@ def simulate_wandering_series(
     correlation = math.exp(-length_s / steps / tau_s)
     noise_factor = math.sqrt(1 - correlation * correlation)
     levels = rng.normal(0, 1, series_count)
+
     values = np.empty((series_count, steps))
     for step in range(steps):
         levels = correlation * levels + noise_factor * rng.normal(0, 1, series_count)
         values[:, step] = levels
+
     block_means = values.reshape(series_count, growth.BLOCKS, steps_per_block).mean(axis=2)
     return [*(1 + 0.15 * block_means)]
 
@@ -940,6 +983,7 @@ def simulate_rack_series(member: str, rack: int, length_s: float) -> list[NDArra
     """
     due_s = np.arange(0, length_s, 1.0)
     series_count = 2 * REPLICAS
+
     series = []
     for series_number in range(series_count):
         server_number = rack * series_count + series_number
@@ -948,6 +992,7 @@ def simulate_rack_series(member: str, rack: int, length_s: float) -> list[NDArra
         slowness = drawn.draw_slowness(server, due_s, rng, long_run=False)
         values = slowness * rng.lognormal(0, 0.05, len(due_s))
         series.append(average_blocks(values[len(values) // 2 :]))
+
     return series
 
 
@@ -982,16 +1027,19 @@ def print_family_trends(members: list[str], racks: int) -> bool:
                 for rack in range(racks)
             )
             cell = format_fraction(growing_count, racks)
+
             is_within_limit = growing_count <= MAX_CALLED_GROWING * racks
             if member in GROWING_MEMBERS:
                 cell = f"({cell})"
                 is_within_limit = True
+
             print(
                 f"{member:<14}{f'{length_s} s':>14}{cell:>26}"
                 f"{format_over(is_good=is_within_limit)}",
                 flush=True,
             )
             is_good &= is_within_limit
+
     return is_good
 
 
@@ -1014,6 +1062,7 @@ def print_trends(racks: int) -> bool:
         for tau_s in (1, 10, 60)
         for length_s in (150, 300, 600)
     ]
+
     return all(results)
 
 
@@ -1026,6 +1075,7 @@ def print_trends_of_racks(racks: int, tau_s: int, length_s: int) -> bool:
     doubling_racks = racks // 4
     doubling = np.linspace(2 / 3, 4 / 3, growth.BLOCKS)  # from 2/3 to twice that, with the mean 1
     false_alarms = 0
+
     detected = 0
     for rack in range(racks):
         rng = np.random.default_rng([rack, tau_s, length_s])
@@ -1035,6 +1085,7 @@ def print_trends_of_racks(racks: int, tau_s: int, length_s: int) -> bool:
             series[0] = series[0] * doubling
             first_trend = trend.find_trends(series)[0]
             detected += first_trend is not None and first_trend.grows
+
     is_good = false_alarms <= MAX_CALLED_GROWING * racks
     print(
         f"{f'{tau_s} s':<14}{f'{length_s} s':>14}{false_alarms / racks:>18.1%}"
@@ -1060,6 +1111,7 @@ def simulate_short_load(
     factors = slowness * rng.lognormal(0, 0.5, len(due_s))
     service_times_s = factors / factors.mean() * load_fraction * SERVER_SLOTS / rate_per_s
     records = blank(len(due_s))
+
     slots_free_at_s = [0.0] * SERVER_SLOTS  # a heap: the next slot that gets free is the first
     for index, (arrival_s, service_s) in enumerate(
         zip(due_s.tolist(), service_times_s.tolist(), strict=True)
@@ -1070,9 +1122,11 @@ def simulate_short_load(
         records["end_ns"][index] = end_ns
         records["done_ns"][index] = end_ns
         heapq.heappush(slots_free_at_s, end_ns / S)
+
     records["due_ns"] = (due_s * S).astype(np.int64)
     records["sent_ns"] = records["due_ns"]
     records["session"] = -1
+
     return records
 
 
@@ -1106,6 +1160,7 @@ def print_short_loads(members: list[str], loads: int) -> bool:
     print(f"{'member':<14}{columns}")
     loads_per_member = len(SHORT_LENGTHS_S) * loads
     is_good = True
+
     totals = Counter[float]()
     for member in members:
         refused = {
@@ -1113,12 +1168,14 @@ def print_short_loads(members: list[str], loads: int) -> bool:
         }
         totals.update(refused)
         is_good &= print_refusals(member, refused, loads_per_member, MAX_WRONG_PER_MEMBER)
+
     all_loads = loads_per_member * len(members)
     is_within_limit = is_refusal_rare(totals, all_loads, MAX_WRONG_PASSES)
     cells = "".join(
         f"{format_fraction(totals[fraction], all_loads):>26}" for fraction in SHORT_LOADS
     )
     print(f"{'all of them':<14}{cells}", flush=True)
+
     return is_good and is_within_limit
 
 
@@ -1158,8 +1215,10 @@ def main() -> int:
     selected_kinds = args.kinds.split(",")
     members = [kind for kind in selected_kinds if kind in drawn.FAMILY_MEMBERS]
     kinds = [kind for kind in selected_kinds if kind not in drawn.FAMILY_MEMBERS]
+
     if not members:
         members = [*drawn.FAMILY_MEMBERS]
+
     seeds = range(args.first, args.first + args.seeds)
     parts: dict[str, Callable[[], bool]] = {
         "validate": lambda: print_validations(kinds, seeds),
@@ -1175,6 +1234,7 @@ def main() -> int:
     }
     selected_parts = args.only.split(",")
     results = [run_part() for name, run_part in parts.items() if name in selected_parts]
+
     return 0 if all(results) or args.smoke else 1
 
 
@@ -1192,6 +1252,7 @@ def parse_command_line() -> argparse.Namespace:
         "--only", default="validate,family,extend,compare,search,sustained,short,starved"
     )
     parser.add_argument("--kinds", default=",".join(KINDS))
+
     return rig.parse_arguments(
         parser,
         seeds=2,

@@ -80,12 +80,14 @@ def match_requests(rows: NDArray[np.void], log: SentRequests, run_id: str) -> Re
     numbers_with_sends = set(np.unique(log.request).tolist())
     has_first_token = (rows["status"] == 0) & (rows["first_token_ns"] >= 0)
     numbers = []
+
     matched_rows = []
     for row_index in np.flatnonzero(has_first_token).tolist():
         number = number_by_slot.get(int(rows["slot"][row_index]))
         if number is not None and number in numbers_with_sends:
             numbers.append(number)
             matched_rows.append(row_index)
+
     return RequestMatch(np.array(numbers, np.int64), np.array(matched_rows, np.int64))
 
 
@@ -108,11 +110,13 @@ def find_send_times(log: SentRequests, numbers: NDArray[np.int64], start_ns: int
     first_index = np.full(count, -1, np.int64)
     last_index = np.full(count, -1, np.int64)
     indices = np.arange(len(log.request))
+
     # Of several assignments to an element, the last one counts. So the first send of a request is
     # assigned in reverse order.
     first_index[log.request[::-1]] = indices[::-1]
     last_index[log.request] = indices
     next_index = np.minimum(first_index[numbers] + 1, len(sent_ns) - 1)
+
     return SendTimes(
         first=sent_ns[first_index[numbers]],
         last=sent_ns[last_index[numbers]],
@@ -134,6 +138,7 @@ def compare_with_log(
     match = match_requests(rows, log, run_id)
     if not len(match.rows):
         return None
+
     sent = find_send_times(log, match.numbers, start_ns)
     matched = rows[match.rows]
     due_ns = matched["due_ns"]
@@ -149,6 +154,7 @@ def compare_with_log(
     reported_ttft_ns = reported_ns - due_ns
     true_p50_ms = _quantile_ms(true_ttft_ns, 0.5)
     true_p99_ms = _quantile_ms(true_ttft_ns, 0.99)
+
     return Truth(
         count=len(matched),
         ttft_p50_ms=true_p50_ms,
@@ -197,12 +203,15 @@ def measure_once(rate: float, seconds: float, lockstep: bool) -> tuple[dict[str,
             result = rig.measure_with_server(
                 server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
             )
+
         log = parse_log(Path(log_path).read_bytes())
         rows = store.read_run(Path(run_dir)).rows
+
     truth = compare_with_log(rows, log, result["run_id"], result["start_ns"])
     failed = result["requests"] - result["ok"]
     if truth is None or failed:
         raise SystemExit(f"{failed} of {result['requests']} requests failed")
+
     return result, truth
 
 
@@ -224,8 +233,10 @@ def judge_limits(rate: float, truth: Truth) -> list[str]:
     """Return a line for each limit that exists for this rate of events per second."""
     if rate not in LIMITS:
         return []
+
     max_p50_error_ms, max_p99_error_ms = LIMITS[int(rate)]
     tpot_error = abs(truth.tpot_p50_error_share or 0.0)
+
     limits = [
         Limit("TTFT p50 error, ms", abs(truth.ttft_p50_error_ms), max_p50_error_ms),
         Limit("TTFT p99 error, ms", abs(truth.ttft_p99_error_ms), max_p99_error_ms),
@@ -245,6 +256,7 @@ def judge_limits(rate: float, truth: Truth) -> list[str]:
                 MAX_TIMESTAMP_UNCERTAINTY_MS,
             )
         )
+
     return [limit.describe() for limit in limits]
 
 
@@ -254,9 +266,11 @@ def _tpot_p50_error(matched: NDArray[np.void], sent: SendTimes) -> float | None:
     gaps = matched["output_tokens"][has_gaps] - 1
     if not len(gaps):
         return None
+
     true_tpot_ns = (sent.last - sent.first)[has_gaps] / gaps
     reported_ns = matched["last_token_ns"] - matched["first_token_ns"]
     reported_tpot_ns = reported_ns[has_gaps] / gaps
+
     return quantile_of(reported_tpot_ns, 0.5) / quantile_of(true_tpot_ns, 0.5) - 1
 
 
@@ -311,6 +325,7 @@ def main() -> None:
         "each. Error of a quantile: reported - true. Per request: |reported - true first token|.\n"
     )
     rows = []
+
     conclusions = []
     for lockstep in (False, True):
         for rate in map(float, args.rates.split(",")):
@@ -318,6 +333,7 @@ def main() -> None:
             name = f"{rate:,.0f} events/s, {'lockstep' if lockstep else 'spread'}"
             rows.append(format_row(name, result, truth))
             conclusions += [f"- {name}: {line}" for line in judge_limits(rate, truth)]
+
     print(rig.format_table(COLUMNS, rows))
     print()
     print("\n".join(conclusions))

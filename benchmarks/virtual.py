@@ -84,11 +84,13 @@ def measure_run(checkout: Path | None, arguments: list[str], seconds: float) -> 
     environment = dict(os.environ)
     if checkout is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(checkout), str(checkout / "sdk")])
+
     length = ["--duration", f"{seconds:g}s", "--seed", "1", "--out", "results"]
     command = [sys.executable, "-m", "loadgen", "run", *arguments, *length]
     with tempfile.TemporaryDirectory(prefix="loadgen-virtual-") as scratch:
         usage = run_and_wait(command, Path(scratch), environment)
         summary = json.loads((Path(scratch) / "results" / "summary.json").read_bytes())
+
     return Cost(
         requests=summary["requests"]["scheduled"],
         cpu_s=usage.ru_utime + usage.ru_stime,
@@ -109,6 +111,7 @@ def run_and_wait(
             command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         _, status, usage = os.wait4(process.pid, 0)
+
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode not in (0, 1, 3):
             output.seek(0)
@@ -125,9 +128,11 @@ def main() -> None:
     )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
     args = rig.parse_arguments(parser, rounds=1, seconds=2)
+
     checkouts: list[Path | None] = [None]
     if args.beside is not None:
         checkouts = [args.beside.resolve(), None]
+
     measured_loads = [
         MeasuredLoad(load.name, {checkout: [] for checkout in checkouts}) for load in LOADS
     ]
@@ -137,8 +142,10 @@ def main() -> None:
             for checkout in checkouts:
                 cost = measure_run(checkout, load.arguments, seconds)
                 measured.costs_by_checkout[checkout].append(cost)
+
     rows = [row for measured in measured_loads for row in measured.format_rows()]
     print(rig.format_table(["simulated run", "tree", "requests", "CPU-s", "peak MB"], rows))
+
     if args.beside is not None:
         for measured in measured_loads:
             equal = "equal" if measured.has_equal_summaries() else "NOT equal"
@@ -171,6 +178,7 @@ class MeasuredLoad(NamedTuple):
                     f"{max(cost.peak_mb for cost in costs):,.0f}",
                 ]
             )
+
         return rows
 
 

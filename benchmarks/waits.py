@@ -220,6 +220,7 @@ def measure_command(
     environment = dict(os.environ)
     if checkout is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(checkout), str(checkout / "sdk")])
+
     with open(folder / "output.txt", "w+") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(
@@ -228,15 +229,18 @@ def measure_command(
         with _terminate_after(process, TIMEOUT_S):
             # wait4, unlike Popen.wait, also returns the resources that the process used.
             _, status, usage = os.wait4(process.pid, 0)
+
         wall_s = time.monotonic() - started_s
         process.returncode = os.waitstatus_to_exitcode(status)
         if wall_s >= TIMEOUT_S:
             return None
+
         if process.returncode not in SUCCESS_EXIT_CODES:
             output.seek(0)
             raise SystemExit(
                 f"{' '.join(command)}: exit code {process.returncode}:\n{output.read()[-2000:]}"
             )
+
     peak_bytes = usage.ru_maxrss * 1024  # the kernel counts in KiB
     return Cost(cpu_s=usage.ru_utime + usage.ru_stime, peak_mb=peak_bytes / 1e6, wall_s=wall_s)
 
@@ -263,8 +267,10 @@ def list_sides(
     commands: dict[str, tuple[Sequence[str], Path | None]] = {}
     if row.peer is not None and shutil.which(row.peer[1][0]) and not smoke:
         commands[row.peer[0]] = [fill(argument) for argument in row.peer[1]], None
+
     if other_checkout is not None:
         commands[rig.describe_commit(other_checkout)] = [*LOADGEN, *arguments], other_checkout
+
     commands[OWN_NAME] = [*LOADGEN, *arguments], None
     return commands
 
@@ -285,6 +291,7 @@ def measure_wait(row: Wait, url: str, args: argparse.Namespace) -> list[list[str
 
         for arguments in row.preparation:
             measure_command([*LOADGEN, *map(fill, arguments)], scratch_dir)
+
         for _ in range(args.rounds):
             for name, (command, checkout) in list_sides(
                 row, fill, args.beside, smoke=args.smoke
@@ -295,6 +302,7 @@ def measure_wait(row: Wait, url: str, args: argparse.Namespace) -> list[list[str
                     costs.setdefault(name, []).append(
                         measure_command(command, Path(folder), checkout)
                     )
+
     return [
         _format_line(
             row if name == OWN_NAME else row._replace(description=""), name, side_costs, costs
@@ -310,12 +318,15 @@ def _format_line(
     finished = [cost for cost in side_costs if cost is not None]
     if len(finished) < len(side_costs):
         return [row.description, name, f"stopped after {TIMEOUT_S:g} s", "", "", "", ""]
+
     cpu_s = [cost.cpu_s for cost in finished]
     first_side = next(iter(all_sides.values()))
     first_cpu_s = [cost.cpu_s for cost in first_side if cost is not None]
+
     ratio_text = ""
     if first_side is not side_costs and len(first_cpu_s) == len(cpu_s):
         ratio_text = f"{rig.median_ratio(cpu_s, first_cpu_s):.2f}"
+
     return [
         row.description,
         name,
@@ -344,6 +355,7 @@ def main() -> None:
     args = rig.parse_arguments(parser, rounds=1)
     args.beside = None if args.beside is None else args.beside.resolve()
     waits = [row for name, row in WAITS.items() if not args.only or name in args.only]
+
     is_endpoint_needed = any(
         "{url}" in argument
         for row in waits
@@ -358,6 +370,7 @@ def main() -> None:
         lines = [
             line for row in waits for line in measure_wait(row, server.url if server else "", args)
         ]
+
     print(
         rig.format_table(
             ["wait", "by", "CPU-s", "times the first", "peak MB", "wall s", "wanted"], lines

@@ -20,10 +20,12 @@ def __getattr__(name: str) -> Any:
         from loadgen import api
 
         return getattr(api, name)
+
     if name == "__version__":
         from importlib import metadata
 
         return metadata.version("loadgen")
+
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -168,10 +168,12 @@ class Result:
             "labels": pa.string(),
             "value": pa.float64(),
         }
+
         columns = {}
         for name, column_type in column_types.items():
             values = [getattr(sample, name) for sample in samples]
             columns[name] = pa.array(values, column_type)
+
         return pa.table(columns)
 
     @cached_property
@@ -209,6 +211,7 @@ class Result:
         if unit not in NS_PER_UNIT:
             hint = f"use one of {', '.join(NS_PER_UNIT)}"
             raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", hint)
+
         stored_run = request_gaps.read_run_with_gaps(self.folder)
         table = request_table(
             stored_run.manifest,
@@ -352,6 +355,7 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
     _check_workload(workload, options)
     checked_workload, settings = _check_inputs(workload, options)
     summary, run_dir = execute(checked_workload, settings)
+
     return Result(summary, run_dir)
 
 
@@ -363,10 +367,13 @@ def _check_inputs(workload: WorkloadInput, options: RunOptions) -> tuple[Workloa
     errors: list[LoadgenError] = []
     with collecting(errors):
         settings = replace(build_settings(options), command=("loadgen.run",))
+
     with collecting(errors):
         checked_workload = _load_workload(workload, options)
+
     if errors:
         raise CombinedError(errors)
+
     return checked_workload, settings
 
 
@@ -418,6 +425,7 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     """
     path = Path(folder)
     run_dirs = list(result_kinds.runs_in(path)) or _runs_in_subdirectories(path)
+
     is_single_run = run_dirs == [path]
     if not run_dirs or is_single_run:
         raise UserError(
@@ -426,6 +434,7 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
             str(path),
             "give the folder of a sweep, a search or a validation",
         )
+
     return {run_dir.relative_to(path).as_posix(): _open_run(run_dir) for run_dir in run_dirs}
 
 
@@ -474,9 +483,11 @@ def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
             "loadgen.run",
             "give a file, a packaged name, a mapping or a Workload",
         )
+
     request_source = _describe_request_source(options)
     if isinstance(workload, Workload):
         _check_workload_is_unchanged(options, request_source)
+
     if isinstance(workload, Mapping) and request_source is not None:
         raise UserError(
             "conflict",
@@ -507,6 +518,7 @@ def _check_workload_is_unchanged(options: RunOptions, request_source: str | None
         changes = [request_source]
     else:
         changes = [_option_name(name) for name in select_load_options(options)]
+
     if changes:
         raise UserError(
             "conflict",
@@ -532,12 +544,15 @@ def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
 
     if isinstance(workload, Workload):
         return workload
+
     overrides = read_flags(**options)
     if isinstance(workload, Mapping):
         return loading.workload_from_mapping(workload, overrides)
+
     workload_path = _to_text(workload)
     trace_path = _to_text(options.get("trace"))
     dataset = _to_text(options.get("dataset"))
+
     return loading.load_from_options(workload_path, trace_path, overrides, dataset)
 
 

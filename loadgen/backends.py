@@ -118,6 +118,7 @@ def get_backend_of_target(url: str | None) -> BackendRow:
     backend = find_backend_of_target(url)
     if backend is None:
         raise _unknown_scheme(url)
+
     is_from_plugin = backend not in BACKENDS.builtin_rows
     if is_from_plugin and not provides_target(backend):
         raise UserError(
@@ -126,6 +127,7 @@ def get_backend_of_target(url: str | None) -> BackendRow:
             where="--url",
             hint="it needs a function `serve` or `run`",
         )
+
     return backend
 
 

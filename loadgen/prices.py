@@ -64,11 +64,14 @@ def parse_price_option(value: str) -> PriceRequest:
     """
     if os.path.exists(value):
         return PriceRequest(PRICE_FILE, value)
+
     match = _NAMED_SOURCE.fullmatch(value)
     if match is None:
         return PriceRequest(PRICE_FILE, value)
+
     source_name, argument = match[1], match[2]
     source = PRICES.find(source_name)
     if source is None:
         return PriceRequest(PRICE_FILE, value)
+
     return PriceRequest(source, argument)

@@ -42,9 +42,11 @@ def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...,
         options.setdefault("out", tmp_path / f"loadgen-{next(run_numbers)}")
         result = api.run(*args, **options)
         request.node.add_report_section("call", "loadgen", str(result))
+
         if not result.valid:
             reasons = "; ".join(result.verdict.reasons)
             warnings.warn(NotValid(f"the measurement is not valid: {reasons}"), stacklevel=2)
+
         return result
 
     return run_and_report
@@ -58,10 +60,12 @@ def loadgen_strict(loadgen_run: Callable[..., Result]) -> Callable[..., Result]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotValid)  # the test fails instead
             result = loadgen_run(*args, **options)
+
         if not result.valid:
             pytest.fail(
                 f"the measurement is not valid: {'; '.join(result.verdict.reasons)}", pytrace=False
             )
+
         return result
 
     return run_strictly

@@ -426,9 +426,11 @@ def fits(kind: ResultKind, path: Path) -> bool:
     """
     if not _has_marker_if_needed(kind, path):
         return False
+
     check_path = kind.functions.fits
     if check_path is None:
         return bool(kind.markers)
+
     # An exception in the check of a plug-in becomes a UserError that names the plug-in.
     guarded_check = KINDS.guard(kind, check_path)
     with reporting_damage(path):
@@ -466,6 +468,7 @@ def reporting_damage(*paths: Path) -> Iterator[None]:
         is_bug = all(_is_unchanged(path) for path in paths)
         if is_bug:
             raise
+
         message = f"the files are damaged: {type(error).__name__}: {error}"
         raise UserError(
             "damaged_file",
@@ -512,6 +515,7 @@ def call_on_path(
     is_single_result = not kind.collects
     if is_single_result and _has_marker_if_needed(kind, path):
         refuse_links(path)
+
     # An exception in a plug-in becomes a UserError that names the plug-in.
     guarded_function = KINDS.guard(kind, function, check)
     with reporting_damage(path):
@@ -609,6 +613,7 @@ def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
         extra_sections = create_sections(folder, run)
         if extra_sections is not None:
             found_sections.append(extra_sections)
+
     return tuple(found_sections)
 
 
@@ -658,6 +663,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         report = self._report()
         if report is None:
             return self._call_text_renderer(color=color)
+
         with reporting_damage(self.path):
             return text.render(report, full=full, color=color, width=width or WIDTH)
 
@@ -699,6 +705,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         if report is not None:
             with reporting_damage(self.path):
                 return html.render(report)
+
         render_page = self.row.functions.page
         return None if render_page is None else self._call(render_page)
 

@@ -191,6 +191,7 @@ def choose_shape(machine: dict[str, Any], engine: Engine) -> str:
         return "70b"
     if available_mib > WEIGHTS_MIB_7B:
         return "7b"
+
     return "tiny"
 
 
@@ -202,6 +203,7 @@ def build_llama_server(archive: Path, folder: Path, cuda: bool) -> str:
         for file in sorted((folder / "source").rglob("CMakeLists.txt"))
         if (file.parent / "ggml").is_dir()
     )
+
     disabled_parts = [
         "-DLLAMA_BUILD_TESTS=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -217,6 +219,7 @@ def build_llama_server(archive: Path, folder: Path, cuda: bool) -> str:
         ["cmake", "--build", folder / "build", "--target", "llama-server", "-j", core_count],
         check=True,
     )
+
     return str(folder / "build/bin/llama-server")
 
 
@@ -229,6 +232,7 @@ class NvmlEnergy:
         except OSError:
             self._count = 0
             return
+
         self._library.nvmlInit_v2()
         count = ctypes.c_uint()
         self._library.nvmlDeviceGetCount_v2(ctypes.byref(count))
@@ -243,4 +247,5 @@ class NvmlEnergy:
             if self._library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)):
                 return None
             total_mj += energy.value
+
         return total_mj if self._count else None

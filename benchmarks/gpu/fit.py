@@ -129,10 +129,12 @@ def fit_constants(preset: Preset, request: SingleRequest) -> Constants:
     """
     costs = preset.costs
     model = preset.model
+
     # TPOT = overhead + time to read the weights and the KV cache, half of whose response is there
     context_tokens = request.prompt + request.response / 2
     read_ms = (costs.weights_ns + costs.kv_token_ns * context_tokens) / 1e6
     overhead_ms = request.tpot_ms - read_ms
+
     # TTFT = chunks * overhead + FLOPs of the prompt / FLOPS of the engine
     chunks = math.ceil(request.prompt / preset.server.max_num_tokens)
     compute_ms = request.ttft_ms - chunks * max(overhead_ms, 0.0)
@@ -140,6 +142,7 @@ def fit_constants(preset: Preset, request: SingleRequest) -> Constants:
     flops_per_token = model.token_flops + model.attended_flops * mean_attended_tokens
     prompt_flops = request.prompt * flops_per_token
     peak_flops_per_ms = preset.hardware.peak_tflops.value * 1e9
+
     return Constants(
         compute_share=prompt_flops / (peak_flops_per_ms * compute_ms),
         overhead_ms=max(overhead_ms, MIN_OVERHEAD_MS),
@@ -152,6 +155,7 @@ def preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, objec
     engine = json.loads((output_dir / "steps/engine.json").read_bytes())
     name = engine["shape"] if engine["shape"] in weights.SHAPES else "tiny"
     gpu = (machine["gpus"] or [{"name": "none", "memory_mib": "16384", "watts": "100"}])[0]
+
     return {
         "name": "rehearsal",
         "title": f"{gpu['name']}, {engine['engine']}, random weights",
@@ -213,6 +217,7 @@ def fit_full_engine(
     """
     measured_tpot_ms = read_tpot_ms(output_dir / FULL_LOAD)
     low_ms = 0.01
+
     high_ms = measured_tpot_ms
     for _ in range(HALVINGS):
         overhead_ms = (low_ms + high_ms) / 2
@@ -243,6 +248,7 @@ def select_simulated_arguments(arguments: Sequence[str]) -> list[str]:
             next(remaining)  # its value
         elif argument not in DROPPED_FLAGS:
             kept_arguments.append(argument)
+
     return kept_arguments
 
 
@@ -267,6 +273,7 @@ def predict_summary(output_dir: Path, load: str, scratch: Path) -> dict[str, Any
         raise SystemExit(
             f"{load}: loadgen ended with {completed.returncode}:\n{completed.stderr[-1500:]}"
         )
+
     return read_summary(scratch / load)
 
 
@@ -309,6 +316,7 @@ def format_row(
                 f"{measured:,.{metric.digits}f} / {predicted:,.{metric.digits}f} "
                 f"({predicted / measured - 1:+.0%})"
             )
+
     return cells
 
 
@@ -352,6 +360,7 @@ def format_page(
             rig.format_table(columns, rows),
             "",
         ]
+
     return "\n".join(lines)
 
 
@@ -363,15 +372,18 @@ def main() -> None:
         output_dir: Path = (args.out or scratch / "out").absolute()
         if args.smoke and not output_dir.exists():
             run_smoke_rehearsal(output_dir)
+
         values = preset_values(output_dir, args)
         request = read_single_request(output_dir / FITTED_LOAD)
         write_preset(output_dir, values, request, FITTED_LOAD)
         tables = {FITTED_LOAD: compare_loads(output_dir, scratch)}
         fit_full_engine(output_dir, values, request, scratch)
         tables[FULL_LOAD] = compare_loads(output_dir, scratch)
+
         page = format_page(request, tables, output_dir)
         if not args.smoke or args.out:
             (output_dir / "fit.md").write_text(page)
+
     print(page)
 
 
@@ -386,9 +398,11 @@ def parse_command_line() -> argparse.Namespace:
         "--bandwidth", type=float, default=3.35, help="of the memory, TB/s, by the data sheet"
     )
     parser.add_argument("--peak", type=float, default=1979.0, help="TFLOP/s, by the data sheet")
+
     args = rig.parse_arguments(parser, lanes=2)
     if args.out is None and not args.smoke:
         parser.error("OUT: the folder that rehearse.py left")
+
     return args
 
 

@@ -32,6 +32,7 @@ def select_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     requests = summary["requests"]
     sessions = summary.get("sessions") or {}
     completed_tasks_per_s = sessions.get("ok_per_s")
+
     return {
         "requests": requests["scheduled"],
         "ok": requests["ok"],
@@ -68,6 +69,7 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     """
     machine = steps["look"] or {}
     engine = steps["engine"] or {}
+
     parts = [
         "# A rehearsal of an hour with a GPU",
         "",
@@ -82,20 +84,24 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     for name, result in steps.items():
         if result and result.get("reasons"):
             parts.append(f"- {name}: {'; '.join(result['reasons'])}")
+
     if search := steps.get("search"):
         parts += [
             "",
             f"Search: {search.get('state')}, confirmed: {search.get('confirmed')}; "
             f"{search.get('bound_why') or ''}",
         ]
+
     if verdict := steps.get("validate"):
         parts += [
             "",
             f"Contract: {verdict.get('verdict') or verdict.get('outcome')}; `loadgen verify "
             f"bundle.zip` agreed.",
         ]
+
     if steps_left := [name for name, result in steps.items() if result is None]:
         parts += ["", f"Not done yet: {', '.join(steps_left)}."]
+
     return "\n".join(parts) + "\n"
 
 

@@ -82,9 +82,11 @@ class Session:
         self.seconds: float = args.seconds
         self.concurrency: int = args.lanes
         self.output_tokens: int | None = args.output_tokens
+
         self.length_options: list[str] = []
         if args.output_tokens:
             self.length_options = ["--output-tokens", str(args.output_tokens)]
+
         self.energy_options = [
             option for source in args.energy or () for option in ("--energy", source)
         ]
@@ -132,12 +134,14 @@ class Session:
                 f"$ {command_line}\n{completed.stdout}{completed.stderr}-> "
                 f"{completed.returncode}\n\n"
             )
+
         print(f"$ {command_line}  -> {completed.returncode}", flush=True)
         if completed.returncode not in codes:
             raise SystemExit(
                 f"loadgen ended with "
                 f"{completed.returncode}:\n{completed.stdout[-1500:]}{completed.stderr[-1500:]}"
             )
+
         return completed.stdout
 
     def run_load(self, name: str, *arguments: str) -> dict[str, Any]:
@@ -162,9 +166,11 @@ class Session:
         self.run_loadgen("run", *arguments, *options)
         after_mj = self.nvml.millijoules()
         summary: dict[str, Any] = json.loads((self.out / name / "summary.json").read_bytes())
+
         joules = None
         if before_mj is not None and after_mj is not None:
             joules = (after_mj - before_mj) / 1e3
+
         return summary | {"nvml_joules": joules}
 
     def duration_options(self) -> list[str]:
@@ -250,6 +256,7 @@ def run_search(session: Session) -> dict[str, Any]:
     length = ["-d", f"{session.seconds}s", "--max-probes", "6", "--no-sustain"]
     session.run_loadgen("search", "qa", *target, *slo, *load, *length, "-o", "search", *QUIET)
     capacity: dict[str, Any] = json.loads((session.out / "search/capacity.json").read_bytes())
+
     return capacity
 
 
@@ -269,6 +276,7 @@ def format_contract(rate: float, load_s: float, ttft_ms: float, tpot_ms: float) 
     contract_s = max(3 * load_s, MIN_CONTRACT_S, MIN_CONTRACT_REQUESTS / rate)
     requests = rate * contract_s
     max_errors_percent = USUAL_MAX_ERRORS_PERCENT * max(1, USUAL_CONTRACT_REQUESTS / requests)
+
     return CONTRACT.format(
         rate=rate,
         seconds=contract_s,
@@ -297,6 +305,7 @@ def run_validation(session: Session) -> dict[str, Any]:
     session.run_loadgen("validate", "contract.yaml", *target, *results, *QUIET)
     session.run_loadgen("verify", "bundle.zip", codes=(0,))
     verdict: dict[str, Any] = json.loads((session.out / "validation/verdict.json").read_bytes())
+
     return verdict
 
 
@@ -357,15 +366,18 @@ def prepare_engine(session: Session, args: argparse.Namespace) -> tuple[engines.
     if machine is None:
         machine = inspect_and_build(args)
         session.store_step("look", machine)
+
     engine_name = args.engine or ("llamacpp" if args.llama_archive else "")
     engine = engines.choose_engine(machine, engine_name)
     program = machine["engines"].get(engine.name) or engines.find_program(engine)
+
     if session.read_step("engine") is None:
         shape = "none"
         if engine.weight_format:
             shape = args.shape or engines.choose_shape(machine, engine)
             write_engine_model(engine, args.model, shape)
         session.store_step("engine", {"engine": engine.name, "shape": shape})
+
     return engine, program
 
 
@@ -394,8 +406,10 @@ def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
     """Run the engine inside the `with` block, and set the session's endpoint."""
     engine, program = prepare_engine(session, args)
     gpu_count = len(session.require_step("look")["gpus"])
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
+
     command_line = engine.start_command.format(
         bin=program,
         model=args.model,
@@ -410,9 +424,11 @@ def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
         device="cuda" if gpu_count else "cpu",
     )
     session.url = f"http://127.0.0.1:{port}"
+
     session.target_options = [flag.format(model=args.model) for flag in engine.loadgen_options]
     if engine.weight_format:
         session.target_options += ["--tokenizer", str(args.model / "tokenizer.json")]
+
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(session.out / ".hub")}
     with (session.out / "server.txt").open("ab") as log:
         process = subprocess.Popen(
@@ -423,6 +439,7 @@ def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
             env=environment,
             start_new_session=True,
         )
+
     try:
         _wait_until_ready(process, session.url, engine.ready_marker, args.start_minutes * 60)
         yield
@@ -455,6 +472,7 @@ def _wait_until_ready(
         if process.poll() is not None:
             break
         time.sleep(0.5)
+
     raise SystemExit("the engine does not serve: see server.txt in the folder")
 
 
@@ -494,12 +512,15 @@ def main() -> None:
         args.out = (args.out or Path(scratch) / "out").absolute()
         args.model = (args.model or args.out.with_name(f"{args.out.name}-model")).absolute()
         session = Session(args)
+
         # An exit instead of a sudden end, so that the engine does not outlive this process
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNFINISHED_EXIT_CODE))
         if list_steps_left(session):
             run_steps(session, args, started_s)
+
         write_record(session)
         steps_left = [step.name for step in list_steps_left(session)]
+
     if steps_left:
         print(f"left: {', '.join(steps_left)}; the same command goes on")
         sys.exit(UNFINISHED_EXIT_CODE)
@@ -547,9 +568,11 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument(
         "--start-minutes", type=float, default=8.0, help="how long the engine may take to start"
     )
+
     args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
     if args.out is None and not args.smoke:
         parser.error("OUT is missing: the folder for all results")
+
     return args
 
 

@@ -67,6 +67,7 @@ def encode_safetensors_header(shape: Shape) -> bytes:
             "data_offsets": [offset, end],
         }
         offset = end
+
     encoded = json.dumps(header).encode()
     return encoded + b" " * padding_to(8, len(encoded))
 
@@ -98,6 +99,7 @@ def list_tensors(shape: Shape) -> Iterator[Tensor]:
     """Yield all tensors of the model."""
     size, kv = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
     yield Tensor("model.embed_tokens", "token_embd", shape.vocabulary, size)
+
     for number in range(shape.layers):
         hf, gguf = f"model.layers.{number}", f"blk.{number}"
         yield Tensor(f"{hf}.input_layernorm", f"{gguf}.attn_norm", size, 0)
@@ -109,6 +111,7 @@ def list_tensors(shape: Shape) -> Iterator[Tensor]:
         yield Tensor(f"{hf}.mlp.gate_proj", f"{gguf}.ffn_gate", shape.inner, size)
         yield Tensor(f"{hf}.mlp.up_proj", f"{gguf}.ffn_up", shape.inner, size)
         yield Tensor(f"{hf}.mlp.down_proj", f"{gguf}.ffn_down", size, shape.inner)
+
     yield Tensor("model.norm", "output_norm", size, 0)
     yield Tensor("lm_head", "output", shape.vocabulary, size, OUTPUT_WEIGHT_SPREAD)
 
@@ -155,6 +158,7 @@ def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, object]:
     bpe.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
     trained: dict[str, Any] = json.loads((folder / "tokenizer.json").read_bytes())
+
     return trained
 
 
@@ -215,6 +219,7 @@ def write_hf(folder: Path, shape: Shape, seed: int) -> None:
         for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD)
     }
     ones = _to_bfloat16(np.ones(shape.hidden, np.float32))
+
     header = encode_safetensors_header(shape)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
@@ -297,6 +302,7 @@ def _gguf_metadata(
     `tokenizer` is the content of tokenizer.json.
     """
     tokens = _list_gguf_tokens(tokenizer, shape.vocabulary)
+
     # Depending on the version of the package, a merge is "a b" or ["a", "b"].
     merges = [
         merge if isinstance(merge, str) else " ".join(merge)
@@ -353,10 +359,12 @@ def _random_blocks(
     if matrix_format == MATRICES_F16:
         values = random.standard_normal(VALUE_PERIOD, np.float32) * spread
         return values.astype(np.float16)
+
     block_count = VALUE_PERIOD // _Q4_0_VALUES
     blocks = random.integers(0, 256, (block_count, _Q4_0_BYTES), np.uint8)
     scale = np.float16(spread / Q4_0_SPREAD)
     blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+
     return blocks
 
 
@@ -377,11 +385,13 @@ def _encode_tensor_infos(tensors: list[Tensor], matrix_format: MatrixFormat) -> 
             tensor_type = matrix_format.tensor_type
             block_count = tensor.value_count // matrix_format.values_per_block
             size = block_count * matrix_format.bytes_per_block
+
         infos += _encode_text(f"{tensor.gguf}.weight")
         infos += struct.pack("<I", len(dimensions))
         infos += struct.pack(f"<{len(dimensions)}Q", *dimensions)
         infos += struct.pack("<IQ", tensor_type, offset)
         offset += size + padding_to(_ALIGNMENT, size)
+
     return infos
 
 
@@ -405,13 +415,16 @@ def write_gguf(
         for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD)
     }
     metadata = _gguf_metadata(shape, tokenizer, four_bits)
+
     tensors = list(list_tensors(shape))
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
         for key, value_type, value in metadata:
             file.write(_encode_text(key) + _encode_value(value_type, value))
+
         file.write(_encode_tensor_infos(tensors, matrix_format))
         _align(file)
+
         for tensor in tensors:
             if tensor.is_vector:
                 np.ones(tensor.rows, np.float32).tofile(file)
@@ -446,12 +459,15 @@ def write_model(
         tokenizer = json.loads(tokenizer_path.read_bytes())
     else:
         tokenizer = train_tokenizer(folder, shape.vocabulary)
+
     (folder / "config.json").write_text(json.dumps(model_config(shape), indent=2))
     (folder / "generation_config.json").write_text(
         json.dumps({"bos_token_id": 1, "eos_token_id": 2})
     )
+
     if "hf" in weight_formats:
         write_hf(folder, shape, seed)
+
     if "gguf" in weight_formats:
         write_gguf(folder / "model.gguf", shape, tokenizer, seed, four_bits)
 
@@ -466,9 +482,11 @@ def main() -> None:
     parser.add_argument("--form", action="append", choices=("hf", "gguf", "config"))
     parser.add_argument("--context", type=int, help="tokens; of the shape without it")
     parser.add_argument("--smoke", action="store_true", help="a tiny one into a scratch folder")
+
     args = parser.parse_args()
     if args.out is None and not args.smoke:
         parser.error("OUT is missing: the folder of the model")
+
     shape = SHAPES[args.shape]
     shape = shape._replace(context=args.context or shape.context)
     with tempfile.TemporaryDirectory() as scratch:
@@ -478,6 +496,7 @@ def main() -> None:
         files = ", ".join(
             f"{file.name} {file.stat().st_size:,} bytes" for file in sorted(folder.iterdir())
         )
+
     print(f"{args.shape}: {count_parameters(shape):,} parameters; {files}")
 
 

@@ -111,6 +111,7 @@ def _regenerate_result(folder: Path) -> bytes:
         other_failed=sum(not prompt.is_answered_by_other for prompt in prompts),
         groups=summarize_scores(prompts, stored.allowed_loss, stored.level),
     )
+
     return format.document(result)
 
 

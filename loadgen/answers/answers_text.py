@@ -45,6 +45,7 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
     overview = _overview_section(result, failures)
     class_sections = [_group_section(group, result) for group in result.groups]
     first_brief_section = section("", *verdict) if verdict else section("", title)
+
     return Report(
         title=title,
         generated_by="loadgen answers",
@@ -126,13 +127,16 @@ def _describe_verdict(result: AnswersResult) -> str:
     allowed = f"{result.allowed_loss * 100:g} %"
     if not result.groups[0].ratios:
         return "UNDECIDED: no row has a reference to score responses against."
+
     if result.is_within_loss is None:
         reason = "too few prompts"
         if result.failed:
             reason += ", and requests failed"
         return f"UNDECIDED: {reason} to tell whether A loses at most {allowed}."
+
     if result.is_within_loss:
         return f"PASS: no score of A is more than {allowed} below that of B."
+
     return f"FAIL: a score of A is more than {allowed} below that of B."
 
 
@@ -160,9 +164,11 @@ def _group_section(group: ScoredGroup, result: AnswersResult, heading: str = "")
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
         for score in group.similarity
     ]
+
     no_scores_text = ""
     if not group.scores and not similarity_rows:
         no_scores_text = "No scores: no row has a reference, and there is no second endpoint."
+
     return section(
         heading or _group_heading(group, result),
         bars,
@@ -190,9 +196,11 @@ def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
     columns = {"score": [NAMES[score.metric] for score in scores]}
     if any(score.count != result.prompts for score in scores):
         columns["prompts"] = [format.count(score.count) for score in scores]
+
     columns["A"] = [_format_score(score) for score in scores]
     if result.other_url:
         columns |= _comparison_columns(group, result)
+
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     return Table(list(columns), rows)
 
@@ -205,6 +213,7 @@ def _comparison_columns(group: ScoredGroup, result: AnswersResult) -> dict[str, 
     metrics = [score.metric for score in group.scores]
     other_scores = {score.metric: score for score in group.other_scores}
     ratios = {ratio.metric: ratio for ratio in group.ratios}
+
     columns = {
         "B": [_format_score(other_scores.get(metric)) for metric in metrics],
         "A / B": [_format_ratio(ratios.get(metric)) for metric in metrics],
@@ -212,6 +221,7 @@ def _comparison_columns(group: ScoredGroup, result: AnswersResult) -> dict[str, 
     if result.allowed_loss is not None:
         heading = f"within {result.allowed_loss * 100:g} %"
         columns[heading] = [_format_within(ratios.get(metric)) for metric in metrics]
+
     return columns
 
 
@@ -224,6 +234,7 @@ def _score_bars(group: ScoredGroup) -> Bars:
             bars.append(
                 _percent_bar(NAMES[score.metric], _format_score(score), value, NEUTRAL_COLOR)
             )
+
     return Bars(rows=bars, included_value=0.0, unit=" %")
 
 
@@ -240,9 +251,11 @@ def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
             color = VERDICT_KINDS[comparison.is_within_loss]
             name = NAMES[comparison.metric]
             bars.append(_percent_bar(name, _format_ratio(comparison), value, color))
+
     limit_percent = None
     if result.allowed_loss is not None:
         limit_percent = 100 * (1 - result.allowed_loss)
+
     return Bars(
         rows=bars,
         title=_ratio_bars_title(limit_percent) if bars else "",

@@ -136,6 +136,7 @@ def answers(
     _check_target(settings)
     options = _create_scoring_options(comparison, scoring, settings)
     questions = read_questions(dataset, scoring.rows)
+
     second = other_endpoint(
         settings, comparison.against, comparison.against_model, comparison.against_key_file
     )
@@ -153,6 +154,7 @@ def answers(
             raise UserError(
                 "unwritable_file", f"cannot be written: {error.strerror}", f"--out {scoring.out}"
             ) from None
+
     print_result(scored.result, report(scored.result, scored.failures), as_json=as_json, full=full)
     return exit_code(scored.result)
 
@@ -182,6 +184,7 @@ def _create_scoring_options(
             "--keep-content",
             "--out",
         )
+
     return ScoringOptions(
         send=SendOptions(concurrency=scoring.concurrency, max_tokens=scoring.max_tokens),
         out=scoring.out,
@@ -230,6 +233,7 @@ def _parse_allowed_loss(within: str | None, against: str | None) -> float | None
         raise UserError(
             "out_of_range", "must be at least 0% and below 100%", "--within", _WITHIN_EXAMPLE
         )
+
     return loss
 
 
@@ -258,12 +262,14 @@ def other_endpoint(
                 "add --against URL",
             )
         return None
+
     try:
         key = settings.api_key if key_file is None else read_key_file(key_file)
     except units.InvalidValueError as error:
         raise UserError(
             error.code, str(error), f"--against-key-file {key_file}", error.hint
         ) from None
+
     return replace(settings, url=url, model=model, api_key=key, server="auto")
 
 

@@ -181,11 +181,13 @@ class AnswersResult(
         """
         if self.allowed_loss is None:
             return None
+
         outcomes = [ratio.is_within_loss for ratio in self.groups[0].ratios]
         if False in outcomes:
             return False
         if not outcomes or None in outcomes or self.failed > 0:
             return None
+
         return True
 
 
@@ -228,6 +230,7 @@ def score_prompts(
     ]
     if other_answers is None:
         return tuple(prompts)
+
     return tuple(
         _add_other_endpoint(prompt, question, answer, other_answer)
         for prompt, question, answer, other_answer in zip(
@@ -335,6 +338,7 @@ def _compare_scores(
                 other_scores=[prompt.other_scores[metric] for prompt in compared_prompts],
             )
             ratios.append(_estimate_ratio(metric, paired_scores, allowed_loss, level))
+
     return tuple(ratios)
 
 
@@ -359,11 +363,13 @@ def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
     mean = math.fsum(values) / count
     if count < FEWEST_ANSWERS:
         return Score(metric=metric, count=count, mean=mean, low=None, high=None)
+
     if metric in BINARY_SCORES:
         # A score of 0 or 1 is a proportion.
         low, high = wilson(mean, count, level)
     else:
         low, high = _interval_with_unseen_cases(metric, values, mean, level)
+
     return Score(metric=metric, count=count, mean=mean, low=low, high=high)
 
 
@@ -398,6 +404,7 @@ def _interval_with_unseen_cases(
     low = min(student_interval.low, mean_with_zeros)
     if metric in TOKEN_COUNTS:
         return _Bounds(low, student_interval.high)
+
     high = max(student_interval.high, mean_with_ones)
     return _Bounds(max(low, 0.0), min(high, 1.0))
 
@@ -434,6 +441,7 @@ def _estimate_ratio(
     has_enough_prompts = count >= MIN_COMPARED_PROMPTS
     if not has_enough_prompts or not estimate.is_bounded:
         return ratio
+
     low = _widen_lower_end(estimate, count, level)
     return msgspec.structs.replace(
         ratio,
@@ -488,9 +496,11 @@ def _is_within_loss(low: float, high: float, allowed_loss: float | None) -> bool
     """
     if allowed_loss is None:
         return None
+
     limit = 1 - allowed_loss
     if low >= limit:
         return True
     if high < limit:
         return False
+
     return None

@@ -160,10 +160,12 @@ def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[
     """
     if not any(isinstance(question.row.prompt, list) for question in questions):
         return
+
     first_tokens = _count_probe_tokens(first)
     second_tokens = _count_probe_tokens(second)
     if first_tokens is None or second_tokens is None or first_tokens == second_tokens:
         return
+
     raise UserError(
         "mismatch",
         f"prompts are token ids, but the tokenizers differ: A counts {first_tokens} tokens in a "
@@ -199,6 +201,7 @@ def describe_token_difference(first: Completions, second: Completions) -> str:
     ]
     if all(count_a == count_b for count_a, count_b in counts):
         return ""
+
     total_a = sum(count_a for count_a, _ in counts)
     total_b = sum(count_b for _, count_b in counts)
     return (

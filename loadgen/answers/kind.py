@@ -59,6 +59,7 @@ def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
         basis="the scores of every prompt",
         leave=FIELDS_NOT_FROM_SCORES,
     )
+
     if answer_files.SCORES in regenerated:
         yield RegeneratedFile(
             name=answer_files.SCORES,

@@ -57,6 +57,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     rows = read_rows(path)
     row_count = len(rows) if limit is None else min(limit, len(rows))
     questions: list[Question] = []
+
     errors: list[LoadgenError] = []
     for row_index in range(row_count):
         try:
@@ -66,8 +67,10 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
             # If so, this also adds an error that says that there are more.
             if has_too_many(errors, str(path)):
                 break
+
     if errors:
         raise CombinedError(errors)
+
     return questions
 
 
@@ -91,6 +94,7 @@ def _parse_question(line: bytes) -> Question:
     has_choices = bool(row.get("choices"))
     is_letter = reference is not None and len(reference) == 1 and reference.isupper()
     response_format = (row.get("response_format") or {}).get("type")
+
     return Question(
         row=parse_row(line.strip()),
         reference=reference,
@@ -123,9 +127,11 @@ def _reference_to_text(value: Any, key: str) -> str:
     """
     if isinstance(value, str):
         return value
+
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number:
         return str(value)
+
     raise BadRowError(
         "wrong_type",
         f"{key} must be a text",

@@ -55,8 +55,10 @@ def score_against_reference(
         rouge = _rouge_scorer().score(reference, answer)
         scores.update({name: score.fmeasure for name, score in rouge.items()})
         scores["exact"] = float(_normalize(answer) == _normalize(reference))
+
     if wants_json:
         scores["json"] = float(is_json(answer))
+
     return scores
 
 
@@ -69,6 +71,7 @@ def score_pair(first: str, second: str) -> dict[str, float]:
     second_tokens = _split_tokens(second)
     longer = max(len(first_tokens), len(second_tokens))
     agreed = _common_prefix_length(first_tokens, second_tokens)
+
     return {
         "equal": float(first == second),
         "agreement": float(agreed),
@@ -130,6 +133,7 @@ def _home_directory() -> Iterator[None]:
     if has_home:
         yield
         return
+
     os.environ["HOME"] = os.sep
     try:
         yield

@@ -82,14 +82,17 @@ def run_scoring(
     """
     completions = send_to_both(first, second, questions, options.send, on_progress)
     scored_prompts = score_prompts(questions, completions.a.texts, completions.texts_b)
+
     result = _summarize_endpoint_a(dataset, first, completions.a, scored_prompts, options)
     if second is not None:
         result = _add_endpoint_b(result, second, completions)
+
     if options.out is not None:
         texts = None
         if options.keep_texts:
             texts = answer_files.collect_texts(questions, completions.a.texts, completions.texts_b)
         answer_files.write_result(options.out, result, scored_prompts, texts)
+
     return ScoringOutcome(result, completions.failures)
 
 

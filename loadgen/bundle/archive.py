@@ -97,11 +97,13 @@ def _add_file(archive: zipfile.ZipFile, name: str, content: Path | bytes) -> Non
     """
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
+
     # The upper 16 bits hold the mode of a Unix file.
     entry.external_attr = 0o644 << 16
     if isinstance(content, bytes):
         archive.writestr(entry, content)
         return
+
     with content.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
         shutil.copyfileobj(source, target, COPY_BYTES)
 
@@ -191,13 +193,16 @@ def _checked_entries(
     if MANIFEST not in names:
         problem = f"not a bundle: it has no {MANIFEST}"
         raise UserError("wrong_format", problem, str(path), _SOURCE_HINT)
+
     if len(names) > MAX_FILES:
         problem = f"it has {len(names):,} files, but a bundle has at most {MAX_FILES:,}"
         raise UserError("too_large", problem, str(path), _SOURCE_HINT)
+
     unsafe_problem = _find_unsafe_entry(entries) or _find_duplicate_name(names)
     if unsafe_problem:
         problem = f"{unsafe_problem}. Nothing was extracted"
         raise UserError("unsafe_file", problem, str(path), _SOURCE_HINT)
+
     _check_size(sum(entry.file_size for entry in entries), path, free_bytes)
     return entries
 
@@ -235,6 +240,7 @@ def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:
             str(path),
             "do not trust this file",
         )
+
     if unpacked_bytes > free_bytes - RESERVED_BYTES:
         raise UserError(
             "resource_limit",
@@ -249,11 +255,13 @@ def _find_unsafe_reason(entry: zipfile.ZipInfo) -> str:
     """Return why an entry may not be unpacked, or "" if it may."""
     if not _is_safe_name(entry.filename):
         return "a path outside the directory"
+
     # The upper 16 bits hold the mode of a Unix file, and are 0 in archives of other systems.
     unix_mode = entry.external_attr >> 16
     file_type = stat.S_IFMT(unix_mode)
     if file_type not in (0, stat.S_IFREG):
         return "not a regular file"
+
     path = PurePosixPath(entry.filename)
     is_result_file = PurePosixPath(RESULT) in path.parents
     if not is_result_file and str(path) not in (MANIFEST, SUMS, SIGNATURE):
@@ -262,6 +270,7 @@ def _find_unsafe_reason(entry: zipfile.ZipInfo) -> str:
         return "unsupported compression"
     if entry.flag_bits & _ENCRYPTED_FLAG:
         return "an encrypted file"
+
     return ""
 
 

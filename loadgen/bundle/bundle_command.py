@@ -72,5 +72,6 @@ def write_and_report(
         f"Bundle: {out} ({manifest.kind} {manifest.name}, "
         f"{format.size(out.stat().st_size)}, {signed})"
     )
+
     for name, reason in manifest.omitted_files.items():
         print_status(f"Omitted: {name} ({reason})")

@@ -54,6 +54,7 @@ def write_bundle(
     refuse_links(folder)
     kind = derived_files.find_bundled_kind(folder)
     _check_unchanged(folder)
+
     if out.exists():
         raise UserError(
             "file_exists",
@@ -61,6 +62,7 @@ def write_bundle(
             f"--out {out}",
             "choose another name",
         )
+
     selected = _select_files(folder, with_texts=with_texts)
     manifest = Manifest(
         kind=kind.bundled_as or kind.name,  # some kinds have another name in a bundle
@@ -71,6 +73,7 @@ def write_bundle(
         omitted_files=selected.omitted,
     )
     write_archive(out, _collect_entries(selected, manifest, key))
+
     return manifest
 
 
@@ -86,9 +89,11 @@ def _collect_entries(
     }
     entries[MANIFEST] = format.document(manifest)
     hash_list = _list_hashes(entries)
+
     entries[SUMS] = hash_list
     if key is not None:
         entries[SIGNATURE] = signature.sign(key, hash_list)
+
     return entries
 
 
@@ -98,12 +103,14 @@ def _select_files(folder: Path, *, with_texts: bool) -> _SelectedFiles:
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
+
         name = path.relative_to(folder).as_posix()
         reason = _omission_reason(path, with_texts=with_texts)
         if reason:
             selected.omitted[name] = reason
         else:
             selected.included[name] = path
+
     return selected
 
 
@@ -128,6 +135,7 @@ def _check_unchanged(folder: Path) -> None:
         for name, change in checksums.find_changes(result_dir).items():
             path = (result_dir / name).relative_to(folder)
             changes[path.as_posix()] = change
+
     if changes:
         first_changes = list(changes.items())[:NAMED_CHANGES]
         named_changes = ", ".join(f"{name} ({change})" for name, change in first_changes)

@@ -32,10 +32,13 @@ def find_bundled_kind(folder: Path) -> ResultKind:
     kind = result_kinds.kind_of(folder, "regenerate")
     if kind is not None:
         return kind
+
     unsupported_kind = result_kinds.kind_of(folder)
+
     # Markers are files by which loadgen recognises a result that it wrote.
     if unsupported_kind is None or not unsupported_kind.markers:
         raise result_kinds.no_result(folder)
+
     raise UserError(
         "unsupported",
         f"a result that cannot be recomputed from raw data: {unsupported_kind.name}",

@@ -90,6 +90,7 @@ def compare_file(
     """
     if not file.endswith((".json", ".jsonl")):
         return _compare_lines(file, stored, regenerated)
+
     try:
         documents = list(zip(_parse(file, stored), _parse(file, regenerated), strict=True))
     except ValueError:
@@ -97,10 +98,12 @@ def compare_file(
             file=file, code="not_json", description="is not JSON, or has a different length"
         )
         return FileComparison(same=0, differences=(mismatch,))
+
     comparer = _JsonComparer(file, ignored, is_other_version)
     for number, (stored_document, new_document) in enumerate(documents, 1):
         location = f"line {number}" if file.endswith(".jsonl") else ""
         comparer.compare(location, stored_document, new_document)
+
     return comparer.result()
 
 
@@ -115,11 +118,13 @@ def _compare_lines(file: str, stored: bytes, regenerated: bytes) -> FileComparis
     stored_lines = stored.decode("utf-8", "replace").splitlines()
     new_lines = regenerated.decode("utf-8", "replace").splitlines()
     same = 0
+
     differences = []
     for number, (stored_line, new_line) in enumerate(zip_longest(stored_lines, new_lines), 1):
         if stored_line == new_line:
             same += 1
             continue
+
         start = _excerpt_start(stored_line or "", new_line or "")
         differences.append(
             Mismatch(
@@ -129,6 +134,7 @@ def _compare_lines(file: str, stored: bytes, regenerated: bytes) -> FileComparis
                 regenerated=_excerpt(new_line, start),
             )
         )
+
     return FileComparison(same=same, differences=tuple(differences))
 
 
@@ -153,9 +159,11 @@ def _excerpt(value: Any, start: int = 0) -> str:
         text = value
     else:
         text = json.dumps(value, ensure_ascii=False)
+
     end = start + EXCERPT_CHARACTERS
     before = "..." if start else ""
     after = "..." if end < len(text) else ""
+
     return f"{before}{text[start:end]}{after}"
 
 
@@ -215,10 +223,12 @@ class _JsonComparer:
         if _is_equal(stored, regenerated):
             self._same += 1
             return
+
         are_sentences = _is_sentence(stored) and _is_sentence(regenerated)
         if are_sentences and self._is_other_version:
             self._uncompared_paths.append(path)
             return
+
         self._differences.append(
             Mismatch(
                 file=self._file,

@@ -41,6 +41,7 @@ def sign(key: Path, data: bytes) -> bytes:
         file = Path(folder) / "data"
         file.write_bytes(data)
         arguments = ["-f", str(key), "-n", NAMESPACE, str(file)]
+
         process = _run_ssh_keygen("sign", arguments, option="--sign")
         if process.returncode:
             raise UserError(
@@ -49,6 +50,7 @@ def sign(key: Path, data: bytes) -> bytes:
                 f"--sign {key}",
                 "use a private OpenSSH key",
             )
+
         return file.with_name("data.sig").read_bytes()
 
 
@@ -63,10 +65,12 @@ def describe_valid_key(signature: bytes, data: bytes) -> str:
         file.write_bytes(signature)
         arguments = ["-n", NAMESPACE, "-s", str(file)]
         process = _run_ssh_keygen("check-novalidate", arguments, option="SHA256SUMS.sig", data=data)
+
     # ssh-keygen prints, for example: Good "loadgen" signature with ED25519 key SHA256:...
     match = re.search(r"with (\S+) key (\S+)", process.stdout.decode(errors="replace"))
     if match is None or process.returncode:
         return ""
+
     return f"{match[1]} {match[2]}"
 
 
@@ -92,6 +96,7 @@ def is_signed_by(public_key: Path, signature: bytes, data: bytes) -> bool:
         process = _run_ssh_keygen(
             "verify", arguments, option=f"--signed-by {public_key}", data=data
         )
+
     return process.returncode == 0
 
 

@@ -126,6 +126,7 @@ def _verify_bundle(path: Path, signed_by: Path | None) -> Verification:
         checker = _DerivedFileChecker(root / RESULT, manifest)
         checker.check_all()
         file_count = sum(1 for file in root.rglob("*") if file.is_file())
+
     differences = (*hash_differences, *kind_differences, *checker.differences)
     is_badly_signed = signature_check.state in ("broken", "other key")
     return Verification(
@@ -158,13 +159,16 @@ def _check_hashes(root: Path) -> list[Mismatch]:
     if checksums.read_checksums(root) is None:
         description = "is missing, so no hash can be checked"
         return [Mismatch(file=SUMS, code="no_hashes", description=description)]
+
     problems = dict(checksums.find_changes(root))
     problems.update(dict.fromkeys(checksums.unlisted(root), "unlisted"))
     problems.pop(SIGNATURE, None)
+
     mismatches = []
     for name, problem in problems.items():
         code, description = _HASH_MISMATCHES[problem]
         mismatches.append(Mismatch(file=name, code=code, description=description))
+
     return mismatches
 
 
@@ -218,6 +222,7 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
             f"--signed-by {signed_by}",
             "request a signed bundle, or verify it without --signed-by",
         )
+
     signature_bytes = signature_file.read_bytes()
     hash_list_file = root / SUMS
     hash_list = hash_list_file.read_bytes() if hash_list_file.is_file() else b""
@@ -226,6 +231,7 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
         return _SignatureCheck("broken")
     if signed_by is None:
         return _SignatureCheck("some key", key)
+
     is_required_key = signature.is_signed_by(signed_by, signature_bytes, hash_list)
     return _SignatureCheck("given key" if is_required_key else "other key", key)
 
@@ -301,6 +307,7 @@ class _DerivedFileChecker:
         for metric_path, package in plugin_metrics.items():
             reason = f"defined by {package}, which is not loaded; use --plugins"
             self.skipped[f"{file.name}: {metric_path}"] = reason
+
         comparison = compare_file(
             f"{RESULT}/{file.name}",
             stored_file.read_bytes(),
@@ -348,9 +355,11 @@ def _metrics_of_missing_plugins(summary_file: Path) -> dict[str, str]:
     is_summary_of_run = summary_file.name == run_folder.SUMMARY and manifest_file.is_file()
     if not is_summary_of_run:
         return {}
+
     manifest = decode_manifest(manifest_file.read_bytes(), str(manifest_file))
     loaded_metrics = {row.name for row in METRICS.available()}
     summary = summary_file.read_bytes()
+
     packages: dict[str, str] = {}
     for plugin in manifest.plugins:
         defines_metric = plugin.table == METRICS.group
@@ -358,6 +367,7 @@ def _metrics_of_missing_plugins(summary_file: Path) -> dict[str, str]:
             for key in _find_metric_keys(plugin.name, summary):
                 # The object `figures` of a summary has the metrics of plug-ins.
                 packages[f"figures.{key}"] = f"{plugin.package} {plugin.version}"
+
     return packages
 
 

@@ -41,6 +41,7 @@ def report(verification: Verification) -> Report:
         *_omitted_files(verification),
         ("signature", _describe_signature(verification)),
     ]
+
     return Report(
         title=_describe_bundle(verification),
         generated_by="loadgen verify",
@@ -65,11 +66,14 @@ def _describe_result(verification: Verification) -> str:
     values = format.counted(sum(file.same for file in verification.reproduced), "value")
     if verification.verified == "all":
         return f"VERIFIED: all {values} were reproduced from the raw records."
+
     if verification.verified == "part":
         skipped = format.counted(len(verification.skipped), "file")
         return f"VERIFIED IN PART: {values} were reproduced; {skipped} could not be checked."
+
     if not verification.differences:
         return "NOT VERIFIED: the signature is not valid."
+
     count = format.counted(len(verification.differences), "difference")
     return f"NOT VERIFIED: {count} from the raw records; {values} were reproduced."
 

@@ -84,6 +84,7 @@ class LazyGroup(Group):
 def summarize_commands() -> list[CommandSummary]:
     """Return all commands, those of plug-ins too, sorted by group. Imports none of them."""
     summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.builtin_rows]
+
     # What plug-ins add is cached, so that their modules need not be imported.
     summaries += [
         CommandSummary(name, group, help_text)
@@ -178,8 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         exit_code = run_to_exit_code(partial(_flush_output, exit_code))
     except KeyboardInterrupt:  # a second signal, while the first one was being handled
         exit_code = INTERRUPTED
+
     if arguments is None:
         signals.ignore_signals()  # the teardown of Python would restore the default handlers
+
     sys.exit(exit_code)
 
 

@@ -222,15 +222,19 @@ def _translate_synthetic_data(value: str) -> list[str]:
     """
     if "=" not in value:
         return ["--dataset", value]
+
     lengths: dict[str, str] = {}
     for pair in value.strip("{}").split(","):
         name, _, tokens = pair.partition("=")
         lengths[name] = tokens
+
     arguments: list[str] = []
     if "prompt_tokens" in lengths:
         arguments += ["--input-tokens", lengths["prompt_tokens"]]
+
     if "output_tokens" in lengths:
         arguments += ["--output-tokens", lengths["output_tokens"]]
+
     return arguments
 
 
@@ -414,11 +418,13 @@ def find_replacement(flag: str, known: Mapping[str, KnownOption]) -> Replacement
         replacement = replacements.get(flag)
         if replacement is None:
             continue
+
         # A replacement without options, for example "not needed", applies to every command.
         needs_no_option = not replacement.options
         command_has_option = any(option in known for option in replacement.options)
         if needs_no_option or command_has_option:
             return replacement
+
     return None
 
 
@@ -479,6 +485,7 @@ def translate(
     command_line = _merge_extra_bodies(command_line)
     command_line = _separate_rate_from_concurrency(command_line)
     unknown_flags = tuple(dict.fromkeys(option.flag for option in unknown_options))
+
     return Translation(
         unknown=unknown_flags,
         hints={flag: _hint_for(flag, known) for flag in unknown_flags},
@@ -497,9 +504,11 @@ def _translate_option(option: TypedOption, known: Mapping[str, KnownOption]) -> 
         return option.arguments
     if _is_part_of_address(option):
         return ()
+
     replacement = find_replacement(option.flag, known)
     if replacement is None or replacement.translate is None:
         return ()
+
     return replacement.translate(option.value)
 
 
@@ -532,12 +541,14 @@ def _separate_rate_from_concurrency(arguments: Sequence[str]) -> list[str]:
     """
     if "--request-rate" not in arguments or "--concurrency" not in arguments:
         return list(arguments)
+
     rate_flag_index = arguments.index("--request-rate")
     rate_value_index = rate_flag_index + 1
     has_rate_value = rate_value_index < len(arguments)
     is_rate_unlimited = has_rate_value and arguments[rate_value_index] == "inf"
     if is_rate_unlimited:
         return [*arguments[:rate_flag_index], *arguments[rate_value_index + 1 :]]
+
     return [
         "--max-in-flight" if argument == "--concurrency" else argument for argument in arguments
     ]
@@ -552,21 +563,26 @@ def _merge_extra_bodies(arguments: Sequence[str]) -> list[str]:
     """
     body: dict[str, object] = {}
     other_arguments: list[str] = []
+
     index = 0
     while index < len(arguments):
         if arguments[index] != "--extra-body":
             other_arguments.append(arguments[index])
             index += 1
             continue
+
         value_index = index + 1
         json_text = arguments[value_index] if value_index < len(arguments) else "{}"
         try:
             body |= json.loads(json_text)
         except (ValueError, TypeError):  # no JSON, or JSON that is not an object
             return list(arguments)
+
         index = value_index + 1
+
     if not body:
         return other_arguments
+
     return [*other_arguments, "--extra-body", json.dumps(body)]
 
 
@@ -596,14 +612,17 @@ def _parse_first_option(arguments: Sequence[str], known: Mapping[str, KnownOptio
     is_option = re.match(r"--?[A-Za-z]", first_argument) is not None
     if not is_option:
         return TypedOption("", first_argument, (first_argument,))
+
     if first_argument.startswith("--"):  # --seed=1
         flag, _, attached_value = first_argument.partition("=")
     else:  # -c8, where the value follows a single letter
         flag = first_argument[:2]
         attached_value = first_argument[2:]
+
     has_attached_value = flag != first_argument
     if has_attached_value:
         return TypedOption(flag, attached_value, (first_argument,))
+
     values = _find_values(flag, arguments[1:], known)
     return TypedOption(flag, " ".join(values), (first_argument, *values))
 
@@ -624,11 +643,13 @@ def _find_values(
     """
     if flag in known:
         return next_arguments[:1] if known[flag].takes_value else ()
+
     replacement = find_replacement(flag, known)
     if replacement is not None and not replacement.takes_value:
         return ()
     if flag == "--goodput":
         return tuple(takewhile(_is_objective, next_arguments))
+
     is_followed_by_option = (
         bool(next_arguments) and re.match(r"-[A-Za-z-]", next_arguments[0]) is not None
     )

@@ -97,6 +97,7 @@ def _list_matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Ite
     directory = Path(parent or slash or ".")
     if not directory.is_dir():
         return
+
     for path in sorted(directory.iterdir()):
         is_hidden = path.name.startswith(".") and not prefix
         if is_hidden or not path.name.startswith(prefix):

@@ -101,9 +101,11 @@ def _report_bug(error: Exception) -> int:
         delete=False,
     ) as file:
         traceback.print_exception(error, file=file)
+
     summary = f"error: a bug in loadgen: {type(error).__name__}: {error}"
     print(f"{summary}\n  --> {file.name}", file=sys.stderr)
     print("hint: please report it with that file", file=sys.stderr)
+
     return BUG
 
 
@@ -129,8 +131,10 @@ class _SignalHandler:
         self._signal_count += 1
         if self._signal_count > 2:
             signals.exit_immediately()
+
         if self._signal_count == 2:
             return
+
         running_loop = events._get_running_loop()
         if running_loop is not None:
             running_loop.call_soon_threadsafe(_raise_keyboard_interrupt)
@@ -145,7 +149,9 @@ def _interrupt_on_signals() -> None:
     """Handle the termination signals, unless the parent process ignores them (as under `nohup`)."""
     if threading.current_thread() is not threading.main_thread():
         return
+
     handler = _SignalHandler()
+
     # Any other handler is SIG_IGN, or that of a program which calls loadgen.
     replaceable_handlers = (signal.SIG_DFL, signal.default_int_handler, signals.exit_immediately)
     for signum in signals.TERMINATION_SIGNALS:
@@ -185,6 +191,7 @@ def _to_host_error(error: BaseException) -> UserError | None:
     """
     if isinstance(error, OSError) and error.errno in _HOST_ERRORS:
         return _to_file_error(error)
+
     if _is_out_of_memory(error):
         return UserError(
             "resource_limit",
@@ -194,10 +201,12 @@ def _to_host_error(error: BaseException) -> UserError | None:
                 "use a shorter load or smaller files"
             ),
         )
+
     # An event loop that lacks a file descriptor raises another error while it is closed.
     for cause in _walk_causes(error):
         if isinstance(cause, OSError) and cause.errno in _TOO_MANY_FILES:
             return _to_file_error(cause)
+
     return None
 
 
@@ -227,12 +236,15 @@ def _to_file_error(error: OSError) -> UserError:
     if error.errno in _TOO_MANY_FILES:
         hint = f"raise the limit of open files (ulimit -n); {_hint_about_recorded_data(path)}"
         return UserError("resource_limit", message, path, hint)
+
     if error.errno in _NO_SPACE:
         recorded_data_hint = _hint_about_recorded_data(path)
         hint = f"free some space, or use another folder with --out; {recorded_data_hint}"
         return UserError("resource_limit", message, path, hint)
+
     if not path:
         return UserError("host_refused", message, path, _hint_about_recorded_data(path))
+
     is_folder_missing = error.errno == errno.ENOENT and not Path(path).parent.exists()
     if is_folder_missing:
         missing_folders = [
@@ -245,6 +257,7 @@ def _to_file_error(error: OSError) -> UserError:
             str(topmost_missing),
             "look for the recorded data where the folder is now",
         )
+
     return UserError("host_refused", message, path, "use a path that can be read and written")
 
 

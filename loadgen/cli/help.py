@@ -138,6 +138,7 @@ def format_full_help(command: TyperCommand | TyperGroup, ctx: Context, width: in
         # click's own option for the help has no panel.
         panel = getattr(option, "rich_help_panel", None) or DEFAULT_PANEL
         options_by_panel[panel].append(option)
+
     for panel, options in options_by_panel.items():
         if options:
             lines += ["", f"{panel}:"]
@@ -166,6 +167,7 @@ def format_short_help(command: TyperCommand | TyperGroup, ctx: Context, width: i
         "all of them and the exit codes."
     )
     footer = ["", *_wrap(footer_text, width)]
+
     example_arguments = " ".join(first_example).split()
     for option in _sort_by_importance(options, example_arguments):
         name, text = describe_option(option, ctx, brief=True)
@@ -173,6 +175,7 @@ def format_short_help(command: TyperCommand | TyperGroup, ctx: Context, width: i
         if len(lines) + len(entry) + len(footer) > MAX_SHORT_HELP_LINES:
             break
         lines += entry
+
     return lines + footer
 
 
@@ -184,10 +187,12 @@ def format_entry(name: str, text: str, width: int, text_column: int = TEXT_COLUM
     text_lines = _wrap(text, width - text_column) or [""]
     lines = []
     left_column = f"  {name}"
+
     is_too_long = len(left_column) > text_column - len("  ")
     if is_too_long:
         lines += _wrap(name, width, "  ", "    ")
         left_column = ""
+
     lines.append(f"{left_column:<{text_column}}{text_lines[0]}".rstrip())
     lines += [" " * text_column + line for line in text_lines[1:]]
     return lines
@@ -201,21 +206,28 @@ def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -
     """
     if "--help" in option.opts:
         return HELP_ENTRY
+
     short_names = [name for name in option.opts if not name.startswith("--")]
     first_name, *other_names = [name for name in option.opts if name.startswith("--")]
+
     name = ", ".join([*short_names, first_name])
     if option.secondary_opts:  # the name that switches it off, like --no-color
         name += f" / {option.secondary_opts[0]}"
+
     if not option.is_flag:
         name += f" {option.metavar or _value_placeholder(option)}"
+
     text = (option.help or "") + _describe_plugin_values(option.name or "")
     if brief:
         return HelpEntry(name, _first_sentence(text))
+
     default = _describe_default(option, ctx)
     if default:
         text += f" [default: {default}]"
+
     if other_names:
         text += f" [also {', '.join(other_names)}]"
+
     return HelpEntry(name, text)
 
 
@@ -234,12 +246,15 @@ def _format_header(
         next_line_indent = "      " if is_example else "  "
         text = " ".join(paragraph.split())
         lines += ["", *_wrap(text, width, first_indent="  ", indent=next_line_indent)]
+
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
     if arguments:
         lines += ["", "Arguments:"]
+
     for argument in arguments:
         name = argument.metavar or (argument.name or "").upper()
         lines += format_entry(name, argument.help or "", width)
+
     return lines + _format_slos(ctx, width)
 
 
@@ -253,6 +268,7 @@ def _format_slos(ctx: Context, width: int) -> list[str]:
     workload_names = [argument for argument in arguments if argument in packaged]
     if not workload_names:
         return []
+
     from loadgen.core.execution.load_description import slo_by_class, slo_lines
     from loadgen.core.workload import load, read_flags
 
@@ -264,6 +280,7 @@ def _format_slos(ctx: Context, width: int) -> list[str]:
         lines += ["", f"SLO of the workload {name}, unless --slo replaces it:"]
         for line in slo_lines(workload.slo, slo_by_class(workload)):
             lines += _wrap(line, width, "  ", "    ")
+
     return lines
 
 
@@ -322,6 +339,7 @@ def _rate_importance(option: Any, example: Sequence[str]) -> Importance:
         return Importance.FREQUENT
     if option.name in COMMAND_OPTIONS or "--help" in option.opts:
         return Importance.SHARED
+
     return Importance.ONLY_HERE
 
 

@@ -45,12 +45,16 @@ def expand_slo_flag(arguments: Sequence[str]) -> list[str]:
             expanded_arguments.append(argument)
             is_after_slo = True
             continue
+
         is_objective = re.match(_SLO_OBJECTIVE, argument) is not None
         is_after_slo = is_after_slo and is_objective
+
         has_flag = bool(expanded_arguments) and expanded_arguments[-1] == "--slo"
         if is_after_slo and not has_flag:
             expanded_arguments.append("--slo")
+
         expanded_arguments.append(argument)
+
     return expanded_arguments
 
 
@@ -97,10 +101,13 @@ class Invocation:
         with collecting(errors):
             settings = build_settings(self.options)
             _check_settings(settings, can_use_store=can_use_store, needs_text=needs_text)
+
         with collecting(errors):
             self.telemetry_listeners()  # raises if --prometheus or --otel cannot be used
+
         if errors:
             raise CombinedError(errors)
+
         return replace(
             settings,
             command=tuple(_redact_command_line(self.arguments, settings.api_key)),
@@ -123,6 +130,7 @@ class Invocation:
         flags = [f"--{name}" for name in ("prometheus", "otel") if self[name] is not None]
         if not flags:
             return []
+
         from loadgen.telemetry import otel, prometheus
         from loadgen.telemetry.reader_process import SidecarStarter
 
@@ -130,9 +138,11 @@ class Invocation:
         if self["prometheus"] is not None:
             address = prometheus.parse_listen_address(self["prometheus"])
             listeners.append(SidecarStarter(partial(prometheus.Exporter, address=address)))
+
         if self["otel"] is not None:
             option = otel.check_otel_option(self["otel"])
             listeners.append(SidecarStarter(partial(otel.TelemetrySender, option=option)))
+
         return [*listeners, VirtualTimeNotice(" and ".join(flags))]
 
     def move_existing_results(self, out: Path | None) -> None:
@@ -151,6 +161,7 @@ class Invocation:
 
         if out is None or not self["force"]:
             return
+
         try:
             check_no_results(out)
         except UserError:  # the folder holds results
@@ -189,6 +200,7 @@ class Invocation:
                     "add --prices FILE",
                 )
             return None
+
         from loadgen.pricing.budget import Budget
         from loadgen.pricing.price_file import load_prices
 
@@ -222,6 +234,7 @@ def _check_settings(settings: Settings, *, can_use_store: bool, needs_text: str)
             f"--out {settings.store}",
             "give a folder",
         )
+
     returns_numbers = settings.returns_numbers
     if returns_numbers and needs_text:
         raise UserError(
@@ -246,6 +259,7 @@ class VirtualTimeNotice:
 
         if self._is_printed or not isinstance(event, RunPlanned):
             return
+
         if event.manifest.client == "virtual":
             self._is_printed = True
             print_status(
@@ -276,6 +290,7 @@ def collect_options(
         # The switch --no-stream sets the option `stream` to False.
         is_negative_switch = options[name].flags[0].startswith("--no-")
         collected[name] = False if is_negative_switch else value
+
     set_pairs = collected.pop("set", ())
     return collected | _parse_set_pairs(set_pairs, set_keys)
 
@@ -300,6 +315,7 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
         option = set_keys.get(name)
         if option is None:
             raise _unknown_set_key(name, pair, set_keys)
+
         if not equals:
             raise UserError(
                 "missing_value",
@@ -307,6 +323,7 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
                 f"--set {pair}",
                 f"--set {name}={option.set_metavar}",
             )
+
         can_be_repeated = option.cli_type == list[str]
         if can_be_repeated:
             values.setdefault(name, []).append(text)
@@ -316,6 +333,7 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
             )
         else:
             values[name] = _parse_bool(text, pair) if option.cli_type is bool else text
+
     return values
 
 
@@ -346,6 +364,7 @@ def _redact_command_line(arguments: Sequence[str], api_key: str | None) -> list[
 
     secrets = [api_key] if api_key else []
     safe_arguments = ["loadgen"]
+
     previous = ""
     for argument in arguments:
         if previous in ("--header", "-H"):
@@ -357,8 +376,10 @@ def _redact_command_line(arguments: Sequence[str], api_key: str | None) -> list[
             safe_argument = _redact_url(argument)
         else:
             safe_argument = argument
+
         safe_arguments.append(redact(safe_argument, secrets))
         previous = argument
+
     return safe_arguments
 
 
@@ -381,6 +402,7 @@ def _redact_url(argument: str) -> str:
     if argument.startswith("--"):
         flag, equals, url = argument.rpartition("=")
         prefix = flag + equals
+
     try:
         return prefix + Target.parse(url).redacted
     except TargetUnusable:

@@ -39,12 +39,14 @@ def parse_text(value: object) -> str:
         raise units.InvalidValueError(
             "wrong_type", f"must be a string, not {type(value).__name__}", ""
         )
+
     text = os.fspath(value)
     if not text.strip():
         reason = "the value is empty; is an environment variable unset?"
         raise units.InvalidValueError(
             "missing_value", reason, "set a value, or leave the option out"
         )
+
     return text
 
 
@@ -131,6 +133,7 @@ def parse_percentiles(value: object) -> tuple[float, ...]:
         numbers = [float(str(part).strip().removeprefix("p")) for part in parts]
     except ValueError:
         numbers = []  # is refused below, like numbers out of range
+
     quantiles = {round(number / 100, 9) for number in numbers}
     if not quantiles or not all(0 < quantile < 1 for quantile in quantiles):
         raise units.InvalidValueError(
@@ -138,6 +141,7 @@ def parse_percentiles(value: object) -> tuple[float, ...]:
             f"must be percentiles, not {value!r}",
             "numbers between 0 and 100, like 25,99.5",
         )
+
     return tuple(sorted(quantiles))
 
 
@@ -191,17 +195,20 @@ def parse_output_folder(value: object) -> str:
     text = parse_text(value)
     if "://" in text:
         return text
+
     path = Path(text).absolute()
     if any(len(os.fsencode(part)) > MAX_FILE_NAME_BYTES for part in path.parts):
         problem = f"name too long (over {MAX_FILE_NAME_BYTES} bytes)"
         raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "use a shorter name"
         )
+
     problem = _find_write_problem(path)
     if problem:
         raise units.InvalidValueError(
             "unwritable_file", f"cannot be created: {problem}", "use a path that can be written"
         )
+
     return text
 
 
@@ -237,12 +244,14 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
             "--extra-body",
             "write --extra-body '{\"temperature\": 0}'",
         ) from None
+
     errors = [
         UserError("unsupported", field.problem, f"--extra-body {field.name}", field.hint)
         for field in find_refused_fields(body)
     ]
     if errors:
         raise CombinedError(errors)
+
     return body
 
 
@@ -268,8 +277,10 @@ def parse_headers(value: object) -> tuple[tuple[str, str], ...]:
             headers.append((name, header_value))
         else:
             errors.append(error)
+
     if errors:
         raise CombinedError(errors)
+
     return tuple(headers)
 
 
@@ -305,6 +316,7 @@ def _check_header(name: str, value: str) -> UserError | None:
         return UserError(
             "invalid_value", "the header has no value", "--header", "write NAME: VALUE"
         )
+
     is_valid_name = re.fullmatch(_HEADER_NAME, name) is not None
     if not is_valid_name or not re.fullmatch(_HEADER_VALUE, value):
         return UserError(
@@ -313,6 +325,7 @@ def _check_header(name: str, value: str) -> UserError | None:
             f"--header {name}: ***" if is_valid_name else "--header",
             "use printable Latin-1 characters",
         )
+
     if name.lower() in _FRAMING_HEADERS:
         return UserError(
             "unsupported",
@@ -320,6 +333,7 @@ def _check_header(name: str, value: str) -> UserError | None:
             f"--header {name}",
             "leave it out",
         )
+
     return None
 
 
@@ -344,6 +358,7 @@ def parse_energy_pages(value: object) -> tuple[str, ...]:
     )
     if error is not None:
         raise error
+
     return pages
 
 

@@ -141,6 +141,7 @@ def add_options(
     set_keys = {name: option for name, option in options.items() if name in SET_KEYS}
     if not set_keys:
         options.pop("set", None)
+
     flag_options = {name: option for name, option in options.items() if option.flags}
 
     def decorate(command: Command) -> Command:
@@ -153,6 +154,7 @@ def add_options(
             for parameter in declared_parameters
             if _is_option_group(parameter.annotation)
         }
+
         typer_parameters = [_create_keyword_parameter("ctx", typer.Context)]
         for parameter in declared_parameters:
             typer_parameters += _expand_parameter(parameter, flag_options)
@@ -164,14 +166,17 @@ def add_options(
                 flag_values = {name: values.pop(name) for name in flag_options}
                 specified_options = collect_options(flag_values, options, set_keys)
                 values["invocation"] = _create_invocation(ctx, specified_options)
+
             for parameter_name, option_dataclass in dataclass_by_parameter.items():
                 field_values = {
                     field.name: values.pop(field.name) for field in fields(option_dataclass)
                 }
                 values[parameter_name] = option_dataclass(**field_values)
+
             return command(**values)
 
         run.__signature__ = inspect.Signature(typer_parameters)  # type: ignore[attr-defined]
+
         # `help.py` reads this attribute, because keys of --set are no parameters of typer.
         run.set_keys = set_keys if takes_invocation else {}  # type: ignore[attr-defined]
         return run
@@ -236,6 +241,7 @@ def _create_parameter(name: str, option: Option) -> inspect.Parameter:
     complete = option.complete
     if complete is None and option.choices:
         complete = completion.complete_choice(lambda: option.choices)
+
     declaration = typer.Option(
         *option.flags,
         help=option.help,
@@ -246,6 +252,7 @@ def _create_parameter(name: str, option: Option) -> inspect.Parameter:
     )
     if option.cli_type is bool:
         return _create_keyword_parameter(name, Annotated[bool, declaration], default=False)
+
     annotation = option.cli_type if option.default else option.cli_type | None
     return _create_keyword_parameter(
         name, Annotated[annotation, declaration], default=option.default

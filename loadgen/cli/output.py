@@ -40,12 +40,15 @@ def text_width(stream: TextIO) -> int:
 
     if not stream.isatty():
         return DEFAULT_COLUMNS
+
     try:
         terminal_columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # ValueError: the stream has no file descriptor
         return DEFAULT_COLUMNS
+
     if terminal_columns == 0:  # some terminals, for example in a container, report no size
         return DEFAULT_COLUMNS
+
     return min(max(terminal_columns, MIN_COLUMNS), MAX_COLUMNS)
 
 
@@ -119,6 +122,7 @@ def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
         has_finished_run = any(output_dir.rglob("summary.json"))
         if not has_finished_run:
             raise
+
         hints = [error.hint, f"finished runs are kept, and {resume_hint}"]
         raise TargetError(
             error.code,
@@ -151,6 +155,7 @@ def write_file(
         chunks = [data]
     else:
         chunks = data
+
     try:
         with path.open("ab" if append else "wb") as file:
             file.writelines(chunks)
@@ -207,9 +212,11 @@ def warn_if_changed(folder: Path) -> None:
 
     if not folder.is_dir():
         return
+
     changes = [f"{name} ({change})" for name, change in checksums.find_changes(folder).items()]
     if not changes:
         return
+
     print_status(
         f"warning: {folder} was modified after it was written: {list_names(changes)}. The metrics "
         f"below are those of the modified files. To list all changes: cd {folder} && sha256sum -c "

@@ -31,12 +31,15 @@ def parse_repetition(text: str | None) -> Repetition | None:
 
     if text is None:
         return None
+
     option = f"--repeat {text}"
     run_count_text, *pairs = (item.strip() for item in text.split(","))
+
     settings: dict[str, str] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         settings[name] = value
+
     errors: list[LoadgenError] = _find_unknown_settings(settings, option)
     has_duplicates = len(settings) < len(pairs)
     if has_duplicates:
@@ -49,16 +52,21 @@ def parse_repetition(text: str | None) -> Repetition | None:
     max_runs = None
     precision = None
     pause_ns = None
+
     with collecting(errors):
         run_count = _parse_run_count(run_count_text, settings, option)
+
     with collecting(errors):
         max_runs = _parse_max_runs(settings.get("most"), option)
+
     with collecting(errors):
         precision = _parse_precision(settings.get("within"), option)
+
     with collecting(errors):
         pause_ns = parse_option(
             "--repeat pause", settings.get("pause"), partial(units.duration_ns, default_unit="s")
         )
+
     if errors:
         raise CombinedError(errors)
 
@@ -91,6 +99,7 @@ def _parse_run_count(text: str, settings: Mapping[str, str], option: str) -> int
     """
     if text == "auto":
         return None
+
     run_count = int(text) if text.isdecimal() else 0
     if not 1 <= run_count <= MAX_RUNS:
         raise UserError(
@@ -99,6 +108,7 @@ def _parse_run_count(text: str, settings: Mapping[str, str], option: str) -> int
             option,
             "--repeat 3",
         )
+
     if "most" in settings or "within" in settings:
         raise UserError(
             "no_effect",
@@ -106,6 +116,7 @@ def _parse_run_count(text: str, settings: Mapping[str, str], option: str) -> int
             option,
             "use --repeat auto, or leave out most and within",
         )
+
     return run_count
 
 
@@ -118,6 +129,7 @@ def _parse_max_runs(text: str | None, option: str) -> int | None:
 
     if text is None:
         return None
+
     max_runs = int(text) if text.isdecimal() else 0
     if not repeats.MIN_RUNS <= max_runs <= MAX_RUNS:
         raise UserError(
@@ -126,6 +138,7 @@ def _parse_max_runs(text: str | None, option: str) -> int | None:
             option,
             "most=10",
         )
+
     return max_runs
 
 

@@ -74,11 +74,14 @@ def report(
         raise UserError(
             "conflict", "only one format can be printed", "--json, --markdown", "choose one"
         )
+
     warn_if_changed(folder)
+
     # A folder of no kind is opened as a run, whose error message says what is missing.
     kind = result_kinds.kind_of(folder) or result_kinds.RUN
     result = result_kinds.OpenedResult(folder, kind)
     prints_text = not as_json and not as_markdown
+
     if as_json:
         sys.stdout.buffer.write(result.document)
         sys.stdout.buffer.flush()
@@ -87,12 +90,15 @@ def report(
     else:
         text = result.render_text(full=full, color=wants_color(), width=text_width(sys.stdout))
         print(text, end="", flush=True)
+
     if html is not None and not no_html:
         _write_page(result, html, result_dir=folder)
     elif prints_text and not no_html:
         _write_default_page(result, folder)
+
     if prints_text and folder.is_dir():
         _warn_about_foreign_pages(folder)
+
     return result.exit_code(strict=strict)
 
 
@@ -109,6 +115,7 @@ def _write_default_page(result: OpenedResult, folder: Path) -> None:
     kind = result.row
     if not kind.page_name:
         return
+
     may_contain_page = result_kinds.can_write_page_to(kind, folder)
     if may_contain_page:
         _write_page(result, folder / kind.page_name, result_dir=folder)
@@ -140,6 +147,7 @@ def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
     page = result.page
     if page is None:
         return
+
     content = page.encode()
     try:
         is_in_result_dir = path.parent.resolve().is_relative_to(result_dir.resolve())
@@ -156,6 +164,7 @@ def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
             str(path),
             "choose another path with --html FILE, or use --no-html",
         ) from None
+
     # A folder that lists the checksums of its files would otherwise report the page as modified.
     checksums.renew(path.parent, path)
     print_status(f"page: {path}")

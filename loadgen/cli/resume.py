@@ -68,6 +68,7 @@ def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
                 flag,
                 "give it again",
             )
+
     return [*remaining_arguments, *typed[1:]]
 
 
@@ -146,6 +147,7 @@ def _remove_retyped_options(stored: Sequence[str], typed: Sequence[str]) -> list
     of its names: a typed `-u` replaces a stored `--url`.
     """
     typed_flags = {argument.partition("=")[0] for argument in _split_short_options(typed)}
+
     # COMMAND_OPTIONS has the shared options only. Those of `validate` have one name each.
     retyped_flags = typed_flags & COMPARISON_FLAGS
     for option in COMMAND_OPTIONS.values():
@@ -156,6 +158,7 @@ def _remove_retyped_options(stored: Sequence[str], typed: Sequence[str]) -> list
     for token in _parse_tokens(stored):
         if token.flag not in retyped_flags:
             remaining_arguments += token.arguments
+
     return remaining_arguments
 
 
@@ -172,6 +175,7 @@ def _parse_tokens(arguments: Sequence[str]) -> Iterator[Token]:
         argument = split_arguments[index]
         flag, equals, value = argument.partition("=")
         is_last = index + 1 == len(split_arguments)
+
         is_followed_by_value = flag in _FLAGS_WITH_VALUE and not equals and not is_last
         if is_followed_by_value:
             next_argument = split_arguments[index + 1]
@@ -196,6 +200,7 @@ def _split_short_options(arguments: Sequence[str]) -> Iterator[str]:
             remaining_text = remaining_text[2:]
             if flag in SWITCHES:
                 remaining_text = f"-{remaining_text}"
+
         yield remaining_text
 
 

@@ -31,6 +31,7 @@ def build_file_schema(kind: str) -> dict[str, object]:
             from loadgen.cli.targets import WrittenTargets
 
             return file_json_schema(WrittenTargets, "The targets of a loadgen run")
+
     known = ", ".join(KINDS)
     raise UserError(
         "unknown_name",

@@ -64,6 +64,7 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
     urls: Sequence[str] = values.get("url", ())
     targets_file: str | None = values.get("targets")
     api_key = _choose_api_key(values, urls)
+
     # A program that calls `loadgen.run` may use a simulator in its own process, without a URL.
     uses_embedded_simulator = "embedded" in values
 
@@ -73,6 +74,7 @@ def build_settings(options: Mapping[str, Any]) -> Settings:
             targets.check_urls_are_specified(urls)
         common = _build_common_endpoint(values, api_key)
         endpoints = _load_endpoints(urls, targets_file, common, values.get("server", "auto"))
+
     api_keys = [api_key, *_list_api_keys(endpoints)]
     metadata = _build_metadata(values, api_keys, errors)
     if errors:
@@ -103,10 +105,13 @@ def _add_implied_values(specified_values: Mapping[str, Any]) -> dict[str, Any]:
     system: SystemDescription | None = specified_values.get("system")
     values: dict[str, Any] = {} if system is None else dict(system.target)
     values.update(specified_values)
+
     if values.get("ray") is not None:
         values.setdefault("workers", 0)  # 0 stands for auto
+
     if values.get("api") in NON_GENERATIVE_APIS:
         values["stream"] = False
+
     return values
 
 
@@ -137,6 +142,7 @@ def _parse_values(options: Mapping[str, object], errors: list[LoadgenError]) -> 
         is_setting = option.used_by == "settings"
         if not is_setting or value is None:
             continue
+
         with collecting(errors):
             try:
                 values[name] = option.parse(value)
@@ -144,6 +150,7 @@ def _parse_values(options: Mapping[str, object], errors: list[LoadgenError]) -> 
                 visible_value = "***" if name == "api_key" else value
                 where = option.describe(name, visible_value)
                 raise UserError(error.code, str(error), where, error.hint) from None
+
     return values
 
 
@@ -159,6 +166,7 @@ def _find_conflicts(values: Mapping[str, object]) -> list[LoadgenError]:
                 "put all URLs into the targets file",
             )
         )
+
     if values.get("ray") is not None and "sources" in values:
         errors.append(
             UserError(
@@ -168,6 +176,7 @@ def _find_conflicts(values: Mapping[str, object]) -> list[LoadgenError]:
                 "leave out sources or --ray",
             )
         )
+
     return errors
 
 
@@ -191,11 +200,13 @@ def _read_api_key_variable(server: str | None, urls: Sequence[str]) -> str | Non
     backend = backends.find_backend_of_target(first_url)
     if backend is not None and backend.simulated:
         return None
+
     is_azure = server == "azure" or (first_url is not None and "azure.com" in first_url)
     if is_azure:
         azure_key = os.environ.get(AZURE_API_KEY_VARIABLE)
         if azure_key:
             return azure_key
+
     return os.environ.get(API_KEY_VARIABLE) or None
 
 
@@ -229,11 +240,14 @@ def _load_endpoints(
     """
     if targets_file is not None:
         return targets.load_targets(Path(targets_file), common=common)
+
     has_named_url = any(targets.split_named_url(url) is not None for url in urls)
     if len(urls) > 1 or has_named_url:
         return targets.create_endpoints(urls, common)
+
     if urls:
         targets.check_url(urls[0], server=server)
+
     return ()
 
 

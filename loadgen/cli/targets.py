@@ -54,10 +54,12 @@ def _validate_url(url: str) -> str:
             f"a simulated target must be the only target: {url}",
             "use --url for it alone, or serve it over HTTP with loadgen sim --preset",
         )
+
     try:
         Target.parse(url)
     except TargetUnusable as error:
         raise InvalidValueError(error.code, f"cannot be used: {error}", error.hint) from None
+
     return url
 
 
@@ -141,10 +143,12 @@ def load_targets(
         hint_if_missing=lambda: _EXAMPLE,
         hint_if_too_large=_EXAMPLE,
     )
+
     # A list at the top level is read as a mapping with the list under `targets`.
     content, errors = read_yaml(
         text, str(path), env, kind=kind, example=_EXAMPLE, key_of_list="targets"
     )
+
     # From here on, each check appends its errors to this list, which `context` refers to.
     context = FileContext(file=str(path), directory=path.parent, errors=errors)
     document = validate_document(WrittenTargets, content, context)
@@ -154,13 +158,16 @@ def load_targets(
     targets_file = _TargetsFile(content, context)
     if not document.targets:
         targets_file.add_error("empty_file", "the file has no targets", (), _EXAMPLE)
+
     endpoints: list[Endpoint] = []
     for index, target in enumerate(document.targets):
         endpoint = _create_endpoint(target, index, targets_file, env, common)
         _check_for_duplicates(endpoint, index, endpoints, targets_file)
         endpoints.append(endpoint)
+
     if errors:
         raise CombinedError(sort_errors(errors))
+
     return tuple(endpoints)
 
 
@@ -217,9 +224,12 @@ def _read_api_key(
                 f"export {variable_name}=...",
                 key=variable_name,
             )
+
         return key or None
+
     if target.api_key_file is None:
         return common_key or env.get("OPENAI_API_KEY") or None
+
     key_file = file.context.directory / target.api_key_file
     try:
         return key_file.read_text("utf-8").strip() or None
@@ -232,6 +242,7 @@ def _read_api_key(
             (index, "api_key_file"),
             "the file must contain only the key",
         )
+
         return None
 
 
@@ -249,6 +260,7 @@ def _check_for_duplicates(
     if any(earlier.name == endpoint.name for earlier in earlier_endpoints):
         message = f"two targets are named {endpoint.name!r}"
         file.add_error("duplicate", message, (index,), "give each target its own name")
+
     same_servers = [earlier for earlier in earlier_endpoints if _is_same_server(earlier, endpoint)]
     if same_servers:
         file.add_error(
@@ -311,9 +323,11 @@ def check_url(url: str, *, server: str = "auto") -> None:
             f"--url {url}",
             f"for {url} concurrent requests, use -c {url}",
         )
+
     backend = backends.get_backend_of_target(url)
     if backend.name != "http":
         return
+
     try:
         Target.parse(url, server=server)
     except TargetUnusable as error:
@@ -339,8 +353,10 @@ def create_endpoints(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, .
                 message = f"{endpoint.name} is specified twice"
                 errors.append(UserError("duplicate", message, "--url", "specify each target once"))
             endpoints.append(endpoint)
+
     if errors:
         raise CombinedError(errors)
+
     return tuple(endpoints)
 
 
@@ -364,6 +380,7 @@ def _create_endpoint_of_url(text: str, common: Endpoint) -> Endpoint:
     display_name = _redacted_url(url)
     if named_url is None:
         return replace(common, url=url, name=display_name)
+
     step_target_name = named_url.name
     return Endpoint(url=url, name=display_name, api_key=common.api_key, serves=step_target_name)
 

@@ -59,6 +59,7 @@ def to_user_error(error: ParserError) -> UserError:
         return _create_unknown_option_error(error, command_path)
     if getattr(error, "param", None) is not None:
         return _create_parameter_error(error, command_path)
+
     if getattr(error, "option_name", None):
         return UserError(
             "missing_value",
@@ -66,9 +67,11 @@ def to_user_error(error: ParserError) -> UserError:
             error.option_name,
             f"see {command_path} --help",
         )
+
     unknown_command = re.match("No such command '(.+?)'", str(error.message))
     if unknown_command is not None:
         return _create_unknown_command_error(unknown_command[1], error.ctx)
+
     return _create_unexpected_argument_error(error, command_path)
 
 
@@ -80,12 +83,14 @@ def _create_unknown_command_error(name: str, ctx: Context) -> UserError:
     """
     arguments = _command_line(ctx)
     is_top_level = _count_names(ctx.command_path) == 0
+
     hint = ""
     if is_top_level:
         other_tool_error = _create_other_tool_error(arguments, ctx)
         if other_tool_error is not None:
             return other_tool_error
         hint = _hint_for_command(name, arguments)
+
     return UserError(
         "unknown_name",
         f"unknown command: {name}",
@@ -104,6 +109,7 @@ def _create_other_tool_error(arguments: Sequence[str], ctx: Context) -> UserErro
         name_count = len(their_command)
         if tuple(arguments[:name_count]) != their_command:
             continue
+
         known = _collect_options(ctx.command.get_command(ctx, our_command), ("--help",))
         translation = translate([our_command, *arguments[name_count:]], depth=1, known=known)
         return UserError(
@@ -148,6 +154,7 @@ def _collect_options(command: Any, help_flags: Iterable[str]) -> dict[str, Known
         option = KnownOption(takes_value=not (param.is_flag or param.count))
         for flag in (*param.opts, *param.secondary_opts):
             known[flag] = option
+
     return known
 
 
@@ -181,6 +188,7 @@ def _create_unknown_option_error(error: ParserError, command_path: str) -> UserE
         # The translated command line explains the replaced options, so only the others get a hint.
         unreplaced_flags = [flag for flag in unknown_flags if flag not in translation.replaced]
         hint_lines = [*command_lines, *(f"{flag}: {hints[flag]}" for flag in unreplaced_flags)]
+
     return UserError(
         "unknown_name", message, f"{command_path} {unknown_flags[0]}", "\n  ".join(hint_lines)
     )
@@ -206,6 +214,7 @@ def _create_option_order_error(
         example_arguments = [*arguments[:depth], command_names[0], *arguments[depth:]]
         example = shlex.join(["loadgen", *example_arguments])
         hint += f"\n  type, for example: {example}"
+
     problem = f"{flag} must come after the command"
     return UserError("unknown_name", problem, f"{ctx.command_path} {flag}", hint)
 
@@ -234,9 +243,11 @@ def _create_parameter_error(error: ParserError, command_path: str) -> UserError:
         name = param.metavar or param.name.upper()
     else:
         name = _longest_flag(param)
+
     if type(error).__name__ == "MissingParameter":
         hint = f"{param.help} See {command_path} --help"
         return UserError("missing_option", f"{name} is missing", command_path, hint)
+
     message = _restyle_click_message(str(error.message).removeprefix("Value error, "))
     return UserError(
         "invalid_value", message, f"{command_path} {name}", f"see {command_path} --help"
@@ -270,10 +281,12 @@ def _create_unexpected_argument_error(error: ParserError, command_path: str) -> 
             f"{command_path} {endpoint}",
             f"--url {endpoint}",
         )
+
     match = re.search(r"unexpected extra argument.*\((.*)\)", str(error.message))
     if match is None:
         message = _restyle_click_message(error.message)
         return UserError("invalid_value", message, command_path, f"see {command_path} --help")
+
     argument = match[1].split()[0]
     return UserError(
         "invalid_value",
@@ -312,9 +325,11 @@ def _hint_for_unexpected_argument(
     is_unit = re.fullmatch(_UNITS, argument) is not None
     if follows_number and is_unit:
         return f"write a number and its unit together: {previous_argument}{argument}"
+
     help_hint = f"see {command_path} --help"
     command_name = command_path.rpartition(" ")[2]
     command_hint = _UNEXPECTED_ARGUMENT_HINTS.get(command_name)
+
     return f"{command_hint.format(argument)}; {help_hint}" if command_hint else help_hint
 
 
@@ -351,6 +366,7 @@ def _reject_url(path_text: str, param: Any) -> None:
     is_url = re.match(_URL_PREFIX, path_text) is not None
     if not is_url or os.path.exists(path_text):
         return
+
     url = _restore_double_slash(path_text)
     is_option = param.param_type_name == "option"
     raise UserError(

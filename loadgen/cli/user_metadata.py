@@ -58,6 +58,7 @@ def parse_metadata(
             errors.append(error)
         elif value is not None:
             pairs[key] = value
+
     if len(pairs) > MAX_PAIRS:
         errors.append(
             UserError(
@@ -67,6 +68,7 @@ def parse_metadata(
                 "leave some out",
             )
         )
+
     return Metadata(tuple(pairs.items()), errors)
 
 
@@ -109,8 +111,10 @@ def _check_pair(
     if not re.fullmatch(_KEY, key):
         message = "a key must be at most 64 letters, digits, dots, underscores or dashes"
         return UserError("invalid_value", message, "--metadata", _EXAMPLE)
+
     if value is None:
         return UserError("invalid_value", "the key has no value", f"--metadata {key}", _EXAMPLE)
+
     if re.search(_SECRET_KEY, key) or _is_secret(value, secrets):
         return UserError(
             "secret",
@@ -118,12 +122,15 @@ def _check_pair(
             f"--metadata {key}=***",
             "leave it out; use --api-key-file or an environment variable for keys",
         )
+
     option = f"--metadata {key}=..."
     if key in earlier_pairs:
         return UserError("duplicate", "the key is specified twice", option, "specify each key once")
+
     if not value or len(value) > MAX_VALUE_LENGTH or not value.isprintable():
         message = f"a value must be one line of 1 to {MAX_VALUE_LENGTH} characters"
         return UserError("invalid_value", message, option, _EXAMPLE)
+
     return None
 
 

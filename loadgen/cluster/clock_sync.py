@@ -68,6 +68,7 @@ def estimate_offset(exchanges: Sequence[ClockExchange]) -> ClockOffset:
         fastest = min(exchanges, key=lambda exchange: exchange.round_trip_ns)
         low_ns = fastest.min_offset_ns
         high_ns = fastest.max_offset_ns
+
     middle_ns = (low_ns + high_ns) // 2
     half_width_ns = (high_ns - low_ns + 1) // 2  # rounded up, so that it covers both ends
     return ClockOffset(middle_ns, half_width_ns)

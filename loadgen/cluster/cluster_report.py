@@ -68,13 +68,16 @@ def cluster_notes(
     """
     for node_label in cluster.lost:
         yield f"{node_label} was lost before the load. All workers ran on the remaining nodes."
+
     yield from _clock_notes(cluster)
     yield from _priority_notes(workers)
+
     if start_delay_ns > 0:
         yield (
             f"The last worker got the start time {start_delay_ns / NS_PER_MS:.0f} ms too "
             "late, so the load began unevenly. Start again, or use fewer workers."
         )
+
     yield from _loss_notes(workers, start_ns / NS_PER_S)
 
 
@@ -117,6 +120,7 @@ def _clock_notes(cluster: Cluster) -> Iterator[str]:
             f"ms (limit {limit_ms:g} ms), so the workers may have started that far "
             "apart. Synchronize the nodes by NTP or PTP."
         )
+
     if cluster.drift_ms is not None and cluster.drift_ms > limit_ms:
         yield (
             f"The clocks of the nodes drifted by up to {cluster.drift_ms:.1f} ms "

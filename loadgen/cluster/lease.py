@@ -37,7 +37,9 @@ def describe_holder(command: Sequence[str]) -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may know no name for its user
         user = f"user {os.getuid()}"
+
     now = datetime.datetime.now(datetime.UTC)
     process = f"process {os.getpid()}"
     command_name = " ".join(command[:2])
+
     return f"{user} on {socket.gethostname()} ({process}), {command_name}, since {now:%F %T} UTC"

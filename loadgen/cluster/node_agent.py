@@ -147,6 +147,7 @@ class NodeAgent:
         self._process = worker.start_process()
         self._reset_priority()
         self._start_communication(job, worker_count)
+
         # The task is stored, because asyncio keeps only a weak reference to it.
         self._silence_task = asyncio.create_task(self._end_after_silence())
         self._last_call_s = monotonic()
@@ -211,17 +212,20 @@ class NodeAgent:
             copied_lines: Number of output lines that the driver has.
         """
         self._last_call_s = monotonic()
+
         # Read before the files: if it has ended now, they have their final size.
         has_worker_ended = self._has_ended
         new_lines = self._lines[copied_lines:]
         record_chunks = self._read_records(copied.sizes)
         record_bytes = sum(len(chunk.data) for chunk in record_chunks)
+
         # Chunks that fill the message were probably cut off, so the driver has to ask again.
         has_more = record_bytes >= self._max_record_bytes
         text_and_resource_chunks = self._read_appended_files(copied.sizes)
         output_event_chunks = self._read_histograms_and_timelines(copied)
         chunks = [*text_and_resource_chunks, *output_event_chunks, *record_chunks]
         self._delete_copied_segments(copied.sizes)
+
         return WorkerUpdate(
             chunks=chunks,
             lines=new_lines,
@@ -249,10 +253,12 @@ class NodeAgent:
             chunk = self._read_new_bytes(name, copied_sizes.get(name, 0), remaining_bytes)
             if chunk is None:
                 continue
+
             chunks.append(chunk)
             remaining_bytes -= len(chunk.data)
             if remaining_bytes <= 0:
                 break
+
         return chunks
 
     def _read_appended_files(self, copied_sizes: Mapping[str, int]) -> Iterator[FileChunk]:
@@ -296,6 +302,7 @@ class NodeAgent:
         if path.suffix == ".new":
             # An incomplete histogram. The worker renames it when it is complete.
             return None
+
         # A histogram. The worker replaces it as a whole.
         return _read_if_modified(path, name, copied.modified_ns.get(name))
 

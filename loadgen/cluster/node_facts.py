@@ -104,6 +104,7 @@ def read_local_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> Node
     }
     for package in packages:
         versions[package] = plugins.version_of(package)
+
     return NodeFacts(
         host=socket.gethostname(),
         versions=versions,
@@ -149,6 +150,7 @@ def _digest(path: Path) -> str:
                     digest.update(block)
     except OSError:
         return ""
+
     return digest.hexdigest()
 
 
@@ -239,6 +241,7 @@ def list_input_files(job: Job) -> list[str]:
     candidates = [*options, *request_files, *arrival_files]
     paths = [os.fspath(candidate) for candidate in candidates if candidate is not None]
     unique_paths = dict.fromkeys(paths)
+
     return [path for path in unique_paths if os.path.exists(path)]
 
 

@@ -50,6 +50,7 @@ def parse_alive_nodes(
     for ray_node in ray_nodes:
         if not ray_node["Alive"]:
             continue
+
         node_id = ray_node["NodeID"]
         host, address = _host_and_address(ray_node)
         is_only_node = nodes_on_host[host, address] == 1
@@ -62,6 +63,7 @@ def parse_alive_nodes(
             total_cpus=int(ray_node["Resources"].get("CPU", 0)),
         )
         alive_nodes.append(node)
+
     return alive_nodes
 
 
@@ -93,4 +95,5 @@ def assign_workers(worker_count: int, cpus_by_node: Mapping[str, int]) -> list[s
         node_id = min(workers_on_node, key=placement_cost)
         workers_on_node[node_id] += 1
         node_ids.append(node_id)
+
     return node_ids

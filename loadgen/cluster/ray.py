@@ -78,12 +78,14 @@ def _open_connection(address: str, command: Sequence[str]) -> Iterator[ClusterCo
     if kept_connection is not None:
         yield kept_connection
         return
+
     connection = _connect(address, command)
     if _is_cli_command(command):
         _command_connections[address] = connection
         atexit.register(connection.client.close)
         yield connection
         return
+
     try:
         yield connection
     finally:
@@ -114,6 +116,7 @@ def _connect(option_address: str, command: Sequence[str]) -> ClusterConnection:
     """
     head_address = _find_joined_cluster() or option_address
     _check_reachable(head_address)
+
     client = RayClient(option_address)
     try:
         holder = lease.describe_holder(command)
@@ -122,6 +125,7 @@ def _connect(option_address: str, command: Sequence[str]) -> ClusterConnection:
     except BaseException:
         client.close()
         raise
+
     return ClusterConnection(client)
 
 
@@ -145,6 +149,7 @@ def _check_reachable(address: str) -> None:
     """
     if address == "auto":
         return
+
     host, _, port = address.rpartition(":")
     if address.startswith("ray://") or not host or not port.isdigit():
         raise UserError(
@@ -156,6 +161,7 @@ def _check_reachable(address: str) -> None:
                 "job submit -- loadgen run ... --ray auto"
             ),
         )
+
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:

@@ -47,6 +47,7 @@ class RayClient:
         self._call_numbers = itertools.count()
         self._futures_of_calls: dict[int, Future[Any]] = {}
         self._has_child_ended = False
+
         # Protects `_call_numbers`, `_futures_of_calls`, `_has_child_ended` and the order of
         # messages in the pipe.
         self._lock = threading.Lock()
@@ -65,9 +66,11 @@ class RayClient:
                 self._pipe.send((number, method, arguments))
             except OSError:  # the child process has closed its end of the pipe
                 self._has_child_ended = True
+
             if self._has_child_ended:
                 del self._futures_of_calls[number]
                 future.set_exception(self._cluster_lost_error())
+
         return future
 
     def _receive_results(self) -> None:
@@ -80,8 +83,10 @@ class RayClient:
                 number, has_succeeded, value_or_error = self._pipe.recv()
                 with self._lock:
                     future = self._futures_of_calls.pop(number)
+
                 if not future.set_running_or_notify_cancel():
                     continue  # the caller waits no longer for this result
+
                 if has_succeeded:
                     future.set_result(value_or_error)
                 else:

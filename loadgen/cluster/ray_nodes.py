@@ -112,11 +112,13 @@ class RayNodes:
         nodes_by_id = {node.id: node for node in nodes}
         unreserved_cpus = {node.id: node.free_cpus for node in nodes}
         agents: list[PlacedAgent] = []
+
         node_ids = placement.assign_workers(worker_count, cpus_by_node=unreserved_cpus)
         for node_id in node_ids:
             cpus_to_reserve = 1 if unreserved_cpus[node_id] > 0 else 0
             unreserved_cpus[node_id] -= cpus_to_reserve
             agents.append(await self._start_agent(nodes_by_id[node_id], cpus=cpus_to_reserve))
+
         return agents
 
     async def _start_agent(self, node: ClusterNode, cpus: int) -> PlacedAgent:
@@ -147,6 +149,7 @@ class RayNodes:
             raise self._too_many_workers_error(worker_count, responding)
         if usable:
             return usable
+
         return await self._wait_for_new_node(emit)
 
     async def _wait_for_new_node(self, emit: Emit) -> list[ClusterNode]:
@@ -161,6 +164,7 @@ class RayNodes:
             usable = _with_free_cpus(await self._find_responding_nodes())
             if usable:
                 return usable
+
         raise self._no_node_left_error()
 
     async def _find_responding_nodes(self) -> list[ClusterNode]:
@@ -186,10 +190,12 @@ class RayNodes:
         used_text = f", because {used_cpus} of {total_cpus} are in use" if used_cpus else ""
         workers_text = format.counted(worker_count, "worker needs", "workers need")
         nodes_text = format.counted(len(nodes), "node")
+
         if free_cpus:
             hint = f"use --workers {free_cpus}, or --workers auto"
         else:
             hint = "add nodes: ray start --address=HEAD:6379"
+
         return UserError(
             "resource_limit",
             (
@@ -224,6 +230,7 @@ class RayNodes:
         self.end_agents()
         if not self._has_agents:
             return
+
         deadline_s = monotonic() + RELEASE_S
         with contextlib.suppress(TargetError, TimeoutError):
             while monotonic() < deadline_s:

@@ -55,6 +55,7 @@ class RayDriver:
             import ray
         except ImportError:
             raise not_installed("the package ray is not installed", "ray", option, "ray") from None
+
         try:
             ray.init(
                 address=address,
@@ -71,6 +72,7 @@ class RayDriver:
             raise UserError(
                 "no_cluster", f"cannot join a Ray cluster: {reason}", option, hint
             ) from None
+
         self._lease = acquire_lease(holder, option)
 
     def free_cpus(self) -> int:
@@ -136,13 +138,17 @@ def acquire_lease(holder: str, option: str) -> object:
         lease_actor = _try_to_create_lease(holder)
         if lease_actor is not None:
             return lease_actor
+
         other_holder = _find_holder()
         if other_holder is not None:
             break
+
         if monotonic() >= deadline_s:
             other_holder = "a command that does not respond"
             break
+
         sleep(LEASE_POLL_S)
+
     raise UserError(
         "cluster_in_use",
         f"the cluster is in use by {other_holder}",
@@ -186,6 +192,7 @@ def _find_holder() -> str | None:
         holder: str = ray.get(actor.holder.remote(), timeout=HOLDER_TIMEOUT_S)
     except (ValueError, RayError):
         return None
+
     return holder
 
 
@@ -228,9 +235,11 @@ class CallServer:
             number, method, arguments = self._pipe.recv()
             if method == "leave":
                 return
+
             if method == "call_agent":
                 self._call_agent(number, arguments)
                 continue
+
             call_thread = threading.Thread(
                 target=self._call_driver, args=(number, method, arguments), daemon=True
             )
@@ -276,6 +285,7 @@ def _replace_ray_error(error: Exception) -> Exception:
     """
     if isinstance(error, LoadgenError):
         return error
+
     if "ray" in sys.modules:
         from ray.exceptions import ActorUnavailableError, RayError
 
@@ -283,6 +293,7 @@ def _replace_ray_error(error: Exception) -> Exception:
             return AgentUnreachableError(str(error))
         if isinstance(error, RayError):
             return AgentLostError(f"{type(error).__name__}: {error}")
+
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 

@@ -256,13 +256,17 @@ class RemoteWorker:
             if update is None:
                 self._raise_if_lost_before_ready()
                 return None
+
             self.files.write_chunks(update.chunks)
             counters.paste(self.index, update.counters)
+
             for line in update.lines:
                 self._handle_line(line, stop_others)
+
             if update.has_ended:
                 self._raise_if_ended_before_ready()
                 return self.result
+
             if not update.has_more:
                 await asyncio.sleep(POLL_S)
 
@@ -304,6 +308,7 @@ class RemoteWorker:
         except OSError as error:  # raised for an error of its node that the worker has reported
             self.host_error = error.strerror or type(error).__name__
             return
+
         self.result = result
         if result is not None:
             self.hot_path = result.hot_path
@@ -337,6 +342,7 @@ class RemoteWorker:
             if remaining_s <= 0:
                 self._mark_lost(has_lost_cluster=False)
                 return None
+
             call = self.agent.call("read_update", self.files.copied, self.received_lines)
             try:
                 update: WorkerUpdate = await asyncio.wait_for(call, remaining_s)

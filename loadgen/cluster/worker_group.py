@@ -93,6 +93,7 @@ class WorkerGroup:
         errors += node_facts.unreachable_target_errors(job, remote_nodes, self._nodes.option)
         if errors:
             raise CombinedError(_without_duplicates(errors))
+
         return list(node_facts.loopback_notes(job, remote_nodes))
 
     async def _place_and_check_agents(
@@ -117,9 +118,11 @@ class WorkerGroup:
             has_error = any(check.error is not None for check in checks)
             if not has_error:
                 return checks
+
             is_error_of_lost_node = await self._has_lost_node()
             if not is_error_of_lost_node:
                 return checks
+
             await self._end_all()
 
     async def _create_workers(self, job: Job, emit: Emit) -> list[RemoteWorker]:
@@ -142,6 +145,7 @@ class WorkerGroup:
         """
         await self._nodes.check_cluster()
         nodes_by_id = {remote.node.id: remote.node for remote in self._workers}
+
         deadline_s = monotonic() + NODE_DEATH_S
         while True:
             responding = await responding_nodes(list(nodes_by_id.values()))
@@ -149,6 +153,7 @@ class WorkerGroup:
             if lost_ids or monotonic() > deadline_s:
                 break
             await asyncio.sleep(POLL_S)
+
         self._nodes.history.mark_lost(lost_ids)
         return bool(lost_ids)
 
@@ -172,6 +177,7 @@ class WorkerGroup:
         """
         job = plan.job
         counters = SharedCounters(job.folder / "spool" / worker.COUNTERS_FILE, job.settings.workers)
+
         follow_tasks: list[FollowTask] = []
         try:
             with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
@@ -211,6 +217,7 @@ class WorkerGroup:
         worker_results = await asyncio.gather(*follow_tasks)
         death_reasons = [remote.death_reason for remote in self._workers]
         merged_result = merge.merge_results(plan, worker_results, death_reasons)
+
         # Shows how far the clocks of the nodes have drifted apart during the load.
         await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
         return self._with_cluster_description(merged_result, start_ns, start_delay_ns)
@@ -265,6 +272,7 @@ class WorkerGroup:
                 has_attempts_left = attempts < ATTEMPTS
                 if not has_lost_node and not has_attempts_left:
                     raise
+
             await self._end_all()
             await self.place(plan, emit)
 
@@ -286,6 +294,7 @@ class WorkerGroup:
         """
         workers = self._workers
         await asyncio.gather(*(remote.start(len(workers), job_pieces) for remote in workers))
+
         follow_tasks = [
             asyncio.create_task(remote.follow(counters, self._stop_all)) for remote in workers
         ]
@@ -295,6 +304,7 @@ class WorkerGroup:
         except BaseException:  # also if this is cancelled by a signal
             await _cancel(follow_tasks)
             raise
+
         return follow_tasks
 
     def _describe_cluster(self) -> Cluster:
@@ -398,6 +408,7 @@ def _connection_limit_errors(plan: Plan, nodes: Sequence[CheckedNode]) -> Iterat
     connections = resource_limits.count_connections(plan.schedule, plan.job.workload.max_in_flight)
     if connections is None:
         return
+
     for machine_nodes in _group_by_machine(nodes):
         workers_on_machine = len(machine_nodes)
         demand = resource_limits.ConnectionDemand(
@@ -407,6 +418,7 @@ def _connection_limit_errors(plan: Plan, nodes: Sequence[CheckedNode]) -> Iterat
             source_addresses=0,  # the system chooses the local address
             is_simulated=False,  # only the connections of the workers count
         )
+
         first_node = machine_nodes[0]
         for error in resource_limits.limit_errors(demand, first_node.facts.limits):
             yield _error_on_node(error, first_node.label)

@@ -30,6 +30,7 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
         CombinedError: The result is damaged.
     """
     baseline_dir = _baseline_path(baselines, name, "--save")
+
     # Not every kind of result can be compared. Those that can have a function "compare_side".
     is_comparable = result.is_dir() and result_kinds.kind_of(result, "compare_side") is not None
     if not is_comparable:
@@ -39,7 +40,9 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
             str(result),
             "give a folder written by loadgen run",
         )
+
     files.refuse_links(result)
+
     # This raises for a damaged result, which could not be compared with later. Its return value is
     # not needed.
     read_sides([result])
@@ -52,6 +55,7 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
                 "choose another name, or replace it with --force",
             )
         shutil.rmtree(baseline_dir)
+
     shutil.copytree(result, baseline_dir, ignore=shutil.ignore_patterns(*UNREAD_FILE_PATTERNS))
     return baseline_dir
 
@@ -71,6 +75,7 @@ def find_baseline(name: str, baselines: Path) -> Path:
             str(baselines),
             f"saved baselines: {saved_names}. Save one with loadgen compare --save NAME RESULT",
         )
+
     return baseline_dir
 
 

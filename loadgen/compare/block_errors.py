@@ -81,10 +81,12 @@ def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
     percentile_names = {quantile: name for name, quantile in QUANTILES}
     if metric.quantile is None or metric.quantile not in percentile_names:
         return ""
+
     percentile = percentile_names[metric.quantile]
     sample_count = sum(len(select_samples(run, metric.request_metric)) for run in runs)
     if sample_count >= SUPPORT[percentile]:
         return ""
+
     label = percentile.replace("_", ".")
     return f"{sample_count:,} samples, {label} needs {SUPPORT[percentile]:,}"
 
@@ -106,6 +108,7 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
         return EstimateOrReason(None, reason)
     if len(latencies) < MIN_SAMPLES:
         return EstimateOrReason(None, f"only {len(latencies):,} samples")
+
     if metric.quantile is None:
         mean = estimate_mean(latencies)
         if mean is None:
@@ -115,6 +118,7 @@ def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> E
         standard_error = estimate_percentile_error(latencies, metric.quantile)
         if not math.isfinite(standard_error.error):
             return EstimateOrReason(None, "too few samples above this percentile")
+
     return EstimateOrReason(
         ScaledEstimate(
             value=math.log(value),
@@ -143,9 +147,11 @@ def estimate_token_rate(
         if not intervals_of_window:
             return EstimateOrReason(None, "no steady-state window")
         rates += [_compute_token_rate(run, interval) for interval in intervals_of_window]
+
     estimate = estimate_log_rate(rates, value)
     if estimate is None:
         return EstimateOrReason(None, "no tokens in the steady-state window")
+
     return EstimateOrReason(estimate)
 
 
@@ -178,6 +184,7 @@ def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> Stand
     latencies = _clip_to_positive(_concatenate_samples(runs, metric))
     if len(latencies) < MIN_SAMPLES:
         return UNKNOWN_BLOCK_ERROR
+
     if metric.quantile is None:
         mean = estimate_mean(latencies)
         return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
@@ -186,6 +193,7 @@ def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> Stand
     sorted_latencies = np.sort(latencies)
     error = estimate_log_percentile_error(latencies, sorted_latencies, metric.quantile, block_count)
     slow_block_count = count_blocks_above(latencies, sorted_latencies, metric.quantile)
+
     return _limit_degrees_of_freedom(
         StandardError(error, degrees_of_freedom=block_count - 1.0), slow_block_count
     )
@@ -205,6 +213,7 @@ def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: fl
     assert metric.quantile is not None
     periods_per_run = max(BLOCK_COUNTS[0] // len(runs), 2)
     slow_count = 0
+
     total_count = 0
     for run in runs:
         latencies = select_samples(run, metric.request_metric)
@@ -214,6 +223,7 @@ def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: fl
             total_count += 1
             if quantile_of(period, metric.quantile) > threshold_ns:
                 slow_count += 1
+
     return PeriodCount(slow_count, total_count)
 
 
@@ -229,9 +239,11 @@ def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> Stand
         p: The percentile as a fraction, such as 0.99.
     """
     sorted_latencies = np.sort(latencies)
+
     # The logarithm is only computed of positive numbers.
     positive_latencies = _clip_to_positive(latencies)
     sorted_positive_latencies = _clip_to_positive(sorted_latencies)
+
     errors = []
     for block_count in BLOCK_COUNTS:
         if len(latencies) <= MOST_RESAMPLED_SAMPLES:
@@ -240,8 +252,10 @@ def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> Stand
             error = estimate_log_percentile_error(
                 positive_latencies, sorted_positive_latencies, p, block_count
             )
+
         corrected_error = error * _bootstrap_correction(block_count)
         errors.append(StandardError(corrected_error, degrees_of_freedom=block_count - 1.0))
+
     largest_error = max(errors)  # compares the field `error` first
     slow_block_count = count_blocks_above(latencies, sorted_latencies, p)
     return _limit_degrees_of_freedom(largest_error, slow_block_count)
@@ -309,14 +323,17 @@ def block_bootstrap(
     if count < 2 * blocks:
         value = statistic(values) if count else math.nan
         return Interval(value, -math.inf, math.inf, level, 0, "block bootstrap")
+
     block_size = count // blocks
     offsets = np.arange(block_size)
     starts_of_resamples = rng.integers(0, count - block_size + 1, (resamples, blocks))
+
     resampled_statistics = []
     for block_starts in starts_of_resamples:
         # Adding a column of starts and a row of offsets gives a row of indices for each block.
         value_indices = (block_starts[:, None] + offsets).ravel()
         resampled_statistics.append(statistic(values[value_indices]))
+
     low, high = np.quantile(resampled_statistics, [(1 - level) / 2, (1 + level) / 2])
     return Interval(statistic(values), float(low), float(high), level, blocks, "block bootstrap")
 

@@ -115,16 +115,21 @@ def compare(
             raise UserError("conflict", text, f"--save {save}", "give one folder")
         print(baselines.save_baseline(save, results[0], baselines_dir, force=force))
         return OK
+
     if against is not None:
         results = [baselines.find_baseline(against, baselines_dir), *results]
+
     if len(results) < 2:
         text = "a comparison needs at least two results"
         where = " ".join(map(str, results))
         raise UserError("too_few", text, where, "give two or more, or --against NAME")
+
     for folder in results:
         warn_if_changed(folder)
+
     confidence_level = _parse_confidence(confidence)
     conditions = thresholds.parse_thresholds(fail_on or ())
+
     sides = read_sides(results)
     with reporting_damage(*results):
         result = comparison.compare(
@@ -133,15 +138,19 @@ def compare(
             confidence=confidence_level,
             allow_different_work=anyway,
         )
+
     outcomes = list(thresholds.check_thresholds(conditions, result, beyond_noise=beyond_noise))
     report = compare_text.build_report(result, outcomes)
     document = {"comparison": result, "conditions": outcomes}
     print_result(document, report, as_json=as_json, as_markdown=as_markdown, full=full)
+
     if html is not None:
         write_file(html, html_renderer.render(report), "--html")
+
     if junit is not None:
         cases = list(compare_text.list_junit_cases(result, outcomes))
         write_file(junit, junit_renderer.render("loadgen compare", cases), "--junit")
+
     return _exit_code(result, outcomes)
 
 

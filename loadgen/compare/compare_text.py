@@ -74,6 +74,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
         for side_name in other_sides
     ]
     conditions = _build_condition_section(outcomes)
+
     return Report(
         title=f"{', '.join(other_sides)} vs. {first_side}",
         generated_by="loadgen compare",
@@ -125,10 +126,12 @@ def _build_terminal_section(comparison: Comparison, side_name: str) -> Section:
         if not _is_of_class_or_step(difference) or difference.outcome == "different"
     ]
     value_columns = ("metric", comparison.sides[0], side_name, "change")
+
     reason_not_judged = _find_common_reason(differences)
     if reason_not_judged:
         value_rows = [_format_values(difference) for difference in rows_to_show]
         return section("", Table(value_columns, value_rows))
+
     columns = (*value_columns, f"{comparison.confidence:.0%} CI", "outcome")
     rows = [_format_judged_cells(difference) for difference in rows_to_show]
     return section("", Table(columns, rows))
@@ -152,6 +155,7 @@ def _list_brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
             f"The workloads differ ({workloads}). Use --anyway to judge the metrics even so.",
             "warn",
         )
+
     has_repeats = all(count > 1 for count in comparison.runs)
     if not has_repeats:
         yield Paragraph(comparison.scope)
@@ -171,6 +175,7 @@ def list_junit_cases(
             group="loadgen compare",
             outcome="passed",
         )
+
     if not comparison.valid:
         reasons = [
             f"{run} is INVALID: {'; '.join(map(format_reason, codes))}"
@@ -182,6 +187,7 @@ def list_junit_cases(
             outcome="error",
             text="\n".join(reasons),
         )
+
     for outcome in outcomes:
         has_passed = None if outcome.failed is None else not outcome.failed
         yield JUnitCase(
@@ -190,6 +196,7 @@ def list_junit_cases(
             outcome=OUTCOME_OF_MET[has_passed],
             text=outcome.text,
         )
+
     if not outcomes:
         for difference in comparison.differences:
             yield _create_difference_case(difference)
@@ -229,6 +236,7 @@ def _summarize_differences(comparison: Comparison, side_name: str) -> str:
     differences = _select_differences(comparison, side_name)
     if not differences:
         return f"{heading}: the results have no metric in common."
+
     reason_not_judged = _find_common_reason(differences)
     if reason_not_judged:
         return f"{heading}: the metrics are not judged ({reason_not_judged})."
@@ -240,10 +248,12 @@ def _summarize_differences(comparison: Comparison, side_name: str) -> str:
         ]
         if names:
             clauses.append(f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names)}")
+
     insignificant_count = sum(difference.outcome != "different" for difference in differences)
     if insignificant_count:
         metrics = format.counted(insignificant_count, "metric")
         clauses.append(f"no significant difference in {metrics}")
+
     return f"{heading}: {'; '.join(clauses)}."
 
 
@@ -262,6 +272,7 @@ def _build_fact_table(comparison: Comparison) -> Table:
             "same" if value == first_value else _format_fact(value) for value in other_values
         ]
         rows.append((row_name, _format_fact(first_value), *other_cells))
+
     side_names = (facts.name for facts in comparison.facts)
     return Table(("", *side_names), rows, "prose")
 
@@ -290,6 +301,7 @@ def _build_side_section(comparison: Comparison, side_name: str) -> Section:
     heading = f"{side_name} vs. {comparison.sides[0]}"
     bars = _build_change_bars(differences)
     value_columns = ("metric", comparison.sides[0], side_name, "change")
+
     reason_not_judged = _find_common_reason(differences)
     if reason_not_judged:
         hint = "; use --anyway to judge them even so" if reason_not_judged == NOT_SAME_WORK else ""
@@ -299,7 +311,9 @@ def _build_side_section(comparison: Comparison, side_name: str) -> Section:
             Table(value_columns, [_format_values(difference) for difference in differences]),
             Paragraph(f"Not judged: {reason_not_judged}{hint}.", "warn"),
         )
+
     run_count = min(comparison.runs, default=0)
+
     # The last column, which has no heading, says why a metric is inconclusive.
     columns = (*value_columns, f"{comparison.confidence:.0%} CI", "outcome", "")
     rows = [_format_row(difference, run_count) for difference in differences]
@@ -331,10 +345,12 @@ def _build_change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
             continue
         bars = fraction_bars if difference.is_fraction else relative_bars
         bars.append(_build_change_bar(difference, change))
+
     suffix = "change with confidence interval"
     if relative_bars:
         title = f"Latencies and rates: {suffix}"
         yield Bars(rows=relative_bars, title=title, unit=" %", marked_value=0.0)
+
     if fraction_bars:
         title = f"Percentages: {suffix}"
         yield Bars(rows=fraction_bars, title=title, unit=" points", marked_value=0.0)
@@ -348,13 +364,16 @@ def _build_change_bar(difference: Difference, change: float) -> Bar:
     text = _format_change(difference)
     if difference.outcome != "inconclusive":
         text += f"  {_format_outcome(difference)}"
+
     start, end = sorted((0.0, change * 100))
     color = _OUTCOME_COLORS.get(difference.detailed_outcome, NEUTRAL_COLOR)
     whisker = None
     low = difference.low
+
     high = difference.high
     if low is not None and high is not None and high <= LARGEST_DRAWN_CHANGE:
         whisker = (low * 100, high * 100)
+
     return Bar(difference.name, text, [(start, end, color, text)], whisker)
 
 
@@ -377,6 +396,7 @@ def _build_recovery_table(comparison: Comparison) -> Table:
         event_label = recovery.EVENTS[side_recovery.recovery.event]
         event_key = _EventKey(event_label, number_in_run=side_recovery.number)
         recoveries_by_event.setdefault(event_key, []).append(side_recovery)
+
     rows = [
         _build_recovery_row(event_key.label, side_recoveries, comparison.sides)
         for event_key, side_recoveries in recoveries_by_event.items()
@@ -414,6 +434,7 @@ def _build_recovery_row(
     for side_name in side_names:
         recoveries_of_side = [item.recovery for item in side_recoveries if item.side == side_name]
         recovery_times.append(_join_unique(map(recovery.describe_recovery, recoveries_of_side)))
+
     resolution_s = max(item.recovery.resolution_s for item in side_recoveries)
     return (
         event_label,
@@ -480,6 +501,7 @@ def _format_values(difference: Difference) -> tuple[str, ...]:
     name_with_unit = difference.name
     if difference.unit:
         name_with_unit += f", {difference.unit}"
+
     return (
         name_with_unit,
         _format_value(difference, difference.before),
@@ -503,10 +525,12 @@ def _describe_inconclusive(difference: Difference, run_count: int) -> str:
     """Return why a difference is inconclusive and what would decide it, or "" if it is decided."""
     if difference.outcome != "inconclusive":
         return ""
+
     texts = [difference.reason]
     detectable = _format_detectable(difference)
     if detectable != format.NONE:
         texts.append(f"minimum detectable change {detectable}")
+
     needed_load = describe_needed_load(difference, difference.needed_load_factor, run_count)
     texts.append(needed_load)
     return "; ".join(filter(None, texts))
@@ -530,6 +554,7 @@ def _format_change(difference: Difference) -> str:
         return "0.0 %"
     if abs(change) < 1:
         return f"{change * 100:+.1f} %"
+
     return format.difference(difference.before, difference.after)
 
 

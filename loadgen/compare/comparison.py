@@ -123,14 +123,17 @@ def compare(
     metrics = _list_metrics_to_compare(sides, extra_metrics)
     comparer = _Comparer(metrics, extra_metrics, confidence)
     differences: list[Difference] = []
+
     work_differences: list[str] = []
     for other in sides[1:]:
         work_differences_of_side = describe_work_differences(first, other)
         work_differences += work_differences_of_side
+
         if work_differences_of_side and not allow_different_work:
             reason_not_judged = NOT_SAME_WORK
         else:
             reason_not_judged = _find_reason_not_judged(first, other)
+
         differences += comparer.compare_sides(first, other, reason_not_judged)
         differences += comparer.compare_parts(first, other, reason_not_judged)
 
@@ -140,6 +143,7 @@ def compare(
         for run in side.runs
         if not run.summary.verdict.valid
     }
+
     return Comparison(
         sides=tuple(side.name for side in sides),
         runs=tuple(len(side.runs) for side in sides),
@@ -195,6 +199,7 @@ def _find_reason_not_judged(first: Side, other: Side) -> str:
     first_summaries = [run.summary for run in first.runs]
     if any(run.summary in first_summaries for run in other.runs):
         return SAME_RUN
+
     invalid_sides = [
         side.name
         for side in (first, other)
@@ -203,8 +208,10 @@ def _find_reason_not_judged(first: Side, other: Side) -> str:
     if invalid_sides:
         verb = "is" if len(invalid_sides) == 1 else "are"
         return f"{' and '.join(invalid_sides)} {verb} INVALID"
+
     if first.reported_metrics or other.reported_metrics:
         return "other tools define these metrics differently"
+
     return ""
 
 
@@ -287,6 +294,7 @@ class _Comparer:
                 _pair_metric(first_part, other_part, metric, reason_not_judged)
                 for metric in self._select_metrics(part)
             ]
+
             complete_pairs = [pair for pair in pairs if _has_both_values(pair.difference)]
             for difference in self._judge_pairs(complete_pairs, first_part, other_part):
                 yield msgspec.structs.replace(
@@ -326,9 +334,12 @@ class _Comparer:
                 difference = judge(
                     difference, pair.estimate, pair.metric.better, level, strictest_level
                 )
+
             if difference.detailed_outcome in ("better", "worse"):
                 difference = _confirm_by_time_periods(difference, first, other, pair.metric, level)
+
             differences.append(difference)
+
         return differences
 
 
@@ -348,6 +359,7 @@ def _pair_metric(first: Side, other: Side, metric: Metric, reason_not_judged: st
     """
     is_repeated = len(first.runs) > 1 and len(other.runs) > 1
     estimate = None
+
     reason = reason_not_judged or _find_slo_difference(first, other, metric)
     if not reason:
         first_estimate = estimate_side(first, metric, is_repeated=is_repeated)
@@ -371,6 +383,7 @@ def _pair_metric(first: Side, other: Side, metric: Metric, reason_not_judged: st
         reason=reason or NO_KNOWN_INTERVAL,
         is_repeated=is_repeated,
     )
+
     return _MetricPair(metric, difference, estimate)
 
 
@@ -422,6 +435,7 @@ def _confirm_by_time_periods(
         return difference
     if not difference.before or not difference.after:
         return difference
+
     first_runs = list_measured_records(first)
     other_runs = list_measured_records(other)
     if len(first_runs) < len(first.runs) or len(other_runs) < len(other.runs):
@@ -436,6 +450,7 @@ def _confirm_by_time_periods(
     )
     if p_value_of_periods <= level:
         return difference
+
     reason = (
         f"the difference comes from only a few periods of time ({first_periods.slow} "
         f"of {first_periods.total} periods are slow, against {other_periods.slow} of "

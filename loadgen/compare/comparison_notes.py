@@ -50,10 +50,12 @@ def describe_scope(sides: Sequence[Side]) -> str:
         return "Not judged: results of other tools have no records."
     if all(len(side.runs) > 1 for side in sides):
         return "Variation between repeated runs."
+
     single_runs = [side.name for side in sides if len(side.runs) < 2]
     subject = "One run per side"
     if len(single_runs) < len(sides):
         subject = f"Only one run of {' and '.join(single_runs)}"
+
     return f"{subject}: run-to-run variation unknown. Re-run with --repeat 3."
 
 
@@ -77,11 +79,13 @@ def _list_missing_metrics(side: Side) -> list[str]:
     """Return the names of metrics that another tool did not report."""
     if not side.reported_metrics:
         return []
+
     names = []
     for path in (*comparable_metrics.default_metric_paths(), *OTHER_TOOL_METRICS):
         metric = find_metric(path)
         if metric is not None and path not in side.reported_metrics:
             names.append(metric.name)
+
     return names
 
 
@@ -94,16 +98,20 @@ def _list_run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     verdict = summary.verdict
     if not verdict.valid:
         yield f"{label} is INVALID: {'; '.join(verdict.reasons)}"
+
     for caveat in verdict.caveats:
         yield f"{label}: {caveat}"
+
     for node in summary.node_differences.outliers:
         yield (
             f"{label}: {node.name} is an outlier, {node.metric.upper()} {node.change:+.1%} vs. the "
             f"other {summary.node_differences.node_kind}s"
         )
+
     state = summary.run.state
     if state != "finished":
         yield f"{label}: {STATES.get(state, state)}"
+
     if run.rows is None:
         yield f"{label} has no records, only a summary, so its metrics are not judged"
 
@@ -122,6 +130,7 @@ def _list_fact_notes(sides: Sequence[Side]) -> Iterator[str]:
             for run in side.runs:
                 values |= get_values(run)
             values_by_side.append(values)
+
         has_difference = any(values != values_by_side[0] for values in values_by_side[1:])
         if has_difference:
             texts = ["/".join(sorted(values)) or "none" for values in values_by_side]
@@ -141,6 +150,7 @@ def _list_seed_notes(sides: Sequence[Side]) -> Iterator[str]:
     seeds = [summary.run.seed for summary in summaries if summary.run.seed is not None]
     if len(seeds) < 2:
         return
+
     if len(set(seeds)) > 1:
         yield "Seeds differ (intended); the intervals include it."
     else:
@@ -161,6 +171,7 @@ def _describe_same_seed(summaries: Sequence[Summary]) -> str:
         )
     if len({summary.run.salt for summary in summaries}) > 1:
         return "Same seed, different salts: equal lengths and arrivals, different texts."
+
     return "Same seed: equal lengths and arrivals."
 
 

@@ -57,9 +57,11 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
     """
     if side.reported_metrics or not side.runs:
         return EstimateOrReason(None, f"{side.name} has no records")
+
     omission_reasons = _describe_omission(side, metric)
     if omission_reasons:
         return EstimateOrReason(None, f"not reported by {side.name}: {omission_reasons}")
+
     value = compute_side_value(side, metric)
     if value is None:
         return EstimateOrReason(None, f"{side.name} has no value")
@@ -67,6 +69,7 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
         return EstimateOrReason(None, ZERO_VALUE)
     if is_repeated:
         return _estimate_between_repeats(side, metric, value)
+
     return _estimate_within_run(side, metric, value)
 
 
@@ -85,12 +88,14 @@ def _describe_omission(side: Side, metric: Metric) -> str:
     distribution_path, _dot, statistic = metric.path.rpartition(".")
     distribution_field = distribution_path.rpartition(".")[2]  # such as "ttft_ms"
     distribution = distribution_field.removesuffix("_ms")
+
     reasons = []
     for run in side.runs:
         if metric_value(run.summary, metric.path) is None:
             reason = run.summary.withheld_reason(distribution, statistic)
             if reason and reason not in reasons:
                 reasons.append(reason)
+
     return "; ".join(reasons)
 
 
@@ -104,12 +109,14 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
     is_fraction = metric.path in SHARE_PATHS
     if not is_fraction and min(values) <= 0:
         return EstimateOrReason(None, ZERO_VALUE)
+
     scaled_values = np.array(values) if is_fraction else np.log(values)
     error = float(scaled_values.std(ddof=1)) / math.sqrt(len(values))
     if is_fraction:
         # Three runs without a failure do not show that failures never happen.
         request_count = sum(run.summary.requests.scheduled for run in side.runs)
         error = max(error, agresti_coull_error(mean * request_count, request_count))
+
     estimate = ScaledEstimate(
         value=float(scaled_values.mean()), error=error, degrees_of_freedom=len(values) - 1
     )
@@ -118,12 +125,15 @@ def _estimate_between_repeats(side: Side, metric: Metric, mean: float) -> Estima
     has_all_records = len(records) == len(side.runs)
     if not metric.request_metric or not has_all_records:
         return EstimateOrReason(estimate)
+
     reason = describe_missing_samples(records, metric)
     if reason:
         return EstimateOrReason(None, reason)
+
     within_runs = estimate_error_within_runs(records, metric)
     if within_runs.error > estimate.error:
         estimate = ScaledEstimate(estimate.value, within_runs.error, within_runs.degrees_of_freedom)
+
     return EstimateOrReason(estimate)
 
 
@@ -138,14 +148,18 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
         return EstimateOrReason(None, f"{side.name} has no records")
     if metric.request_metric:
         return estimate_latency(records, metric, value)
+
     if metric.path == "ok_share":
         ok_indicators = [build_indicators(columns, columns.where(OK)) for columns in records]
         return EstimateOrReason(estimate_fraction(ok_indicators, value))
+
     if metric.path == "goodput.share":
         return _estimate_goodput(side, records, value)
+
     if metric.path == "tokens.steady_output_per_s":
         windows = [run.summary.window.steady for run in side.runs]
         return estimate_token_rate(windows, records, value)
+
     return EstimateOrReason(None, NO_KNOWN_INTERVAL)
 
 

@@ -58,12 +58,14 @@ def judge(
     half_width = t_quantile * estimate.error
     low = _to_change(difference, estimate.value - half_width)
     high = _to_change(difference, estimate.value + half_width)
+
     # This is decided before the ends are clipped, because a clipped end may be zero.
     excludes_zero = low > 0 or high < 0
     if difference.is_fraction and difference.before is not None:
         # A fraction cannot fall below 0 or rise above 1.
         low = max(low, -difference.before)
         high = min(high, 1 - difference.before)
+
     judged = msgspec.structs.replace(
         difference,
         low=low,
@@ -74,6 +76,7 @@ def judge(
     if excludes_zero:
         outcome = _classify_significant(judged, estimate, better)
         return msgspec.structs.replace(judged, detailed_outcome=outcome)
+
     return _classify_insignificant(judged, estimate, half_width)
 
 
@@ -104,11 +107,13 @@ def _compute_detectable_change(
     # Both distances are in standard errors.
     distance_to_significance = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
     shortfall_by_chance = students_t.t_quantile(POWER, estimate.degrees_of_freedom)
+
     detectable = (distance_to_significance + shortfall_by_chance) * estimate.error
     if difference.is_fraction and difference.before is not None:
         largest_possible = max(difference.before, 1 - difference.before)
         if detectable > largest_possible:
             return None
+
     return _to_change(difference, detectable)
 
 
@@ -145,8 +150,10 @@ def _classify_significant(
         return DIFFER
     if better_direction == NO_DIRECTION:
         return "different"
+
     has_risen = estimate.value > 0
     is_rise_better = better_direction == HIGHER_IS_BETTER
+
     # The side is better if the metric rose and a rise is better, or fell and a fall is better.
     is_better = has_risen == is_rise_better
     return "better" if is_better else "worse"
@@ -174,12 +181,14 @@ def _classify_insignificant(
         return msgspec.structs.replace(
             difference, detailed_outcome="equivalent", equivalent_within=largest_change
         )
+
     # The following lengths are on the scale of the estimate: logarithms, except for fractions.
     scaled_margin = margin if difference.is_fraction else math.log1p(margin)
     distance_from_zero = abs(estimate.value)
     half_width_to_differ = distance_from_zero
     half_width_to_be_equivalent = scaled_margin - distance_from_zero
     sufficient_half_width = max(half_width_to_differ, half_width_to_be_equivalent)
+
     return msgspec.structs.replace(
         difference,
         detailed_outcome="inconclusive",

@@ -54,9 +54,11 @@ class ComparedPart(NamedTuple):
                 if request_class.name == self.class_name:
                     return request_class
             return None
+
         for step in summary.steps:
             if step.of_class == self.class_name and step.name == self.step_name:
                 return step
+
         return None
 
 
@@ -113,6 +115,7 @@ def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
     else:
         step_index_of_record = step_indices(manifest, records["request"], records["turn"])
         records = records[step_index_of_record == _find_step_index(manifest, part)]
+
     return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=records)
 
 

@@ -24,8 +24,10 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
     for path, name in zip(paths, format.short_names(paths), strict=True):
         with collecting(errors):
             sides.append(msgspec.structs.replace(_read_side(path), name=name))
+
     if errors:
         raise CombinedError(errors)
+
     return sides
 
 
@@ -34,6 +36,7 @@ def _read_side(path: Path) -> Side:
     comparable_kind = result_kinds.kind_of(path, "compare_side")
     if comparable_kind is not None:
         return result_kinds.compare_side(comparable_kind, path)
+
     hint = "give a folder written by loadgen run, or a result file of another tool"
     kind = result_kinds.kind_of(path)
     if kind is not None:
@@ -42,6 +45,8 @@ def _read_side(path: Path) -> Side:
             hint = f"give one of its runs, like {runs[-1]}"
         text = f"a result of the kind {kind.name} cannot be compared"
         raise UserError("unsupported", text, str(path), hint)
+
     if path.is_dir():
         raise UserError("no_result", "the folder has no run (run.json)", str(path), hint)
+
     raise missing_result(path, hint, "no such file or folder")

@@ -34,6 +34,7 @@ def subtract(
         degrees_of_freedom = students_t.welch_degrees_of_freedom(
             first.error**2, first.degrees_of_freedom, second.error**2, second.degrees_of_freedom
         )
+
     return ScaledEstimate(
         value=second.value - first.value,
         error=math.hypot(first.error, second.error),
@@ -64,6 +65,7 @@ def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:
     tested = [(p_value, index) for index, p_value in enumerate(p_values) if p_value is not None]
     levels = [risk] * len(p_values)
     level = risk
+
     is_previous_significant = True
     for rank, (p_value, index) in enumerate(sorted(tested)):
         if is_previous_significant:
@@ -71,6 +73,7 @@ def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:
             level = risk / remaining_count
             is_previous_significant = p_value <= level
         levels[index] = level
+
     return levels
 
 
@@ -89,6 +92,7 @@ def fisher_exact(hits_a: int, count_a: int, hits_b: int, count_b: int) -> float:
     hits = hits_a + hits_b
     fewest_in_a = max(0, hits - count_b)
     most_in_a = min(count_a, hits)
+
     # The number of ways to choose the hits, which is proportional to the probability.
     ways = [
         math.comb(count_a, in_a) * math.comb(count_b, hits - in_a)
@@ -96,6 +100,7 @@ def fisher_exact(hits_a: int, count_a: int, hits_b: int, count_b: int) -> float:
     ]
     observed_ways = math.comb(count_a, hits_a) * math.comb(count_b, hits_b)
     ways_as_extreme = sum(way for way in ways if way <= observed_ways)
+
     return ways_as_extreme / math.comb(count_a + count_b, hits)
 
 

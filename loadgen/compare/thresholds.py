@@ -103,8 +103,10 @@ def parse_thresholds(texts: Sequence[str]) -> tuple[Condition, ...]:
     for text in texts:
         with collecting(errors):
             conditions.append(_parse_condition(text))
+
     if errors:
         raise CombinedError(errors)
+
     return tuple(conditions)
 
 
@@ -151,11 +153,14 @@ def _parse_condition(text: str) -> Condition:
             location,
             "write METRIC > +5% for a change, or METRIC > 500ms for a value",
         )
+
     metric = _find_metric(match["metric"], location)
     _check_unit(match, metric, location)
+
     limit = float(match["digits"]) * _UNIT_FACTORS[match["unit"]]
     if match["sign"] == "-":
         limit = -limit
+
     return Condition(
         text=text,
         metric=metric.path,
@@ -174,6 +179,7 @@ def _check_unit(match: re.Match[str], metric: Metric, location: str) -> None:
     if unit in _TIME_UNITS and metric.unit != "ms":
         hint = f"give the limit in {metric.unit or 'the unit of the metric'}"
         raise UserError("invalid_value", f"{metric.path} is not a time", location, hint)
+
     is_value = not match["sign"]
     if unit == "%" and is_value and metric.path not in SHARE_PATHS:
         hint = f"for a change, use {match['metric']} {match['test']} +{match['digits']}%"
@@ -214,10 +220,12 @@ def _find_metric(name: str, location: str) -> Metric:
         metric = find_metric(path)
         if metric is not None:
             return metric
+
     similar = closest(name, metric_paths(), cutoff=0.5)
     hint = "use a name of summary.json, like ttft_ms.p99 or goodput.share"
     if similar:
         hint = f"did you mean {similar}?"
+
     raise UserError("unknown_name", f'unknown metric "{name}"', location, hint)
 
 
@@ -255,20 +263,24 @@ class _ThresholdCheck:
         """
         difference = self._difference
         is_limit_for_value = self._condition.kind == "value"
+
         # The value of the first side is only needed to compute a change.
         lacks_first_value = difference.before is None and not is_limit_for_value
         if difference.after is None or lacks_first_value:
             return self._leave_undecided(f"{difference.name} is not known for both sides")
         if is_limit_for_value:
             return self._check_value(difference.after)
+
         if difference.reason in _REASONS_TO_LEAVE_UNDECIDED:
             reason = _REASONS_TO_LEAVE_UNDECIDED[difference.reason]
             return self._leave_undecided(f"{difference.name}: {reason}")
+
         change = self._measure_change()
         if change is None:
             return self._leave_undecided(f"{self._describe_values()}: no relative change from 0")
         if not difference.is_repeated:
             return self._leave_undecided(f"{change.text}; {SINGLE_RUN}")
+
         return self._check_interval(change) if beyond_noise else self._check_change(change)
 
     def _check_value(self, value: float) -> ThresholdOutcome:
@@ -288,9 +300,11 @@ class _ThresholdCheck:
         is_met = self._condition.is_met_by(change.amount)
         text = change.text
         has_interval = difference.low is not None
+
         is_significant = difference.outcome == "different"
         if is_met and has_interval and not is_significant:
             text += f", may be noise: CI {format_interval(difference, percent=True)}"
+
         return self._create_outcome(is_met, text)
 
     def _create_outcome(self, failed: bool | None, text: str) -> ThresholdOutcome:
@@ -333,6 +347,7 @@ class _ThresholdCheck:
             )
 
         assert difference.before is not None and difference.after is not None
+
         # The interval of a fraction is a difference already. Any other interval is relative.
         interval_scale = 1.0 if difference.is_fraction else difference.before
         return _MeasuredChange(
@@ -351,16 +366,19 @@ class _ThresholdCheck:
         if change.low is None or change.high is None:
             text = f"{change.text}; no interval: {self._difference.reason}"
             return self._leave_undecided(text)
+
         interval = format_interval(self._difference, percent=True)
         text = f"{change.text}, CI {interval}"
         is_low_end_beyond = self._condition.is_met_by(change.low)
         is_high_end_beyond = self._condition.is_met_by(change.high)
         if is_low_end_beyond == is_high_end_beyond:
             return self._create_outcome(is_low_end_beyond, text)
+
         text += " contains the limit"
         needed_load = self._describe_load_to_decide(change.low, change.high)
         if needed_load:
             text += f"; {needed_load}"
+
         return self._leave_undecided(text)
 
     def _describe_load_to_decide(self, low: float, high: float) -> str:
@@ -377,6 +395,7 @@ class _ThresholdCheck:
         half_width = (scaled_high - scaled_low) / 2
         distance_to_limit = abs(scaled_limit - middle)
         load_factor = load_needed(distance_to_limit, half_width)
+
         return describe_needed_load(self._difference, load_factor, self._run_count)
 
     def _to_symmetric_scale(self, change: float) -> float:
@@ -403,6 +422,7 @@ def format_interval(difference: Difference, *, percent: bool = False) -> str:
     high = difference.high
     if low is None or high is None:
         return format.NONE
+
     has_doubled = difference.change is not None and difference.change >= 1
     is_written_as_factors = has_doubled and not percent and not difference.is_fraction
     if is_written_as_factors:
@@ -413,6 +433,8 @@ def format_interval(difference: Difference, *, percent: bool = False) -> str:
         low_text = f"{low * 100:+.1f}"
         high_text = f"{high * 100:+.1f}"
         unit = " points" if difference.is_fraction else " %"
+
     if high >= LARGEST_PRINTED_CHANGE:
         return f">= {low_text}{unit}"
+
     return f"{low_text} to {high_text}{unit}"

@@ -43,6 +43,7 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
     """
     if not first.runs or not other.runs:
         return []
+
     first_delivered = _compute_delivered_share(first)
     other_delivered = _compute_delivered_share(other)
     if abs(first_delivered - other_delivered) > MAX_DELIVERY_DIFFERENCE:
@@ -54,6 +55,7 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
     first_fingerprint, other_fingerprint = _select_fingerprints(first, other)
     if not first_fingerprint or not other_fingerprint or first_fingerprint == other_fingerprint:
         return []
+
     differences = [
         *_list_setting_differences(first.runs[0].summary, other.runs[0].summary),
         *_list_load_differences(first, other),
@@ -62,6 +64,7 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
     if not differences:
         # The fingerprints cover more than can be named here.
         return [f"config fingerprint: {_join_versus(first_fingerprint, other_fingerprint)}"]
+
     return differences
 
 
@@ -103,6 +106,7 @@ def _list_load_differences(first: Side, other: Side) -> Iterator[str]:
     other_summary = other.runs[0].summary
     first_duration_s = _planned_duration_s(first)
     other_duration_s = _planned_duration_s(other)
+
     # Runs with equal numbers of requests did the same work, whatever durations were planned.
     has_different_counts = first_summary.requests.scheduled != other_summary.requests.scheduled
     if has_different_counts and _is_beyond_seed_variation(first_duration_s, other_duration_s):
@@ -157,6 +161,7 @@ def _planned_duration_s(side: Side) -> float | None:
     manifest = side.runs[0].manifest
     if manifest is None:
         return None
+
     duration_ns = 0
     for stage in manifest.stages:
         if not stage.measured:
@@ -164,6 +169,7 @@ def _planned_duration_s(side: Side) -> float | None:
         if not stage.end_ns or stage.end_ns == stage.start_ns:
             return None
         duration_ns += stage.end_ns - stage.start_ns
+
     return duration_ns / 1e9 if duration_ns else None
 
 

@@ -106,12 +106,15 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
         return ScoredAnswers(
             evaluate=evaluator_without_scores.estimate, failure_reason=failure_reason or NOT_SENT
         )
+
     result = answer_files.read_result(output_dir)
     prompt_scores = answer_files.read_scores(output_dir)
     evaluator = AnswerTermEvaluator(summarize_scores(prompt_scores, level=confidence))
+
     load_description = "each prompt sent once, with temperature 0"
     if result.other_url:
         load_description += f"; compared with {result.other_model} at {result.other_url}"
+
     return ScoredAnswers(
         evaluate=evaluator.estimate,
         load=load_description,
@@ -127,6 +130,7 @@ def _list_notes(result: AnswersResult) -> Iterator[str]:
     prompts = format.counted(result.prompts, "prompt")
     if result.failed:
         yield f"{result.failed:,} of {prompts} got no response and score 0"
+
     if result.other_failed:
         yield (
             f"{result.other_failed:,} of {prompts} got no response from the other endpoint and "
@@ -222,6 +226,7 @@ def _estimate_decrease(group: ScoredGroup, metric: str) -> TermEstimate:
     score_ratio = _find_score_ratio(group, metric)
     if score_ratio.ratio is None or score_ratio.low is None or score_ratio.high is None:
         raise EstimateError(_describe_too_few_prompts(score_ratio.count))
+
     # The larger the ratio, the smaller the decrease, so the ends of the interval change places.
     decrease = Interval(
         value=1 - score_ratio.ratio, low=1 - score_ratio.high, high=1 - score_ratio.low

@@ -82,12 +82,15 @@ def lengthen_load_for_terms(
     """
     if not has_steady_load(plan.workload):
         return plan
+
     required = find_required_duration(plan, terms, contract)
     if required.seconds <= _get_workload_duration_s(plan):
         return plan
+
     longer_workload = _limit_by_time_only(plan.workload, round(required.seconds * NS_PER_S))
     longer_plan = plan_level(plan.level, longer_workload)
     longest_load_term = "" if required.term is None else required.term.text
+
     return replace(longer_plan, longest_load_term=longest_load_term, is_auto=True)
 
 
@@ -103,6 +106,7 @@ def _limit_by_time_only(workload: Workload, duration_ns: int) -> Workload:
             stages.append(stage.model_copy(update=limits))
         else:
             stages.append(stage)
+
     return workload.model_copy(update={"stages": tuple(stages)})
 
 
@@ -140,6 +144,7 @@ def find_required_duration(
         seconds = _compute_run_duration_s(term, plan, contract, max_residence_s)
         if seconds > longest.seconds:
             longest = RequiredDuration(seconds, term)
+
     return longest
 
 
@@ -183,11 +188,14 @@ def _compute_total_load_s(
         # The load must meet slowdowns of the server that recur within the horizon.
         horizon_s = contract.horizon_ns / NS_PER_S
         required_loads_s.append(intervals.length_to_meet_s(horizon_s, confidence))
+
     if term.is_latency:
         required_loads_s.append(_compute_queue_duration_s(term, plan, confidence, max_residence_s))
+
     has_windows = term.window_ns > 0
     if not has_windows:
         required_loads_s.append(_compute_requests_duration_s(term, plan, confidence))
+
     return max(required_loads_s)
 
 
@@ -248,9 +256,11 @@ def _get_max_duration_s(term: ContractTerm, max_residence_s: float | None) -> fl
             return None
         max_task_time_ns: int = term.limit
         return max_task_time_ns / NS_PER_S
+
     includes_queueing_time = term.kind in QUEUEING_METRICS
     if not includes_queueing_time:
         return None
+
     return max_residence_s
 
 
@@ -263,10 +273,12 @@ def _estimate_max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) ->
     max_e2e_ns = _find_lowest_limit_ns(terms, "e2e")
     if max_e2e_ns is not None:
         return max_e2e_ns / NS_PER_S
+
     max_ttft_ns = _find_lowest_limit_ns(terms, "ttft")
     max_tpot_ns = _find_lowest_limit_ns(terms, "tpot")
     if max_ttft_ns is None or max_tpot_ns is None:
         return None
+
     max_generation_ns = _estimate_mean_output_tokens(plan.workload) * max_tpot_ns
     return (max_ttft_ns + max_generation_ns) / NS_PER_S
 

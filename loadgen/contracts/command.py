@@ -99,6 +99,7 @@ class ValidateRequest(NamedTuple):
         for plan in self.checked_contract.levels:
             planned_run = PlannedRun(plan.workload, self.settings)
             planned_runs += [planned_run] * run_counts[plan.level.name]
+
         return planned_runs
 
 
@@ -198,6 +199,7 @@ def validate(
         raise _create_missing_contract_error()
     if contract.is_dir():
         return _judge_stored_validation(contract, output)
+
     errors: list[LoadgenError] = []
     _check_added_length(add, extend, errors)
     added_run_ns = _read_or_collect_errors(partial(_parse_length, add, "--add"), errors)
@@ -210,12 +212,14 @@ def validate(
     priced_invocation = _add_contract_prices(invocation, request)
     if dry_run:
         return _print_forecast(priced_invocation, request, output)
+
     validator = Validator(priced_invocation, request)
     if extend is not None:
         directory = extend
         validation = validator.extend(directory, added_run_ns)
     else:
         validation, directory = validator.run_new(other_settings)
+
     _print_validation(validation, directory, request.runs_per_level(), output)
     return _finish_command(validation, directory, output.bundle)
 
@@ -321,6 +325,7 @@ def _read_validate_request(
     )
     if errors or settings is None or checked_contract is None:
         raise CombinedError(errors)
+
     _check_latency_terms(checked_contract, settings)
     settings = with_contract_gpus(settings, checked_contract.contract.gpus)
     return ValidateRequest(checked_contract, settings, overrides, repetition)
@@ -345,6 +350,7 @@ def _check_latency_terms(checked_contract: CheckedContract, settings: Settings) 
     has_tokens = not settings.returns_numbers
     if has_tokens:
         return
+
     errors: list[LoadgenError] = []
     for plan in checked_contract.levels:
         for _, term in plan.level.terms_by_requirement():
@@ -352,6 +358,7 @@ def _check_latency_terms(checked_contract: CheckedContract, settings: Settings) 
                 text = f"{term.text}: responses of {settings.api} have no tokens"
                 hint = "limit e2e instead, or remove --api"
                 errors.append(UserError("unsupported", text, f"--api {settings.api}", hint))
+
     if errors:
         raise CombinedError(errors)
 
@@ -376,11 +383,14 @@ def _create_other_endpoint_settings(
     if check is None:
         _reject_useless_url(other)
         return None
+
     if not dry_run:
         _require_scorable_target(request.settings)
+
     url = other.url or check.against
     model = other.model or check.against_model
     is_named_by_user = other.url is not None
+
     # A contract may be written by somebody else, so its endpoint must not get the user's API key.
     settings = request.settings if is_named_by_user else _without_credentials(request.settings)
     return other_endpoint(settings, url, model, other.key_file)
@@ -422,10 +432,12 @@ def _add_contract_prices(invocation: Invocation, request: ValidateRequest) -> In
     prices = request.checked_contract.prices_path
     if invocation["prices"] is not None or prices is None:
         return invocation
+
     priced_invocation = invocation.with_options(prices=prices)
     budget = priced_invocation.budget()
     if budget is not None and not _has_fitting_price(budget, request.settings):
         return invocation
+
     return priced_invocation
 
 
@@ -442,6 +454,7 @@ def _has_fitting_price(budget: Budget, settings: Settings) -> bool:
         budget.forecast_cost(any_load, target_facts(settings))
     except LoadgenError:
         return False
+
     return True
 
 
@@ -481,6 +494,7 @@ class Validator:
             self._create_options(),
             other_endpoint,
         )
+
         return self._extend_auto_levels(validation, directory), directory
 
     def _announce_load(self) -> None:
@@ -539,6 +553,7 @@ class Validator:
             repetition = self.request.repetition or Repetition(count=plan.level.repeats)
             weight = _estimate_run_weight(plan, is_virtual=self.request.settings.virtual)
             run_weights += [weight] * repetition.max_runs
+
         return run_weights
 
     def _create_options(self) -> ValidationOptions:
@@ -588,6 +603,7 @@ class Validator:
             added_run_s = self._find_added_run_length_s(validation)
             if added_run_s == 0:
                 break
+
             runs_per_level = self.request.runs_per_level()
             run_count = sum(runs_per_level[level.name] for level in validation.undecided_levels)
             print_status(
@@ -610,6 +626,7 @@ class Validator:
 
         if not validation.can_be_extended:
             return 0.0
+
         extendable_levels = {
             plan.level.name
             for plan in self.request.checked_contract.levels
@@ -620,6 +637,7 @@ class Validator:
         )
         if not can_extend_all:
             return 0.0
+
         return compute_additional_load_per_run_s(validation, self.request.runs_per_level())
 
 
@@ -643,10 +661,12 @@ def _judge_stored_validation(directory: Path, output: OutputOptions) -> int:
     validation = stored_validation.judge_again(directory)
     report = outputs.build_report(directory, validation)
     print_result(validation, report, as_json=output.as_json, full=output.full)
+
     if validation.verdict == "INCONCLUSIVE":
         contract, _ = stored_validation.read_validation(directory)
         runs_per_level = {level.name: level.repeats for level in contract.levels}
         _suggest_next_command(validation, runs_per_level, directory)
+
     return _finish_command(validation, directory, output.bundle)
 
 
@@ -669,8 +689,10 @@ def _print_validation(
     report = outputs.build_report(directory, validation)
     print_result(validation, report, as_json=output.as_json, full=output.full)
     print_status(f"Report: {directory / outputs.PAGE_FILE}")
+
     if not output.full:
         print_status(f"Details: loadgen report {shlex.quote(str(directory))} --full")
+
     if validation.can_be_extended:
         _suggest_next_command(validation, runs_per_level, directory)
 
@@ -705,10 +727,12 @@ def _suggest_next_command(
     """
     undecided_levels = validation.undecided_levels
     unmeasured_names = [level.name for level in undecided_levels if level.failure_reason]
+
     has_extendable_level = len(unmeasured_names) < len(undecided_levels)
     if has_extendable_level:
         arguments = _build_extend_arguments(validation, runs_per_level, directory)
         print_status(f"Extend: loadgen {shlex.join(arguments)}")
+
     if unmeasured_names:
         print_status(
             f"To measure {', '.join(unmeasured_names)} again, repeat the command with a new --out"
@@ -759,8 +783,10 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
 
     display = create_display(invocation, quiet=True)
     display.announce_runs(request.planned_runs(), always_print=True)
+
     if not output.as_json:
         _print_plan(request.checked_contract)
+
     simulated = create_simulated_settings(request.settings)
     preset = simulated.display_name.removeprefix("simulated: ")
     print_status(f"Simulating {preset} in virtual time")
@@ -769,6 +795,7 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
     report = build_forecast_report(forecasts, simulated.display_name, real_target=real_target)
     document = {"simulated": simulated.display_name, "levels": forecasts}
     print_result(document, report, as_json=output.as_json, full=output.full)
+
     return OK
 
 
@@ -794,6 +821,7 @@ def _forecast_with_progress(
         seed=request.overrides.seed,
         report_step=display.begin_step,
     )
+
     return prediction.forecast_levels(checked_contract, simulated, options)
 
 
@@ -813,7 +841,9 @@ def _print_plan(checked_contract: CheckedContract) -> None:
 
     contract = checked_contract.contract
     print(f"Contract {contract.name}, confidence {contract.confidence * 100:g} %")
+
     for plan in checked_contract.levels:
         print(format_plan(plan), flush=True)
+
     if contract.answers is not None:
         print(format_answer_check(contract.answers))

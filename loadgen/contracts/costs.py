@@ -61,10 +61,12 @@ def _compute_cost_at_price(basis: CostBasis, price: Price, run: RecordedRun) -> 
         UserError: The number of GPUs of the target is not known.
     """
     unit_cost = compute_unit_cost(basis, price, run.summary.target.gpus, GOOD)
+
     # The rate of good requests is known, so only the number of GPUs can be missing.
     if unit_cost is None or unit_cost.low is None or unit_cost.high is None:
         text = "the number of GPUs is not known"
         raise UserError("missing_option", text, run.folder, "--gpus 8")
+
     return Interval(
         value=float(unit_cost.total * REQUESTS_PER_COST),
         low=float(unit_cost.low * REQUESTS_PER_COST),
@@ -85,6 +87,7 @@ def _build_cost_basis(run: RecordedRun, good_rate: Interval) -> CostBasis:
     """
     evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
     basis_of_run = compute_cost_basis(evidence)
+
     # The interval may begin at 0, which would make the cost infinite.
     low_rate = max(good_rate.low, good_rate.value / MAX_RATE_RATIO)
     rate = _to_decimal(good_rate.value)

@@ -195,6 +195,7 @@ class TermEvaluator:
         estimate = estimate._replace(interval=interval_in_unit)
         if estimate.load_s > 0:
             return estimate
+
         timed_samples = self._collect_e2e_latencies()
         return estimate._replace(
             load_s=steady_samples.compute_load_length_s(timed_samples),
@@ -261,14 +262,18 @@ class TermEvaluator:
         """
         for run in self.runs:
             _require_gaps(run, term.kind)
+
         run_quantiles_ns = [run.gaps.quantile(term.quantile) for run in self.runs]
         interval = intervals.replications(run_quantiles_ns, self.confidence)
+
         # The length of the load is computed from E2E latency, which all counted requests have.
         load_s = steady_samples.compute_load_length_s(self._collect_e2e_latencies())
         metric_label = f"{term.kind} {term.percentile_label}"
+
         load_check = check_horizon(load_s, self.confidence, self.horizon_s, metric_label)
         if load_check.is_short:
             interval = replace(interval, high=math.inf)
+
         return _create_estimate(interval, self._count_ok_requests(), load_check)
 
     def estimate_drift(self, term: ContractTerm) -> TermEstimate:
@@ -285,6 +290,7 @@ class TermEvaluator:
         last = self._estimate_latency_in_windows(term, spans.last)
         ratio = divide_latencies(last.interval, first.interval, "the first window")
         ratio = widen_ratio_by_runs(ratio, last.run_quantiles, first.run_quantiles)
+
         return TermEstimate(
             ratio.map(_to_relative_change),
             sample_count=min(first.sample_count, last.sample_count),
@@ -328,6 +334,7 @@ class TermEvaluator:
         query = self._create_query(term.of, term.quantile, term.percentile_label)
         query = query._replace(confidence=confidence)
         quantile = estimate_quantile_of_selection(self.runs, values, query, load_s)
+
         return PartialLatency(
             interval=quantile.interval,
             load_check=quantile.load_check,
@@ -349,6 +356,7 @@ class TermEvaluator:
         node_count = len(self.runs[0].manifest.targets)
         if node_count < 2:
             raise EstimateError("there is only one node, so there is nothing to compare")
+
         pair_count = node_count * (node_count - 1) / 2
         pair_confidence = 1 - (1 - self.confidence) / pair_count
         latency_by_node = {
@@ -361,6 +369,7 @@ class TermEvaluator:
         load_checks = [
             latency.load_check.with_prefix(node) for node, latency in latency_by_node.items()
         ]
+
         return _create_estimate(
             largest_ratio.map(_to_relative_change),
             sample_count=min(latency.sample_count for latency in latencies),
@@ -434,6 +443,7 @@ class TermEvaluator:
             ]
         )
         sample_count = min(latency.sample.request_count, other_latency.sample.request_count)
+
         return _create_estimate(ratio, sample_count, load_check)
 
     def _load_other_level(self, term: ContractTerm) -> list[LoadedRun]:
@@ -448,12 +458,14 @@ class TermEvaluator:
         if not other_level.runs or other_level.failure_reason:
             reason = other_level.failure_reason or "it was not run"
             raise EstimateError(f"level {term.level} has no run to compare with: {reason}")
+
         loaded_runs = []
         for full_run in other_level.runs:
             run = full_run
             if full_run.has_class(term.class_name):
                 run = full_run.select_class(term.class_name)
             loaded_runs.append(LoadedRun(run, run.columns()))
+
         return loaded_runs
 
     # -- fractions --------------------------------------------------------------------------------
@@ -480,14 +492,17 @@ class TermEvaluator:
             required_fraction,
             label=f"an attainment of {format.percent(required_fraction)}",
         )
+
         # A violation is marked with 1 and a good request with 0.
         violations = [_find_slo_violations(loaded_run) for loaded_run in self.loaded_runs]
         steady_violations = steady_samples.select_steady_sample(self.runs, violations, ttft_query)
         good_marks = [1 - violation_marks for violation_marks in steady_violations.values]
         fraction = _estimate_fraction(good_marks, self.confidence)
+
         interval = fraction.interval
         if steady_violations.load_check.is_short:
             interval = replace(interval, low=0.0)
+
         return _create_estimate_from_sample(interval, fraction.sample_count, steady_violations)
 
     def estimate_fairness(self, term: ContractTerm) -> TermEstimate:
@@ -509,6 +524,7 @@ class TermEvaluator:
         )
         if not class_names_by_tenant:
             raise EstimateError("all requests belong to one tenant")
+
         goodput_by_class = {
             request_class.name: self._estimate_goodput_of_class(term, request_class.name)
             for request_class in request_classes
@@ -520,6 +536,7 @@ class TermEvaluator:
         index = estimate_jain_index(tenant_fractions)
         if index is None:
             raise EstimateError("no request of any tenant met the SLO")
+
         return _combine_class_estimates(index, list(goodput_by_class.values()))
 
     def _estimate_goodput_of_class(
@@ -550,6 +567,7 @@ class TermEvaluator:
             if not gpu_count:
                 raise EstimateError("the number of GPUs is not known; give --gpus")
             interval = _divide_by_count(interval, gpu_count)
+
         return TermEstimate(interval, self._count_ok_requests(), rate.caveat)
 
     def estimate_sustained_fraction(self, term: ContractTerm) -> TermEstimate:
@@ -571,6 +589,7 @@ class TermEvaluator:
             numerators=compute_mean_of_runs(last_rates, run_count),
             denominators=compute_mean_of_runs(first_rates, run_count),
         )
+
         return TermEstimate(ratio, self._count_ok_requests())
 
     def estimate_energy_per_unit(self, term: ContractTerm) -> TermEstimate:
@@ -591,6 +610,7 @@ class TermEvaluator:
         rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
         mean_power = _compute_mean_power(energy_by_run, self.confidence)
         power_per_rate = intervals.divide_intervals(mean_power, rate.interval)
+
         # The rate excludes the start-up, so the value of this ratio differs slightly from the mean.
         interval = replace(power_per_rate, value=mean_joules_per_unit)
         widened_interval = intervals.widen_by_runs(interval, joules_per_unit_by_run)
@@ -608,16 +628,20 @@ class TermEvaluator:
         """
         if self.cost_function is None:
             raise EstimateError("no prices are given")
+
         good_rate = estimate_rate(self.loaded_runs, count_good_requests, self.confidence)
         if good_rate.caveat:
             raise EstimateError(good_rate.caveat)
+
         if good_rate.interval.value <= 0:
             noun = "task" if term.is_about_tasks else "request"
             raise EstimateError(f"no {noun} met the SLO, so there is no cost per good {noun}")
+
         any_run = self.runs[0]  # all runs have the same target, on which the price depends
         cost = _compute_cost(self.cost_function, any_run, good_rate.interval)
         if cost.currency != term.currency:
             raise EstimateError(f"the limit is in {term.currency}, the prices in {cost.currency}")
+
         return TermEstimate(cost.interval, self._count_ok_requests())
 
     # -- events -----------------------------------------------------------------------------------
@@ -636,6 +660,7 @@ class TermEvaluator:
         recovery_times_ns = [
             _estimate_recovery_time_s(event).map(_seconds_to_ns) for event in events
         ]
+
         return TermEstimate(
             _combine_to_largest(recovery_times_ns),
             sample_count=len(events),
@@ -807,9 +832,11 @@ def _estimate_fraction(marks: RunSeries, confidence: float) -> TermEstimate:
     count = steady_samples.count_values(marks)
     if count == 0:
         raise EstimateError("no request was counted")
+
     fractions_of_runs = [float(run_marks.mean()) for run_marks in marks if len(run_marks) > 0]
     interval = quantile_interval.estimate_fraction(marks, confidence)
     interval = intervals.widen_by_runs(interval, fractions_of_runs)
+
     # The interval of the runs is symmetric and may reach beyond 0 or 1.
     interval = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return TermEstimate(interval, count)

@@ -58,21 +58,26 @@ def extend_validation(
     validation = stored_validation.judge_again(directory)
     contract, facts = stored_validation.read_validation(directory)
     _check_extension(directory, checked_contract, settings, validation, facts)
+
     # The prompts of `answers` are sent only once, so they are never extended.
     load_levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
     plans = _find_plans_to_extend(checked_contract, load_levels)
     if not plans:
         raise _create_nothing_to_extend_error(validation, directory)
+
     plans = [_with_run_length(plan, added_run_ns) for plan in plans]
     settings = with_contract_gpus(settings, contract.gpus)
     findings = _require_usable_target(settings, directory, options)
     run_counts = {level.name: len(level.runs) for level in load_levels}
+
     added_runs = _add_runs(directory, plans, run_counts, settings, options)
     if added_runs.run_counts != run_counts:
         facts = _record_analysis(facts, run_counts, added_runs.run_counts, findings)
+
     new_validation = write_outputs(directory, contract, facts)
     if added_runs.is_interrupted:
         return replace(new_validation, interrupted=True)
+
     return new_validation
 
 
@@ -138,10 +143,12 @@ def _add_runs(
         result = run_level(directory, plan, settings, options, earlier_runs=run_counts[level])
         new_counts[level] += result.finished_count
         _delete_runs_after(directory / level, new_counts[level])
+
         has_ended_early = result.is_interrupted or result.failure is not None
         if has_ended_early:
             options.show_status(_describe_early_end(level, result))
             return AddedRuns(new_counts, result.is_interrupted)
+
     return AddedRuns(new_counts, is_interrupted=False)
 
 
@@ -187,6 +194,7 @@ def _find_plans_to_extend(
         for term in _find_undecided_terms(level, level_verdict):
             names_to_extend.add(level.name)
             names_to_extend.add(term.level)  # "" if the term compares no levels
+
     return [plan for plan in checked_contract.levels if plan.level.name in names_to_extend]
 
 
@@ -266,13 +274,16 @@ def _check_extension(
         text = f"the contract differs from the one in {directory}"
         hint = f"use {contract_file}"
         errors.append(UserError("mismatch", text, checked_contract.file, hint))
+
     if settings.display_name != facts.target:
         text = f"the validation is of another target: {facts.target}"
         hint = "use that target, or a new --out for this one"
         errors.append(UserError("mismatch", text, settings.display_name, hint))
+
     if validation.verdict == FAIL:
         text = "a required term has failed, which more load cannot change"
         hint = "after a change of the server, run loadgen validate with a new --out"
         errors.append(UserError("already_decided", text, str(directory), hint))
+
     if errors:
         raise CombinedError(errors)

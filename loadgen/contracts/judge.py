@@ -135,6 +135,7 @@ def judge_interim_analyses(
     """
     if not run_counts:
         return judge_levels(contract, measured_levels, cost_function)
+
     confidence = contract.confidence
     verdicts: tuple[LevelVerdict, ...] = ()
     for analysis_number, counts in enumerate(run_counts, start=1):
@@ -142,12 +143,15 @@ def judge_interim_analyses(
         runs_of_analysis = _select_first_runs(measured_levels, counts)
         new_verdicts = judge_levels(contract_of_analysis, runs_of_analysis, cost_function)
         new_verdicts = tuple(_with_analysis(level, analysis_number) for level in new_verdicts)
+
         is_first_analysis = analysis_number == 1
         if is_first_analysis:
             verdicts = new_verdicts
         else:
             verdicts = tuple(map(_keep_decided_terms, verdicts, new_verdicts))
+
         confidence = intervals.next_interim_level(confidence)
+
     return verdicts
 
 
@@ -181,10 +185,12 @@ def _keep_decided_terms(earlier: LevelVerdict, latest: LevelVerdict) -> LevelVer
     was_fully_decided = all(term.is_decided for term in earlier.terms)
     if was_fully_decided and not has_new_runs:
         return earlier  # nothing about the level can have changed
+
     terms = tuple(
         earlier_term if earlier_term.is_decided else latest_term
         for earlier_term, latest_term in zip(earlier.terms, latest.terms, strict=True)
     )
+
     # The failure reason says that no term could be judged, which is wrong if one was.
     is_any_decided = any(term.is_decided for term in terms)
     return replace(
@@ -224,10 +230,12 @@ def _judge_level(
         cost_function=cost_function,
     )
     judge = TermJudge(evaluator.evaluate, contract.confidence, level.name, failure_reason)
+
     terms = []
     for requirement, term in level.terms_by_requirement():
         verdict = judge.judge(term, requirement)
         terms.append(_discount_misleading_runs(verdict, term, measured_level.runs))
+
     return _create_level_verdict(level, terms, measured_level.runs, failure_reason)
 
 
@@ -287,6 +295,7 @@ def _collect_level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
             is_judged_by_contract = warning.values.get("limit") in LIMITS_JUDGED_BY_CONTRACT
             if not is_about_sample_size and not is_judged_by_contract:
                 notes.append(reasons.format_reason(warning))
+
     unique_notes = dict.fromkeys(note for note in notes if note)
     return tuple(unique_notes)
 
@@ -311,12 +320,14 @@ def _discount_misleading_runs(
     misleading_reason = dropped_reason or run_checks.find_unrepresentative_run(runs, term)
     if not misleading_reason:
         return verdict
+
     is_pass = verdict.verdict == PASS
     is_below_minimum = verdict.verdict == FAIL and not term.is_upper_bound
     may_be_caused_by_client = is_below_minimum and dropped_reason != ""
     is_trusted = not (is_pass or may_be_caused_by_client)
     if is_trusted:
         return verdict
+
     return replace(
         verdict,
         verdict="INCONCLUSIVE",
@@ -391,6 +402,7 @@ class TermJudge(NamedTuple):
         )
         if self.failure_reason:
             return not_judged
+
         try:
             estimate = self.evaluate(term)
         except EstimateError as error:
@@ -400,6 +412,7 @@ class TermJudge(NamedTuple):
                 reason=str(error),
                 additional_load_s=error.additional_load_s or None,  # 0 means that it is not known
             )
+
         decision = compare_with_limit(term, estimate, self.confidence)
         return self._add_decision(not_judged, term, estimate, decision)
 
@@ -488,14 +501,17 @@ def compare_with_limit(
         return TermDecision("PASS", "kept", f"{metric}, {limit}")
     if _is_violated(term, estimate.interval):
         return TermDecision("FAIL", "broken", f"{metric}, {limit}")
+
     if estimate.caveat:
         value = _format_value(term, estimate.interval)
         reason = f"{value} so far; {estimate.caveat}"
         return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
+
     deciding_sample = _estimate_deciding_sample(term, estimate, confidence)
     sample_text = _describe_deciding_sample(term, estimate, deciding_sample)
     reason = f"{metric}, {limit}; the interval contains the limit: {sample_text}"
     sufficient_load_s = 0.0 if deciding_sample is None else deciding_sample.load_s
+
     return TermDecision("INCONCLUSIVE", "held_by_interval", reason, sufficient_load_s)
 
 
@@ -570,6 +586,7 @@ def _estimate_deciding_sample(
         return None
     if math.isinf(growth):
         return DecidingSample(math.inf)
+
     return DecidingSample(
         size=math.ceil(estimate.sample_count * growth),
         load_s=max(growth * estimate.load_s, estimate.sufficient_load_s),
@@ -621,13 +638,16 @@ def _compute_required_growth(interval: Interval, limit: float, confidence: float
     half_width = _get_half_width_towards(interval, limit)
     if not math.isfinite(half_width):
         return None
+
     distance = abs(limit - interval.value)
     if distance == 0 or half_width / distance > MAX_WIDTH_RATIO:
         return math.inf
+
     z = students_t.z_quantile(confidence)
     next_z = students_t.z_quantile(intervals.next_interim_level(confidence))
     widening_at_next_analysis = next_z / z
     required_shrinkage = half_width / distance * widening_at_next_analysis
+
     # A half width shrinks with the square root of the sample. The margin allows for chance.
     return required_shrinkage**2 * PLANNING_MARGIN
 

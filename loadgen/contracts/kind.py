@@ -95,6 +95,7 @@ def read_compared_side(directory: Path) -> Side:
         text = f"only a validation with one level can be compared (levels: {names})"
         example = level_dirs[0] if level_dirs else directory
         raise UserError("mismatch", text, str(directory), f"give the folder of a level: {example}")
+
     return repeats_as_side(directory, run_dirs)
 
 

@@ -96,11 +96,13 @@ def estimate_latency(
     require_enough_values([samples.values for samples in timed_samples], query.p, name, load_s)
     sample = select_steady_sample(runs, timed_samples, query)
     has_queueing = depends_on_queueing(runs, query.metric)
+
     quantile = _estimate_bounded_quantile(sample.values, query, load_s, has_queueing=has_queueing)
     if sample.load_check.is_short:
         estimate = _estimate_from_short_load(sample, query)
     else:
         estimate = _estimate_from_sufficient_load(sample, quantile, query)
+
     # A longer load has to pass both checks, whichever of them failed.
     sufficient_load_s = max(
         sample.load_check.sufficient_load_s, quantile.load_check.sufficient_load_s
@@ -177,6 +179,7 @@ def estimate_quantile_of_selection(
         if queue_check.is_short:
             interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
             return BoundedQuantile(replace(interval, high=math.inf), queue_check)
+
     return _estimate_bounded_quantile(values, query, load_s, has_queueing=has_queueing)
 
 
@@ -197,6 +200,7 @@ def _check_queue_of_selection(
     open_loop_length = measure_load_length(runs)
     if open_loop_length is None:
         return LoadCheck()
+
     selected_residence_times = (
         open_loop_length.residence_times * selected_load_s / open_loop_length.seconds
     )
@@ -227,12 +231,15 @@ def _estimate_bounded_quantile(
     """
     ranked = quantile_interval.estimate_quantile(values, query.p, query.confidence)
     tail_check = load_checks.check_tail_clusters(values, query.p, query.confidence, load_s)
+
     high = ranked.high
     if math.isinf(high) and not has_queueing:
         high = _find_high_end_from_variation(ranked, values, query, tail_check)
+
     outlier_quantile = quantile_interval.find_outlier_quantile(values, query.p)
     if outlier_quantile is not None:
         high = max(high, outlier_quantile)
+
     return BoundedQuantile(replace(ranked, high=high), tail_check)
 
 
@@ -307,10 +314,12 @@ def widen_ratio_by_runs(
     has_zero_denominator = not all(denominators)
     if has_missing_run or has_zero_denominator:
         return ratio  # the ratio of a run is not known
+
     run_ratios = [
         numerator / denominator
         for numerator, denominator in zip(numerators, denominators, strict=True)
     ]
+
     # Ratios vary by factors, so they are compared on a logarithmic scale.
     return intervals.widen_by_runs(ratio, run_ratios, on_log_scale=True)
 
@@ -335,9 +344,11 @@ def divide_latencies(numerator: Interval, denominator: Interval, denominator_nam
         )
     if math.isfinite(numerator.value):
         return intervals.divide_intervals(numerator, denominator)
+
     # `divide_intervals` needs finite values. The least possible ratio is the low end of the
     # numerator divided by the high end of the denominator.
     lowest_ratio = 0.0
     if math.isfinite(denominator.high):
         lowest_ratio = max(numerator.low, 0.0) / denominator.high
+
     return Interval(math.inf, lowest_ratio, math.inf, numerator.level)

@@ -177,6 +177,7 @@ def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
     load = compute_expected_load(workload)
     classes = _plan_classes(workload)
     requests = None
+
     rate = None
     if load.starts is not None:
         requests_per_start = sum(
@@ -185,6 +186,7 @@ def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
         requests = load.starts * requests_per_start
         if load.duration_ns is not None:
             rate = requests / (load.duration_ns / NS_PER_S)
+
     return LevelPlan(
         level=level,
         workload=workload,
@@ -235,17 +237,21 @@ def _scale_stage(stage: Stage, factor: float | None, duration_ns: int) -> Stage:
     """
     if factor is None or isinstance(stage.arrival, Replay):
         return stage.model_copy(update={"duration_ns": duration_ns})
+
     scaled_limits: dict[str, object] = {}
     if stage.duration_ns is not None:
         scaled_limits["duration_ns"] = _scale_limit(stage.duration_ns, factor)
+
     if stage.count is not None:
         scaled_limits["count"] = _scale_limit(stage.count, factor)
+
     if stage.at_least is not None:
         scaled_minimum = {
             "duration_ns": _scale_limit(stage.at_least.duration_ns, factor),
             "count": _scale_limit(stage.at_least.count, factor),
         }
         scaled_limits["at_least"] = stage.at_least.model_copy(update=scaled_minimum)
+
     return stage.model_copy(update=scaled_limits)
 
 
@@ -266,10 +272,12 @@ def compute_expected_load(workload: Workload) -> ExpectedLoad:
     for stage in stages:
         if _has_unknown_starts(stage):
             return ExpectedLoad(starts=None, duration_ns=stage.duration_ns)
+
     stage_starts = [_compute_expected_starts(stage) for stage in stages]
     has_closed_loop = any(isinstance(stage.arrival, Closed) for stage in stages)
     if has_closed_loop:
         return ExpectedLoad(math.fsum(stage_starts), duration_ns=None)
+
     duration_ns = _compute_expected_duration_ns(stages, stage_starts)
     return ExpectedLoad(math.fsum(stage_starts), duration_ns)
 
@@ -316,12 +324,15 @@ def _compute_expected_starts(stage: Stage) -> float:
     if isinstance(stage.arrival, Closed):
         assert stage.count is not None
         return stage.count
+
     rate = _get_mean_rate(stage)
     if stage.at_least is not None:
         return max(rate * stage.at_least.duration_ns / NS_PER_S, stage.at_least.count)
+
     starts_by_time = math.inf
     if stage.duration_ns is not None:
         starts_by_time = rate * stage.duration_ns / NS_PER_S
+
     starts_by_count = math.inf if stage.count is None else stage.count
     return min(starts_by_time, starts_by_count)
 
@@ -335,6 +346,7 @@ def _plan_classes(workload: Workload) -> tuple[RequestClassPlan, ...]:
     requests = workload.requests
     if not isinstance(requests, Mix):
         return (_plan_class("", 1.0, workload.slo, requests),)
+
     return tuple(
         _plan_class(
             name,
@@ -384,16 +396,20 @@ def format_plan(plan: LevelPlan) -> str:
     descriptions = [level.workload, *_format_sizes(plan)]
     if plan.duration_ns is not None:
         descriptions.append(format.duration(plan.duration_ns / NS_PER_S))
+
     descriptions.append(format.counted(level.repeats, "run"))
     lines = [f"Level {level.name}: {', '.join(descriptions)}"]
     if plan.is_auto:
         cause = f", required by: {plan.longest_load_term}" if plan.longest_load_term else ""
         lines.append(f"  Automatic duration{cause}. Extended while the level is inconclusive.")
+
     shortening = format_shortening(plan)
     if shortening:
         lines.append(f"  {shortening}")
+
     if plan.undecidable:
         lines.append(f"  Too short to pass: {', '.join(plan.undecidable)}")
+
     return "\n".join(lines)
 
 
@@ -405,13 +421,16 @@ def _format_sizes(plan: LevelPlan) -> list[str]:
     """
     sizes = []
     session_share = sum(class_plan.share for class_plan in plan.classes if class_plan.is_session)
+
     session_count = 0.0 if plan.starts is None else session_share * plan.starts
     if session_count > 0:
         # The same word as in the summary of the run.
         noun = "conversations" if isinstance(plan.workload.requests, Synthetic) else "tasks"
         sizes.append(f"{session_count:,.0f} {noun}")
+
     if plan.requests is not None:
         sizes.append(format.counted(plan.requests, "request"))
+
     return sizes
 
 

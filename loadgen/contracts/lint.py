@@ -104,6 +104,7 @@ def check_contract(inputs: LintInputs) -> LintFindings:
     errors = ContractErrors(inputs.document, inputs.file)
     _check_level_names(inputs.drafts, errors)
     _check_prices(inputs, errors)
+
     plans = []
     for draft in inputs.drafts:
         plan = _plan_load(draft, inputs, errors)
@@ -111,6 +112,7 @@ def check_contract(inputs: LintInputs) -> LintFindings:
         if plan is not None:
             undecidable_terms = check_samples(draft, plan, inputs.contract, errors)
             plans.append(replace(plan, undecidable=undecidable_terms))
+
     _check_answers(inputs, errors)
     return LintFindings(plans, errors.in_contract, errors.in_other_files)
 
@@ -134,9 +136,11 @@ def _check_answers(inputs: LintInputs, errors: ContractErrors) -> None:
     check = inputs.contract.answers
     if check is None:
         return
+
     prompts = read_prompts(check, inputs.directory, inputs.read_questions, errors)
     if prompts is None:
         return
+
     checker = AnswerTermChecker(
         check=check,
         prompts=prompts,
@@ -159,9 +163,11 @@ def _check_level_names(drafts: Sequence[LevelDraft], errors: ContractErrors) -> 
         if has_answer_check and draft.name == ANSWERS_LEVEL:
             text = f'the name "{ANSWERS_LEVEL}" is reserved for the terms about responses'
             errors.add(location, "duplicate", text, "choose another name for the level")
+
         if draft.name and draft.name in earlier_names:
             text = f'two levels have the name "{draft.name}"'
             errors.add(location, "duplicate", text, "choose a unique name")
+
         earlier_names.add(draft.name)
 
 
@@ -176,12 +182,15 @@ def _plan_load(draft: LevelDraft, inputs: LintInputs, errors: ContractErrors) ->
     workload = _load_workload(draft, inputs, errors)
     if draft.level is None or workload is None:
         return None
+
     plan = level_plan.plan_level(draft.level, workload)
     if auto_duration.has_auto_duration(draft.level):
         terms = [placed_term.term for placed_term in draft.terms]
         plan = auto_duration.lengthen_load_for_terms(plan, terms, inputs.contract)
+
     if inputs.max_duration_ns is not None:
         plan = level_plan.shorten_plan(plan, inputs.max_duration_ns)
+
     return plan
 
 
@@ -196,17 +205,20 @@ def _load_workload(
     level = draft.level
     if level is None or workload_path is None:
         return None
+
     if level.rate is not None and level.concurrency is not None:
         text = "a level has either a rate (open loop) or a concurrency (closed loop), not both"
         location = (*draft.location, "concurrency")
         errors.add(location, "conflict", text, "remove one, or make two levels")
         return None
+
     try:
         workload = load_workload(workload_path, _build_overrides(level), inputs.env)
     except CombinedError as combined:
         for error in combined.errors:
             _add_workload_error(error, draft, errors)
         return None
+
     return _with_rules_of_contract(workload, level, inputs.contract)
 
 
@@ -235,12 +247,15 @@ def _find_workload(draft: LevelDraft, directory: Path, errors: ContractErrors) -
     name = draft.workload
     if name is None:
         return None
+
     file = directory / name
     with suppress(OSError):  # not a valid file name, for example because it is too long
         if file.is_file():
             return str(file)
+
     if name in packaged_files():
         return name
+
     errors.add(
         (*draft.location, "workload"),
         "unknown_name",
@@ -268,11 +283,13 @@ def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: Contract
     if is_at_option:
         errors.add(draft.location, error.code, error.message, error.hint)
         return
+
     is_load_incomplete = error.code in ("no_load", "endless")
     if is_load_incomplete:
         hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
         errors.add(draft.location, error.code, error.message, hint)
         return
+
     errors.add_in_other_file(error)
 
 
@@ -287,10 +304,12 @@ def _build_overrides(level: ContractLevel) -> Overrides:
     duration_ns = level.duration_ns
     if auto_duration.has_auto_duration(level) and has_own_load:
         duration_ns = auto_duration.PROVISIONAL_DURATION_NS
+
     request_rate = level.rate
     if request_rate is not None:
         # Messages print the rate: 0.166666667/s is shorter than 0.16666666666666666/s (10/min).
         request_rate = round(request_rate, 9)
+
     return Overrides(
         request_rate=request_rate,
         concurrency=level.concurrency,
@@ -314,10 +333,13 @@ def _check_terms(
     """
     if plan is not None:
         _check_workload_terms(draft, plan, errors)
+
     _check_duplicates(draft, errors)
     _check_should_terms(draft, errors)
+
     if plan is not None:
         _check_offered_rates(draft, plan, errors)
+
     _check_latency_limits(draft, errors)
     _check_contract_inputs(draft, plan, inputs, errors)
     _check_compared_levels(draft, inputs.drafts, errors)
@@ -363,9 +385,11 @@ def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
     for limited_metric, placed_term in first_terms.items():
         if limited_metric.requirement != "should":
             continue
+
         must_term = first_terms.get(limited_metric._replace(requirement="must"))
         if must_term is None or _is_stricter(placed_term.term, must_term.term):
             continue
+
         problem = Problem(
             "no_effect",
             "not stricter than the same term in must",
@@ -390,10 +414,12 @@ def _check_offered_rates(draft: LevelDraft, plan: LevelPlan, errors: ContractErr
     starts_per_s = plan.starts_per_s()
     if plan.is_closed_loop() or starts_per_s is None:
         return
+
     for placed_term in _find_first_terms(draft).values():
         term = placed_term.term
         if term.kind not in RATE_TERMS:
             continue
+
         offered_per_s = starts_per_s * plan.samples_per_start(term)
         if term.limit > offered_per_s * (1 + ROUNDING_TOLERANCE):
             problem = Problem(
@@ -452,6 +478,7 @@ def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Pro
     is_about_same_class = stricter.class_name == term.class_name
     if not has_lower_limit or not is_about_same_class:
         return None
+
     limit = format_time(stricter.limit)
     if stricter.kind == term.kind and stricter.quantile > term.quantile:
         return Problem(
@@ -459,6 +486,7 @@ def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Pro
             f"a higher limit than at {stricter.percentile} ({limit})",
             f"{term.percentile} is never above {stricter.percentile}; correct one of the limits",
         )
+
     included_kinds = LATENCIES_INCLUDED_IN.get(stricter.kind, ())
     if stricter.quantile == term.quantile and term.kind in included_kinds:
         return Problem(
@@ -467,6 +495,7 @@ def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Pro
             f"{stricter.kind} includes {term.kind}; lower the limit for {term.kind}, "
             f"or raise the one for {stricter.kind}",
         )
+
     return None
 
 
@@ -481,11 +510,13 @@ def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractEr
     for placed_term in draft.terms:
         term = placed_term.term
         location = draft.location_of(placed_term)
+
         has_unknown_class = term.class_name != "" and term.class_name not in classes
         if has_unknown_class:
             text = f'{plan.level.workload} has no request class "{term.class_name}"'
             errors.add(location, "unknown_name", text, _suggest_class(term.class_name, classes))
             continue
+
         problem = _find_workload_problem(term, plan, classes)
         if problem is not None:
             errors.add_problem(location, term, problem)
@@ -519,6 +550,7 @@ def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
     """
     if not term.is_about_tasks:
         return None
+
     classes = plan.classes_of(term)
     if not any(class_plan.is_session for class_plan in classes):
         class_suffix = f", class {term.class_name}," if term.class_name else ""
@@ -527,12 +559,14 @@ def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
             f"{plan.level.workload}{class_suffix} has only single requests, no tasks",
             "use a workload with steps or turns, like coding-agent or agentic",
         )
+
     if term.kind == "task_cost" and not all(class_plan.is_session for class_plan in classes):
         return Problem(
             "unsupported",
             "the same machines also serve single requests, so there is no cost per task",
             "use cost, which is per thousand good requests",
         )
+
     return None
 
 
@@ -546,18 +580,21 @@ def _find_tenant_problem(
     """
     if not term.requires("tenants"):
         return None
+
     if not group_by_tenant({name: request_class.tenant for name, request_class in classes.items()}):
         return Problem(
             "mismatch",
             f"{plan.level.workload} has fewer than two tenants",
             "use a workload with request classes, like noisy-neighbour or mixed",
         )
+
     if not all(class_plan.slo for class_plan in plan.classes_of(term)):
         return Problem(
             "no_slo",
             "it needs an SLO",
             "slo: {ttft: 2s, tpot: 100ms} in each request class, or for all",
         )
+
     return None
 
 
@@ -583,6 +620,7 @@ def _find_missing_task_slo(term: ContractTerm, plan: LevelPlan) -> Problem | Non
     )
     if not term.requires("task_slo") or has_task_slo:
         return None
+
     return Problem(
         "no_slo",
         "it needs an SLO for tasks",
@@ -605,6 +643,7 @@ def _find_ambiguous_slo(term: ContractTerm, classes: Mapping[str, RequestClass])
     has_class_slos = any(request_class.slo for request_class in classes.values())
     if not needs_one_slo or not has_class_slos:
         return None
+
     first_class = next(iter(classes))
     return Problem(
         "ambiguous",
@@ -667,10 +706,13 @@ def _find_missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str
     if plan is not None and plan.workload.slo is None:
         hint = "slo: {ttft: 2s, tpot: 100ms}"
         problems["slo"] = Problem("no_slo", "it needs an SLO", hint)
+
     if inputs.gpus is None and "gpus" not in inputs.document:
         hint = "gpus: 8 in the contract, or --gpus 8"
         problems["gpus"] = Problem("missing_option", "it needs the number of GPUs", hint)
+
     if "prices" not in inputs.document:
         hint = "prices: prices.yaml, relative to the contract (see docs/prices.example.yaml)"
         problems["prices"] = Problem("no_price", "it needs prices", hint)
+
     return problems

@@ -134,8 +134,10 @@ class AnswerTermChecker:
             if placed_term.limited_metric in earlier_metrics:
                 text = "a second limit for the same metric"
                 self._report(placed_term, Problem("duplicate", text, "keep one of them"))
+
             earlier_metrics.add(placed_term.limited_metric)
             self._check_endpoint(placed_term)
+
             if self._is_class_known(placed_term.term.class_name):
                 self._check_prompt_count(placed_term)
             else:
@@ -180,12 +182,14 @@ class AnswerTermChecker:
         usable_prompts = [
             prompt for prompt in self.prompts if term.class_name in ("", prompt.group)
         ]
+
         score_input = _find_score_input(term)
         if score_input is not None:
             usable_prompts = [prompt for prompt in usable_prompts if score_input.is_in(prompt)]
             if not usable_prompts:
                 self._report_missing_input(placed_term, score_input)
                 return
+
         required_count = _compute_required_prompts(term, self.confidence)
         if len(usable_prompts) < required_count:
             self._report_too_few_prompts(placed_term, len(usable_prompts), required_count)
@@ -207,6 +211,7 @@ class AnswerTermChecker:
         hint = "add rows to the data set"
         if self.check.rows is not None:  # the contract uses only the first rows
             hint += ", and raise rows:"
+
         self._report(placed_term, Problem("too_few", text, hint))
 
 

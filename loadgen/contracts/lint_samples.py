@@ -52,13 +52,16 @@ def check_samples(
         if _has_too_few_runs(term, plan):
             errors.add_problem(location, term, _create_pooled_gaps_problem())
             continue
+
         problem = _find_sample_problem(term, plan, contract)
         if problem is None:
             continue
+
         if plan.is_shortened:
             undecidable_terms.append(term.text)
         else:
             errors.add_problem(location, term, problem)
+
     return tuple(undecidable_terms)
 
 
@@ -111,17 +114,20 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
     """
     if plan.duration_ns is None or not term.is_sensitive_to_slowdowns:
         return None
+
     repeats = plan.level.repeats
     planned_s = plan.duration_ns / NS_PER_S * repeats
     horizon_s = contract.horizon_ns / NS_PER_S
     required_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
     if planned_s >= NEARLY_FULL_LENGTH * required_s:
         return None
+
     runs = f" in {repeats} runs" if repeats > 1 else ""
     text = (
         f"the load is too short: {format.duration(planned_s)}{runs}, {format.duration(required_s)} "
         f"needed for the horizon of {format.duration(horizon_s)}"
     )
+
     # The hint names a length with which the term also has enough requests.
     sufficient_s = max(required_s, _compute_duration_for_count_s(term, plan, contract))
     covered_horizon_s = _compute_covered_horizon_s(planned_s, contract.confidence)
@@ -180,10 +186,12 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     if plan.starts is None:
         # The number of requests of a closed loop that is limited by time is not known yet.
         return None
+
     required_count = _compute_required_count(term, plan, confidence)
     expected_count = _compute_expected_count(term, plan)
     if expected_count >= required_count:
         return None
+
     return _create_count_problem(term, plan, required_count, expected_count)
 
 
@@ -201,11 +209,13 @@ def _create_count_problem(
     noun = "tasks" if term.is_about_tasks else "requests"
     counted_load = _describe_counted_load(term, plan)
     text = f"{required_count:,} {noun} needed to decide the term, {counted_load} {expected_count:,}"
+
     required_starts = required_count / plan.samples_per_start(term)
     if term.window_ns:
         hint = _format_window_hint(required_starts, plan)
     else:
         hint = _format_requests_hint(required_starts, plan)
+
     return Problem("too_few", text, hint)
 
 

@@ -127,6 +127,7 @@ def combine_load_checks(*groups: Sequence[LoadCheck]) -> LoadCheck:
         if group_reasons:
             reasons.append(group_reasons[0])
         sufficient_loads_s.extend(load_check.sufficient_load_s for load_check in group)
+
     return LoadCheck("; ".join(reasons), max(sufficient_loads_s))
 
 
@@ -175,12 +176,14 @@ def check_horizon(
         metric_label: The metric as messages name it, such as "ttft p99".
     """
     required_load_s = intervals.length_to_meet_s(horizon_s, confidence)
+
     # After this analysis the validation may be extended and judged again, with a higher confidence.
     # The sufficient load is what that next analysis needs.
     next_confidence = intervals.next_interim_level(confidence)
     sufficient_load_s = intervals.length_to_meet_s(horizon_s, next_confidence)
     if load_s >= NEARLY_FULL_LENGTH * required_load_s:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
+
     covered_s = intervals.longest_recurrence_s(load_s, confidence)
     reason = (
         f"run too short: {format.duration(load_s)} of load covers slowdowns that recur within "
@@ -202,12 +205,14 @@ def check_server_samples(sample_size: float | None, load_s: float) -> LoadCheck:
     """
     if sample_size is None:
         return LoadCheck()
+
     # A size of 0 means that there were too few values to estimate it. The load then counts as one
     # observation.
     measured_samples = sample_size if sample_size > 0 else 1
     sufficient_load_s = scale_load_s(load_s, MIN_SERVER_SAMPLES, measured_samples)
     if sample_size >= MIN_SERVER_SAMPLES:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
+
     reason = (
         "run too short: the speed of the server changes slowly, so the effective sample size is "
         f"{math.floor(sample_size)}, {MIN_SERVER_SAMPLES} needed"
@@ -243,6 +248,7 @@ def check_queue_samples(
     sample_size = sum(run.estimate_sample_size() for run in runs)
     if sample_size >= required_samples:
         return LoadCheck()
+
     # How much more load is needed depends on how strongly its values are correlated over time,
     # which the run with the most values shows best.
     largest_run = max(runs, key=_count_values)
@@ -255,6 +261,7 @@ def check_queue_samples(
         "run too short: the queue changes slowly, so the effective sample size is "
         f"{sample_size:.0f}, {required_samples} needed"
     )
+
     return LoadCheck(reason, sufficient_load_s)
 
 
@@ -282,6 +289,7 @@ def check_queue_tail(
         metric_label: The metric as messages name it, such as "ttft p99".
     """
     required_samples = intervals.observations_to_see(p, confidence)
+
     # Without an estimate, a longer load is planned with one observation per residence time.
     planning_samples = sample_size if sample_size > 0 else load.residence_times
     sufficient_load_s = _compute_load_for_next_analysis_s(
@@ -289,6 +297,7 @@ def check_queue_tail(
     )
     if sample_size >= required_samples:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
+
     residence = format.duration(load.seconds / load.residence_times)
     reason = (
         f"run too short: requests take {residence} on average, so the load shows {sample_size:.0f} "
@@ -314,16 +323,19 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
     is_near_median = required_samples <= quantile_interval.MIN_EFFECTIVE_SIZE
     if is_near_median:
         return LoadCheck()
+
     sample_size = quantile_interval.estimate_quantile_sample_size(values, p, confidence)
     sufficient_load_s = _compute_load_for_next_analysis_s(load_s, p, confidence, sample_size)
     if sample_size >= required_samples:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
+
     request_count = sum(len(run_values) for run_values in values)
     percentile = f"p{p * 100:g}"
     reason = (
         f"run too short: the slowest of {request_count:,} requests came in a few clusters, so the "
         f"effective sample size is {sample_size:.0f}, {required_samples} needed for {percentile}"
     )
+
     return LoadCheck(reason, sufficient_load_s)
 
 

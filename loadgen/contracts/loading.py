@@ -63,11 +63,14 @@ def load_contract(
     file = find_contract_file(path)
     label = str(path) if file == path else str(file)
     text = read_contract_text(file, str(path))
+
     document, yaml_errors = read_contract_document(text, label, env)
     if repeats is not None:
         _set_repeats(document, repeats)
+
     context = FileContext(file=label, directory=file.parent, errors=yaml_errors)
     contract = validate_document(Contract, document, context)
+
     # The validation of the whole document ends a part at its first error. To find the other errors,
     # each part is parsed again by itself and checked as far as possible.
     source = ContractSource(document, label, file.parent)
@@ -89,6 +92,7 @@ def load_contract(
     errors = sort_errors([*context.errors, *findings.contract_errors]) + findings.other_errors
     if errors or contract is None:
         raise CombinedError(errors)
+
     return CheckedContract(
         contract=contract,
         levels=_attach_checked_levels(findings.plans, contract),
@@ -149,11 +153,13 @@ class ContractSource:
         known_keys = Contract.yaml_keys()
         values = {key: value for key, value in self._document.items() if key in known_keys}
         values |= {"name": "contract", "levels": ()}  # both are required
+
         try:
             return Contract.model_validate(values, context=self._context)
         except ValidationError as invalid:
             # The location of an error begins with the key of the file, such as ("slo", "ttft").
             wrong_keys = {error["loc"][0] for error in invalid.errors()}
+
         valid_values = {key: value for key, value in values.items() if key not in wrong_keys}
         return Contract.model_validate(valid_values, context=self._context)
 
@@ -177,11 +183,13 @@ class ContractSource:
         # The keys of a level are those of its load, and `must` and `should` with its terms.
         load_keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
         load_values = {key: value for key, value in level_mapping.items() if key in load_keys}
+
         level: ContractLevel | None
         try:
             level = ContractLevel.model_validate(load_values, context=self._context)
         except ValidationError:
             level = None
+
         return LevelDraft(
             index=index,
             name=_format_scalar(level_mapping.get("name")) or "",

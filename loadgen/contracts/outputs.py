@@ -42,10 +42,12 @@ def write_outputs(directory: Path, contract: Contract, facts: ValidationFacts) -
     validation = stored_validation.judge_runs(directory, contract, facts)
     for name, data in _render_outputs(directory, validation, contract, facts).items():
         store.replace(directory / name, data, shared=name in (PAGE_FILE, JUNIT_FILE))
+
     repeated_levels = _summarize_repeats(directory, validation)
     if repeated_levels:
         repeats_file = directory / repeats.FILE
         store.replace(repeats_file, msgspec.json.encode({"levels": repeated_levels}))
+
     checksums.write(directory)
     return validation
 

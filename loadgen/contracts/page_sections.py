@@ -155,6 +155,7 @@ def build_usage_section(validation: Validation, contract: Contract) -> Section:
             "is violated. The whisker is the confidence interval. Bars end at "
             f"{MAX_SHOWN_USAGE:g} %."
         )
+
     return section(
         "Use of each limit",
         Bars(rows=bars, unit=" % of the limit", marked_value=100.0, included_value=MAX_SHOWN_USAGE),
@@ -192,6 +193,7 @@ def _build_usage_bars(
             bar = _build_usage_bar(term, prefix, is_upper_bound=is_upper_bound_by_term[term.term])
             if bar is not None:
                 bars.append(bar)
+
     return bars
 
 
@@ -212,9 +214,11 @@ def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) ->
     usages = _compute_usages_percent(term, is_upper_bound=is_upper_bound)
     if usages is None:
         return None
+
     usage_of_metric = usages[0]
     suffix = " (should)" if term.requirement == "should" else ""
     bar_start = 0.0
+
     return Bar(
         name=f"{prefix}{term.term}{suffix}",
         text=f"{_format_value_of_limit(term)}: {term.verdict}",
@@ -235,8 +239,10 @@ def _compute_usages_percent(term: TermVerdict, *, is_upper_bound: bool) -> list[
     """
     if term.value is None or term.limit is None:
         return None
+
     low = term.value if term.low is None else term.low
     high = term.value if term.high is None else term.high
+
     usages = []
     for value in (term.value, low, high):
         usage = compute_limit_usage_percent(
@@ -245,6 +251,7 @@ def _compute_usages_percent(term: TermVerdict, *, is_upper_bound: bool) -> list[
         if usage is None:
             return None
         usages.append(min(usage, MAX_SHOWN_USAGE))
+
     return usages
 
 
@@ -324,6 +331,7 @@ def _find_mentioned_words(validation: Validation) -> Iterator[tuple[str, str]]:
     metric_meanings = {metric.name: metric.meaning for metric in metrics_of_contracts}
     yield from _find_words_in_text(metric_meanings | TERM_MEANINGS, load_terms)
     yield from _find_words_in_text(ANSWER_TERM_MEANINGS, answer_terms)
+
     has_percentile = re.search(r"\bp[0-9]", f"{load_terms} {answer_terms}") is not None
     if has_percentile:
         yield "p50, p99", PERCENTILE_MEANING
@@ -365,6 +373,7 @@ def _build_timeline_section(summaries: Mapping[str, Summary]) -> Section:
     """
     times = _compute_run_times(summaries)
     first_start_s = min((time.start_s for time in times.values()), default=0.0)
+
     bars = []
     for name, time in times.items():
         summary = summaries[name]
@@ -372,6 +381,7 @@ def _build_timeline_section(summaries: Mapping[str, Summary]) -> Section:
         start_s = time.start_s - first_start_s
         end_s = time.end_s - first_start_s
         bars.append(Bar(name, time.label, [(start_s, end_s, color, summary.run.id)]))
+
     links = [(name, f"{quote(name)}/summary.json") for name in summaries]
     return section(
         "Runs",
@@ -395,6 +405,7 @@ def _compute_run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
             virtual_start_s = times[name].end_s
         else:
             times[name] = _compute_real_time(summary)
+
     return times
 
 

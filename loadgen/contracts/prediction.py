@@ -94,6 +94,7 @@ def create_simulated_settings(settings: Settings) -> Settings:
     """
     if settings.virtual:
         return settings
+
     default_preset = PHYSICAL["preset"]
     return Settings(
         url=f"sim:{default_preset}",
@@ -118,6 +119,7 @@ def estimate_step_weights(checked_contract: CheckedContract) -> list[float]:
         repeats = plan.level.repeats
         simulation_weights += [requests_per_run] * repeats
         judging_weights.append(JUDGING_TIME_FRACTION * requests_per_run * repeats)
+
     return simulation_weights + judging_weights
 
 
@@ -142,17 +144,20 @@ def forecast_levels(
             simulated_levels.add(plan, _simulate_level(plan, settings, options))
         except (CombinedError, TargetError) as error:
             failed_forecasts[name] = _create_failed_forecast(name, error)
+
     forecasts = []
     for plan in checked_contract.levels:
         name = plan.level.name
         if name in failed_forecasts:
             forecasts.append(failed_forecasts[name])
             continue
+
         options.report_step(f"Judging {name}")
         forecaster = LevelForecaster(
             checked_contract, plan.level, simulated_levels, options.cost_function
         )
         forecasts.append(forecaster.forecast())
+
     return tuple(forecasts)
 
 
@@ -246,6 +251,7 @@ class OrderedRun(NamedTuple):
                 has_total = True
             else:
                 histograms.append(Histogram())
+
         return histograms
 
 
@@ -269,8 +275,10 @@ def _compute_session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
     turns_per_session = run.manifest.turns_per_session
     if turns_per_session == 1 or len(due_ns) == 0:
         return due_ns
+
     session_numbers = run.rows["slot"] // turns_per_session
     earliest_due_ns = np.full(session_numbers.max() + 1, np.iinfo(np.int64).max)
+
     # For each record: earliest_due_ns[its session] = min(earliest_due_ns[its session], its due_ns).
     np.minimum.at(earliest_due_ns, session_numbers, due_ns)
     starts_ns: NDArray[np.int64] = earliest_due_ns[session_numbers]
@@ -306,6 +314,7 @@ def _simulate_level(
     workload = plan.workload
     if plan.duration_ns is not None:
         workload = set_measured_duration(workload, round(plan.duration_ns * length_factor))
+
     level = plan.level
     runs = []
     for run_number in range(1, level.repeats + 1):
@@ -314,6 +323,7 @@ def _simulate_level(
         run = _simulate_run(run_workload, settings, options)
         named_run = replace(run, folder=f"{level.name}/r{run_number}")
         runs.append(OrderedRun.from_run(named_run))
+
     return tuple(runs)
 
 
@@ -368,6 +378,7 @@ def compute_measured_length_s(run: RecordedRun) -> float:
     ]
     if planned_ns:
         return sum(length_ns / NS_PER_S for length_ns in planned_ns)
+
     due_ns = run.columns()["due_ns"]
     return float(due_ns.max() - due_ns.min()) / NS_PER_S
 
@@ -466,6 +477,7 @@ class LevelForecaster:
                 planned_verdicts, longest_verdicts, needed_lengths_s, strict=True
             )
         ]
+
         return LevelForecast(
             name=self.level.name,
             length_s=self.planned_s * self.level.repeats,
@@ -517,11 +529,13 @@ class LevelForecaster:
         """
         term_count = len(known_verdicts[self.planned_s])
         needed_lengths_s: list[float | None] = [None] * term_count
+
         decided_terms = list(range(term_count))  # the indexes of terms decided at all lengths yet
         for length_s in reversed(lengths_s):
             decided_terms = self._find_decided_terms(length_s, decided_terms, known_verdicts)
             for index in decided_terms:
                 needed_lengths_s[index] = length_s
+
         return needed_lengths_s
 
     def _find_decided_terms(
@@ -540,9 +554,11 @@ class LevelForecaster:
         """
         if not term_indexes:
             return []
+
         if length_s in known_verdicts:
             all_verdicts = known_verdicts[length_s]
             return [index for index in term_indexes if all_verdicts[index].is_decided]
+
         verdicts = self.judge_after(length_s, term_indexes)
         return [
             index
@@ -583,6 +599,7 @@ class LevelForecaster:
         level_names = {level.name}
         for _, term in level.terms_by_requirement():
             level_names.add(term.level)  # "" for a term that compares no levels
+
         return {
             name: MeasuredLevel(runs=self.simulated_levels.cut_runs_to(name, length_fraction))
             for name in self.simulated_levels.runs

@@ -63,10 +63,12 @@ def estimate_effective_sample_size(marks: RunSeries, confidence: float = interva
     has_equal_marks = fraction_of_ones in (0.0, 1.0)
     if has_equal_marks:
         return float(mark_count)  # there are no clusters
+
     runs_with_marks = [run_marks for run_marks in marks if len(run_marks) > 0]
     has_single_mark = any(len(run_marks) == 1 for run_marks in runs_with_marks)
     if has_single_mark:
         return 0.0  # a run of one mark does not show how large clusters are
+
     return mark_count / _estimate_cautious_cluster_size(
         runs_with_marks, fraction_of_ones, confidence
     )
@@ -108,13 +110,16 @@ def _estimate_cluster_size(
         fraction_of_ones: The mean of all marks, between 0 and 1 (exclusive).
     """
     mark_count = sum(len(run_marks) for run_marks in marks)
+
     # The mean of all marks is the mean of the runs, weighted by their numbers of marks.
     weighted_errors = [
         len(run_marks) / mark_count * run_interval.standard_error
         for run_marks, run_interval in zip(marks, run_intervals, strict=True)
     ]
+
     # The runs are independent, so the squares of their standard errors add up.
     measured_variance = math.fsum(error**2 for error in weighted_errors)
+
     # A Bernoulli variable with mean m has the variance m (1 - m). A mean of n has 1/n of it.
     independent_variance = fraction_of_ones * (1 - fraction_of_ones) / mark_count
     return max(1.0, measured_variance / independent_variance)
@@ -209,9 +214,11 @@ def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interva
         interval = Interval(value, float(ordered[0]), float(ordered[-1]), confidence)
     else:
         interval = _compute_order_statistics_interval(ordered, p, sample_size, confidence)
+
     assumed_size = max(sample_size, MIN_EFFECTIVE_SIZE)
     has_value_below = assumed_size >= intervals.observations_to_see(1 - p, confidence)
     has_value_above = assumed_size >= intervals.observations_to_see(p, confidence)
+
     return replace(
         interval,
         low=interval.low if has_value_below else -math.inf,
@@ -241,6 +248,7 @@ def _compute_order_statistics_interval(
     value = float(ordered[quantile_index(count, p)])
     low = float(ordered[low_index]) if low_index > 0 else -math.inf
     high = float(ordered[high_index]) if high_index < count else math.inf
+
     return Interval(value, low, high, confidence)
 
 
@@ -295,10 +303,12 @@ def find_outlier_quantile(values: RunSeries, p: float) -> float | None:
     has_failed_batch = not np.isfinite(batch_quantiles).all()
     if has_failed_batch or len(batch_quantiles) < MIN_EFFECTIVE_SIZE:
         return None
+
     log_quantiles = np.log(np.maximum(batch_quantiles, MIN_LATENCY_NS))
     median = float(np.median(log_quantiles))
     median_absolute_deviation = float(np.median(np.abs(log_quantiles - median)))
     standard_deviation = median_absolute_deviation * MAD_TO_STANDARD_DEVIATION
     slowest = float(log_quantiles.max())
     is_outlier = slowest - median > OUTLIER_DEVIATIONS * standard_deviation
+
     return math.exp(slowest) if is_outlier else None

@@ -154,10 +154,12 @@ def get_steady_span(loaded_run: LoadedRun) -> Span:
     span = loaded_run.run.summary.window.steady
     if span.duration_s is not None:
         return span
+
     columns = loaded_run.columns
     measured_due_ns = columns["due_ns"][columns.reached_due_time]
     if len(np.unique(measured_due_ns)) < 2:
         raise EstimateError("all requests were scheduled at the same time, so there is no rate")
+
     raise EstimateError(
         f"the {len(measured_due_ns):,} measured requests have no steady-state window: warm-up was "
         "in flight or virtual users were starting or ending; a longer load is needed"
@@ -204,6 +206,7 @@ def find_first_and_last_windows(
         end_ns = round(_get_end_ns(span))
         first_windows.append(windows.span(start_ns, start_ns + window_ns))
         last_windows.append(windows.span(end_ns - window_ns, end_ns))
+
     return FirstAndLastWindows(first_windows, last_windows)
 
 
@@ -248,6 +251,7 @@ def estimate_rate(
         _remove_startup(loaded_run, span, count_in_span)
         for loaded_run, span in zip(loaded_runs, steady_spans, strict=True)
     ]
+
     # A span whose start-up did not end is used as it is, and the caveat says so.
     used_spans = [
         trimmed_span or steady_span
@@ -257,11 +261,14 @@ def estimate_rate(
     batch_interval = intervals.batch_means(batch_rates, batches=len(batch_rates), level=confidence)
     run_rates = compute_mean_of_runs(batch_rates, len(loaded_runs))
     interval = intervals.widen_by_runs(batch_interval, run_rates)
+
     caveat = _describe_short_load(loaded_runs, steady_spans)
     if not caveat:
         caveat = _describe_unfinished_startup(steady_spans, trimmed_spans)
+
     if caveat:
         interval = replace(interval, high=math.inf)
+
     return RateEstimate(interval, caveat)
 
 
@@ -294,6 +301,7 @@ def _describe_unfinished_startup(
     ]
     if not run_lengths_s:
         return ""
+
     startup_check = create_failed_startup_check(run_lengths_s[-1])
     return startup_check.sentence()
 
@@ -321,6 +329,7 @@ def _remove_startup(
         return None
     if startup_intervals == 0:
         return steady_span
+
     startup_end_ns = _get_start_ns(short_spans[startup_intervals])
     return windows.span(startup_end_ns, _get_end_ns(steady_span))
 

@@ -109,6 +109,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.has_class(class_name):
             raise EstimateError(f"the run has no request class {class_name}")
+
         class_plan = next(plan for plan in self.manifest.classes if plan.name == class_name)
         class_summary = next(
             summary for summary in self.summary.classes if summary.name == class_name
@@ -119,6 +120,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         )
         is_of_this_class = is_of_class(self.manifest, class_name, self.rows)
         run_of_class = self._select_records(is_of_this_class)
+
         return replace(run_of_class, manifest=manifest, summary=summary)
 
     def convert_to_tasks(self) -> RecordedRun:
@@ -135,6 +137,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         request_sessions = self.summary.sessions
         if request_sessions is None:
             raise EstimateError("the run has no tasks and no conversations")
+
         task_table = tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session)
         task_slo = _build_task_slo(self.manifest.slo)
         task_manifest = replace(self.manifest, slo=task_slo, turns_per_session=1)
@@ -142,6 +145,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         task_columns = task_run.columns()
         _require_finished_tasks(task_columns)
         task_summary = _build_task_summary(self.summary, request_sessions, task_columns)
+
         return replace(task_run, summary=task_summary)
 
 
@@ -188,6 +192,7 @@ def _build_task_summary(summary: Summary, sessions: Sessions, task_columns: Colu
     last_start_ns = float(start_ns.max(initial=0))
     steady_window = windows.span(first_start_ns, last_start_ns)
     good_tasks = None if sessions.goodput is None else sessions.goodput.good
+
     return replace(
         summary,
         e2e_ms=sessions.duration_ms,
@@ -228,6 +233,7 @@ def build_task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
     rows["status"] = _find_task_statuses(table)
     rows["input_tokens"] = columns.input_tokens
     rows["output_tokens"] = columns.output_tokens
+
     return rows
 
 
@@ -278,6 +284,7 @@ def measure_load_length(runs: Sequence[RecordedRun]) -> LoadLength | None:
     """
     if not runs or _is_closed_loop(runs[0]):
         return None  # all runs of a level have the same kind of load
+
     residence_times = 0.0
     load_s = 0.0
     for run in runs:
@@ -285,8 +292,10 @@ def measure_load_length(runs: Sequence[RecordedRun]) -> LoadLength | None:
         if run.mean_residence_s and steady_s:
             residence_times += steady_s / run.mean_residence_s
             load_s += steady_s
+
     if residence_times == 0:
         return None
+
     return LoadLength(residence_times, load_s)
 
 

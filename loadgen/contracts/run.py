@@ -205,12 +205,15 @@ class NewValidation:
         self.options.show_status(f"Results go to {self.directory}")
         findings = check_target(self.settings, self.directory, self.options.show_status)
         failed_checks = [finding for finding in findings if finding.state == FAULT]
+
         target_failure = Failure.from_findings(failed_checks) if failed_checks else None
         for plan in self.checked_contract.levels:
             self._run_level(plan, target_failure)
+
         contract = self.checked_contract.contract
         if contract.answers is not None:
             self._score_responses(contract.answers, other_endpoint, target_failure)
+
         facts = self._collect_facts(started, findings)
         return write_outputs(self.directory, contract, facts)
 
@@ -249,9 +252,11 @@ class NewValidation:
         """
         contract = self.checked_contract
         (self.directory / CONTRACT_FILE).write_text(contract.text, encoding="utf-8")
+
         if contract.resolved_text:
             resolved_file = self.directory / RESOLVED_FILE
             resolved_file.write_text(contract.resolved_text, encoding="utf-8")
+
         if contract.prices_path is not None:
             prices = contract.prices_path.read_bytes()
             (self.directory / PRICES_FILE).write_bytes(prices)
@@ -270,11 +275,14 @@ class NewValidation:
         if target_failure is not None:
             self.failures[name] = target_failure
             return
+
         if self.is_interrupted:
             self.failures[name] = INTERRUPTION
             return
+
         runs = run_level(self.directory, plan, self.settings, self.options)
         self.is_interrupted = runs.is_interrupted
+
         repetition = self.options.repetition_of(plan.level)
         if runs.failure is not None:
             self.failures[name] = runs.failure
@@ -298,9 +306,11 @@ class NewValidation:
         if target_failure is not None:
             self.failures[ANSWERS_LEVEL] = target_failure
             return
+
         if self.is_interrupted:
             self.failures[ANSWERS_LEVEL] = INTERRUPTION
             return
+
         self.options.show_status(f"Scoring responses to {check.dataset}")
         try:
             answer_scoring.score_answers(
@@ -338,27 +348,33 @@ def run_level(
     """
     level = plan.level
     repetition = options.repetition_of(level)
+
     total_text = repetition.description
     if earlier_runs:
         total_text = f"{earlier_runs} + {total_text}"
+
     summaries: list[Summary] = []
     while not repetition.is_complete(summaries):
         number = earlier_runs + len(summaries) + 1
         if number > 1 and not _pause_before_run(level, number, settings, options):
             return LevelRuns(summaries, is_interrupted=True)
+
         options.show_status(f"Level {level.name}: run {number} of {total_text}")
         workload = prepare_workload_of_run(
             plan.workload, level.name, number, options.seed, options.salt
         )
+
         run_settings = replace(settings, out=directory / level.name / f"r{number}")
         try:
             summary, _ = options.execute(workload, run_settings)
         except (TargetError, CombinedError) as error:
             failure = Failure.from_error(f"run {number} failed", error)
             return LevelRuns(summaries, failure=failure)
+
         summaries.append(summary)
         if summary.run.state == "interrupted":
             return LevelRuns(summaries, is_interrupted=True)
+
     return LevelRuns(summaries)
 
 
@@ -428,15 +444,18 @@ def check_target(
     """
     if settings.virtual:
         return []
+
     from loadgen.doctor import doctor
 
     has_several_endpoints = len(settings.endpoints) > 1
     all_findings: list[Finding] = []
+
     reports = []
     for endpoint_index, endpoint in enumerate(settings.endpoints):
         endpoint_settings = settings.for_endpoint(endpoint) if endpoint.url else settings
         title, findings = doctor.examine_target(endpoint_settings)
         reports.append({"title": title, "findings": findings})
+
         labelled_findings = findings
         if has_several_endpoints:
             # The host of the client is the same for all endpoints, so it is reported once.
@@ -444,8 +463,10 @@ def check_target(
             labelled_findings = _label_findings(
                 findings, endpoint.display_name, keep_host=is_first_endpoint
             )
+
         all_findings += labelled_findings
         _show_problems(title, labelled_findings, show_status)
+
     (directory / DOCTOR_FILE).write_bytes(format.document(reports))
     return all_findings
 
@@ -488,6 +509,7 @@ def _label_findings(
     ]
     if not keep_host:
         return endpoint_findings
+
     host_findings = [finding for finding in findings if finding.check in host_checks.HOST]
     return endpoint_findings + host_findings
 
@@ -518,8 +540,10 @@ def _choose_directory(output_dir: Path | None, contract_name: str) -> Path:
     if output_dir is None:
         now = datetime.datetime.now().astimezone()
         output_dir = Path("results") / run_id(f"validate-{contract_name}", now)
+
     is_empty_directory = output_dir.is_dir() and not any(output_dir.iterdir())
     if output_dir.exists() and not is_empty_directory:
         hint = "give a new folder, or --force to rename the existing one"
         raise UserError("folder_in_use", "the folder is not empty", f"--out {output_dir}", hint)
+
     return output_dir

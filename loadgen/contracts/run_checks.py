@@ -40,16 +40,20 @@ def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> s
         return measured_level.failure_reason
     if not measured_level.runs:
         return "it has no run"
+
     for run in measured_level.runs:
         summary = run.summary
         if summary.run.state != "finished":
             return f"{run.folder} did not finish ({summary.run.state})"
+
         if not summary.verdict.valid:
             run_reasons = "; ".join(summary.verdict.reasons)
             return f"{run.folder} is INVALID: {run_reasons}"
+
         cache_reason = find_wrong_cache_state(level, run)
         if cache_reason:
             return cache_reason
+
     return find_short_pause(level, measured_level.runs)
 
 
@@ -67,6 +71,7 @@ def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
     """
     if level.cache is None:
         return ""
+
     hit_rate = run.summary.tokens.cached_share
     if hit_rate is None:
         has_unique_prompts = run.manifest.new_prompts and not run.manifest.shares_prompts
@@ -76,10 +81,12 @@ def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
             f"the level requires a {level.cache} prefix cache, and the server does not report "
             "cached tokens"
         )
+
     if level.cache == "cold" and hit_rate > CACHED_SHARE:
         return f"the prefix cache was not cold: hit rate {format.percent(hit_rate)}"
     if level.cache == "warm" and hit_rate < MIN_WARM_HIT_RATE:
         return f"the prefix cache was not warm: hit rate {format.percent(hit_rate)}"
+
     return ""
 
 
@@ -97,19 +104,24 @@ def find_short_pause(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
     min_pause_ns = level.apart_ns
     if min_pause_ns is None or runs[0].summary.target.simulated:
         return ""
+
     min_pause_s = min_pause_ns / NS_PER_S
     requirement = f"the contract requires pauses of {format.duration(min_pause_s)} between runs"
     if len(runs) < 2:
         return f"{requirement}, and there is only one run"
+
     for earlier, later in pairwise(runs):
         if not earlier.manifest.ended or not later.manifest.started:
             return f"{requirement}, and the times of {earlier.folder} or {later.folder} are unknown"
+
         ended = datetime.fromisoformat(earlier.manifest.ended)
         started = datetime.fromisoformat(later.manifest.started)
+
         pause_s = (started - ended).total_seconds()
         if pause_s < min_pause_s - PAUSE_TOLERANCE_S:
             pause = format.duration(max(pause_s, 0.0))
             return f"{requirement}, and {later.folder} started {pause} after {earlier.folder}"
+
     return ""
 
 
@@ -161,11 +173,13 @@ def _describe_missing_tpot(run: RecordedRun, term: ContractTerm) -> str:
     """
     if not _uses_tpot(run, term):
         return ""
+
     summary = run.summary
     count_without_tpot = summary.tpot_no_span + summary.tpot_no_output
     max_count_without_tpot = NO_SPAN_SHARE * summary.requests.ok
     if count_without_tpot <= max_count_without_tpot:
         return ""
+
     responses = format.counted(summary.requests.ok, "response")
     return (
         f"{count_without_tpot:,} of {responses} in {run.folder} have no TPOT, because they came in "

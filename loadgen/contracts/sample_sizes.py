@@ -31,12 +31,15 @@ def compute_required_requests(term: ContractTerm, confidence: float) -> int:
     """
     if term.kind == "errors":
         return compute_requests_without_miss(term.limit, confidence)
+
     if term.kind in ("goodput", "task_goodput"):
         max_missed_fraction = 1 - term.limit
         return compute_requests_without_miss(max_missed_fraction, confidence)
+
     is_about_percentile = term.quantile > 0
     if is_about_percentile:
         return needed_samples(term.quantile)
+
     return MIN_REQUESTS_FOR_RATE
 
 

@@ -188,6 +188,7 @@ def parse_contract(
     contract = validate_document(Contract, document, context)
     if contract is None or context.errors:
         raise CombinedError(sort_errors(context.errors))
+
     return contract
 
 
@@ -216,12 +217,14 @@ def read_contract_text(file: Path, name: str) -> str:
     file_hint = f"give a YAML file, or one of {', '.join(packaged_files('contracts'))}"
     if name in packaged_files("workloads"):
         file_hint = f"{name} is a workload (loadgen run {name}); {file_hint}"
+
     text = read_yaml_text(
         file, name, "contract", hint_if_missing=lambda: file_hint, hint_if_too_large=file_hint
     )
     if _is_workload(text):
         workload_hint = f"loadgen run {name} runs it; a contract names it in its levels"
         raise UserError("wrong_format", "this is a workload, not a contract", name, workload_hint)
+
     return text
 
 

@@ -76,6 +76,7 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         VERDICT_COLORS[validation.verdict],
         large=True,
     )
+
     return Report(
         title=" · ".join(part for part in title_parts if part),
         page_title=f"{validation.verdict}: {validation.contract}",
@@ -91,12 +92,16 @@ def _build_full_sections(validation: Validation, inputs: PageInputs | None) -> I
     """Yield the sections of the full report, in their order."""
     shared_notes = _find_shared_notes(validation.levels)
     yield _build_introduction_section(validation, inputs)
+
     if inputs is not None:
         yield build_usage_section(validation, inputs.contract)
+
     for level in validation.levels:
         yield _build_level_section(level, shared_notes, inputs)
+
     yield section("All levels", Bullets(shared_notes, "warn"))
     yield section("Target and client", _build_conditions(validation, inputs))
+
     if inputs is not None:
         yield build_signature_section(validation)
         yield from build_annex_sections(validation, inputs)
@@ -134,6 +139,7 @@ def build_brief_sections(validation: Validation, verdict_paragraph: Paragraph) -
         for level in validation.levels
         if level.failure_reason
     ]
+
     return [
         section("", verdict_paragraph),
         section("", Table(head, rows, label_columns=2 + len(level_column))),
@@ -169,6 +175,7 @@ def describe_next_step(validation: Validation) -> str:
         return "More load cannot change a FAIL. Change the server, then validate it again."
     if validation.verdict == INCONCLUSIVE:
         return _describe_how_to_decide(validation)
+
     horizons_s = [
         term.horizon_s
         for level in validation.levels
@@ -177,6 +184,7 @@ def describe_next_step(validation: Validation) -> str:
     ]
     if not horizons_s:
         return "All required terms are met."
+
     shortest_horizon = format.duration(min(horizons_s))
     return f"Covers slowdowns of the server that recur within {shortest_horizon}."
 
@@ -190,6 +198,7 @@ def _describe_how_to_decide(validation: Validation) -> str:
     undecided_levels = validation.undecided_levels
     if all(level.failure_reason for level in undecided_levels):
         return "Remove the cause, then run the validation again."
+
     additional_loads_s = [
         term.additional_load_s
         for level in undecided_levels
@@ -198,6 +207,7 @@ def _describe_how_to_decide(validation: Validation) -> str:
     ]
     if not additional_loads_s:
         return "Not enough data to decide. Use --full for the reason of each term."
+
     needed = format.duration(max(additional_loads_s))
     return f"Not enough data to decide: about {needed} more load is needed (--extend)."
 
@@ -239,6 +249,7 @@ def _build_level_section(
     coverage = _find_most_common_coverage(level.terms)
     rows = [_build_term_row(term, level.failure_reason, coverage.text) for term in level.terms]
     level_notes = [note for note in level.notes if note not in shared_notes]
+
     return section(
         f"{level.name}: {level.verdict}",
         Paragraph(_format_load(level), "soft"),
@@ -327,10 +338,12 @@ def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]
     ]
     if not valid_runs:
         return ""
+
     rates_of_runs = [select_headline_rates(summary) for summary in valid_runs]
     window = rates_of_runs[0].window
     if len(valid_runs) > 1:
         window = f"{window}, mean of {len(valid_runs)} runs"
+
     rate_texts = _format_rates(_average_rates(rates_of_runs))
     return f"Throughput: {', '.join(rate_texts)}, in the {window}"
 
@@ -353,11 +366,14 @@ def _format_rates(rates: HeadlineRates) -> list[str]:
     output = format.rate(rates.output, " output tok/s")
     if rates.output_per_gpu is not None:
         output += f" ({format.quantity(rates.output_per_gpu)} per GPU)"
+
     texts = [format.rate(rates.requests, " req/s"), output]
     if rates.total is not None:
         texts.append(format.rate(rates.total, " tok/s including prompts"))
+
     if rates.goodput is not None:
         texts.append(f"goodput {format.rate(rates.goodput, ' req/s')}")
+
     return texts
 
 
@@ -388,9 +404,11 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
         # All runs of a validation have the same target and host.
         any_summary = next(iter(inputs.summaries.values()), None)
         contract_gpus = inputs.contract.gpus
+
     target_facts = _describe_target(validation, any_summary, contract_gpus)
     metadata_facts = format.metadata_by_heading(validation.metadata)
     measurement_facts = _describe_measurement(validation, any_summary)
+
     return named_facts(**target_facts, **metadata_facts, **measurement_facts)
 
 
@@ -428,6 +446,7 @@ def _describe_measurement(
     cpus = f"{host.cpus} CPUs" if host.cpus else ""
     python = f"Python {host.python}" if host.python else ""
     horizon = f"recurrence horizon {format.duration(validation.horizon_s)}"
+
     return {
         "When": f"{validation.started} to {validation.ended}".replace("T", " "),
         "Confidence": (format_confidence(validation), horizon),
@@ -451,18 +470,21 @@ def _describe_hardware(summary: Summary | None, contract_gpus: int | None) -> li
     """
     if summary is None:
         return []
+
     target = summary.target
     texts: list[str] = []
     if summary.hardware is not None and summary.hardware.descriptions:
         texts.extend(summary.hardware.descriptions)
     elif target.gpus is not None:
         texts.append(format.counted(target.gpus, "GPU"))
+
     texts.append(target.shape)
     if contract_gpus is not None and target.gpus is not None and contract_gpus != target.gpus:
         texts.append(
             f"the contract names {format.counted(contract_gpus, 'GPU')}, "
             f"rates per GPU are computed from the {target.gpus} in use"
         )
+
     return [text for text in texts if text]
 
 
@@ -483,6 +505,7 @@ def build_forecast_report(
     difference = ""
     if real_target is not None:
         difference = f"The forecast is for a simulated {preset}, not for {real_target}. "
+
     note = (
         f"{difference}A real server varies more than the model and may need a longer load. "
         "Use --url sim:PRESET for another model."
@@ -512,6 +535,7 @@ def _build_forecast_section(forecast: LevelForecast) -> Section:
     planned_load = ""
     if forecast.terms:
         planned_load = f": {format.duration(forecast.length_s)} of load planned"
+
     return section(
         f"Level {forecast.name}{planned_load}",
         forecast.failure_reason,
@@ -548,6 +572,7 @@ def build_junit_cases(validation: Validation) -> list[JUnitCase]:
                     text=", ".join(sentence for sentence in sentences if sentence),
                 )
             )
+
     return cases
 
 

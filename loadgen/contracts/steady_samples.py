@@ -171,14 +171,17 @@ def collect_timed_values(
     missing_package = why_missing(metric)
     if missing_package:
         raise EstimateError(missing_package)
+
     slo = None if limit_ns is None else _create_slo(metric, limit_ns)
     is_counted = find_counted_requests(columns, slo)
     values = columns.measure(metric)
     is_ok = columns.where(OK)
     is_undefined = is_ok & (values == metrics.UNDEFINED)
+
     is_selected = is_counted & ~is_undefined
     if mask is not None:
         is_selected &= mask
+
     values_or_infinity = np.where(is_ok, values, np.inf)
     return order_by_due_time(columns, is_selected, values_or_infinity)
 
@@ -222,6 +225,7 @@ def find_counted_requests(columns: Columns, slo: Slo | None = None) -> NDArray[n
             "ended; set a longer grace for the level (grace: 10m), or none to drain for as long as "
             "timeout"
         )
+
     return outcomes.is_counted(columns, slo)
 
 
@@ -246,6 +250,7 @@ def require_enough_values(values: RunSeries, p: float, metric: str, load_s: floa
     required = needed_samples(p)
     if count == 0:
         raise EstimateError(f"no request has {metric}")
+
     if count < required:
         reason = f"only {format.counted(count, 'request')}, {required:,} needed for p{p * 100:g}"
         sufficient_load_s = load_checks.scale_load_s(load_s, required, count)
@@ -309,6 +314,7 @@ def select_steady_sample(
     ]
     steady_samples = [steady_run.steady_values for steady_run in steady_runs]
     load_s = compute_load_length_s(timed_samples)
+
     effective_size = sum_server_sample_sizes(runs, steady_samples)
     if all(steady_run.steady_range.has_steady_state for steady_run in steady_runs):
         checked_load = _check_steady_load(steady_runs, load_s, effective_size, query)
@@ -317,6 +323,7 @@ def select_steady_sample(
         longest_run_s = max(map(_compute_run_length_s, timed_samples))
         checked_load = CheckedLoad(load_checks.create_failed_startup_check(longest_run_s))
         load_description = ""
+
     return SteadySample(
         values=[samples.values for samples in steady_samples],
         request_count=sum(len(samples.values) for samples in timed_samples),
@@ -354,10 +361,12 @@ def _check_steady_load(
     ]
     is_too_short_for_server = any(load_check.is_short for load_check in server_checks)
     queue_checks = _check_queue(steady_runs, load_s, query)
+
     load_check = load_checks.combine_load_checks(queue_checks.load_checks, server_checks)
     if queue_checks.has_worst_interval_bound and not is_too_short_for_server:
         upper_bound = _compute_worst_interval_quantile(steady_runs, query.p)
         return CheckedLoad(load_check, upper_bound)
+
     return CheckedLoad(load_check)
 
 
@@ -411,6 +420,7 @@ def _check_queue(
     open_loop_length = measure_load_length(runs)
     if open_loop_length is None or not depends_on_queueing(runs, query.metric):
         return QueueChecks([], has_worst_interval_bound=False)
+
     tail_check = _check_queue_for_tail(runs, open_loop_length, query)
     queue_series = [
         QueueSeries(steady_run.steady_values, steady_run.run.mean_residence_ns)
@@ -420,6 +430,7 @@ def _check_queue(
     batch_check = load_checks.check_queue_samples(queue_series, required_samples, load_s)
     is_short_for_batches_only = batch_check.is_short and not tail_check.is_short
     has_bound = is_short_for_batches_only and _has_worst_interval_bound(runs, queue_series, query)
+
     return QueueChecks([tail_check, batch_check], has_worst_interval_bound=has_bound)
 
 

@@ -106,13 +106,16 @@ def find_steady_range(samples: TimedValues, residence_ns: float) -> SteadyRange:
     count = len(samples.values)
     if count == 0:
         return SteadyRange(0, 0, has_steady_state=True)
+
     end = _count_requests_before_end(samples.due_ns, residence_ns)
     if end <= count // 2:
         # The load lasts less than two residence times, so most requests met the emptying server.
         return SteadyRange(0, count, has_steady_state=False)
+
     startup_count = _count_startup_requests(samples.slice(0, end))
     if startup_count is None:
         return SteadyRange(0, end, has_steady_state=False)
+
     return SteadyRange(startup_count, end, has_steady_state=True)
 
 
@@ -143,6 +146,7 @@ def _count_startup_requests(samples: TimedValues) -> int | None:
     startup_intervals = count_startup_values(mean_ranks.means)
     if startup_intervals is None:
         return None
+
     return int(mean_ranks.first_indexes[startup_intervals])
 
 
@@ -161,13 +165,16 @@ def count_startup_values(series: NDArray[np.float64]) -> int | None:
     """
     if len(series) < MIN_SERIES_LENGTH:
         return 0
+
     transient_count = intervals.startup_length(series)
     if transient_count == 0:
         return 0
+
     first_count = len(series) // 2 if transient_count is None else transient_count
     begins_lower = series[:first_count].mean() < series[first_count:].mean()
     if not begins_lower:
         return 0
+
     return transient_count  # None if no end of the start-up was found
 
 
@@ -213,10 +220,12 @@ def estimate_server_sample_size(samples: TimedValues, residence_ns: float) -> fl
     """
     if len(samples.values) < MIN_INTERVALS:
         return 0.0
+
     longest_interval_ns = _compute_duration_ns(samples) / intervals.BATCHES
     interval_lengths_ns = [residence_ns]
     while 2 * interval_lengths_ns[-1] <= longest_interval_ns:
         interval_lengths_ns.append(2 * interval_lengths_ns[-1])
+
     ranks = _compute_ranks(samples.values)
     return min(
         _estimate_sample_size(samples.due_ns, ranks, interval_ns, is_cautious=False)
@@ -264,6 +273,7 @@ def _find_required_interval_count(sample_size: float, correlation: float) -> int
             enough = middle
         else:
             too_few = middle
+
     return enough
 
 
@@ -363,6 +373,7 @@ def _compute_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     first_ranks = last_ranks - occurrences + 1  # 1, 2, 3
     mean_ranks = (first_ranks + last_ranks) / 2  # 1, 2, 3.5
     ranks: NDArray[np.float64] = mean_ranks[index_of_distinct_value]
+
     return ranks
 
 

@@ -87,11 +87,13 @@ def read_original_command(directory: Path) -> list[str]:
     """
     if not directory.is_dir():
         raise missing_result(directory, _WRONG_FOLDER_HINT)
+
     refuse_links(directory)
     manifest_files = list(directory.glob(RUN_MANIFESTS))
     if not (directory / FACTS_FILE).is_file() or not manifest_files:
         text = "the folder has no validation with a run"
         raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
+
     first_manifest_file = min(manifest_files, key=_order_of_run)
     manifest = decode_manifest(first_manifest_file.read_bytes(), str(first_manifest_file))
     return _without_option(manifest.command[1:], "--bundle")
@@ -117,6 +119,7 @@ def _without_option(arguments: Sequence[str], option: str) -> list[str]:
             is_value_of_option = True
         elif not argument.startswith(f"{option}="):
             remaining_arguments.append(argument)
+
     return remaining_arguments
 
 
@@ -132,6 +135,7 @@ def judge_again(directory: Path) -> Validation:
             text = "the folder has no validation"
             raise UserError("no_result", text, str(directory), _WRONG_FOLDER_HINT)
         raise missing_result(directory, _WRONG_FOLDER_HINT)
+
     refuse_links(directory)
     errors = [
         _create_changed_file_error(directory / name, problem)
@@ -139,6 +143,7 @@ def judge_again(directory: Path) -> Validation:
     ]
     if errors:
         raise CombinedError(errors)
+
     contract, facts = read_validation(directory)
     return judge_runs(directory, contract, facts)
 
@@ -184,6 +189,7 @@ def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
         description="a file of a validation",
         hint=_CHANGED_FILE_HINT,
     )
+
     return contract, facts
 
 
@@ -230,6 +236,7 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
     target = _find_target(measured_levels)
     contract_bytes = (directory / CONTRACT_FILE).read_bytes()
     contract_sha256 = hashlib.sha256(contract_bytes).hexdigest()
+
     return _create_validation(contract, contract_sha256, facts, target, levels)
 
 
@@ -293,9 +300,11 @@ def _judge_all_levels(
     load_levels = judge.judge_interim_analyses(
         contract, measured_levels, facts.run_counts, cost_function
     )
+
     levels = [_with_shortening(level, facts) for level in load_levels]
     if contract.answers is not None:
         levels.append(_judge_answers(directory, contract, contract.answers, facts))
+
     return tuple(_with_error_codes(level, facts) for level in levels)
 
 
@@ -370,6 +379,7 @@ def _read_level(directory: Path, level: str, failure_reason: str) -> MeasuredLev
     run_dirs.sort(key=_get_run_number)
     finished_run_dirs = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
     runs = tuple(read_run(run_dir, directory) for run_dir in finished_run_dirs)
+
     return MeasuredLevel(runs=runs, failure_reason=failure_reason)
 
 

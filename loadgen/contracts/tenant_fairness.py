@@ -30,6 +30,7 @@ def combine_fractions(fractions: Sequence[TermEstimate]) -> Interval:
     values = [fraction.interval.value for fraction in fractions]
     low_ends = [fraction.interval.low for fraction in fractions]
     high_ends = [fraction.interval.high for fraction in fractions]
+
     return Interval(
         value=_compute_weighted_mean(values, weights),
         low=_compute_weighted_mean(low_ends, weights),
@@ -59,12 +60,14 @@ def estimate_jain_index(fractions: Sequence[Interval]) -> Interval | None:
     value = fairness.jain_index([fraction.value for fraction in fractions])
     if value is None:
         return None
+
     candidates = [*_list_uneven_fractions(fractions), *_list_even_fractions(fractions)]
     possible_indexes = [value]
     for candidate in candidates:
         index = fairness.jain_index(candidate)
         if index is not None:
             possible_indexes.append(index)
+
     return Interval(value, low=min(possible_indexes), high=max(possible_indexes))
 
 
@@ -92,12 +95,14 @@ def _list_even_fractions(fractions: Sequence[Interval]) -> list[list[float]]:
     """
     lowest = min(fraction.low for fraction in fractions)
     highest = max(fraction.high for fraction in fractions)
+
     candidates = []
     for step in range(COMMON_FRACTIONS_TRIED + 1):
         common_fraction = lowest + (highest - lowest) * step / COMMON_FRACTIONS_TRIED
         candidates.append(
             [_find_nearest_value(fraction, common_fraction) for fraction in fractions]
         )
+
     return candidates
 
 

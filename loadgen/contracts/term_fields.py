@@ -69,6 +69,7 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: TypeFor
     )
     model.tag = keyword  # the key that selects this model in a file
     model.short = kind.short_key  # the short form `{keyword: value}` sets only this key
+
     return model
 
 
@@ -106,8 +107,10 @@ def _list_field_names(keyword: str, kind: TermKind) -> list[str]:
         names = [*kind.parameters, *quantile, "limit"]
     else:
         names = ["limit", *quantile]
+
     if can_be_about_class(keyword):
         names.append("class_name")
+
     return names
 
 
@@ -129,6 +132,7 @@ def _create_term(model: Tagged) -> ContractTerm:
         joules, unit_of_work = fields["limit"]
         fields["limit"] = joules
         fields["of"] = unit_of_work
+
     return ContractTerm(kind=model.tag, **fields)
 
 
@@ -149,10 +153,12 @@ def _create_term_type(
     models = tuple(
         _create_term_model(keyword, kind, comparable_metrics) for keyword, kind in kinds.items()
     )
+
     # The models are only known at run time, so the union cannot be written with `|`.
     any_model: TypeForm = Union[models]  # noqa: UP007
     select_by_keyword = TaggedUnion(noun)
     convert_to_contract_term = AfterValidator(_create_term)
+
     return Annotated[any_model, select_by_keyword, convert_to_contract_term]
 
 

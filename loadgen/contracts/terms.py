@@ -196,8 +196,10 @@ def _check_between_zero_and_one(share: float) -> float:
             "must be below 100%, because no sample can show that something always happens",
             "require a little less, like 99.9%",
         )
+
     if share == 0:
         raise InvalidValueError("out_of_range", "must be above 0%", "a percentage like 99%")
+
     return share
 
 
@@ -226,6 +228,7 @@ def _parse_money(value: object) -> tuple[Decimal, str]:
             "must be an amount of money",
             "a number above zero and a currency, like 0.45 USD",
         )
+
     return Decimal(match["amount"]), match["currency"]
 
 
@@ -242,6 +245,7 @@ def _parse_factor(value: object) -> float:
             "must be a factor",
             "a number of at least 1 and x, like 1.5x",
         )
+
     return float(match["factor"])
 
 
@@ -260,6 +264,7 @@ def _parse_energy(value: object) -> tuple[float, str]:
             "must be an energy per token or request",
             "use joules per output token or successful request, for example 0.5 J/token",
         )
+
     return float(match["joules"]), match["unit_of_work"]
 
 

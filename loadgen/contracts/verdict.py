@@ -234,6 +234,7 @@ def _summarize_required(terms: Sequence[TermVerdict]) -> str:
     """
     if not terms:
         return "the contract has no required terms (must)"
+
     counts = Counter(term.verdict for term in terms)
     failed = counts["FAIL"]
     undecided = counts["INCONCLUSIVE"]
@@ -244,6 +245,7 @@ def _summarize_required(terms: Sequence[TermVerdict]) -> str:
         return f"{failed} of {total} required terms failed"
     if undecided:
         return f"{undecided} of {total} required terms inconclusive"
+
     return f"{total} of {total} required terms passed"
 
 
@@ -261,6 +263,7 @@ def get_exit_code(validation: Validation) -> int:
         return exit_codes.SLO_MISSED
     if any(level.failure_reason for level in validation.undecided_levels):
         return exit_codes.UNSOUND
+
     return exit_codes.INCONCLUSIVE
 
 

@@ -21,6 +21,7 @@ def describe_extensions(validation: Validation) -> str:
     extensions = validation.analyses - 1
     if extensions == 0:
         return ""
+
     times = "once" if extensions == 1 else f"{extensions} times"
     error_rate = f"{(1 - validation.confidence) * 100:g} %"
     return (
@@ -72,9 +73,11 @@ def format_metric(value: float, unit: str) -> str:
         return format.duration(value / 1e3) if value >= 1e3 else f"{format.quantity(value)} ms"
     if unit == "%":
         return _format_percentage(value)
+
     is_per_time = unit.startswith("/")  # as in 12.5/s, without a space
     if is_per_time:
         return f"{format.quantity(value)}{unit}"
+
     return f"{format.quantity(value)} {unit}".strip()
 
 
@@ -98,6 +101,7 @@ def format_interval(interval: Interval, unit: str) -> str:
     """
     if interval.low == math.inf:
         return "only failed requests"
+
     has_low = math.isfinite(interval.low)
     has_high = math.isfinite(interval.high)
     if has_low and has_high:
@@ -106,6 +110,7 @@ def format_interval(interval: Interval, unit: str) -> str:
         return f"{format_metric(interval.low, unit)} or more"
     if has_high:
         return f"{format_metric(interval.high, unit)} or less"
+
     return "unbounded"
 
 

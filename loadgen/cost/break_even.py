@@ -68,13 +68,16 @@ def _find_break_even(
     units_per_s = machines.basis.rates[unit]
     if machine_cost is None or token_cost is None or not units_per_s:
         return None
+
     fixed_cost_per_day = sum(machines.hourly_cost_parts.values(), Decimal(0)) * HOURS_PER_DAY
     marginal_parts = [amount for part, amount in machine_cost.parts.items() if part != MACHINES]
     marginal_cost = sum(marginal_parts, Decimal(0))
+
     units_per_day = None
     if token_cost.total > marginal_cost:
         saving_per_unit = token_cost.total - marginal_cost
         units_per_day = fixed_cost_per_day / saving_per_unit
+
     capacity_per_day = units_per_s * SECONDS_PER_HOUR * HOURS_PER_DAY
     return BreakEven(
         machines=machines.name,
@@ -103,16 +106,19 @@ def _describe_break_even(
             f"never, because the marginal cost of {noun} on the machines is above the price per "
             "token"
         )
+
     at_least = "at least " if has_lower_bound(machines) else ""
     load = "at the measured load, which is not their capacity"
     if machines.basis.is_capacity:
         load = "at capacity"
+
     capacity = f"the machines serve {at_least}{capacity_per_day:,.0f} per day {load}"
     if units_per_day > capacity_per_day:
         return (
             f"not with these machines: it would take {units_per_day:,.0f} {noun} per day, "
             f"and {capacity}"
         )
+
     utilization = f"{units_per_day / capacity_per_day:.1%} utilization"
     return (
         f"the machines cost less from {units_per_day:,.0f} {noun} per day ({utilization}); "

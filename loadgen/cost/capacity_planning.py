@@ -111,8 +111,10 @@ def derive_measured_rate(evidence: Evidence, gpus: int) -> MeasuredRate:
             evidence.folder,
             "use a run or a search with an SLO",
         )
+
     if evidence.capacity is not None:
         return _derive_rate_of_capacity(evidence, evidence.capacity, gpus)
+
     return _derive_rate_of_runs(evidence, gpus)
 
 
@@ -127,9 +129,11 @@ def _derive_rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) 
     if capacity.unit == "requests" and summary.sessions is not None:
         interactions_per_request = count_interactions(summary) / summary.requests.decided
         rate = scale_rate(rate, interactions_per_request)
+
     lower_bound_reason = ""
     if capacity.lower_bound:
         lower_bound_reason = capacity.lower_bound_reason or HIGHEST_LOAD_PASSED
+
     state = f", {capacity.state}" if capacity.state else ""
     basis = f"capacity by {capacity.method}{state}"
     return _create_measured_rate(
@@ -159,10 +163,12 @@ def _derive_rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
             evidence.folder,
             "use a longer run, or a lower load",
         )
+
     run_count = len(evidence.summaries)
     basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
     is_slo_met = all(summary.goodput.met for summary in evidence.summaries)
     lower_bound_reason = SINGLE_LOAD if is_slo_met else ""
+
     return _create_measured_rate(
         evidence,
         gpus,
@@ -194,6 +200,7 @@ def _create_measured_rate(
             capacity.
     """
     summary = evidence.summary
+
     # A response time of 0 says that it is not known.
     response_ms = compute_mean_interaction_ms(summary) or 0.0
     return MeasuredRate(
@@ -231,6 +238,7 @@ def _measure_steady_rates(evidence: Evidence) -> _SteadyRates:
     summaries = evidence.summaries
     first = summaries[0]
     has_conversations = first.sessions is not None
+
     has_single_requests_too = has_conversations and find_task_sessions(first) is None
     if has_single_requests_too:
         unit = str(rate_unit(first))
@@ -247,6 +255,7 @@ def _measure_steady_rates(evidence: Evidence) -> _SteadyRates:
     else:
         unit = "requests"
         rates = [summary.load.steady_completed_rps for summary in summaries]
+
     return _SteadyRates(unit, [rate for rate in rates if rate is not None])
 
 

@@ -115,12 +115,15 @@ def cost(
         raise UserError(
             "conflict", "more than one output format", "--json, --markdown, --csv", "choose one"
         )
+
     price_names = _parse_pairs(price or [], "--price", folders)
     gpu_counts = _parse_gpu_counts(_parse_pairs(gpus or [], "--gpus", folders))
     used_fraction = parse_utilization(utilization)
+
     for folder in folders:
         refuse_shard(folder)
         warn_if_changed(folder)
+
     price_list = load_prices(
         prices,
         accept_sample=accept_sample_prices,
@@ -134,6 +137,7 @@ def cost(
     _refuse_unknown_results(price_names, names, "--price")
     _refuse_unknown_results(gpu_counts, names, "--gpus")
     priced: list[PricedResult] = []
+
     errors: list[LoadgenError] = []
     for result in evidence:
         with collecting(errors):
@@ -144,17 +148,21 @@ def cost(
                 gpus=gpu_counts.get(result.name),
                 utilization=used_fraction,
             )
+
     if errors:
         raise CombinedError(errors)
+
     comparison = compare_costs(priced, price_list)
     if html is not None:
         write_file(html, html_renderer.render(create_report(comparison)), "--html")
+
     if as_json:
         print(cost_data.render_json(comparison), end="")
     elif as_csv:
         print(cost_data.render_csv(comparison), end="")
     else:
         print_report(create_report(comparison), as_markdown=as_markdown, full=full)
+
     return OK
 
 
@@ -183,11 +191,13 @@ def _price_result_folder(
 
     gpu_count = resolve_gpu_count(evidence, gpus)
     matching = find_prices(prices, evidence.summary.target, price_name, evidence.name)
+
     results = []
     for price in matching:
         name = evidence.name
         if len(matching) > 1:
             name = f"{evidence.name} ({price.commitment or price.name})"
+
         result = price_result(
             evidence,
             price,
@@ -197,6 +207,7 @@ def _price_result_folder(
             utilization=utilization,
         )
         results.append(with_step_costs(result, prices))
+
     return results
 
 
@@ -219,6 +230,7 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
         if not equals and len(folders) == 1:
             folder = str(folders[0])
             value = option
+
         if not (folder and value):
             raise UserError(
                 "invalid_value",
@@ -226,6 +238,7 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
                 flag,
                 f"{flag} {folders[0]}=...",
             )
+
         # The user may name a folder by its path or by its last part, which is its name in reports.
         name = Path(folder).name if "/" in folder else folder
         if name in values_by_name:
@@ -235,7 +248,9 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
                 f"{flag} {option}",
                 "keep one of them",
             )
+
         values_by_name[name] = value
+
     return values_by_name
 
 
@@ -274,8 +289,10 @@ def _parse_day(text: str) -> date:
         raise UserError(
             "invalid_value", f'"{text}" must be a date', "--as-of", "like 2026-06-30"
         ) from None
+
     if day > date.today():
         raise UserError("out_of_range", f"{day} is in the future", "--as-of", "a day up to today")
+
     return day
 
 
@@ -290,6 +307,7 @@ def parse_utilization(text: str) -> Decimal:
     """
     if "@" not in text:
         return _parse_fraction(text)
+
     total_hours = Decimal(0)
     used_hours = Decimal(0)
     for period in text.split(","):  # such as "14h@10%"
@@ -301,14 +319,17 @@ def parse_utilization(text: str) -> Decimal:
                 "--utilization",
                 "like 14h@10%,10h@70%",
             )
+
         hours_text, fraction_text = match.groups()
         period_hours = Decimal(hours_text)
+
         # Machines may be idle for a part of the day but not for all of it, so `_parse_fraction`
         # refuses 0, and only a period accepts it.
         is_idle = fraction_text.strip() in ("0", "0%")
         used_fraction = Decimal(0) if is_idle else _parse_fraction(fraction_text)
         total_hours += period_hours
         used_hours += period_hours * used_fraction
+
     if total_hours != HOURS_PER_DAY or not used_hours:
         raise UserError(
             "invalid_value",
@@ -316,6 +337,7 @@ def parse_utilization(text: str) -> Decimal:
             "--utilization",
             f"now {total_hours:f} hours; like 14h@10%,10h@70%",
         )
+
     return used_hours / HOURS_PER_DAY
 
 
@@ -329,6 +351,7 @@ def _parse_fraction(text: str) -> Decimal:
     if match is not None:
         number, percent_sign = match.groups()
         fraction = Decimal(number) / (100 if percent_sign else 1)
+
     if not 0 < fraction <= 1:
         raise UserError(
             "invalid_value",
@@ -336,4 +359,5 @@ def _parse_fraction(text: str) -> Decimal:
             "--utilization",
             "like 0.4 or 40%",
         )
+
     return fraction

@@ -82,6 +82,7 @@ def _compare_hourly_costs(committed: PricedResult, on_demand: PricedResult) -> C
     committed_per_hour = sum(committed.hourly_cost_parts.values(), Decimal(0))
     on_demand_per_hour = sum(on_demand.hourly_cost_parts.values(), Decimal(0))
     hours_share = None
+
     judgment = "never costs less, because its hours are not cheaper and all of them are paid"
     if committed_per_hour < on_demand_per_hour:
         hours_share = committed_per_hour / on_demand_per_hour
@@ -89,6 +90,7 @@ def _compare_hourly_costs(committed: PricedResult, on_demand: PricedResult) -> C
             "costs less if the machines are needed for more than "
             f"{format.percent(float(hours_share))} of all hours"
         )
+
     return CommitmentComparison(
         committed=committed.name,
         on_demand=on_demand.name,

@@ -76,6 +76,7 @@ def _list_load_differences(first: PricedResult, second: PricedResult) -> Iterato
     summary_b = second.evidence.summary
 
     fingerprint_a, fingerprint_b = _find_comparable_fingerprints(first, second)
+
     # Two results without fingerprints have equal ones, "", which does not show that their workloads
     # are the same.
     is_same_workload = fingerprint_a == fingerprint_b and fingerprint_a != ""
@@ -131,14 +132,18 @@ def _list_measurement_differences(
     """
     if first.evidence.is_simulated != second.evidence.is_simulated:
         yield make_note("one_simulated")
+
     is_paid_by_hour = not is_per_token(first) and not is_per_token(second)
     if is_paid_by_hour and first.basis.is_capacity != second.basis.is_capacity:
         yield make_note("one_at_capacity")
+
     if is_paid_by_hour and first.evidence.is_offline != second.evidence.is_offline:
         yield make_note("one_at_once")
+
     names_of_bounded = [result.name for result in (first, second) if has_lower_bound(result)]
     if names_of_bounded:
         yield make_note("one_lower_bound", offers=names_of_bounded)
+
     confidence_a = first.basis.confidence
     confidence_b = second.basis.confidence
     if confidence_a is not None and confidence_b is not None and confidence_a != confidence_b:
@@ -154,18 +159,23 @@ def _list_remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonC
     for result in (first, second):
         if not result.evidence.is_valid:
             yield make_note("offer_invalid", offer=result.name)
+
     summary_a = first.evidence.summary
     summary_b = second.evidence.summary
     if summary_a.run.seed != summary_b.run.seed:
         yield make_note("seed_differs")
+
     if summary_a.target.model != summary_b.target.model:
         yield make_note("model_differs", a=summary_a.target.model, b=summary_b.target.model)
+
     if summary_a.target.region != summary_b.target.region:
         yield make_note("region_differs", a=summary_a.target.region, b=summary_b.target.region)
+
     rtt_a_ms = summary_a.rtt_ms
     rtt_b_ms = summary_b.rtt_ms
     if rtt_a_ms is None or rtt_b_ms is None:
         return
+
     if abs(rtt_a_ms - rtt_b_ms) > CONNECT_DIFFERENCE_MS:
         yield make_note("connect_differs", a_ms=rtt_a_ms, b_ms=rtt_b_ms)
 
@@ -182,6 +192,7 @@ def _find_comparable_fingerprints(first: PricedResult, second: PricedResult) -> 
     capacity_b = second.evidence.capacity
     if capacity_a and capacity_b and capacity_a.recipe and capacity_b.recipe:
         return capacity_a.recipe, capacity_b.recipe
+
     return (
         first.evidence.summary.fingerprints.recipe,
         second.evidence.summary.fingerprints.recipe,
@@ -207,9 +218,11 @@ def _has_same_cache_hits(cached_share_a: float | None, cached_share_b: float | N
     """
     if cached_share_a is None or cached_share_b is None:
         return cached_share_a is None and cached_share_b is None
+
     lower, higher = sorted((cached_share_a, cached_share_b))
     are_both_cold = higher <= CACHED_SHARE_TOLERANCE
     if are_both_cold:
         return True
+
     are_both_warm = lower > CACHED_SHARE_TOLERANCE
     return are_both_warm and higher - lower <= CACHED_SHARE_TOLERANCE

@@ -88,9 +88,11 @@ def compare_costs(results: Sequence[PricedResult], prices: Prices) -> CostCompar
     """
     unit = _choose_compared_unit(results)
     first = results[0]
+
     sensitivities: list[Sensitivity] = []
     for result in results:
         sensitivities += compute_sensitivities(result, unit)
+
     return CostComparison(
         prices=prices,
         unit=unit,
@@ -124,9 +126,11 @@ def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
     """
     differences = find_differences(a, b)
     cost_a = a.costs[unit]
+
     cost_b = b.costs[unit]
     if cost_a is None or cost_b is None:
         differences = (*differences, make_note("no_cost"))
+
     remarks = find_remarks(a, b)
     if differences or cost_a is None or cost_b is None:
         return CostRatio(
@@ -139,6 +143,7 @@ def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
             high=None,
             judgment="not comparable",
         )
+
     ratio = _estimate_ratio(cost_a, cost_b, is_same_measurement=a.evidence is b.evidence)
     return CostRatio(
         a=a.name,
@@ -162,10 +167,12 @@ def _judge_ratio(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> 
         return "not judged, because a single run has no interval"
     if ratio.low <= 1 <= ratio.high:
         return "equal" if ratio.low == ratio.high else "no significant difference"
+
     cheaper = a if ratio.mid < 1 else b
     scope = ""
     if is_per_token(a) and is_per_token(b):
         scope = " (for the measured numbers of tokens)"
+
     return f"{cheaper.name} is cheaper{scope}"
 
 
@@ -191,11 +198,13 @@ def _estimate_ratio(a: UnitCost, b: UnitCost, *, is_same_measurement: bool) -> E
         if is_same_measurement and has_same_single_part:
             return Estimate(mid=ratio, low=ratio, high=ratio)
         return Estimate(mid=ratio)
+
     if is_same_measurement:
         ratio_at_low_end = a.low / b.low
         ratio_at_high_end = a.high / b.high
         ratios = (ratio_at_low_end, ratio, ratio_at_high_end)
         return Estimate(mid=ratio, low=min(ratios), high=max(ratios))
+
     log_ratio = _compute_mover_interval(_take_logarithms(a), _take_logarithms(b))
     return Estimate(mid=ratio, low=log_ratio.low.exp(), high=log_ratio.high.exp())
 

@@ -27,6 +27,7 @@ def render_contract(size: Size, summary: Summary, workload: str) -> str:
     assert size.serving_machines, "machines were counted"
     slo_keys = list(_render_slo_keys(summary))
     terms = list(_render_terms(summary))
+
     has_only_class_objectives = not summary.goodput.slo and bool(summary.classes)
     if has_only_class_objectives:
         slo_keys = []
@@ -36,6 +37,7 @@ def render_contract(size: Size, summary: Summary, workload: str) -> str:
     lines: list[str] = []
     if summary.target.simulated:
         lines.append("# SIMULATED: the limits come from a performance model, not a real server")
+
     lines += [
         f"# For one of {size.serving_machines} machines that serve the load. Check it first: "
         "loadgen validate FILE --url URL --dry-run",
@@ -44,6 +46,7 @@ def render_contract(size: Size, summary: Summary, workload: str) -> str:
     ]
     if slo_keys:
         lines.append(f"slo: {{{', '.join(slo_keys)}}}")
+
     rate_per_machine = size.demand_per_s / size.serving_machines
     lines += [
         "levels:",
@@ -54,6 +57,7 @@ def render_contract(size: Size, summary: Summary, workload: str) -> str:
         "    must:",
     ]
     lines += [f"      - {term}" for term in terms]
+
     return "\n".join(lines) + "\n"
 
 
@@ -84,6 +88,7 @@ def _render_slo_keys(summary: Summary) -> Iterator[str]:
     limits_by_metric: dict[str, list[str]] = {}
     for term in summary.goodput.slo:
         limits_by_metric.setdefault(term.metric, []).append(f"{{{_render_limit(term)}}}")
+
     for metric, limits in limits_by_metric.items():
         if len(limits) == 1:
             yield f"{metric}: {limits[0]}"
@@ -97,11 +102,14 @@ def _render_slo_keys(summary: Summary) -> Iterator[str]:
     tasks = None if summary.sessions is None else summary.sessions.goodput
     if tasks is not None:
         task_keys = []
+
         # The limits of the length of a task and of the wait for each first token in it.
         if tasks.within_ms is not None:
             task_keys.append(f"within: {_render_duration(tasks.within_ms)}")
+
         if tasks.wait_ms is not None:
             task_keys.append(f"wait: {_render_duration(tasks.wait_ms)}")
+
         task_keys.append(f"attainment: {tasks.share_limit * 100:g}%")
         yield f"task: {{{', '.join(task_keys)}}}"
 

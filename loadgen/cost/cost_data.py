@@ -57,6 +57,7 @@ def render_csv(comparison: CostComparison) -> str:
     output = io.StringIO()
     writer = csv.DictWriter(output, CSV_COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
+
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
     ):
@@ -78,6 +79,7 @@ def render_csv(comparison: CostComparison) -> str:
             cost = result.costs[unit]
             if cost is None:
                 continue
+
             columns_of_unit = {**columns_of_result, "unit": unit}
             writer.writerow(
                 {
@@ -88,8 +90,10 @@ def render_csv(comparison: CostComparison) -> str:
                     "high": "" if cost.high is None else f"{cost.high:f}",
                 }
             )
+
             for part, amount in cost.parts.items():
                 writer.writerow({**columns_of_unit, "part": part, "amount": f"{amount:f}"})
+
     return output.getvalue()
 
 
@@ -184,12 +188,15 @@ def _to_json_value(value: object) -> object:
     """
     if isinstance(value, Mapping):
         return {key: _to_json_value(item) for key, item in value.items()}
+
     if isinstance(value, Decimal):
         # `adjusted` returns the exponent of the first digit, such as -3 for 0.001.
         places = max(DECIMAL_PLACES, DECIMAL_PLACES - 1 - value.adjusted())
         return f"{round(value, places).normalize():f}"
+
     if isinstance(value, tuple):
         return [_to_json_value(item) for item in value]
+
     return value
 
 

@@ -77,10 +77,12 @@ def _build_sections(comparison: CostComparison) -> Iterator[Section]:
     )
     notes = comparison.prices.notes if comparison.prices.sample else ""
     yield section("Assumptions", cost_text.describe_prices(comparison), Paragraph(notes, "soft"))
+
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
     ):
         yield _build_result_section(result, differences)
+
     yield _build_class_section(comparison)
     yield section("Steps of a task", cost_text.build_step_table(comparison))
     yield section(
@@ -88,6 +90,7 @@ def _build_sections(comparison: CostComparison) -> Iterator[Section]:
         cost_text.build_declared_power_table(comparison),
         cost_text.build_measured_energy_table(comparison),
     )
+
     yield section(
         "By year",
         cost_text.build_yearly_table(comparison),
@@ -104,6 +107,7 @@ def _build_parts_section(comparison: CostComparison) -> Section:
     results = comparison.results
     owned_names = [result.name for result in results if isinstance(result.price, Owned)]
     rented_names = [result.name for result in results if not isinstance(result.price, Owned)]
+
     return section(
         "Parts of the cost",
         _build_cost_bars(comparison),
@@ -135,6 +139,7 @@ def _build_result_section(result: PricedResult, differences: Sequence[ReasonCode
     caveats = list(result.notes)
     if differences:
         caveats.append(f"NOT COMPARABLE with the first: {'; '.join(render_notes(differences))}")
+
     return section(
         result.name,
         cost_text.describe_result_price(result),
@@ -167,6 +172,7 @@ def _build_sensitivity_section(comparison: CostComparison) -> Section:
             "One input is changed at a time: a measured rate over its confidence interval, any "
             "other input by 10 %."
         )
+
     return section(
         "Sensitivity",
         *(_build_sensitivity_bars(result, comparison) for result in comparison.results),
@@ -200,6 +206,7 @@ def _build_cost_bars(comparison: CostComparison) -> Bars:
     """
     count = PRINTED_UNITS[comparison.unit].quantity
     bars: list[Bar] = []
+
     used_parts: set[str] = set()
     for name, result in zip(cost_text.mark_names(comparison), comparison.results, strict=True):
         cost = result.costs[comparison.unit]
@@ -208,6 +215,7 @@ def _build_cost_bars(comparison: CostComparison) -> Bars:
         else:
             used_parts.update(cost.parts)
             bars.append(_build_cost_bar(name, cost, count))
+
     legend = {PART_NAMES[part]: COLORS[part] for part in PARTS if part in used_parts}
     return Bars(rows=bars, included_value=0.0, legend=legend)
 
@@ -220,15 +228,18 @@ def _build_cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
     """
     rounded = cost_text.round_parts(cost, count)
     segments = []
+
     segment_start = 0.0
     for part, amount in cost.parts.items():
         segment_end = segment_start + float(amount * count)
         label = f"{PART_NAMES[part]}: {rounded.parts[part]:,f}"
         segments.append((segment_start, segment_end, COLORS[part], label))
         segment_start = segment_end
+
     whisker = None
     if cost.low is not None and cost.high is not None and cost.low != cost.high:
         whisker = (float(cost.low * count), float(cost.high * count))
+
     interval = cost_text.format_interval_of(cost, count)
     total_label = f"{format_money(cost.total * count)} {interval}"
     return Bar(name, total_label, segments, whisker)
@@ -244,10 +255,12 @@ def _build_sensitivity_bars(result: PricedResult, comparison: CostComparison) ->
     count = PRINTED_UNITS[comparison.unit].quantity
     if cost is None:
         return Bars(rows=())
+
     bars = []
     for sensitivity in comparison.sensitivities:
         if sensitivity.result_name != result.name:
             continue
+
         with_lower_input = sensitivity.cost_with_lower_input * count
         with_higher_input = sensitivity.cost_with_higher_input * count
         low, high = sorted((with_lower_input, with_higher_input))
@@ -262,6 +275,7 @@ def _build_sensitivity_bars(result: PricedResult, comparison: CostComparison) ->
                 [(float(low), float(high), "c1", tooltip)],
             )
         )
+
     total = cost.total * count
     return Bars(rows=bars, title=f"{result.name}: {format_money(total)}", marked_value=float(total))
 
@@ -285,6 +299,7 @@ def _build_break_even_chart(break_even: BreakEven, comparison: CostComparison) -
     units_per_day = break_even.units_per_day
     assert units_per_day is not None and machine_cost is not None and token_cost is not None
     capacity = break_even.capacity_per_day
+
     # Show at least twice the break-even, and the whole capacity if it is not too far away. These
     # ends of the horizontal axis and of the lines are in units per day.
     shortest_end = units_per_day * SHORTEST_CHART
@@ -295,6 +310,7 @@ def _build_break_even_chart(break_even: BreakEven, comparison: CostComparison) -
     marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)
     machines_cost_at_end = fixed_cost_per_day + marginal_cost * machines_end
     noun = PRINTED_UNITS[unit].name.removeprefix("1,000 ")
+
     return Chart(
         title=f"{break_even.machines} vs. {break_even.per_token}",
         x=Axis(label=f"{noun} a day", min=0, max=float(chart_end)),

@@ -155,10 +155,12 @@ def round_parts(cost: UnitCost, count: int) -> RoundedCost:
     }
     missing_amount = total - sum(rounded_parts.values(), Decimal(0))
     missing_steps = int(missing_amount / step)
+
     # The change is negative for a part that was rounded down, so the largest loss comes first.
     parts_by_loss = sorted(rounded_parts, key=lambda part: rounded_parts[part] - exact_parts[part])
     for part in parts_by_loss[:missing_steps]:
         rounded_parts[part] += step
+
     return RoundedCost(total, rounded_parts)
 
 
@@ -217,8 +219,10 @@ def list_warnings(comparison: CostComparison) -> Iterator[Notice]:
             "Results come from a performance model, not from real hardware: "
             f"{', '.join(simulated_names)}.",
         )
+
     for result in results:
         yield from _list_result_warnings(result)
+
     lower_bound_names = [result.name for result in results if has_lower_bound(result)]
     if lower_bound_names:
         yield Notice(
@@ -226,6 +230,7 @@ def list_warnings(comparison: CostComparison) -> Iterator[Notice]:
             f"The capacity of {', '.join(lower_bound_names)} is only known to be at least the "
             "measured rate, so the cost is at most the printed one.",
         )
+
     prices = comparison.prices
     if prices.sample:
         text = f"The prices are examples, not an offer ({prices.file})."
@@ -244,8 +249,10 @@ def _list_result_warnings(result: PricedResult) -> Iterator[Notice]:
         # Repeats of a run often miss the same terms, so each is named once.
         unique_terms = dict.fromkeys(missed_terms)
         yield Notice("SLO MISSED", f"{result.name}: {'; '.join(unique_terms)}", "bad")
+
     if isinstance(result.price, PerToken):
         return
+
     for note in result.note_codes:
         if note.code in HEADINGS_OF_SUSTAINED_NOTES:
             heading = HEADINGS_OF_SUSTAINED_NOTES[note.code]
@@ -308,14 +315,17 @@ def _create_headline(name: str, result: PricedResult, comparison: CostComparison
     """
     unit = PRINTED_UNITS[comparison.unit]
     cost = result.costs[comparison.unit]
+
     if is_slo_missed(result):
         return (
             f"{name}: no price under the SLO, because the run missed it "
             f"({describe_basis_and_caveats(result)}). The table has the cost of this run. "
             "loadgen search finds a load that meets the SLO."
         )
+
     if cost is None:
         return f"{name}: the cost per {unit.name} is not known."
+
     machine_hour = _describe_machine_hour(result)
     machines_suffix = f", {machine_hour}" if machine_hour else ""
     return (
@@ -331,11 +341,13 @@ def _describe_machine_hour(result: PricedResult) -> str:
     """
     if result.gpus_paid is None:
         return ""
+
     cost_per_hour = sum(result.hourly_cost_parts.values(), Decimal(0))
     gpus = f"{float(result.gpus_paid):,g} GPUs"
     text = f"{gpus} at {format_money(cost_per_hour)} per hour"
     if result.utilization == 1:
         return text
+
     return f"{text}, utilization {format.percent(float(result.utilization))}"
 
 
@@ -355,6 +367,7 @@ def describe_result_price(result: PricedResult) -> str:
         machine_type = price.shape or price.gpu
         gpus = f"{result.gpus_paid:f} x {price.gpu}"
         rate = f"{machine_type}, {gpus}: {_describe_hourly_rate(result)}"
+
     region = f" in {price.region}" if price.region else ""
     return f"{price.provider}{region} {rate}; {describe_price(price)}"
 
@@ -364,8 +377,10 @@ def _describe_token_rate(price: PerToken) -> str:
     cached = ""
     if price.per_million_cached is not None:
         cached += f", {price.per_million_cached:f} cached"
+
     if price.per_million_cache_write is not None:
         cached += f", {price.per_million_cache_write:f} written"
+
     return (
         f"{price.model}: {price.per_million_input:f} input{cached}, "
         f"{price.per_million_output:f} output per million"
@@ -384,9 +399,11 @@ def _describe_hourly_rate(result: PricedResult) -> str:
             f"{part} {format_money(amount)}" for part, amount in result.hourly_cost_parts.items()
         ]
         text += f" ({' + '.join(parts)})"
+
     if result.utilization != 1:
         # `:%` prints six decimals, as in "40.000000%". Whole percentages are shown without them.
         text += f", paid at {result.utilization:%} utilization".replace(".000000", "")
+
     return text
 
 
@@ -400,16 +417,19 @@ def describe_measurement(result: PricedResult) -> str:
     capacity = result.evidence.capacity
     slo = describe_slo(summary)
     source = _describe_source(result)
+
     workload = summary.run.workload or summary.run.name
     if capacity is not None:
         rate = _describe_capacity(capacity, workload)
         return f"capacity by {capacity.method}: {rate}; SLO: {slo}; from {source}"
+
     if isinstance(result.price, PerToken):
         requests = format.counted(summary.requests.ok, "request")
         quantity = f"{requests} of {workload}, priced by their tokens"
     else:
         window = MEASUREMENT_WINDOW if result.evidence.is_offline else STEADY_STATE_WINDOW
         quantity = f"{_describe_request_rate(result)} of {workload} completed in the {window}"
+
     return f"{result.basis.label}: {quantity}; SLO: {slo}; from {source}"
 
 
@@ -431,13 +451,16 @@ def _describe_capacity(capacity: Capacity, workload: str) -> str:
         low = format.quantity(capacity.low_per_s)
         high = format.quantity(capacity.high_per_s)
         interval = f"{capacity.confidence * 100:g} % CI {low} to {high}"
+
     # A capacity without a state has only a mark that says whether it was confirmed.
     state = capacity.state or ("confirmed" if capacity.confirmed else "")
     state_text = f", {state}" if state else ""
+
     tokens = ""
     if capacity.output_tokens_per_s is not None:
         tokens_per_s = format.quantity(capacity.output_tokens_per_s, 4)
         tokens = f", {tokens_per_s} output tok/s in steady state"
+
     rate = f"{at_least_prefix}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
     return f"{rate} ({interval}) of {workload}{state_text}{tokens}"
 
@@ -451,9 +474,11 @@ def _describe_request_rate(result: PricedResult) -> str:
     rate = basis.rates[REQUEST]
     if not rate:
         return NONE
+
     text = f"{format.quantity(float(rate))}/s"
     if basis.relative_low is None or basis.relative_high is None:
         return text
+
     low = format.quantity(float(rate * basis.relative_low))
     high = format.quantity(float(rate * basis.relative_high))
     return f"{text} (95 % CI {low} to {high})"
@@ -469,14 +494,19 @@ def describe_basis_and_caveats(result: PricedResult) -> str:
     labels = [result.basis.label]
     if result.evidence.is_simulated:
         labels.append("simulated")
+
     if not result.evidence.is_valid:
         labels.append("INVALID")
+
     if is_slo_missed(result):
         labels.append("SLO missed")
+
     if "overloaded" in note_codes:
         labels.append("not sustained")
+
     if note_codes & {"other_gpu", "other_shape"}:
         labels.append("OTHER INSTANCE TYPE")
+
     return ", ".join(labels)
 
 
@@ -493,11 +523,13 @@ def build_unit_cost_table(comparison: CostComparison, *, with_intervals: bool = 
         costs = [result.costs[unit] for result in results]
         totals = [None if cost is None else cost.total * printed.quantity for cost in costs]
         rows.append((printed.name, *map(format_money, totals)))
+
         if with_intervals and any(cost is not None and _has_interval(cost) for cost in costs):
             intervals = [
                 "" if cost is None else format_interval_of(cost, printed.quantity) for cost in costs
             ]
             rows.append(("", *intervals))
+
     return Table(
         (f"{comparison.prices.currency} per", *mark_names(comparison)), rows, wrap_columns=True
     )
@@ -520,6 +552,7 @@ def build_brief_table(comparison: CostComparison) -> Table:
         machines = [_describe_machine_hour(result) for result in results]
         if any(machines):
             rows.append(("machines", *(text or NONE for text in machines)))
+
     known_units = _list_known_units(comparison)
     for unit in BRIEF_UNITS:
         is_redundant = unit == REQUEST and GOOD in known_units
@@ -527,6 +560,7 @@ def build_brief_table(comparison: CostComparison) -> Table:
             printed = PRINTED_UNITS[unit]
             costs = (_format_cost(result.costs[unit], printed.quantity) for result in results)
             rows.append((printed.name, *costs))
+
     head = (f"{comparison.prices.currency} per", *mark_names(comparison))
     return Table(head, rows, wrap_columns=True)
 
@@ -549,14 +583,17 @@ def build_part_table(comparison: CostComparison) -> Table:
     unit = PRINTED_UNITS[comparison.unit]
     costs = [result.costs[comparison.unit] for result in comparison.results]
     rounded_costs = [None if cost is None else round_parts(cost, unit.quantity) for cost in costs]
+
     rows = []
     for part in PARTS:
         amounts = [None if cost is None else cost.parts.get(part) for cost in rounded_costs]
         if any(amount is not None for amount in amounts):
             rows.append((PART_NAMES[part], *map(_format_exact, amounts)))
+
     totals = [None if cost is None else cost.total for cost in rounded_costs]
     rows.append(("total", *map(_format_exact, totals)))
     head = (f"{comparison.prices.currency} per {unit.name}", *mark_names(comparison))
+
     return Table(head, rows, wrap_columns=True)
 
 
@@ -579,6 +616,7 @@ def build_class_table(comparison: CostComparison) -> Table:
             ]
             tokens_share = format.percent(float(class_cost.tokens_share))
             rows.append((f"{result.name}: {class_name}", tokens_share, *costs))
+
     head = (
         f"{comparison.prices.currency} of a class",
         "tokens",
@@ -600,6 +638,7 @@ def build_step_table(comparison: CostComparison) -> Table:
     for result in comparison.results:
         if not result.step_costs:
             continue
+
         known_amounts: list[Decimal] = []
         for step_name, step in result.step_costs.items():
             price_or_reason = step.reason if step.price is None else step.price.name
@@ -608,13 +647,16 @@ def build_step_table(comparison: CostComparison) -> Table:
             )
             if step.per_task is not None:
                 known_amounts.append(step.per_task)
+
         steps_without_amount = len(result.step_costs) - len(known_amounts)
         coverage = "all steps"
         if steps_without_amount:
             missing_steps = format.counted(steps_without_amount, "step")
             coverage = f"without {missing_steps} whose price is not known"
+
         task_amount = sum(known_amounts, Decimal(0))
         rows.append((f"{result.name}: a task", format_money(task_amount), coverage))
+
     return Table((f"{comparison.prices.currency} of a step", "per task", "price"), rows, "remarks")
 
 
@@ -629,6 +671,7 @@ def build_yearly_table(comparison: CostComparison) -> Table:
         if cost is not None:
             amounts = (*cost.paid, cost.total, cost.present)
             rows.append((name, *map(_format_rounded, amounts)))
+
     years = [f"year {year}" for year in range(1, YEARS + 1)]
     return Table((comparison.prices.currency, *years, "total", "present value"), rows)
 
@@ -650,6 +693,7 @@ def build_declared_power_table(comparison: CostComparison) -> Table:
         power = result.declared_power
         if power is None:
             continue
+
         kwh = power.kwh[comparison.unit]
         rows.append(
             (
@@ -660,6 +704,7 @@ def build_declared_power_table(comparison: CostComparison) -> Table:
                 _format_quantity(None if kwh is None else kwh * unit.quantity),
             )
         )
+
     head = (
         "Energy by the price file",
         "W with PUE",
@@ -681,6 +726,7 @@ def build_measured_energy_table(comparison: CostComparison) -> Table:
         energy = result.measured_energy
         if energy is None:
             continue
+
         rows.append(
             (
                 result.name,
@@ -691,6 +737,7 @@ def build_measured_energy_table(comparison: CostComparison) -> Table:
                 format_money(energy.money[OUTPUT]),
             )
         )
+
     head = (
         "Measured energy of the accelerators",
         "W",
@@ -720,9 +767,11 @@ def describe_ratio(ratio: CostRatio) -> str:
     notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
     if ratio.ratio is None:
         return f"{pair}: {ratio.judgment} ({'; '.join(ratio.differences)}){notes}"
+
     interval = ""
     if ratio.low is not None:
         interval = f" [{format_money(ratio.low)}, {format_money(ratio.high)}]"
+
     return f"{pair}: {ratio.judgment}. Cost ratio {format_money(ratio.ratio)}{interval}{notes}"
 
 
@@ -743,4 +792,5 @@ def build_sensitivity_table(comparison: CostComparison) -> Table:
         for sensitivity in comparison.sensitivities
     ]
     head = (f"{comparison.prices.currency} per {unit.name}", "input", "changed by", "down", "up")
+
     return Table(head, rows, label_columns=3)

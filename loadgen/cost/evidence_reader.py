@@ -50,6 +50,7 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
     """
     errors: list[LoadgenError] = []
     evidence: list[Evidence] = []
+
     resolved_folders: set[Path] = set()
     for folder, name in zip(folders, format.short_names(folders), strict=True):
         if folder.resolve() in resolved_folders:
@@ -57,11 +58,14 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
                 UserError("duplicate", "the folder is given twice", str(folder), "give it once")
             )
             continue
+
         resolved_folders.add(folder.resolve())
         with collecting(errors):
             evidence.append(_read_folder(folder, name, allow_invalid))
+
     if errors:
         raise CombinedError(errors)
+
     return tuple(evidence)
 
 
@@ -82,6 +86,7 @@ def resolve_gpu_count(evidence: Evidence, requested: int | None) -> int | None:
         return requested
     if requested is None or requested == recorded:
         return recorded
+
     raise UserError(
         "conflict",
         f"the run recorded {format.counted(recorded, 'GPU')}, not {requested}",
@@ -109,15 +114,18 @@ def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
     finished_runs = sorted(run for run in runs if (run / FILE).is_file())
     if not finished_runs:
         raise _build_missing_summary_error(folder, runs)
+
     is_single_run = finished_runs == [folder]
     used_runs = finished_runs
     if not is_single_run and not allow_invalid:
         used_runs = _select_valid_runs(finished_runs)
+
     summaries: tuple[Summary, ...]
     if is_single_run:
         summaries = (_read_summary(folder, allow_invalid),)
     else:
         summaries = _read_repeats(folder, used_runs, allow_invalid)
+
     return Evidence(
         name=name,
         folder=str(folder),
@@ -143,6 +151,7 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
     file = folder / CAPACITY_FILE
     if capacity.is_unfinished:
         _refuse_unfinished_search(capacity, file, allow_invalid)
+
     run = folder / capacity.evidence
     summary = _read_summary(run, allow_invalid, f"named as the evidence of {file}")
     if not list_objectives(summary):
@@ -152,6 +161,7 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
             str(file),
             "search again with --slo",
         )
+
     if capacity.unit != "requests" and summary.sessions is None:
         raise UserError(
             "mismatch",
@@ -159,6 +169,7 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
             f"{file} (unit)",
             "use unit: requests, or name another run as evidence",
         )
+
     return Evidence(
         name=name,
         folder=str(folder),
@@ -176,10 +187,12 @@ def _build_missing_summary_error(folder: Path, runs: Sequence[Path]) -> UserErro
     hint = "give a folder written by loadgen run"
     if not folder.is_dir():
         return missing_result(folder, hint)
+
     if tuple(runs) == (folder,):
         # The run was killed before its end, so there are records but no summary.
         quoted = shlex.quote(str(folder))
         hint = f"create it from the records: loadgen report {quoted} --json > {quoted}/summary.json"
+
     return UserError("no_result", "the folder has no summary.json", str(folder), hint)
 
 
@@ -197,13 +210,16 @@ def _refuse_unfinished_search(capacity: Capacity, file: Path, allow_invalid: boo
             str(file),
             "search again from a lower load",
         )
+
     if allow_invalid and capacity.rate_per_s:
         return
+
     progress = "no load has passed so far"
     hint = _create_resume_hint(capacity, file)
     if capacity.rate_per_s:
         progress = f"{capacity.rate_per_s:.4g} {capacity.unit}/s passed so far"
         hint += "; or use --allow-invalid to take that rate as a lower bound"
+
     raise UnsoundEvidenceError(
         "unsound", f"{capacity.lower_bound_reason}; {progress}", str(file), hint
     )
@@ -218,10 +234,12 @@ def _create_resume_hint(capacity: Capacity, file: Path) -> str:
     if not capacity.resume_command:
         folder = shlex.quote(str(file.parent))
         return f"loadgen report {folder} shows why it stopped"
+
     if _is_search_command(capacity.resume_command):
         return capacity.resume_hint
     if capacity.method == "sweep":
         return "repeat the command of the sweep with the same --out to resume it"
+
     return "loadgen search --resume resumes it"
 
 
@@ -231,12 +249,14 @@ def _is_search_command(command: str) -> bool:
         arguments = shlex.split(command)
     except ValueError:  # such as a quotation mark that is not closed
         return False
+
     program_and_subcommand = tuple(arguments[:2])
     is_search = program_and_subcommand in (
         ("loadgen", "search"),
         ("loadgen", "sweep"),
         ("loadgen", "mlperf"),
     )
+
     # The shell could run more than one command if the text had unquoted characters such as ";".
     # `shlex.join` quotes them all, so such a text differs from the one that it returns.
     return is_search and shlex.join(arguments) == command
@@ -265,11 +285,13 @@ def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tu
     """
     summaries = tuple(_read_summary(run, allow_invalid) for run in runs)
     is_slo_missed_by_all = all(summary.goodput.met is False for summary in summaries)
+
     first = summaries[0]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):
         differences = _list_run_differences(first, summary)
         if not differences:
             continue
+
         if is_slo_missed_by_all:
             raise UnsoundEvidenceError(
                 "unsound",
@@ -277,6 +299,7 @@ def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tu
                 str(folder),
                 "add a lower load, or give one run",
             )
+
         raise UserError(
             "mismatch",
             f"the runs are not repeats: {runs[0].name} and {run.name} differ in "
@@ -284,6 +307,7 @@ def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tu
             str(folder),
             f"give one run, or the folder of a sweep or search with a {CAPACITY_FILE}",
         )
+
     return summaries
 
 
@@ -315,8 +339,10 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
     if not path.is_file():
         hint = missing_hint or "give a folder written by loadgen run"
         raise UserError("no_result", "the folder has no summary.json", str(folder), hint)
+
     file = _SummaryFile(path, _read(path))
     summary = load_summary(file.data, str(path))
+
     errors: list[LoadgenError] = []
     if not summary.verdict.valid and not allow_invalid:
         errors.append(
@@ -327,6 +353,7 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
                 "run again, or use --allow-invalid",
             )
         )
+
     if summary.requests.ok == 0:
         errors.append(
             UserError(
@@ -338,8 +365,10 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
         )
     else:
         errors.extend(_find_token_count_errors(summary, file))
+
     if errors:
         raise CombinedError(errors)
+
     return summary
 
 
@@ -373,6 +402,7 @@ def _find_token_count_errors(summary: Summary, file: _SummaryFile) -> list[Loadg
                 "fix the usage that the server reports",
             )
         ]
+
     contradicting = _count_contradicting_responses(summary)
     if contradicting:
         return [
@@ -384,6 +414,7 @@ def _find_token_count_errors(summary: Summary, file: _SummaryFile) -> list[Loadg
                 "the warnings of the run say how; fix the usage that the server reports",
             )
         ]
+
     return list(_list_uncounted_errors(summary, file))
 
 
@@ -395,9 +426,11 @@ def _list_uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[Loa
     """
     tokens = summary.tokens
     counted_kinds = [("input", tokens.input, tokens.sources.input)]
+
     # Other APIs return numbers, not tokens. They are paid by the request or the hour.
     if summary.run.api not in NON_GENERATIVE_APIS:
         counted_kinds.append(("output", tokens.output, tokens.sources.output))
+
     for kind, total_tokens, responses_by_source in counted_kinds:
         counted_responses = sum(
             responses for source, responses in responses_by_source.items() if source != "none"
@@ -424,6 +457,7 @@ def _count_contradicting_responses(summary: Summary) -> int:
             continue
         if warning.values["remark"].startswith(CONTRADICTORY_USAGE):
             contradicting += int(warning.values["responses"])
+
     is_tolerable = contradicting <= CONTRADICTING_SHARE * summary.requests.ok
     return 0 if is_tolerable else contradicting
 

@@ -82,6 +82,7 @@ def derive_search_folder(
     workload = load(profile, flags)
     if trial_ns is None:
         trial_ns = default_trial_ns(workload)
+
     inputs = [
         version,
         *slo,
@@ -92,6 +93,7 @@ def derive_search_folder(
     ]
     digest = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:HASH_DIGITS]
     machine = Path(source.removeprefix(SIMULATED)).stem
+
     return Path("results") / f"size-{Path(profile).stem}-{machine}-{digest}"
 
 
@@ -187,9 +189,11 @@ class _SearchPool:
         data = os.read(key.fd, READ_BYTES)
         output = self._incomplete_lines.get(source, b"") + data
         *lines, incomplete_line = output.split(b"\n")
+
         self._incomplete_lines[source] = incomplete_line
         for line in lines:
             print_status(f"{source}: {line.decode(errors='replace')}")
+
         has_ended = not data  # An empty read means that the process has closed its output.
         if has_ended:
             outputs.unregister(key.fileobj)

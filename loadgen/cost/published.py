@@ -192,6 +192,7 @@ def list_notes(table: PublishedTable[R], rows: Iterable[R] | None = None) -> lis
     """
     note_texts = load_notes()
     shown_texts = [note_texts[key] for key in table.notes]
+
     shown_rows = table.rows if rows is None else rows
     for row in shown_rows:
         for key in row.notes:
@@ -199,6 +200,7 @@ def list_notes(table: PublishedTable[R], rows: Iterable[R] | None = None) -> lis
             if text not in shown_texts:
                 labelled_text = f"{row.label}: {text}" if row.label else text
                 shown_texts.append(labelled_text)
+
     unique_texts = dict.fromkeys(shown_texts)
     return list(unique_texts)
 
@@ -247,6 +249,7 @@ def compute_rack_rates(nodes: Iterable[PublishedNode]) -> PublishedRack:
         for tokens_per_s, run_time_s in zip(node_rates, run_times_s, strict=True)
     )
     longest_run_s = max(run_times_s)
+
     return PublishedRack(
         slowest_node=min(node_rates),
         fastest_node=max(node_rates),

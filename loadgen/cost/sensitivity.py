@@ -89,10 +89,12 @@ def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
     cost = result.costs[unit]
     if cost is None:
         return []
+
     sensitivities = []
     rate_sensitivity = _find_rate_sensitivity(result, cost)
     if rate_sensitivity is not None:
         sensitivities.append(rate_sensitivity)
+
     for cost_input in _list_inputs(result):
         with_lower_input = _compute_cost_with(result, cost_input, 1 - RELATIVE_CHANGE, unit)
         with_higher_input = _compute_cost_with(result, cost_input, 1 + RELATIVE_CHANGE, unit)
@@ -106,6 +108,7 @@ def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
                     cost_with_higher_input=with_higher_input,
                 )
             )
+
     with_effect = [sensitivity for sensitivity in sensitivities if sensitivity.width]
     return sorted(with_effect, key=lambda sensitivity: sensitivity.width, reverse=True)
 
@@ -159,15 +162,19 @@ def _list_inputs(result: PricedResult) -> Iterator[_Input]:
             yield _Input(name, ("basis", field))
     elif not has_rate_interval:
         yield _Input("measured rate", ("basis", "rates"))
+
     if result.utilization != 1:
         yield _Input("utilization", ("utilization",))
+
     price_inputs = {**_PRICE_INPUTS[type(price)], "egress_per_gb": "price of egress"}
     for field, name in price_inputs.items():
         if getattr(price, field) is not None:
             yield _Input(name, ("price", field))
+
     energy = None if isinstance(price, PerToken) else price.energy
     if energy is None or energy.counted == "included":
         return
+
     for field, name in _POWER_INPUTS.items():
         if getattr(energy, field) is not None:
             yield _Input(name, ("price", "energy", field))
@@ -188,6 +195,7 @@ def _scale_field(parent: Any, field_path: tuple[str, ...], factor: Decimal) -> A
     """
     field = field_path[0]
     nested_path = field_path[1:]
+
     value = getattr(parent, field)
     if nested_path:
         changed = _scale_field(value, nested_path, factor)
@@ -195,8 +203,10 @@ def _scale_field(parent: Any, field_path: tuple[str, ...], factor: Decimal) -> A
         changed = {unit: None if rate is None else rate * factor for unit, rate in value.items()}
     else:
         changed = _limit_to_possible(parent, field, value * factor)
+
     if isinstance(parent, Part):
         return parent.model_copy(update={field: changed})
+
     return replace(parent, **{field: changed})
 
 
@@ -213,4 +223,5 @@ def _limit_to_possible(parent: object, field: str, value: Decimal) -> Decimal:
         return min(value, parent.watts)
     if isinstance(parent, Energy) and field == "watts":
         return max(value, parent.idle_watts or Decimal(0))
+
     return value

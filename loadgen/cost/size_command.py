@@ -204,6 +204,7 @@ def size(
         machines_per_rack=machines_per_rack,
     )
     _check_options(sources, slo=slo, contract=contract)
+
     if price and prices is None and not accept_sample_prices:
         raise UserError(
             "missing_option",
@@ -211,11 +212,13 @@ def size(
             "--price",
             "--prices prices.yaml",
         )
+
     price_list = None
     if prices is not None or accept_sample_prices:
         from loadgen.pricing.price_file import load_prices
 
         price_list = load_prices(prices, accept_sample=accept_sample_prices, currency=currency)
+
     request = SourceRequest(profile, slo or [], gpus, allow_invalid, invocation.run_command_line)
     sizer = _Sizer(
         request,
@@ -238,8 +241,10 @@ def size(
     )
     print_result(result, create_report(result), as_json=as_json, full=full)
     _write_result(result, out or default_output_folder(f"size-{workload}"))
+
     if contract is not None:
         _write_contract(contract, sized[0], profile)
+
     return OK
 
 
@@ -296,13 +301,16 @@ class _Sizer:
         other_sources = [source for source in sources if not is_simulated_machine(source)]
         errors: list[LoadgenError] = []
         searches = self._prepare_searches(simulated_machines, errors)
+
         sized = self._size_each(other_sources, errors)
         if searches and not errors:
             # The searches leave their results in folders, which `_size_source` then reads.
             run_searches(searches, self._request.run_command)
             sized.update(self._size_each(list(searches), errors))
+
         if errors:
             raise CombinedError(errors)
+
         return [sized[source] for source in sources]
 
     def _prepare_searches(
@@ -325,6 +333,7 @@ class _Sizer:
                 if self._prices is not None:
                     # The price is looked up only to report now that there is none.
                     self._find_price_of_target(self._prices, source, predict_target_facts(source))
+
         return searches
 
     def _size_each(
@@ -355,6 +364,7 @@ class _Sizer:
         gpus_per_machine = self._gpus_per_machine
         if gpus_per_machine is None and isinstance(price, Rented | Owned):
             gpus_per_machine = price.gpus
+
         if gpus_per_machine is None:
             gpus_per_machine = capacity.rate.gpus
 
@@ -377,9 +387,11 @@ class _Sizer:
 
         if capacity.evidence is not None:
             return self._find_price_of_target(prices, source, capacity.evidence.summary.target)
+
         if source in self._price_names:
             unknown_target = TargetFacts()
             return self._find_price_of_target(prices, source, unknown_target)
+
         raise UserError(
             "no_figure",
             "a published rate has no instance type to find its price by",
@@ -424,6 +436,7 @@ def _write_result(result: Sizing, folder: Path) -> None:
             f"--out {folder}",
             "give another folder",
         )
+
     page = folder / result_kinds.PAGE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -435,6 +448,7 @@ def _write_result(result: Sizing, folder: Path) -> None:
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", f"--out {folder}"
         ) from None
+
     print_status(f"Report: {page}")
     print_status(f"Details: loadgen report {shlex.quote(str(folder))} --full")
 
@@ -459,6 +473,7 @@ def _check_options(
             "--slo",
             "use it with sim:PRESET, or with a result that was measured under this SLO",
         )
+
     if contract is not None:
         _check_contract_option(contract, sources)
 
@@ -478,10 +493,12 @@ def _check_contract_option(contract_path: Path, sources: Sequence[str]) -> None:
             "--contract",
             "give one folder, or sim:PRESET",
         )
+
     if contract_path.exists():
         raise UserError(
             "file_exists", "the file exists", f"--contract {contract_path}", "give another name"
         )
+
     if not contract_path.parent.is_dir():
         raise UserError(
             "unwritable_file",
@@ -513,10 +530,12 @@ def _write_contract(contract_path: Path, sized: _SizedMachines, profile: str) ->
         raise _create_no_contract_error("a price per token has no machines", contract_path)
     if evidence is None or not list_objectives(evidence.summary):
         raise _create_no_contract_error("the source was measured without an SLO", contract_path)
+
     # A contract names a workload file relative to its own folder.
     workload = profile
     if Path(profile).is_file():
         workload = os.path.relpath(profile, contract_path.parent)
+
     text = render_contract(size, evidence.summary, workload)
     try:
         files.replace(contract_path, text.encode())
@@ -524,6 +543,7 @@ def _write_contract(contract_path: Path, sized: _SizedMachines, profile: str) ->
         raise UserError(
             "unwritable_file", f"cannot be written: {error.strerror}", f"--contract {contract_path}"
         ) from None
+
     source = size.source.name
     url = source if is_simulated_machine(source) else "https://MACHINE"
     print_status(
@@ -569,11 +589,13 @@ def _parse_demand(
             "--users, --rate",
             "--users 5000, or --rate 50",
         )
+
     rate_per_s = parse_option("--rate", rate, partial(units.rate_per_s, default_unit="s"))
     if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
         raise UserError(
             "invalid_value", f'"{rate}" must be a rate above 0', "--rate", "like 50 or 600/min"
         )
+
     return Demand(
         users=parse_option("--users", users, units.count),
         think_s=parse_option("--think", think, units.seconds) or 0.0,
@@ -598,11 +620,15 @@ def parse_price_names(options: Sequence[str], sources: Sequence[str]) -> dict[st
         source, equals, name = option.rpartition("=")
         if not equals and len(sources) == 1:
             source = sources[0]
+
         if source not in sources or not name:
             hint = did_you_mean(source, sources) or "use a source of this command line"
             raise UserError("invalid_value", f'"{option}" must be SOURCE=NAME', "--price", hint)
+
         if source in names:
             text = f"{source} has two prices: {names[source]} and {name}"
             raise UserError("duplicate", text, f"--price {option}", "keep one of them")
+
         names[source] = name
+
     return names

@@ -116,6 +116,7 @@ def to_sized_source(size: Size, evidence: Evidence | None, demand: Demand) -> Si
     if evidence is not None:
         note_codes = tuple(_list_size_notes(size, evidence, demand))
         slo = describe_slo(evidence.summary)
+
     return SizedSource(
         source=size.source,
         price=None if size.price is None else _to_used_price(size.price),
@@ -169,6 +170,7 @@ def _list_size_notes(size: Size, evidence: Evidence, demand: Demand) -> Iterator
     """
     yield from list_evidence_notes(evidence)
     yield from list_single_load_notes(evidence, size.source)
+
     if evidence.is_simulated and size.machines is not None:
         largest_error = MODEL_ERROR[1]
         slower_rate_per_s = size.machine_rate.mid * (1 - largest_error)

@@ -95,6 +95,7 @@ def find_capacity(source: str, request: SourceRequest) -> SourceCapacity:
     else:
         evidence = _read_result_folder(Path(source), request)
         _check_same_slo(request.slo, evidence, source)
+
     rate = derive_rate_for_workload(evidence, read_workload_name(request.profile), request.gpus)
     return SourceCapacity(replace(rate, name=source), evidence)
 
@@ -135,6 +136,7 @@ def find_source_price(prices: Prices, target: TargetFacts, price_name: str, sour
             "--price",
             " or ".join(f"--price '{source}={price.name}'" for price in matching),
         )
+
     return matching[0]
 
 
@@ -168,6 +170,7 @@ def derive_rate_for_workload(evidence: Evidence, workload: str, gpus: int | None
             evidence.folder,
             f"use {measured_workload}, or a result of {workload}",
         )
+
     gpu_count = resolve_gpu_count(evidence, gpus)
     if gpu_count is None:
         raise UserError(
@@ -176,6 +179,7 @@ def derive_rate_for_workload(evidence: Evidence, workload: str, gpus: int | None
             evidence.folder,
             "--gpus 4",
         )
+
     return derive_measured_rate(evidence, gpu_count)
 
 
@@ -190,21 +194,26 @@ def run_search(source: str, profile: str, slo: Sequence[str], run_command: RunCo
     """
     search = build_search_command(source, profile, slo)
     print_status(f"Searching: loadgen {shlex.join(search.arguments)}")
+
     with (
         open(os.devnull, "w", encoding="utf-8") as discarded,
         contextlib.redirect_stdout(discarded),
     ):
         exit_code = run_command(search.arguments)
+
     capacity_file = search.folder / CAPACITY_FILE
     has_capacity = capacity_file.is_file()
+
     # A search that was stopped early may leave a capacity, as a lower bound. With the exit code
     # SLO_MISSED, `capacity.json` only says why no load passed.
     has_lower_bound = has_capacity and exit_code != SLO_MISSED
     if exit_code == OK or has_lower_bound:
         return search.folder
+
     reason = "the search did not finish"
     if has_capacity:
         reason = load_capacity(capacity_file.read_bytes()).lower_bound_reason
+
     raise UserError(
         "no_figure",
         f"no capacity found: {reason}",
@@ -228,10 +237,12 @@ def read_workload_name(profile: str) -> str:
 
     if not Path(profile).is_file():
         return profile
+
     without_variables: dict[str, str] = {}
     document, errors = read_yaml(read_workload_text(profile), profile, without_variables)
     if errors:
         raise CombinedError(errors)
+
     return str(document.get("name", profile))
 
 
@@ -256,6 +267,7 @@ def find_published_rate(name: str, profile: str) -> MeasuredRate:
             f"{PUBLISHED}{name}",
             did_you_mean(profile, list(profiles)),
         )
+
     system = _find_published_system(name)
     return convert_published_rate(
         system.label,
@@ -282,12 +294,14 @@ def _find_published_system(name: str) -> published.System:
     candidates = matching_with_rate or matching
     if len(candidates) == 1:
         return candidates[0]
+
     suggestions = candidates or all_systems
     labels = "; ".join(system.label for system in suggestions if system.server is not None)
     place = f"{PUBLISHED}{name}"
     hint = f"give a part of one of: {labels}"
     if not candidates:
         raise UserError("unknown_name", f'unknown published system "{name}"', place, hint)
+
     raise UserError("ambiguous", f'several published systems match "{name}"', place, hint)
 
 
@@ -303,6 +317,7 @@ def describe_published_capacity(workload: str) -> list[str]:
     for row in published.load_profiles().rows:
         if row.profile != workload:
             continue
+
         recomputed = published.recompute_profile(row, rack_rates)
         remarks.append(
             f"published for {workload}: ~{row.published_per_s:,.0f} per second for a "
@@ -310,6 +325,7 @@ def describe_published_capacity(workload: str) -> list[str]:
             "alone). It is computed from an Offline rate without a latency limit; "
             "docs/evidence/published.md lists what this ignores"
         )
+
     return remarks
 
 
@@ -330,11 +346,13 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
         raise CombinedError(flags.errors)
     if not slo:
         return
+
     # Terms that extend the SLO of a workload (`--slo +...`) are no complete SLO to compare with.
     has_extending_terms = flags.added_slo is not None
     complete_slo = None if has_extending_terms else flags.replacement_slo
     if complete_slo is not None and _is_same_slo(complete_slo, evidence.summary.goodput):
         return
+
     raise UserError(
         "no_effect",
         f"the result was measured under another SLO: {describe_slo(evidence.summary)}",
@@ -355,4 +373,5 @@ def _is_same_slo(requested: Slo, measured: Goodput) -> bool:
         (term.metric, term.quantile): milliseconds(term.limit_ns) for term in requested.terms
     }
     has_same_share = requested.goodput_share == measured.share_limit
+
     return has_same_share and requested_limits == measured_limits

@@ -67,6 +67,7 @@ def create_report(sizing: Sizing) -> Report:
         )
         for size in sizing.sizes
     ]
+
     return Report(
         title=f"{sizing.workload} · {demand}",
         page_title=f"{sizing.workload}: machines for {demand}",
@@ -96,6 +97,7 @@ def _build_brief_sections(sizing: Sizing) -> Iterator[Section]:
         yield section("", Paragraph(f"{answer}."))
         yield section("", Facts(list(_list_brief_facts(size, sizing.demand))), indented=True)
         return
+
     title = f"{describe_demand(sizing.demand)} of {sizing.sizes[0].source.workload} need:"
     yield section("", Paragraph(title))
     brief_rows = [row for row in _list_shown_rows(sizing) if row.is_brief]
@@ -115,7 +117,9 @@ def _list_brief_facts(size: SizedSource, demand: Demand) -> Iterator[tuple[str, 
             utilization += (
                 f", {_get_at_most_prefix(size)}{format.percent(after_loss)} after losing {lost}"
             )
+
         yield "Utilization", utilization
+
     noun = size.source.interaction_noun
     yield "Per machine", f"{_format_machine_rate(size)} {noun}/s at capacity"
     yield "Demand", f"{format.quantity(size.demand_per_s)} {noun}/s"
@@ -136,11 +140,13 @@ def _describe_cheapest(sizing: Sizing) -> str:
     if not has_every_cost:
         # A source without a cost might be the cheapest one.
         return ""
+
     names_by_cost = sorted(monthly_costs, key=lambda name: monthly_costs[name])
     cheapest, second_cheapest = names_by_cost[:2]
     if monthly_costs[second_cheapest] == 0:
         # Both cost nothing, so there is no saving.
         return ""
+
     saved_fraction = 1 - monthly_costs[cheapest] / monthly_costs[second_cheapest]
     return (
         f"Cheapest: {cheapest}, {format.percent(saved_fraction)} less per month than "
@@ -158,11 +164,14 @@ def create_headline(sizing: Sizing) -> str:
     origin_prefix = ""
     if first.is_simulated:
         origin_prefix += "SIMULATED, "
+
     if first.is_published:
         origin_prefix += "ESTIMATE from published rates, "
+
     other_sources = ""
     if len(sizing.sizes) > 1:
         other_sources = f"; {format.counted(len(sizing.sizes) - 1, 'other source')}"
+
     result = describe_machines_and_cost(first, sizing.demand, sizing.currency)
     return f"{origin_prefix}{result}{other_sources}."
 
@@ -216,10 +225,12 @@ def _describe_machine_count(size: SizedSource, demand: Demand, machines: int) ->
     details = []
     if demand.spare_machines and size.serving_machines is not None:
         details.append(f"{size.serving_machines:,} + {demand.spare_machines:,} spare")
+
     details.append(format.counted(machines * size.gpus_per_machine, "GPU"))
     interval = _format_machine_interval(size)
     if interval:
         details.append(interval)
+
     count = format.counted(machines, "machine")
     return f"{_get_at_most_prefix(size)}{count} ({', '.join(details)})"
 
@@ -253,6 +264,7 @@ def _list_warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
             "Results come from a performance model, not from real hardware: "
             f"{', '.join(simulated_names)}."
         )
+
     published_names = [size.source.name for size in sizes if size.is_published]
     if published_names:
         yield Notice(
@@ -260,6 +272,7 @@ def _list_warnings(sizes: Sequence[SizedSource]) -> Iterator[Notice]:
             "Computed from published rates of another workload and other limits, without a "
             f"confidence interval: {', '.join(published_names)}.",
         )
+
     for size in sizes:
         yield from _list_source_warnings(size)
 
@@ -307,6 +320,7 @@ def _build_comparison_section(sizing: Sizing) -> Section:
         format_value=_format_whole,
         legend=LEGEND,
     )
+
     cost_bars = Bars(
         rows=list(_build_cost_bars(sizing)),
         title=f"{sizing.currency} per month",
@@ -315,11 +329,13 @@ def _build_comparison_section(sizing: Sizing) -> Section:
         legend=LEGEND,
     )
     owned: list[str] = []
+
     rented: list[str] = []
     for size in sizing.sizes:
         if size.price is not None:
             names_of_kind = owned if size.price.is_owned else rented
             names_of_kind.append(size.source.name)
+
     return section(
         "Comparison of the sources" if len(sizing.sizes) > 1 else "Metrics",
         machine_bars if machine_bars.rows else "",
@@ -385,12 +401,14 @@ def _list_rows(sizing: Sizing) -> Iterator[_Row]:
         is_brief=True,
     )
     yield _Row("Machines without spare", lambda size: format.count(size.serving_machines))
+
     machines_per_rack = sizing.demand.machines_per_rack
     if machines_per_rack is not None:
         yield _Row(
             f"Racks of {format.counted(machines_per_rack, 'machine')}",
             lambda size: format.count(_count_racks(size, machines_per_rack)),
         )
+
     yield _Row("GPUs", lambda size: format.count(_count_gpus(size)), is_brief=True)
     yield _Row("Utilization", _format_utilization, is_brief=True)
     yield _Row(f"Demand, {noun}/s", lambda size: format.quantity(size.demand_per_s))
@@ -401,12 +419,14 @@ def _list_rows(sizing: Sizing) -> Iterator[_Row]:
         lambda size: format.count(_count_gpu_hours_per_month(size)),
         is_about_money=True,
     )
+
     yield _Row(
         f"{currency} per month",
         lambda size: _format_whole_amount(size.cost_per_month),
         is_about_money=True,
         is_brief=True,
     )
+
     yield _Row(
         f"{currency} per 1,000 {noun}",
         lambda size: _format_small_amount(size.cost_per_thousand),
@@ -493,6 +513,7 @@ def _build_source_section(size: SizedSource, demand: Demand) -> Section:
     )
     assumptions = Bullets(list(_list_assumptions(size, demand)))
     caveats = Bullets(() if size.is_published else size.notes, "warn")
+
     return section(source.name, facts, assumptions, caveats, is_subsection=True)
 
 
@@ -511,6 +532,7 @@ def _list_assumptions(size: SizedSource, demand: Demand) -> Iterator[str]:
             f"then thinks for {demand.think_s:g} s: {demand.users:,} users / "
             f"{cycle_s:.3g} s = {format.quantity(size.demand_per_s)}/s"
         )
+
     is_rate_scaled = size.machines is not None and size.gpus_per_machine != source.gpus
     if is_rate_scaled:
         yield (
@@ -518,13 +540,16 @@ def _list_assumptions(size: SizedSource, demand: Demand) -> Iterator[str]:
             f"{size.gpus_per_machine}, assuming independent machines and a router without cost; "
             "the interval is scaled too, because all machines share the error of one measurement"
         )
+
     if size.serving_machines is not None:
         yield _describe_load_after_failure(size, demand, size.serving_machines)
+
     if size.is_published:
         yield (
             "the published rate in tokens/s is divided by the output tokens of this workload, "
             "although its lengths and limits differ; measure with loadgen search before you buy"
         )
+
     has_idle_hours = demand.hours_per_day != HOURS_PER_DAY
     if size.price is not None and has_idle_hours:
         yield f"the load lasts {demand.hours_per_day:g} hours per day"
@@ -573,6 +598,7 @@ def _build_tiles(size: SizedSource, currency: str) -> Iterator[Tile]:
     yield Tile(
         "Capacity of a machine", _format_machine_rate(size), "/s", size.source.interaction_noun
     )
+
     if size.cost_per_month is not None:
         per_thousand = f"{_format_small_amount(size.cost_per_thousand)} per 1,000"
         yield Tile("Per month", _format_whole_amount(size.cost_per_month), currency, per_thousand)
@@ -592,6 +618,7 @@ def _build_machine_bars(sizing: Sizing) -> list[Bar]:
         segments = _build_bar_segments(float(size.machines), float(sizing.demand.spare_machines))
         whisker = _build_whisker(size.machines_low, size.machines_high)
         bars.append(Bar(size.source.name, label, segments, whisker))
+
     return bars if len(bars) > 1 else []
 
 
@@ -605,10 +632,12 @@ def _build_cost_bars(sizing: Sizing) -> Iterator[Bar]:
         cost = size.cost_per_month
         if cost is None:
             continue
+
         total = float(cost.mid)
         spare_cost = 0.0
         if size.machines is not None and size.price is not None:
             spare_cost = total * sizing.demand.spare_machines / size.machines
+
         label = f"{sizing.currency} {_format_whole(total)}"
         yield Bar(
             size.source.name,

@@ -216,6 +216,7 @@ def _compute_demand_rate(source: MeasuredRate, demand: Demand) -> _DemandRate:
     response_s = source.response_s or demand.response_s
     if demand.rate_per_s:
         return _DemandRate(demand.rate_per_s, response_s)
+
     if not response_s:
         raise UserError(
             "no_figure",
@@ -223,6 +224,7 @@ def _compute_demand_rate(source: MeasuredRate, demand: Demand) -> _DemandRate:
             "--answer",
             "--answer 20s, or --rate instead of --users",
         )
+
     users = demand.users or 0
     return _DemandRate(compute_interactions_per_s(users, demand.think_s, response_s), response_s)
 
@@ -240,6 +242,7 @@ def _with_machine_counts(size: Size, spare_machines: int) -> Size:
     machines_low = None
     if rate.high is not None:
         machines_low = count_needed_machines(size.demand_per_s, rate.high) + spare_machines
+
     machines_high = None
     if rate.low is not None:
         machines_high = count_needed_machines(size.demand_per_s, rate.low) + spare_machines
@@ -305,6 +308,7 @@ def _estimate_cost_per_month(
         usage_cost: What all interactions of a month cost in addition to machines, such as egress.
     """
     assert size.machines is not None, "`_with_machine_counts` counted the machines"
+
     # If the price does not say how many GPUs a machine has, its hourly cost and its energy are for
     # one GPU, and a machine costs that for each of its GPUs.
     is_price_per_gpu = price.gpus is None
@@ -317,12 +321,15 @@ def _estimate_cost_per_month(
         usage_cost_per_month=usage_cost,
     )
     rate = size.machine_rate
+
     cost_of_fast_machines = None
     if size.machines_low is not None and rate.high is not None:
         cost_of_fast_machines = model.compute_cost(size.machines_low, rate.high)
+
     cost_of_slow_machines = None
     if size.machines_high is not None and rate.low is not None:
         cost_of_slow_machines = model.compute_cost(size.machines_high, rate.low)
+
     return Estimate(
         mid=model.compute_cost(size.machines, rate.mid),
         low=cost_of_fast_machines,
@@ -345,11 +352,13 @@ def _compute_usage_cost_per_interaction(
     if evidence is None:
         _refuse_token_price(price, source)
         return Decimal(0)
+
     basis = compute_basis_for_price(evidence, price)
     priced_unit = REQUEST if find_task_sessions(evidence.summary) is None else TASK
     unit_cost = compute_unit_cost(basis, price, source.gpus, priced_unit)
     if unit_cost is None:
         return Decimal(0)
+
     usage_amounts = [
         amount for part, amount in unit_cost.parts.items() if part not in PARTS_BY_TIME
     ]

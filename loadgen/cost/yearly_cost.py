@@ -55,13 +55,16 @@ def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost 
     request_cost = result.costs[REQUEST]
     if not requests_per_s or request_cost is None:
         return None
+
     requests_per_year = requests_per_s * SECONDS_PER_HOUR * HOURS_PER_YEAR * result.utilization
     price = result.price
     if isinstance(price, PerToken):
         return YearlyCost(paid=(request_cost.total * requests_per_year,) * years, present=None)
+
     running_cost = _compute_running_cost_per_year(result, price, request_cost, requests_per_year)
     if isinstance(price, Rented):
         return YearlyCost(paid=(running_cost,) * years, present=None)
+
     return _compute_owned_yearly_cost(result, price, running_cost, years)
 
 
@@ -80,6 +83,7 @@ def _compute_running_cost_per_year(
     cost_per_machine_hour = sum(hourly_parts.values(), Decimal(0)) + load_energy
     machines = count_paid_machines(price, result.gpus)
     egress_cost = request_cost.parts.get(EGRESS, Decimal(0)) * requests_per_year
+
     return cost_per_machine_hour * machines * HOURS_PER_YEAR + egress_cost
 
 
@@ -105,11 +109,13 @@ def _compute_owned_yearly_cost(
     )
     if price.discount is None:
         return YearlyCost(paid=paid, present=None)
+
     # Running costs are paid at the end of a year, so those of the first year are one year from now.
     # Capital is paid at the start of a year, so that of the first year is paid now.
     yearly_factor = 1 + price.discount
     present_values = [running_cost / yearly_factor**year for year in range(1, years + 1)]
     present_values += [capital / yearly_factor ** (year - 1) for year in purchase_years]
+
     return YearlyCost(paid=paid, present=sum(present_values, Decimal(0)))
 
 

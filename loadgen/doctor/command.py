@@ -53,7 +53,9 @@ def doctor(
                 "--url",
                 "run it once for each server",
             )
+
         title, findings = checks.examine_target(settings)
+
     print_result(
         {"title": title, "findings": findings},
         build_report(title, findings),

@@ -68,6 +68,7 @@ def examine_target(settings: Settings) -> Examination:
     """
     timestamp = time.strftime(TIME_FORMAT)
     target_backend = settings.backend
+
     simulated_target = backend.known(settings)
     if target_backend.virtual and simulated_target is not None:
         meaning = (
@@ -77,6 +78,7 @@ def examine_target(settings: Settings) -> Examination:
         title = f"doctor: {simulated_target.name} (virtual time, not a real server), {timestamp}"
         finding = Finding("target", OK, simulated_target.description, meaning)
         return Examination(title, [finding, *plugin_checks.check_plugins()])
+
     import uvloop
 
     # A server that is simulated in real time is started here, and stopped at the end.
@@ -85,10 +87,12 @@ def examine_target(settings: Settings) -> Examination:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         findings = runner.run(collect_findings(served))
+
     assert served.url is not None
     title = f"doctor: {_redact_url(served.url, served.api)}"
     if target_backend.simulated:
         title += f" ({target_backend.name_format}, not a real server)"
+
     return Examination(f"{title}, {timestamp}", findings)
 
 
@@ -128,6 +132,7 @@ async def collect_findings(settings: Settings) -> list[Finding]:
         meaning = "no request could be sent"
         if findings:
             meaning = "the requests of a run would fail like this"
+
         problem = redact_secrets(settings, str(error))
         advice = redact_secrets(settings, error.hint)
         findings.append(
@@ -140,6 +145,7 @@ async def collect_findings(settings: Settings) -> list[Finding]:
                 code=error.code,
             )
         )
+
     return [
         *findings,
         *host_checks.check_host(await inspect_machine()),
@@ -205,10 +211,12 @@ class _TargetChecker:
             self.findings.append(target_checks.check_number_responses(self._settings.api, trials))
             await self._check_metrics_pages()
             return
+
         _short_prompt, (long_prompt, _token_count) = prompts
         await self._check_text_responses(sender, probe_result, long_prompt, model_list_response)
         await self._check_metrics_pages()
         date_header = model_list_response.headers.get("date", "")
+
         clock_finding = target_checks.check_wall_clock(date_header, received_at)
         if clock_finding is not None:
             self.findings.append(clock_finding)
@@ -242,11 +250,13 @@ class _TargetChecker:
         self.findings.append(target_checks.check_usage(probe_result, self._settings.stream))
         length_trials = await sender.send_length_trials(long_prompt)
         self._check_lengths(probe_result, length_trials)
+
         if self._settings.stream:
             stream_trials = await sender.send_stream_trials(length_trials)
             self.findings.append(
                 target_checks.check_streaming(stream_trials.long, stream_trials.short)
             )
+
         self._check_server_properties(probe_result, length_trials, model_list_response)
 
     async def _check_connection(self) -> None:
@@ -256,6 +266,7 @@ class _TargetChecker:
             TargetUnusable: The target does not accept connections.
         """
         started_ns = monotonic_ns()
+
         # This resolves the name, and raises with the reason if that fails.
         await self._fetcher.connect()
         addresses = await self._resolve_host_name()
@@ -265,6 +276,7 @@ class _TargetChecker:
         )
         times_ms = [await self._fetcher.connect() / NS_PER_MS for _ in range(CONNECT_COUNT)]
         self.findings.append(target_checks.check_connect_time(times_ms))
+
         if self._tls_context is not None:
             self.findings.append(await self._check_tls(self._tls_context))
 
@@ -278,12 +290,14 @@ class _TargetChecker:
             str(socket_address[0])
             for _family, _type, _protocol, _canonical_name, socket_address in address_infos
         ]
+
         return list(dict.fromkeys(addresses))
 
     async def _check_tls(self, context: SSLContext) -> Finding:
         """Open one more connection, and judge its TLS version, certificate and handshake time."""
         host = self._target.host
         started_ns = monotonic_ns()
+
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(
@@ -293,9 +307,11 @@ class _TargetChecker:
             # The next request fails in the same way, and reports the reason.
             meaning = "no request could be sent over this connection"
             return Finding("tls", UNKNOWN, "the TLS handshake failed", meaning)
+
         handshake_ms = (monotonic_ns() - started_ns) / NS_PER_MS
         session = writer.get_extra_info("ssl_object")
         writer.transport.abort()
+
         # The certificate is empty if it was not verified.
         certificate = session.getpeercert() or {}
         return target_checks.check_tls(
@@ -324,6 +340,7 @@ class _TargetChecker:
                 "GET", self._target.models_path, self._headers, b""
             )
             status_without_key = response_without_key.status
+
         return target_checks.check_authentication(
             has_credentials, model_list_response.status, status_without_key
         )
@@ -339,10 +356,12 @@ class _TargetChecker:
         if self._settings.api in APIS_WITHOUT_FORCED_LENGTH:
             # These APIs have no field that forces a length, whatever the server profile says.
             profile = msgspec.structs.replace(profile, length_fields=())
+
         length_finding = target_checks.check_output_lengths(
             profile, trials.forced_length, trials.free_length, trials.tried_fields
         )
         self.findings.append(length_finding)
+
         if self._settings.stream:
             first_token_finding = target_checks.check_first_token(
                 [trials.forced_length, trials.free_length]
@@ -376,6 +395,7 @@ class _TargetChecker:
             target_checks.check_arrival_timestamps(trials.free_length),
         ]
         headers = {**model_list_response.headers, **trials.free_length.headers}
+
         rate_limit_finding = target_checks.check_rate_limit(headers)
         if rate_limit_finding is not None:
             self.findings.append(rate_limit_finding)
@@ -412,6 +432,7 @@ async def inspect_machine() -> Machine:
     lateness_ns = await _measure_timer_lateness_ns()
     limits = resource_limits.read_machine_limits()
     proxy_variables = (*PROXY_VARIABLES, *map(str.upper, PROXY_VARIABLES))
+
     return Machine(
         clock=_read_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=_measure_clock_reading_ns(),

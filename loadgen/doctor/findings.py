@@ -74,11 +74,13 @@ def _build_terminal_sections(
     """
     problems = [finding for finding in findings if finding.state in (FAULT, WARNING, UNKNOWN)]
     problems.sort(key=_rank_by_seriousness)
+
     sections = [section(title, result), section("", _build_table(problems))]
     if len(problems) < len(findings):
         passed_count = len(findings) - len(problems)
         checks = format.counted(passed_count, "other check")
         sections.append(section("", f"{checks} passed. --full prints all."))
+
     return sections
 
 
@@ -111,16 +113,20 @@ def _summarize_findings(findings: Sequence[Finding]) -> Paragraph:
     for state in (FAULT, WARNING, UNKNOWN):
         if not counts[state]:
             continue
+
         label = STATE_LABELS[state]
         if state == UNKNOWN:
             # The label is an adjective, which has no plural.
             problem_counts.append(f"{counts[state]} {label}")
         else:
             problem_counts.append(format.counted(counts[state], label))
+
     if not problem_counts:
         return Paragraph("Ready for a run.", "good")
+
     problems = ", ".join(problem_counts)
     if counts[FAULT]:
         return Paragraph(f"Not ready for a run: {problems}.", "bad")
+
     kind: Kind = "warn" if counts[WARNING] else ""
     return Paragraph(f"Ready for a run: {problems}.", kind)

@@ -68,6 +68,7 @@ def read_cpu_limit(read_text: Callable[[str], str]) -> float | None:
         read_text: Returns the text of a file, or "" if there is none.
     """
     group_directories = {CGROUP_V2_ROOT, CGROUP_V1_ROOT}
+
     # Each line names a group of this process, as HIERARCHY:CONTROLLERS:PATH. The line of version 2
     # has no controllers.
     for line in read_text("/proc/self/cgroup").splitlines():
@@ -76,6 +77,7 @@ def read_cpu_limit(read_text: Callable[[str], str]) -> float | None:
             group_directories.update(_list_groups_on_path(CGROUP_V2_ROOT, path))
         elif "cpu" in controllers.split(","):
             group_directories.update(_list_groups_on_path(CGROUP_V1_ROOT, path))
+
     limits = [_read_group_limit(directory, read_text) for directory in group_directories]
     known_limits = [limit for limit in limits if limit is not None]
     return min(known_limits, default=None)
@@ -108,12 +110,15 @@ def _read_group_limit(directory: str, read_text: Callable[[str], str]) -> float 
             read_text(f"{directory}/cpu.cfs_quota_us"),
             read_text(f"{directory}/cpu.cfs_period_us"),
         ]
+
     if len(quota_and_period) != 2:
         return None
+
     quota, period = quota_and_period
     if not _is_positive_integer(quota) or not _is_positive_integer(period):
         # Without a limit, the quota is "max" (v2) or -1 (v1).
         return None
+
     return int(quota) / int(period)
 
 
@@ -125,11 +130,14 @@ def check_host(machine: Machine) -> Iterator[Finding]:
     """Yield the findings about this host. A fact that is not known has no finding."""
     if machine.clock or machine.clock_read_ns is not None:
         yield _check_clock(machine)
+
     if machine.timer_late_ms is not None:
         yield _check_timer(machine.timer_late_ms)
+
     yield _check_cpu(machine)
     if machine.files is not None:
         yield _check_connection_limits(machine.files, machine.ports)
+
     if machine.proxies:
         yield Finding(
             check="proxy",
@@ -138,6 +146,7 @@ def check_host(machine: Machine) -> Iterator[Finding]:
             meaning="loadgen ignores proxy variables and connects to --url directly",
             advice="use the address of the proxy in --url to load it",
         )
+
     yield _check_compiled_extension(machine.not_compiled)
 
 
@@ -168,6 +177,7 @@ def _check_clock(machine: Machine) -> Finding:
     observed = machine.clock or "monotonic"
     if machine.clock_read_ns is not None:
         observed += f", {machine.clock_read_ns:.0f} ns per reading"
+
     if machine.clock and machine.clock not in GOOD_CLOCKS:
         meaning = (
             "each timestamp is a slow system call, so a worker handles fewer tokens per second"
@@ -179,6 +189,7 @@ def _check_clock(machine: Machine) -> Finding:
             meaning=meaning,
             advice="check whether the kernel can use tsc",
         )
+
     return Finding("clock", OK, observed, "timestamps cost almost nothing")
 
 
@@ -195,6 +206,7 @@ def _check_timer(late_ms: float) -> Finding:
             meaning=meaning,
             advice=advice,
         )
+
     return Finding("timer", OK, observed, "requests can be sent at their scheduled times")
 
 
@@ -206,6 +218,7 @@ def _check_connection_limits(files: int, ports: int | None) -> Finding:
     observed = f"{files:,} open files"
     if ports is not None:
         observed += f", {ports:,} local ports"
+
     max_in_flight = min(files, ports or files)
     if max_in_flight < ENOUGH_FILES:
         requests = format.counted(max_in_flight, "request")
@@ -217,6 +230,7 @@ def _check_connection_limits(files: int, ports: int | None) -> Finding:
             meaning=meaning,
             advice="raise the limit: ulimit -n 65536",
         )
+
     meaning = f"enough for about {max_in_flight:,} requests in flight to one address"
     return Finding("files", OK, observed, meaning)
 
@@ -226,11 +240,14 @@ def _check_cpu(machine: Machine) -> Finding:
     cores: float | None = machine.cpus
     if cores is not None and machine.cpu_quota is not None:
         cores = min(cores, machine.cpu_quota)
+
     observed = "number of cores unknown" if cores is None else format.counted(cores, "core")
     if machine.load_average is not None:
         observed += f", load average {machine.load_average:.1f}"
+
     if machine.governor:
         observed += f", governor {machine.governor}"
+
     if _is_busy(machine.load_average, cores):
         meaning = "other processes will delay sends and timestamps, which can make a run INVALID"
         advice = "stop them, or use another host"
@@ -241,6 +258,7 @@ def _check_cpu(machine: Machine) -> Finding:
             meaning=meaning,
             advice=advice,
         )
+
     if machine.governor == "powersave":
         meaning = "cores are slow until they are loaded, so the first seconds of a run differ"
         return Finding(
@@ -250,6 +268,7 @@ def _check_cpu(machine: Machine) -> Finding:
             meaning=meaning,
             advice="set the performance governor",
         )
+
     return Finding("cpu", OK, observed, "no other load on this host")
 
 

@@ -41,6 +41,7 @@ def check_plugins() -> Iterator[Finding]:
                 meaning = f"not loaded into {table.group}"
             else:
                 meaning = f"loaded into {table.group}"
+
             error = plugin.error or _find_import_error(plugin)
             if error:
                 advice = f"update or remove {plugin.package}, or set {SWITCH}=0"

@@ -146,6 +146,7 @@ def check_name_resolution(host: str, addresses: Sequence[str], duration_ms: floa
     """
     address_list = ", ".join(addresses[:MAX_LISTED_ADDRESSES])
     more = " and more" if len(addresses) > MAX_LISTED_ADDRESSES else ""
+
     observed = f"{host}: {address_list}{more}, {duration_ms:.3g} ms"
     if len(addresses) > 1:
         return Finding(
@@ -158,6 +159,7 @@ def check_name_resolution(host: str, addresses: Sequence[str], duration_ms: floa
             ),
             advice="use the address of a load balancer in --url to load all of them",
         )
+
     meaning = "resolved once before a run, so latencies do not include DNS time"
     return Finding("name", OK, observed, meaning)
 
@@ -180,6 +182,7 @@ def check_connect_time(durations_ms: Sequence[float]) -> Finding:
             ),
             advice="run loadgen near the server, or where its users are",
         )
+
     meaning = "every TTFT includes at least one network round trip"
     return Finding("connect", OK, observed, meaning)
 
@@ -207,10 +210,13 @@ def check_tls(
             meaning=meaning,
             advice="use --cacert instead of --insecure",
         )
+
     if expires is None:
         return Finding("tls", OK, observed, meaning)
+
     days_left = (expires - now).days
     observed += f", certificate valid for {days_left} days"
+
     if days_left < CERTIFICATE_WARNING_DAYS:
         meaning = "connections will fail when it has expired"
         return Finding(
@@ -220,6 +226,7 @@ def check_tls(
             meaning=meaning,
             advice="renew the certificate",
         )
+
     return Finding("tls", OK, observed, meaning)
 
 
@@ -243,12 +250,15 @@ def check_authentication(
             meaning=meaning,
             advice=advice,
         )
+
     if not has_key:
         return Finding("auth", OK, "no API key needed", "latencies include no key check")
+
     if status_without_key is not None and status_without_key not in REFUSED_STATUSES:
         observed = f"the list of models needs no API key (HTTP {status_without_key} without it)"
         meaning = "the key may not be checked at all, so rate limits per key may not apply"
         return Finding("auth", NOTE, observed, meaning)
+
     observed = "API key accepted; requests without it are refused"
     return Finding("auth", OK, observed, "the rate limits of this key apply to the load")
 
@@ -263,8 +273,10 @@ def check_model(probe_result: ProbeResult) -> Finding:
         observed = f"the server lists no models; requested {probe_result.model!r}"
         meaning = "the server answered a request for it, but another model may have answered"
         return Finding("model", NOTE, observed, meaning)
+
     listed = ", ".join(probe_result.models[:MAX_LISTED_MODELS])
     model_count = format.counted(len(probe_result.models), "listed model")
+
     observed = f"{probe_result.model!r}; {model_count}: {listed}"
     if probe_result.model not in probe_result.models:
         meaning = (
@@ -277,11 +289,13 @@ def check_model(probe_result: ProbeResult) -> Finding:
             meaning=meaning,
             advice="use --model with a listed name",
         )
+
     if not probe_result.server_profile.rejects_unknown_models:
         meaning = (
             "this type of server accepts any name, so a typing error in --model would go unnoticed"
         )
         return Finding("model", OK, observed, meaning)
+
     return Finding("model", OK, observed, "listed; the server refuses other names")
 
 
@@ -291,6 +305,7 @@ def check_context_length(probe_result: ProbeResult) -> Finding:
         observed = "the server does not report its context length"
         meaning = "requests of a workload that are too long will fail during the run"
         return Finding("context", UNKNOWN, observed, meaning)
+
     observed = f"context length {probe_result.max_context:,} tokens, prompt and output together"
     meaning = (
         "loadgen rejects a workload with longer requests before the run; run --dry-run shows their "
@@ -308,6 +323,7 @@ def check_server_profile(probe_result: ProbeResult) -> Finding:
     server = probe_result.server_profile.title
     if probe_result.version:
         server += f" {probe_result.version}"
+
     observed = f"{server} ({'; '.join(probe_result.evidence)})"
     if probe_result.server == "generic":
         meaning = (
@@ -320,6 +336,7 @@ def check_server_profile(probe_result: ProbeResult) -> Finding:
             meaning=meaning,
             advice="use --server if you know the type",
         )
+
     meaning = "loadgen sends only the fields that this type of server supports"
     return Finding("server", OK, observed, meaning)
 
@@ -350,12 +367,14 @@ def check_tokenizer(
             meaning=f"prompt lengths and input tok/s are counted with {tokenizer_name}",
             advice="use --tokenizer with the model's tokenizer.json",
         )
+
     observed = (
         f"the server counts {server_tokens_per_local_token:.3f} tokens per token of "
         f"{tokenizer_name}"
     )
     if probe_result.template_tokens:
         observed += f", plus {probe_result.template_tokens} per prompt"
+
     has_equal_counts = abs(server_tokens_per_local_token - 1) <= TOKEN_COUNT_TOLERANCE
     if has_equal_counts:
         return Finding(
@@ -364,10 +383,12 @@ def check_tokenizer(
             observed=observed,
             meaning="prompts have the requested lengths, plus the chat template",
         )
+
     if is_user_tokenizer:
         advice = "check --tokenizer: it is not the tokenizer of this model"
     else:
         advice = "use --tokenizer with the model's tokenizer.json"
+
     server_tokens_per_1000 = 1000 * server_tokens_per_local_token
     return Finding(
         check="tokenizer",
@@ -399,10 +420,12 @@ def check_usage(probe_result: ProbeResult, is_streamed: bool) -> Finding:
             ),
             advice="fix the usage that the server reports, or use --tokenizer",
         )
+
     responses = "streamed responses" if is_streamed else "responses"
     if probe_result.reports_usage:
         observed = f"{responses} contain token counts"
         return Finding("usage", OK, observed, "token metrics use the server's counts")
+
     return Finding(
         check="usage",
         state=WARNING,
@@ -425,6 +448,7 @@ def check_prefix_cache(repeated: Trial, prompt_tokens: int) -> Finding:
             "cache hits cannot be measured; prompts of a run are unique unless they share text"
         )
         return Finding("cache", UNKNOWN, observed, meaning)
+
     observed = (
         f"{repeated.cached_tokens} of about {format.counted(prompt_tokens, 'prompt token')} "
         "cached when sent again"
@@ -438,6 +462,7 @@ def check_prefix_cache(repeated: Trial, prompt_tokens: int) -> Finding:
             meaning=meaning,
             advice="use another --seed, or --salt fresh",
         )
+
     return Finding("cache", OK, observed, "repeated prompts are not cached")
 
 
@@ -476,15 +501,18 @@ def check_output_lengths(
             meaning="the model decides output lengths, which differ between servers and runs",
             advice="compare only runs with equal output token counts",
         )
+
     if forced.output_tokens is None:
         observed = f"{fields} sent; the server reported no token count"
         meaning = "it is not known whether responses have the requested lengths"
         return Finding("length", UNKNOWN, observed, meaning)
+
     observed = _describe_output_lengths(fields, forced, free)
     if forced.output_tokens != forced.max_tokens:
         return _report_wrong_length(observed, is_too_long=forced.output_tokens > forced.max_tokens)
     if tried_fields:
         return _report_unknown_server_with_forced_length(observed, tried_fields)
+
     if not server_profile.length_fields:
         meaning = "this type of server cannot force output lengths; other responses may be shorter"
         advice = "compare only runs with equal output token counts"
@@ -495,9 +523,11 @@ def check_output_lengths(
             meaning=meaning,
             advice=advice,
         )
+
     meaning = "every response has the requested length"
     if free.output_tokens == forced.max_tokens:
         meaning = "lengths match, but the same request without these fields was as long"
+
     return Finding("length", OK, observed, meaning)
 
 
@@ -547,6 +577,7 @@ def _report_unknown_server_with_forced_length(observed: str, tried_fields: str) 
     advice = ""
     if "ignore_eos" in tried_fields.split(" and "):
         advice = "add --extra-body '{\"ignore_eos\": true}'"
+
     return Finding(
         check="length",
         state=NOTE,
@@ -571,12 +602,15 @@ def has_bundled_events(trial: Trial) -> bool:
     has_one_token_per_event = trial.tokens_per_event <= BUNDLING_RATIO
     if not trial.is_stream or not has_one_token_per_event:
         return False
+
     events_per_arrival = trial.event_count / trial.arrival_count
     if events_per_arrival <= BUNDLING_RATIO:
         return False
+
     is_surely_bundled = trial.arrival_count <= trial.event_count // BUFFERED_EVENTS_PER_ARRIVAL
     if is_surely_bundled:
         return True
+
     # Events that follow each other very fast can share an arrival by chance.
     ms_per_event = trial.span_ms / trial.event_count
     return ms_per_event >= FAST_EVENT_MS
@@ -603,6 +637,7 @@ def check_streaming(long_trials: Sequence[Trial], short_trials: Sequence[Trial] 
     reported_trial = unbundled_trials[0] if unbundled_trials else long_trials[0]
     if not reported_trial.is_stream:
         return _report_no_stream(reported_trial)
+
     observed = _describe_stream(reported_trial)
     has_several_tokens_per_event = reported_trial.tokens_per_event > BUNDLING_RATIO
     if has_several_tokens_per_event:
@@ -618,9 +653,11 @@ def check_streaming(long_trials: Sequence[Trial], short_trials: Sequence[Trial] 
             meaning=meaning,
             advice=advice,
         )
+
     if unbundled_trials:
         meaning = "tokens arrive one by one, so TTFT, TPOT and ITL are reliable"
         return Finding("streaming", OK, observed, meaning)
+
     return _explain_bundling(observed, long_trials, short_trials)
 
 
@@ -632,6 +669,7 @@ def _report_no_stream(trial: Trial) -> Finding:
         if trial.output_tokens is not None:
             tokens = format.counted(trial.output_tokens, "token")
         observed = f"{format.counted(trial.event_count, 'output event')} for {tokens}"
+
     return Finding(
         check="streaming",
         state=WARNING,
@@ -669,9 +707,11 @@ def _explain_bundling(
     buffer_delay_ms = _measure_buffer_delay_ms(long_trials[1:], short_trials)
     if buffer_delay_ms is not None:
         return _report_buffer(observed, buffer_delay_ms)
+
     lateness_ms = [trial.timer_lateness_ms for trial in long_trials]
     longest_span_ms = max(trial.span_ms for trial in long_trials)
     is_host_quiet = min(lateness_ms) < QUIET_HOST_MS
+
     is_complete_at_once = longest_span_ms < QUIET_HOST_MS
     if is_host_quiet and is_complete_at_once:
         return Finding(
@@ -681,6 +721,7 @@ def _explain_bundling(
             meaning="complete responses arrive at once, so TPOT and ITL cannot be measured",
             advice="find out what waits for the complete response: the server or a hop before it",
         )
+
     return Finding(
         check="streaming",
         state=UNKNOWN,
@@ -725,15 +766,18 @@ def _measure_buffer_delay_ms(
     short_waits_ms = [trial.first_event_ms for trial in short_trials if trial.event_times_ns]
     if min(len(long_responses), len(short_waits_ms)) < COMPARED_PAIRS:
         return None
+
     long_waits_ms = [trial.first_event_ms for trial in long_responses]
     if min(long_waits_ms) <= max(short_waits_ms):
         return None
+
     typical_short_wait_ms = median(short_waits_ms)
     duration_ms = median(trial.last_event_ms for trial in long_responses)
     generation_ms = duration_ms - typical_short_wait_ms
     delay_ms = median(long_waits_ms) - typical_short_wait_ms
     if delay_ms < max(BUFFER_DELAY_SHARE * generation_ms, QUIET_HOST_MS):
         return None
+
     return delay_ms
 
 
@@ -751,11 +795,13 @@ def check_first_token(trials: Sequence[Trial]) -> Finding | None:
     responses = [trial for trial in trials if trial.event_times_ns]
     if not responses:
         return None
+
     fastest = min(responses, key=lambda trial: (trial.first_event_ms, trial.headers_ms))
     ttft = f"{format.quantity(fastest.first_event_ms)} ms"
     if fastest.first_event_ms < LATE_FIRST_TOKEN_MS:
         observed = f"TTFT {ttft} for a short prompt without other load"
         return Finding("first token", OK, observed, "TTFT under load will not be lower")
+
     if fastest.headers_ms > HEADERS_SHARE_OF_LATE_TOKEN * fastest.first_event_ms:
         headers = f"{format.quantity(fastest.headers_ms)} ms"
         return Finding(
@@ -765,6 +811,7 @@ def check_first_token(trials: Sequence[Trial]) -> Finding | None:
             meaning="a queue, a gateway or a model that is loading delays every request",
             advice="repeat the check, then read the server's log",
         )
+
     return Finding(
         check="first token",
         state=WARNING,
@@ -789,9 +836,11 @@ def check_number_responses(api: str, trials: Sequence[Trial]) -> Finding:
             meaning=meaning,
             advice="read the server's log",
         )
+
     fastest_ms = min(trial.headers_ms for trial in trials)
     observed = f"shortest E2E latency {format.quantity(fastest_ms)} ms, for a short text ({api})"
     meaning = "E2E latency under load will not be lower; this API has no tokens and no TTFT"
+
     return Finding("response", OK, observed, meaning)
 
 
@@ -826,8 +875,10 @@ def check_rate_limit(headers: Mapping[str, str]) -> Finding | None:
         match = _LIMIT_HEADER.match(header_name)
         if match is not None:
             limits.append(f"{limit} {match['unit']}")
+
     if not limits:
         return None
+
     meaning = "the server refuses requests above this limit with HTTP 429"
     advice = "keep the load below it"
     return Finding(
@@ -857,12 +908,15 @@ def check_metrics_pages(pages: Mapping[str, HttpResponse]) -> Finding:
             meaning=meaning,
             advice="enable the server's metrics",
         )
+
     observed = "; ".join(available)
     meaning = "a run can show queue depth, batch size and cache use of the server"
+
     # TensorRT-LLM serves its iteration statistics as a JSON list and clears it at each request.
     if any(response.status == 200 and _is_json_list(response) for response in pages.values()):
         meaning += "; each read empties the JSON list, so concurrent readers lose samples"
         return Finding("metrics", NOTE, observed, meaning)
+
     return Finding("metrics", OK, observed, meaning)
 
 
@@ -877,16 +931,20 @@ def _describe_metrics_page(path: str, response: HttpResponse) -> str:
     """
     if response.status != 200:
         return ""
+
     text = response.body.decode("utf-8", "replace")
     if text.lstrip().startswith(("[", "{")):
         return f"{path} is JSON"
+
     metric_names = _find_metric_names(text)
     if not metric_names:
         return ""
+
     description = f"{path} has {len(metric_names)} Prometheus metrics"
     for server_profile in SERVER_PROFILES.values():
         if _has_name_with_prefix(metric_names, server_profile.metrics_prefix):
             return f"{description} of {server_profile.title}"
+
     return description
 
 
@@ -923,6 +981,7 @@ def check_wall_clock(date_header: str, now: datetime) -> Finding | None:
         skew_s = (parsedate_to_datetime(date_header) - now).total_seconds()
     except (TypeError, ValueError):
         return None
+
     if abs(skew_s) > MAX_CLOCK_SKEW_S:
         observed = f"the server's clock differs by about {skew_s:+.0f} s"
         meaning = "timestamps of server logs do not match the run; latencies are not affected"
@@ -933,6 +992,7 @@ def check_wall_clock(date_header: str, now: datetime) -> Finding | None:
             meaning=meaning,
             advice="synchronize both hosts by NTP",
         )
+
     observed = "the server's clock agrees within 2 s"
     return Finding("wall clock", OK, observed, "timestamps of server logs match the run")
 
@@ -945,6 +1005,7 @@ def check_arrival_timestamps(trial: Trial) -> Finding:
     if trial.has_kernel_timestamps:
         observed = "the kernel timestamps arriving packets"
         return Finding("timestamps", OK, observed, "a busy client does not change latencies")
+
     observed = "loadgen timestamps responses when it reads them"
     meaning = (
         "a busy client makes latencies longer and looks like a stall of the server; a run reports "

@@ -100,6 +100,7 @@ class TrialSender:
         self._detected_profile = probe_result.server_profile
         self._profile_for_forced_length = self._detected_profile
         self._tried_fields = ""
+
         is_unknown_server = probe_result.server == "generic"
         if is_unknown_server and not self._detected_profile.length_fields:
             self._profile_for_forced_length = msgspec.structs.replace(
@@ -124,6 +125,7 @@ class TrialSender:
             self._detected_profile,
         )
         free_length, repeated_prompt, _last = trials
+
         return LengthTrials(
             forced_length=forced_length,
             free_length=free_length,
@@ -150,6 +152,7 @@ class TrialSender:
         first_long_response = trials.forced_length if can_force_length else trials.free_length
         stream_trials = StreamTrials(long=[first_long_response], short=[])
         short_request = TrialRequest(QUESTION, max_tokens=1)
+
         long_request = TrialRequest(QUESTION, TRIAL_TOKENS, is_exact=can_force_length)
         for _ in range(target_checks.COMPARED_PAIRS):
             if not target_checks.has_bundled_events(stream_trials.long[-1]):
@@ -159,6 +162,7 @@ class TrialSender:
             )
             stream_trials.short.append(short_response)
             stream_trials.long.append(long_response)
+
         return stream_trials
 
     async def send_number_trials(self) -> list[Trial]:
@@ -175,6 +179,7 @@ class TrialSender:
         """
         options = probing.client_options(self._settings, self._probe_result)
         options |= {"server_profile": profile, "keep_headers": True}
+
         client = Pool(
             self._probe_result.target,
             **options,
@@ -212,8 +217,10 @@ class TrialSender:
         )
         timer_lateness_ms = await _measure_timer_lateness_ms(completion_future)
         completion = await completion_future
+
         # Token counts of the server that contradict each other are replaced by None.
         reliable_usage = without_doubtful_counts(completion.usage)
+
         # The times of a completion are readings of the monotonic clock in nanoseconds.
         return Trial(
             failure=self._describe_failure(client, completion),

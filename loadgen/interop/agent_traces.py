@@ -99,6 +99,7 @@ def _parse_weka_trace_facts(line: dict[str, Any]) -> _WekaTrace:
             "write a number of tokens above 0",
             "block_size",
         )
+
     id_scope = line.get("hash_id_scope", "local")
     if id_scope != "local":
         raise InvalidValueError(
@@ -107,6 +108,7 @@ def _parse_weka_trace_facts(line: dict[str, Any]) -> _WekaTrace:
             "local: each trace has hashes of its own",
             "hash_id_scope",
         )
+
     name = str(line.get("id"))
     id_prefix = hash_to_id(name) & WEKA_TRACE_MASK
     return _WekaTrace(name, float(block_tokens), id_prefix)
@@ -123,6 +125,7 @@ def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise InvalidValueError(
             "wrong_type", f"requests is {shortened(entries)}", "write a list of calls", "requests"
         )
+
     for entry in entries:
         if not isinstance(entry, dict):
             problem = f"a request is {shortened(entry)}"
@@ -199,14 +202,17 @@ class TraceLabParser:
         """
         sent_ns = _tracelab_sent_ns(row)
         output_times_ns = _tracelab_times_ns(row, TRACELAB_OUTPUTS)
+
         duration_ns = UNKNOWN_NS
         if output_times_ns:
             duration_ns = max(0, max(output_times_ns) - sent_ns)
+
         prompt_tokens = parse_token_count(
             row.get("input_tokens_total"), "input_tokens_total", minimum=1
         )
         cached_tokens = parse_token_count(row.get("prefix_tokens"), "prefix_tokens", minimum=0)
         session = parse_session(row)
+
         # This number includes the tokens of reasoning. A missing number counts as 0.
         output_tokens = parse_token_count(row.get("output_tokens") or 0, "output_tokens", minimum=0)
         return TraceRow(
@@ -239,9 +245,11 @@ def _tracelab_sent_ns(row: dict[str, Any]) -> int:
     inputs_ns = _tracelab_times_ns(row, TRACELAB_INPUTS)
     if inputs_ns:
         return max(inputs_ns)
+
     outputs_ns = _tracelab_times_ns(row, TRACELAB_OUTPUTS)
     if outputs_ns:
         return min(outputs_ns)
+
     raise InvalidValueError(
         "missing_value",
         "timing_events has no timestamp",

@@ -80,18 +80,21 @@ def _create_documents(source: ExportSource) -> Iterator[Document]:
     run_id = source.summary.run.id
     start_ns = round(datetime.fromisoformat(source.manifest.started).timestamp() * NS_PER_S)
     columns = [source.columns[name] for name in RECORD_FIELDS]
+
     metrics_of_successful = _compute_metrics(source)
     for values in _iterate_rows([*columns, source.is_successful]):
         record = _RequestRecord(*values)
         was_sent = record.sent_ns >= 0
         if not was_sent:
             continue
+
         if record.is_successful:
             metrics = next(metrics_of_successful)
             error = None
         else:
             metrics = {}
             error = _create_error(record)
+
         yield {
             "metadata": _create_metadata(record, run_id, start_ns),
             "metrics": metrics,
@@ -141,8 +144,10 @@ def _compute_metrics(source: ExportSource) -> Iterator[Document]:
     """
     if source.samples is None:
         return
+
     metric_columns = _metric_columns(source.samples, source)
     slots = source.successful_column("slot")
+
     gaps_by_slot: Mapping[int, NDArray[np.int64]] = source.gaps_by_slot or {}
     for slot, *values in _iterate_rows([slots, *(column.values for column in metric_columns)]):
         metrics = _create_known_metrics(metric_columns, values)
@@ -173,6 +178,7 @@ def _metric_columns(samples: ToolSamples, source: ExportSource) -> list[_MetricC
     assert isinstance(samples.itl, DerivedSample), "AIPerf's ITL is one value per request"
     input_tokens = source.successful_column("input_tokens")
     output_tokens = source.successful_column("output_tokens")
+
     return [
         _MetricColumn("time_to_first_token", "ms", samples.ttft.values / NS_PER_MS),
         _MetricColumn("request_latency", "ms", samples.e2e.values / NS_PER_MS),

@@ -105,10 +105,12 @@ def read_calls(path: Path) -> list[Calls]:
                 f"{path}:{number}",
                 "write each line as a Measurement of loadgen_sdk (to_json)",
             ) from None
+
     labels = sorted({label for call in calls for label in call.labels})
     groups = [_create_group("", ALL_CALLS, calls)]
     for label in labels:
         groups += _group_by_value(label, calls)
+
     return groups
 
 
@@ -126,9 +128,11 @@ def _group_by_value(label: str, calls: Sequence[_Call]) -> list[Calls]:
     groups = [
         _create_group(label, value, value_calls) for value, value_calls in ranked[:MAX_VALUES]
     ]
+
     remaining = [call for _, value_calls in ranked[MAX_VALUES:] for call in value_calls]
     if remaining:
         groups.append(_create_group(label, REMAINING_VALUES, remaining))
+
     return groups
 
 

@@ -31,6 +31,7 @@ def report(groups: Sequence[Calls]) -> Report:
     for label, label_groups in groupby(groups, _label_of):
         table = Table((label, *HEAD), [_table_row(group) for group in label_groups])
         sections.append(section(f"By {label}" if label else "All calls", table))
+
     return Report(
         title="Calls of an application",
         generated_by="loadgen report of calls",

@@ -114,11 +114,14 @@ def _describe_run(summary: Summary) -> Document:
     """Return the id and the times of a run, and whether it is simulated or invalid."""
     run = summary.run
     is_simulated = summary.target.simulated
+
     keywords = []
     if is_simulated:
         keywords.append("simulated")
+
     if not summary.verdict.valid:
         keywords.append("invalid")
+
     duration_s = summary.window.full_run.duration_s
     return {
         "uid": run.id,
@@ -160,6 +163,7 @@ def _describe_latencies(summary: Summary) -> Document:
         # The format requires the mean.
         if not is_unsound and distribution.mean is not None:
             latencies[latency.name] = _describe_distribution(distribution, latency.units)
+
     return latencies
 
 
@@ -195,6 +199,7 @@ def _describe_lengths(token_counts: NDArray[np.int64]) -> Document | None:
     known_counts = np.sort(token_counts[token_counts >= 0])
     if len(known_counts) == 0:
         return None
+
     percentiles = {
         name: _nearest_rank_percentile(known_counts, fraction)
         for name, fraction in _LENGTH_QUANTILES.items()
@@ -282,6 +287,7 @@ def _describe_requested_lengths(tokens: NDArray[np.int64]) -> Document:
     known_tokens = tokens[tokens >= 0]
     if len(known_tokens) == 0:
         return {"distribution": "other", "value": 0}
+
     shortest = int(known_tokens.min())
     longest = int(known_tokens.max())
     return {
@@ -313,13 +319,16 @@ def read(file: ToolFile) -> ForeignResult:
     report = _parse_report(file)
     aggregate = find_value(report, "results.request_performance.aggregate") or {}
     latency_statistics = _find_latency_statistics(aggregate)
+
     metrics: dict[str, float] = {}
     for metric, statistics in latency_statistics.items():
         unit_ms = UNITS_MS[str(statistics["units"])]
         metrics |= latency_metrics(metric, statistics, unit_ms)
+
     metrics |= find_numbers(aggregate, _RATE_PATHS)
     metrics |= _read_request_counts(aggregate)
     labels = {metric: _LATENCY_NAMES[metric] for metric in latency_statistics}
+
     return create_result(file.where, metrics, labels, _read_run(report))
 
 
@@ -339,13 +348,16 @@ def _parse_report(file: ToolFile) -> Mapping[str, Any]:
     is_json = bool(file.value)
     if is_json:
         return file.value
+
     # A YAML file without this key is no report, so it need not be parsed.
     if "request_performance" not in file.text:
         return {}
+
     try:
         document = plain_yaml(file.text, file.where)
     except UserError:
         return {}
+
     return document if isinstance(document, Mapping) else {}
 
 
@@ -376,11 +388,14 @@ def _read_load(load: Any) -> str:
     """Return a load in words, such as "10/s, 8 in flight", as far as the report specifies it."""
     rate_per_s = finite_number(load.get("rate_qps"))
     concurrency = load.get("concurrency")
+
     texts = []
     if rate_per_s:
         texts.append(f"{rate_per_s:g}/s")
+
     if concurrency:
         texts.append(f"{concurrency} in flight")
+
     return ", ".join(texts)
 
 

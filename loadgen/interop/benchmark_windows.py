@@ -66,14 +66,17 @@ def max_requests_per_whole_second(columns: Columns, is_successful: NDArray[np.bo
     ends_ns = columns["end_ns"][is_successful]
     if len(starts_ns) == 0:
         return 0
+
     first_start_ns = starts_ns.min()
     first_seconds = (starts_ns - first_start_ns) // NS_PER_S
     last_seconds = (ends_ns - first_start_ns) // NS_PER_S
+
     # A request does not count any more in the second after its last one.
     leaving_seconds = last_seconds + 1
     second_count = int(leaving_seconds.max()) + 1
     joining_counts = np.bincount(first_seconds, minlength=second_count)
     leaving_counts = np.bincount(leaving_seconds, minlength=second_count)
+
     # The requests of a second are those that have joined so far minus those that have left.
     requests_per_second = np.cumsum(joining_counts) - np.cumsum(leaving_counts)
     return int(requests_per_second.max())

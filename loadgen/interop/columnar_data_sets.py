@@ -80,6 +80,7 @@ def _read_rows(file: Path, file_format: FileFormat) -> Iterator[LocatedRow]:
         is_disk_error = isinstance(error, OSError) and error.errno is not None
         if is_disk_error:
             raise
+
         raise UserError(
             "damaged_file",
             f"not {file_format}: {_first_sentence(error)}",
@@ -99,6 +100,7 @@ def _read_limited_rows(file: Path, file_format: FileFormat) -> Iterator[Any]:
     """
     size_limit = _SizeLimit(file)
     unpacked_bytes = 0
+
     row_number = 1
     for batch in _read_batches(file, file_format, size_limit):
         value_count = sum(_count_values(column) for column in batch.columns)
@@ -133,6 +135,7 @@ def _read_batches(file: Path, file_format: FileFormat, size_limit: _SizeLimit) -
         batches = parquet_file.iter_batches(BATCH_ROWS)
     else:
         batches = _read_arrow_batches(file)
+
     for batch in batches:
         # Reading a value of a damaged batch can access invalid memory, which kills the process.
         # This check raises an exception for such a batch.
@@ -189,12 +192,15 @@ def _count_values(column: Any) -> int:
         last_offset = column.offsets[-1].as_py()
         entries = int(last_offset - first_offset)
         return len(column) + 2 * entries  # a key and a value
+
     if types.is_struct(column.type):
         return len(column) + sum(_count_values(child) for child in column.flatten())
+
     # Arrow has several types of lists, and only their arrays have this method.
     is_list = hasattr(column, "value_lengths")
     if is_list:
         return len(column) + _count_values(column.flatten())
+
     return len(column)
 
 
@@ -221,11 +227,14 @@ def _to_json_value(value: Any) -> Any:
     if isinstance(value, dict):
         items = {key: _to_json_value(item) for key, item in value.items()}
         return {key: item for key, item in items.items() if item is not None}
+
     if isinstance(value, list):
         return [_to_json_value(item) for item in value]
+
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
             return None
+
     return value

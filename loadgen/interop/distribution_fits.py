@@ -117,14 +117,18 @@ def fit_lengths(lengths: NDArray[Any]) -> list[DistributionFit]:
     halves = _split_sample(thin_sample(lengths).astype(np.float64))
     if low == high:
         return [_constant_fit(low, halves)]
+
     training_half = np.sort(halves.training)
     candidates = [_uniform(low, high)]
+
     has_spread = training_half.std() > 0
     if has_spread:
         candidates += [_normal(training_half, low, high), _lognormal(training_half, low, high)]
+
     parametric_fits = [_test_length_fit(candidate, halves) for candidate in candidates]
     parametric_fits.sort(key=lambda fit: fit.ks_distance)
     empirical_fit = _test_length_fit(_empirical(training_half), halves)
+
     return [*parametric_fits, empirical_fit]
 
 
@@ -160,6 +164,7 @@ def fit_interarrival_times(gaps: Floats, clock_step: float = 0.0) -> list[Distri
     gamma_fit = _test_gap_fit(gamma, halves, clock_step)
     if poisson_fit.is_good or poisson_fit.ks_distance <= gamma_fit.ks_distance:
         return [poisson_fit, gamma_fit]
+
     return [gamma_fit, poisson_fit]
 
 
@@ -307,9 +312,11 @@ def _empirical(ordered_lengths: Floats) -> _Candidate:
     values, counts = _count_values(ordered_lengths)
     if len(values) <= MAX_EMPIRICAL_VALUES:
         return _empirical_candidate(values, counts, has_weights=True)
+
     quantiles = _evenly_spaced_quantiles(ordered_lengths, MAX_EMPIRICAL_VALUES)
     quantile_values, quantile_counts = _count_values(quantiles)
     some_quantiles_are_equal = max(quantile_counts) > 1
+
     return _empirical_candidate(
         quantile_values, quantile_counts, has_weights=some_quantiles_are_equal
     )

@@ -70,6 +70,7 @@ def _vllm_configuration(source: ExportSource) -> Document:
     backend = "openai-chat" if manifest.api == "chat" else "openai"
     rate_per_s = source.rate_per_s
     is_rate_finite = rate_per_s is not None and math.isfinite(rate_per_s)
+
     return {
         "date": _vllm_date(manifest.started),
         "endpoint_type": backend,
@@ -89,6 +90,7 @@ def _vllm_totals(source: ExportSource) -> Document:
     summary = source.summary
     tokens = summary.tokens
     window = source.sent_span
+
     return {
         "duration": window.duration_s,
         "completed": summary.requests.ok,
@@ -136,6 +138,7 @@ def _vllm_details(source: ExportSource) -> Document:
     """Return the columns with one value for each successful request. Times are in seconds."""
     if source.samples is None:
         return {}
+
     details: Document = {
         "ttfts": source.samples.ttft.values / NS_PER_S,
         "latencies": source.samples.e2e.values / NS_PER_S,
@@ -146,9 +149,11 @@ def _vllm_details(source: ExportSource) -> Document:
             (gaps_by_slot[slot] / NS_PER_S).tolist() if slot in gaps_by_slot else []
             for slot in source.successful_column("slot").tolist()
         ]
+
     details["start_times"] = source.successful_column("sent_ns") / NS_PER_S
     details["input_lens"] = source.successful_column("input_tokens")
     details["output_lens"] = source.successful_column("output_tokens")
+
     return details
 
 
@@ -163,9 +168,11 @@ def _find_burstiness(stage: StagePlan | None) -> float | None:
         return None
     if stage.arrival.startswith("gamma"):
         return _parse_gamma_burstiness(stage.arrival)
+
     has_no_rate = stage.closed or stage.arrival.startswith(INFINITE_RATE_ARRIVAL)
     if has_no_rate or stage.arrival.startswith("poisson"):
         return 1.0
+
     return None
 
 
@@ -210,6 +217,7 @@ def export_aiperf(summary: Summary, stored: RunRows) -> Document:
         "type": "chat" if manifest.api == "chat" else "completions",
         "streaming": manifest.stream,
     }
+
     return {
         "schema_version": "1.4",
         "benchmark_id": summary.run.id,
@@ -242,10 +250,12 @@ def _aiperf_latencies(source: ExportSource) -> Document:
         statistics_ms = source.statistics(latency)
         if statistics_ms:
             document[aiperf_name] = _aiperf_statistics(statistics_ms)
+
     inter_chunk_ms = source.summary.inter_chunk_ms
     is_unsound = "inter_chunk" in source.summary.unsound
     if inter_chunk_ms.count and not is_unsound:
         document["inter_chunk_latency"] = _aiperf_statistics(_known_statistics(inter_chunk_ms))
+
     return document
 
 
@@ -285,6 +295,7 @@ def _aiperf_lengths(source: ExportSource) -> Document:
                 "min": int(tokens.min()),
                 "max": int(tokens.max()),
             }
+
     return document
 
 
@@ -311,6 +322,7 @@ def _aiperf_rates(source: ExportSource) -> Document:
         ("good_request_count", "requests", good_requests),
         ("goodput", "requests/sec", per_second(good_requests, window)),
     )
+
     return {
         aiperf_name: {"unit": unit, "avg": number}
         for aiperf_name, unit, number in numbers
@@ -334,6 +346,7 @@ def export_guidellm(summary: Summary, stored: RunRows) -> Document:
     }
     metrics = _guidellm_metrics(source)
     target = summary.target
+
     return {
         "metadata": {"version": 2},
         "config": {"spec": {"backend": {"target": target.url, "model": target.model}}},
@@ -367,6 +380,7 @@ def _guidellm_metrics(source: ExportSource) -> Document:
     output_window = benchmark_windows.span_of_output(columns, is_successful)
     request_count = source.summary.requests.ok
     output_tokens = source.summary.tokens.output
+
     return {
         "requests_per_second": {"mean": per_second(request_count, request_window)},
         "request_concurrency": {
@@ -396,6 +410,7 @@ def _guidellm_statistics(
     """
     if not statistics_ms:
         return None
+
     ms_to_unit = 1 / unit_ms
     values = {
         name: value_ms * ms_to_unit for name, value_ms in statistics_ms.items() if name != "count"
@@ -484,6 +499,7 @@ def _inference_perf_successes(source: ExportSource) -> Document:
     input_tokens = source.successful_column("input_tokens").astype(np.float64)
     output_tokens = source.successful_column("output_tokens").astype(np.float64)
     prompt_statistics = _describe_values(input_tokens) or {}
+
     return {
         "count": summary.requests.ok,
         "latency": {
@@ -537,6 +553,7 @@ def _describe_values(values: NDArray[np.float64]) -> Document | None:
     known_values = values[~np.isnan(values)]
     if len(known_values) == 0:
         return None
+
     percents = list(_INFERENCE_PERF_PERCENTILES.values())
     percentiles = np.percentile(known_values, percents).tolist()
     return {

@@ -39,6 +39,7 @@ def export_mlcommons(summary: Summary, stored: RunRows) -> Document:
     completed = summary.requests.ok + source.failed_requests
     throughput = _compute_throughput(source, completed)
     is_finished = summary.run.state == "finished"
+
     return {
         "version": "0.1.0",
         "git_sha": None,
@@ -120,6 +121,7 @@ def _compute_throughput(source: ExportSource, completed: int) -> _Throughput:
     window = _find_legacy_window(source, completed)
     if window is not None:
         return _legacy_throughput(source, completed, window)
+
     full_run = source.sent_span
     return _Throughput(
         queries_per_s=per_second(completed, full_run),
@@ -178,6 +180,7 @@ def _describe_latencies(source: ExportSource) -> Document:
     """Return the statistics of each latency with early-stopping percentiles."""
     if source.samples is None:
         return {}
+
     samples = {
         "ttft": source.samples.ttft,
         "tpot": source.samples.tpot,
@@ -188,6 +191,7 @@ def _describe_latencies(source: ExportSource) -> Document:
         assert sample is not None, "mlcommons/endpoints defines these three latencies"
         values = sample.values
         document[key] = describe_values(values[~np.isnan(values)], with_early_stopping=True)
+
     return document
 
 
@@ -205,6 +209,7 @@ def describe_values(values: NDArray[np.float64], *, with_early_stopping: bool) -
     count = len(values)
     if count == 0:
         return None
+
     ordered = np.sort(values)
     document: Document = {
         "total": float(ordered.sum()),
@@ -220,6 +225,7 @@ def describe_values(values: NDArray[np.float64], *, with_early_stopping: bool) -
     }
     if with_early_stopping:
         document["early_stopping_percentiles"] = _early_stopping_percentiles(ordered)
+
     return {**document, "histogram": _histogram(ordered)}
 
 
@@ -242,6 +248,7 @@ def _early_stopping_percentiles(ordered: NDArray[np.float64]) -> dict[str, float
         # The n-th largest value of an ascending array has the index -n.
         estimate = float(ordered[-max_values_over]) if has_enough_values else None
         estimates[f"{percent:.1f}"] = estimate
+
     return estimates
 
 
@@ -256,6 +263,7 @@ def _histogram(ordered: NDArray[np.float64]) -> Document:
     last_edge = max(float(ordered[-1]), 10 * first_edge)
     edges = np.geomspace(first_edge, last_edge, BUCKETS + 1)
     edges[0] = min(edges[0], smallest)
+
     # Rounding can put the last edge below the largest value.
     counts, _ = np.histogram(np.minimum(ordered, edges[-1]), edges)
     buckets = [[float(lower), float(upper)] for lower, upper in pairwise(edges)]

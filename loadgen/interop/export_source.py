@@ -113,15 +113,18 @@ class ExportSource:
         is_unsound = latency in self.summary.unsound
         if sample is None or is_unsound:
             return {}
+
         withheld = self.summary.withheld.get(latency)
         withheld_names = withheld.ranges.keys() if withheld is not None else ()
         statistics_ms = sample.statistics()
+
         return {name: value for name, value in statistics_ms.items() if name not in withheld_names}
 
     def _find_sample(self, latency: LatencyName) -> DerivedSample | PooledGaps | None:
         """Return the sample of a latency, or None if the tool or the run has none."""
         if self.samples is None:
             return None
+
         samples: dict[LatencyName, DerivedSample | PooledGaps | None] = {
             "ttft": self.samples.ttft,
             "tpot": self.samples.tpot,

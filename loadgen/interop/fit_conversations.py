@@ -89,12 +89,15 @@ def find_conversations(trace: Trace) -> TraceConversations:
     conversations, later_counts = np.unique(trace.session[pairs.later], return_counts=True)
     if len(conversations) == 0:
         return _without_conversations(trace, reason="")
+
     reason = _explain_unfit_conversations(trace, pairs.later, pairs.previous, later_counts)
     if reason:
         return _without_conversations(trace, reason)
+
     is_start = np.ones(len(trace), bool)
     is_start[pairs.later] = False
     is_member = np.isin(trace.session, conversations)
+
     # A group is an agent with its sub-agents. It has one conversation of the agent itself, and all
     # others are those of sub-agents.
     group_count = len(np.unique(trace.group[is_member]))
@@ -142,6 +145,7 @@ def fit_conversations(
     _, later_counts = np.unique(trace.session[later_indices], return_counts=True)
     added_tokens = _added_tokens(trace, later_indices, previous_indices)
     think_ms = np.rint(_think_ns(trace, later_indices, previous_indices) / UNIT_NS["ms"])
+
     # A workload file takes numbers of at least one token and 1 ms.
     return ConversationFit(
         first_input_tokens=_fit_at_least_one(trace.input_tokens[first_indices]),
@@ -193,6 +197,7 @@ def _explain_unfit_conversations(
     """
     if len(later_counts) < MIN_CONVERSATIONS:
         return f"{len(later_counts)} conversations are too few to fit distributions"
+
     most_requests = int(later_counts.max()) + 1
     if most_requests > MAX_TASK_REQUESTS:
         return (
@@ -201,9 +206,11 @@ def _explain_unfit_conversations(
         )
     if (_think_ns(trace, later_indices, previous_indices) == UNKNOWN_NS).any():
         return "the trace records neither the end of responses nor the pauses between requests"
+
     is_growing = _added_tokens(trace, later_indices, previous_indices) > 0
     if float(is_growing.mean()) < MIN_GROWING_SHARE:
         return "the prompts do not contain the earlier messages of their conversation"
+
     return ""
 
 

@@ -123,18 +123,21 @@ def _describe_arrivals(fitted: TraceFit) -> str:
     process = best_fit.distribution
     if process != "poisson":
         process = f"gamma with burstiness {best_fit.parameters['burstiness']:g}"
+
     rates_per_s = fitted.arrivals.rates_per_s
     if fitted.arrivals.is_hourly:
         return (
             f"{process}, with a rate for each of {len(rates_per_s)} hours, "
             f"from {min(rates_per_s):.4g}/s to {max(rates_per_s):.4g}/s"
         )
+
     [rate_per_s] = rates_per_s
     if fitted.conversations:
         return (
             f"{process}, at a constant {rate_per_s:.4g}/s, "
             "where a conversation counts as one arrival"
         )
+
     return f"{process}, at a constant {rate_per_s:.4g} req/s"
 
 
@@ -166,6 +169,7 @@ def _describe_goodness(fit: DistributionFit) -> str:
         return f"good fit: {numbers}"
     if fit.distribution == "empirical":
         return f"approximate: {numbers}, because only a sample of the values is kept"
+
     return f"poor fit: {numbers}; it misplaces up to {fit.ks_distance * 100:.0f} % of the requests"
 
 
@@ -196,6 +200,7 @@ def _describe_conversations(conversations: ConversationFit, count: int) -> str:
     later = _describe_length(conversations.later_requests[0])
     added = _describe_length(conversations.added_tokens[0])
     pause = _describe_length(conversations.think_ms[0])
+
     return (
         f"{format.counted(count, 'conversation')}; "
         f"input tokens of the first request: {first}; "
@@ -216,22 +221,27 @@ def _describe_losses(fitted: TraceFit) -> Iterator[str]:
             f"The correlation of input and output lengths (rank correlation "
             f"{fitted.length_correlation:.2f}). The workload draws them independently."
         )
+
     if fitted.arrivals.clock_step_ns:
         clock_step_s = fitted.arrivals.clock_step_ns / NS_PER_S
         yield (
             f"The spacing of requests within {clock_step_s:g} s. "
             "The times of the trace are multiples of this step."
         )
+
     if fitted.prefixes:
         yield _describe_lost_prefixes(fitted)
+
     if fitted.conversations_lost_reason:
         yield (
             f"{format.counted(fitted.sessions, 'conversation')}. Every request is independent "
             f"in the workload, because {fitted.conversations_lost_reason}."
         )
+
     if fitted.subagents:
         subagents = format.counted(fitted.subagents, "sub-agent conversation")
         yield f"The link of {subagents} to its agent. Each starts on its own in the workload."
+
     if fitted.trace.bad_rows:
         yield (
             f"{format.counted(fitted.trace.bad_rows, 'row')} that could not be read. "
@@ -252,6 +262,7 @@ def _describe_lost_prefixes(fitted: TraceFit) -> str:
             f"Which prompts share a prefix. In the trace, {repeated}; "
             "the workload requests the same cache hit rate."
         )
+
     return (
         f"Prefixes that are shared between conversations. In the trace, {repeated}; "
         "the workload shares prefixes only within a conversation."

@@ -52,6 +52,7 @@ def _render_classes(classes: tuple[ClassFit, ...]) -> list[str]:
             "    requests:",
             *_indent(_render_requests(request_class), 6),
         ]
+
     return lines
 
 
@@ -59,6 +60,7 @@ def _render_requests(fit: RequestFit) -> list[str]:
     """Return the YAML lines below `requests`: a conversation of steps, or one request's lengths."""
     if isinstance(fit, ClassFit) and fit.conversations is not None:
         return _render_steps(fit.conversations, fit.output_tokens)
+
     lines = [
         f"input_tokens: {_render_best(fit.input_tokens)}",
         f"output_tokens: {_render_best(fit.output_tokens)}",
@@ -68,6 +70,7 @@ def _render_requests(fit: RequestFit) -> list[str]:
             f"prefixes: {fit.prefixes}",
             f"cache: {{hit_rate: {fit.reused_share * 100:.3g}%}}",
         ]
+
     return lines
 
 
@@ -94,6 +97,7 @@ def _render_steps(
         "output_tokens": _render_best(output_tokens),
         "think_time": _render_best_duration(conversations.think_ms),
     }
+
     return [
         "steps:",
         f"  first: {_flow_mapping(first_step)}",
@@ -125,6 +129,7 @@ def _render_stages(arrivals: ArrivalFit) -> list[str]:
         stage["arrival"] = _render_arrival(arrivals.gaps[0], rate_per_s)
         stage["duration"] = f"{duration_s:.10g}s"
         lines.append(f"- {_flow_mapping(stage)}")
+
     return lines
 
 
@@ -162,8 +167,10 @@ def _render_duration(fit: DistributionFit) -> str:
             durations[name] = [f"{item}ms" for item in value]
         else:
             durations[name] = f"{value:g}ms"
+
     if fit.distribution == "fixed":
         return json.dumps(durations["value"])
+
     return _flow_mapping({fit.distribution: _render_parameters(durations)})
 
 

@@ -30,6 +30,7 @@ def gamma_cdf(shape: float, x: Floats) -> Floats:
     x = np.asarray(x, float)
     if shape > LARGE_SHAPE:
         return _normal_approximation(shape, x)
+
     # Both forms contain the factor x^shape * exp(-x) / Gamma(shape), which overflows without logs.
     log_factors = shape * np.log(np.maximum(x, TINY)) - x - math.lgamma(shape)
     factors = np.exp(log_factors)
@@ -38,6 +39,7 @@ def gamma_cdf(shape: float, x: Floats) -> Floats:
     probabilities = np.zeros_like(x)  # of an x of 0 or below
     probabilities[is_small] = factors[is_small] * _lower_series(shape, x[is_small])
     probabilities[is_large] = 1 - factors[is_large] * _upper_fraction(shape, x[is_large])
+
     return np.clip(probabilities, 0.0, 1.0)
 
 
@@ -64,6 +66,7 @@ def _lower_series(shape: float, x: Floats) -> Floats:
         has_converged = (np.abs(term) <= PRECISION * np.abs(total)).all()
         if has_converged:
             break
+
     return total
 
 
@@ -80,6 +83,7 @@ def _upper_fraction(shape: float, x: Floats) -> Floats:
     """
     b = x + 1 - shape
     inverse_q_ratio = 1 / b
+
     # The ratio of P before the first step is infinite, because the numerator begins with 0.
     p_ratio = np.full(len(b), 1 / TINY)
     quotient = inverse_q_ratio
@@ -92,6 +96,7 @@ def _upper_fraction(shape: float, x: Floats) -> Floats:
         relative_change = np.abs(inverse_q_ratio * p_ratio - 1)
         if (relative_change <= PRECISION).all():
             break
+
     return quotient
 
 

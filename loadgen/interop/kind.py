@@ -74,6 +74,7 @@ def compare_side(path: Path) -> Side:
         started=result.started,
     )
     notes = (f"metrics of {result.tool}: {definitions}", *result.notes)
+
     return Side(name="", reported_metrics=dict(result.metrics), notes=notes, reported_facts=facts)
 
 

@@ -99,6 +99,7 @@ class _DeltaSessions:
         state = self._states.get(row.session)
         if state is None:
             state = _SessionState(block_tokens=_infer_block_tokens(row))
+
         prompt_tokens = state.conversation_tokens + row.input_tokens
         block_ids = self._join_block_ids(state, row, prompt_tokens)
         self._states[row.session] = state._replace(
@@ -106,6 +107,7 @@ class _DeltaSessions:
             conversation_tokens=prompt_tokens + row.output_tokens,
             block_ids=block_ids,
         )
+
         return row._replace(
             input_tokens=prompt_tokens, hashes=block_ids, block_tokens=state.block_tokens
         )
@@ -127,6 +129,7 @@ class _DeltaSessions:
         missing_id_count = max(full_block_count - known_id_count, 0)
         response_ids = self._create_ids(row.session, missing_id_count)
         block_ids = [*state.block_ids, *response_ids, *row.hashes]
+
         # The last prompt and the row may each end with an incomplete block that has an id. Joined,
         # their tokens can fill fewer blocks than there are ids, so the ids at the end are dropped.
         block_count = math.ceil(prompt_tokens / state.block_tokens)
@@ -161,6 +164,7 @@ class _MooncakeParser:
         is_untimed_turn = bool(session) and row.get("timestamp") is None
         if is_untimed_turn:
             return self._parse_untimed_turn(row, session, pause_ns)
+
         sent_ns = parse_time_ns(row.get("timestamp"), float(self._unit_ns))
         request = parse_request(row, sent_ns)._replace(session=session, pause_ns=pause_ns)
         return self._sessions.append_turn(request) if session else request
@@ -238,12 +242,14 @@ def _parse_plain_lines(lines: Sequence[str], unit_ns: int) -> TraceColumns | Non
     rows = _decode_plain_rows(lines)
     if rows is None:
         return None
+
     try:
         times = np.array([row.timestamp for row in rows])
         input_tokens = np.array([row.input_length for row in rows], np.int64)
         output_tokens = np.array([row.output_length for row in rows], np.int64)
     except OverflowError:  # a number is too large for an array
         return None
+
     blocks = _collect_block_ids(rows)
     is_valid = (
         _are_times_valid(times, unit_ns)
@@ -253,6 +259,7 @@ def _parse_plain_lines(lines: Sequence[str], unit_ns: int) -> TraceColumns | Non
     )
     if not is_valid:
         return None
+
     at_ns = _convert_to_ns(times, unit_ns)
     return TraceColumns(at_ns, input_tokens, output_tokens, blocks.ids, blocks.counts)
 
@@ -282,12 +289,14 @@ def _collect_block_ids(rows: Sequence[Any]) -> _BlockIds:
     """Return the block ids of `_PlainRow` objects. A row without `hash_ids` has none."""
     if not any(row.hash_ids for row in rows):
         return _BlockIds([], [])
+
     block_ids: list[int] = []
     counts: list[int] = []
     for row in rows:
         row_ids = row.hash_ids or ()
         block_ids += row_ids
         counts.append(len(row_ids))
+
     return _BlockIds(block_ids, counts)
 
 

@@ -61,6 +61,7 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     """
     if data.startswith(ZIP_MAGIC):
         raise _archive_error(where)
+
     text = data.decode("utf-8", "replace")
     document = _parse_json(text)
     json_object = document.value if isinstance(document.value, dict) else {}
@@ -68,10 +69,12 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     tool_format = _find_format(file)
     if tool_format is None:
         raise _unknown_format_error(file, json_problem=document.problem)
+
     result = _read_with_format(tool_format, file)
     if not result.metrics:
         problem = f"the result of {tool_format.tool} has no metrics"
         raise UserError("no_figure", problem, where, "check that its run finished")
+
     return result
 
 
@@ -167,6 +170,7 @@ def _input_file_error(where: str, text: str) -> UserError:
     is_contract = re.search("(?m)^levels:", text) is not None
     kind = "contract" if is_contract else "workload"
     command = "validate" if is_contract else "run"
+
     return UserError(
         "wrong_format",
         f"a YAML file is not a result; it looks like a {kind}",
@@ -189,6 +193,7 @@ def _read_with_format(tool_format: FormatRow, file: ToolFile) -> ForeignResult:
             f"looks like a result of {tool}, but cannot be read: {type(error).__name__} {error}"
         )
         raise UserError("wrong_format", problem, file.where, _known_tools()) from None
+
     # `counts` is a sentence that says how the tool counts and measures.
     return msgspec.structs.replace(result, tool=tool, counts=tool_format.definitions)
 

@@ -103,10 +103,12 @@ def read_by_layout(
         **find_numbers(document, layout.metrics),
         **_read_request_counts(document, layout),
     }
+
     result_count = file.lines  # 0 if the file is a single result
     if result_count:
         note = f"only the last of {format.counted(result_count, 'result')} in the file is read"
         run = run._replace(notes=(*run.notes, note))
+
     return create_result(file.where, metrics, labels, run)
 
 
@@ -170,6 +172,7 @@ def find_value(document: Any, path: str) -> Any:
             value = value[index] if index < len(value) else None
         else:
             return None
+
     return value
 
 
@@ -211,19 +214,24 @@ def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[
     """
     if not isinstance(statistics, Mapping):
         return {}
+
     values_by_tool_name: dict[str, Any] = {}
     percentiles = statistics.get("percentiles")
     if isinstance(percentiles, Mapping):
         values_by_tool_name.update(percentiles)
+
     values_by_tool_name.update(statistics)
+
     # A missing unit becomes the text "None", which is not in the table.
     unit_name = str(statistics.get("unit"))
     factor_to_ms = _UNITS_MS.get(unit_name, unit_ms)
+
     metrics = {}
     for statistic, tool_names in _STATISTIC_NAMES.items():
         value = _first_number(values_by_tool_name, tool_names)
         if value is not None:
             metrics[f"{metric}.{statistic}"] = value * factor_to_ms
+
     return metrics
 
 
@@ -249,8 +257,10 @@ def request_metrics(ok: object, failed: object) -> dict[str, float]:
         return {}
     if failed is None:
         return {"requests.ok": ok_count}
+
     failed_count = finite_number(failed) or 0.0
     total = ok_count + failed_count
+
     metrics = {
         "requests.ok": ok_count,
         "requests.failed": failed_count,
@@ -258,4 +268,5 @@ def request_metrics(ok: object, failed: object) -> dict[str, float]:
     }
     if total:
         metrics["ok_share"] = ok_count / total
+
     return metrics

@@ -49,6 +49,7 @@ class WeightedValues(NamedTuple):
         values, weights = self._without_unknown()
         if len(values) == 0:
             return {}
+
         mean = np.average(values, weights=weights)
         variance = np.average((values - mean) ** 2, weights=weights)
         statistics_ns = {
@@ -59,6 +60,7 @@ class WeightedValues(NamedTuple):
             **_percentiles_ns(values, weights, tuple(PERCENTILES)),
         }
         count = len(values) if weights is None else int(weights.sum())
+
         return {"count": count} | _in_milliseconds(statistics_ns)
 
     def percentiles(self, names: Sequence[str]) -> dict[str, float]:
@@ -116,6 +118,7 @@ class PooledGaps:
         gap_count = self.histogram.count
         if gap_count == 0:
             return {}
+
         mean_ns = self.histogram.total_ns / gap_count
         percentiles_ns = {name: self.histogram.quantile(p) for name, p in PERCENTILES.items()}
         statistics_ns = {
@@ -125,6 +128,7 @@ class PooledGaps:
             "max": self.histogram.largest_ns,
             **percentiles_ns,
         }
+
         return {"count": gap_count} | _in_milliseconds(statistics_ns)
 
     def _standard_deviation_ns(self, mean_ns: float) -> float:
@@ -160,6 +164,7 @@ def interpolated_percentiles(
     fractions = positions - indices
     lower = ordered[indices]
     upper = ordered[np.minimum(indices + 1, last_index)]
+
     # numpy interpolates from the nearer end, which has the smaller rounding error.
     from_lower = lower + (upper - lower) * fractions
     from_upper = upper - (upper - lower) * (1 - fractions)

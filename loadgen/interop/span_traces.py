@@ -80,6 +80,7 @@ def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
     spans = [_parse_span(fields) for fields in _spans_in(line)]
     calls = sorted(_find_calls(spans), key=lambda call: call.at_ns)
     calls_per_group = Counter(call.group for call in calls)
+
     sessions = _SequentialSessions()
     for call_index, call in enumerate(calls):
         is_only_call_of_group = calls_per_group[call.group] == 1 and not call.session
@@ -138,9 +139,11 @@ def _parse_call(span: _Span) -> TraceRow:
     if input_tokens is None:
         input_tokens = 1
         output_tokens = 0
+
     start_ns = _parse_span_time(span.fields, "start")
     end_ns = _parse_span_time(span.fields, "end")
     assert start_ns is not None
+
     return TraceRow(
         at_ns=start_ns,
         input_tokens=parse_token_count(input_tokens, INPUT_TOKEN_NAMES[0], minimum=1),
@@ -165,10 +168,12 @@ def _find_conversation(attributes: Mapping[str, Any]) -> Any:
     conversation = attributes.get("gen_ai.conversation.id")
     if conversation:
         return conversation
+
     for name, value in attributes.items():
         is_session_id = name == "session.id" or name.endswith(".session.id")
         if is_session_id and value:
             return value
+
     return None
 
 
@@ -176,6 +181,7 @@ def _agents_around(span: _Span, spans_by_id: Mapping[str, _Span]) -> Iterator[st
     """Yield the ids of the agents around a span, the innermost first."""
     visited = set[str]()
     parent_id = span.parent_id
+
     # Damaged data can contain a cycle.
     while parent_id in spans_by_id and parent_id not in visited:
         visited.add(parent_id)
@@ -207,6 +213,7 @@ def _parse_span(fields: dict[str, Any]) -> _Span:
     fields_with_ids = dict(fields)
     if isinstance(context, dict):
         fields_with_ids.update(context)
+
     return _Span(
         fields=fields,
         attributes=_parse_attributes(fields.get("attributes")),
@@ -232,12 +239,14 @@ def _parse_attributes(value: Any) -> dict[str, Any]:
     """
     if isinstance(value, dict):
         return value
+
     attributes: dict[str, Any] = {}
     for item in dicts_in(value):
         typed_value = item.get("value")
         if isinstance(typed_value, dict):
             for type_name, content in typed_value.items():
                 attributes[str(item.get("key"))] = _parse_typed_value(type_name, content)
+
     return attributes
 
 

@@ -65,9 +65,11 @@ def _decode_json_row(encoded_row: msgspec.Raw, location: str) -> dict[str, Any]:
         row = wrap_conversation(msgspec.json.decode(encoded_row))
     except (ValueError, RecursionError) as error:
         raise UserError("invalid_syntax", f"not JSON: {error}", location) from None
+
     if not isinstance(row, dict):
         hint = 'write objects like {"prompt": "..."}'
         raise UserError("wrong_type", "the row is not a JSON object", location, hint)
+
     return row
 
 

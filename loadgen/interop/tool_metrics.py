@@ -65,10 +65,12 @@ def compute_tool_metrics(
     samples_by_tool = compute_tool_samples(manifest, rows, gaps)
     if not samples_by_tool:
         return []
+
     # The latencies of each tool are in the order TTFT, TPOT, ITL, end to end.
     distributions = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
     own_latencies = tuple(_report_distribution(distribution) for distribution in distributions)
     tools = [ToolMetrics("loadgen", OWN_DEFINITIONS, own_latencies)]
+
     # Several tools use the same sample object, whose percentiles are computed once.
     report_sample_once = functools.cache(_report_sample)
     for tool, samples in samples_by_tool.items():
@@ -77,6 +79,7 @@ def compute_tool_metrics(
             for sample in (samples.ttft, samples.tpot, samples.itl, samples.e2e)
         )
         tools.append(ToolMetrics(tool, definitions_of(tool), latencies))
+
     return tools
 
 

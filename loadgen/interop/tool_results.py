@@ -72,6 +72,7 @@ def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
         "inter_chunk_ms": LatencyField("itl", "ITL"),
         "e2e_ms": LatencyField(e2e_name, "E2EL"),
     }
+
     layout = ResultLayout(
         latencies=latencies,
         metrics={
@@ -85,11 +86,13 @@ def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
         ok="completed",
         failed=("failed",) if "failed" in document else (),
     )
+
     run = RunDescription(
         model=document.get("model_id"),
         load=_describe_bench_serving_load(document),
         started=document.get("date"),
     )
+
     # The layout needs an object for each latency, with all statistics of it.
     statistics_by_latency = _group_by_latency(
         document, [latency.path for latency in latencies.values()]
@@ -127,11 +130,14 @@ def _describe_bench_serving_load(document: Any) -> str:
     """
     rate_per_s = finite_number(document.get("request_rate"))
     max_concurrency = document.get("max_concurrency")
+
     texts = []
     if rate_per_s is not None:
         texts.append(f"{rate_per_s:g}/s")
+
     if max_concurrency:
         texts.append(f"at most {max_concurrency} in flight")
+
     return ", ".join(texts) or "everything at once"
 
 
@@ -241,8 +247,10 @@ def _read_aiperf_records(text: str, where: str) -> ForeignResult:
     metrics: dict[str, float] = {}
     for metric, sample in records.values_ms.items():
         metrics |= latency_metrics(metric, _compute_statistics(sample))
+
     metrics |= request_metrics(len(records.values_ms["e2e_ms"]), records.failed)
     metrics["tokens.output"] = records.output_tokens
+
     # AIPerf's name of a metric in words, such as "inter token latency".
     labels = {metric: field.path.replace("_", " ") for metric, field in _AIPERF_LATENCIES.items()}
     return create_result(where, metrics, labels, RunDescription())
@@ -270,6 +278,7 @@ def _pool_aiperf_records(text: str, where: str) -> _PooledRecords:
     """
     values_ms: dict[str, list[float]] = {metric: [] for metric in _AIPERF_LATENCIES}
     output_tokens = 0.0
+
     failed = 0
     for line_number, line in enumerate(text.splitlines(), 1):
         record = _parse_aiperf_record(line, f"{where}:{line_number}")
@@ -279,6 +288,7 @@ def _pool_aiperf_records(text: str, where: str) -> _PooledRecords:
         output_tokens += record.output_tokens
         for metric, request_values_ms in record.values_ms.items():
             values_ms[metric] += request_values_ms
+
     return _PooledRecords(values_ms, output_tokens, failed)
 
 
@@ -314,9 +324,11 @@ def _parse_aiperf_metrics(metrics: dict[str, Any]) -> _AIPerfRecord:
             value = metrics[field.path]["value"]
             request_values = value if metric == _PER_CHUNK_METRIC else [value]
             values_ms[metric] = [float(number) for number in request_values]
+
     output_tokens = metrics.get("output_sequence_length", {}).get("value", 0)
     if not isinstance(output_tokens, int | float):
         raise TypeError(f"output_sequence_length is {output_tokens!r}")
+
     return _AIPerfRecord(values_ms, float(output_tokens))
 
 
@@ -372,9 +384,11 @@ def read_guidellm(file: ToolFile) -> ForeignResult:
     last_benchmark = benchmarks[-1]
     strategy = find_value(last_benchmark, "config.strategy") or {}
     concurrency = strategy.get("streams") or strategy.get("max_concurrency")
+
     notes = []
     if len(benchmarks) > 1:
         notes.append(f"only the last of {len(benchmarks)} benchmarks in the file is read")
+
     run = RunDescription(
         version=find_value(document, "metadata.guidellm_version"),
         model=find_value(document, "config.spec.backend.model"),
@@ -424,12 +438,14 @@ def read_inference_perf(file: ToolFile) -> ForeignResult:
     document = file.value
     rate_per_s = find_number(document, "load_summary.requested_rate")
     send_delay_s = find_number(document, "load_summary.schedule_delay.p99")
+
     notes = []
     if send_delay_s is not None and send_delay_s > NOTABLE_SEND_DELAY_S:
         notes.append(
             f"requests were sent up to {send_delay_s * 1000.0:,.0f} ms (p99) after "
             "their scheduled time"
         )
+
     load = f"{rate_per_s:g}/s" if rate_per_s else ""
     run = RunDescription(load=load, notes=notes)
     return read_by_layout(file, document, _INFERENCE_PERF_LAYOUT, run)
@@ -463,6 +479,7 @@ def read_genai_bench(file: ToolFile) -> ForeignResult:
         failed=("num_error_requests",),
     )
     load = _join_known(metrics.get("scenario"), f"{concurrency} in flight" if concurrency else "")
+
     return read_by_layout(file, metrics, layout, RunDescription(load=load))
 
 
@@ -506,6 +523,7 @@ def read_endpoints(file: ToolFile) -> ForeignResult:
         notes=_note_endpoints_problems(document),
     )
     complete_document = {**document, "n_samples_succeeded": _count_succeeded_samples(document)}
+
     return read_by_layout(file, complete_document, _ENDPOINTS_LAYOUT, run)
 
 
@@ -517,8 +535,10 @@ def _note_endpoints_problems(document: Mapping[str, Any]) -> list[str]:
             "some TPOT values are negative, because a first token has a later "
             "timestamp than the end of its response"
         )
+
     if document.get("complete") is False:
         notes.append("the run of this file is not complete")
+
     return notes
 
 

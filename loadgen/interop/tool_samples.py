@@ -87,8 +87,10 @@ def compute_tool_samples(
     requests = select_successful(manifest, rows)
     if not requests.is_successful.any():
         return {}
+
     latencies = _Latencies(manifest, requests)
     pooled_gaps = pool_measured_gaps(manifest, gaps)
+
     # Most tools have these definitions, or differ from them in one metric.
     common = ToolSamples(
         ttft=latencies.between("sent_ns", "first_token_ns"),
@@ -96,6 +98,7 @@ def compute_tool_samples(
         itl=PooledGaps(pooled_gaps),
         e2e=latencies.between("sent_ns", "end_ns"),
     )
+
     return {
         "vllm bench serve": _vllm_samples(latencies, common, pooled_gaps),
         "SGLang bench_serving": common,
@@ -224,6 +227,7 @@ class _Latencies:
             # The sample computes its values when its statistics are needed, to save memory.
             compute_values = functools.partial(self._compute_values, canonical)
             self._samples[canonical] = DerivedSample(compute_values)
+
         return self._samples[canonical]
 
     def _compute_values(self, definition: _LatencyDefinition) -> WeightedValues:
@@ -231,9 +235,11 @@ class _Latencies:
         durations_ns = self._durations_ns(definition)
         if definition.divisor is None:
             return WeightedValues(durations_ns.astype(np.float64))
+
         token_counts = self._select("output_tokens").astype(np.int64)
         if definition.divisor == "tokens_after_first":
             token_counts = token_counts - 1
+
         values_ns = _divide_by_counts(durations_ns, token_counts)
         return WeightedValues(values_ns, token_counts if definition.is_weighted else None)
 

@@ -166,6 +166,7 @@ def fit_trace(trace: Trace) -> TraceFit:
     arrivals = trace.select(conversations.starts)
     _check_arrivals(arrivals)
     reuse = _measure_prefix_reuse(trace)
+
     return TraceFit(
         trace=trace,
         arrivals=_fit_arrivals(arrivals),
@@ -266,6 +267,7 @@ def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
     clock_step_ns = _find_clock_step_ns(arrivals.due_ns)
     mean_gap_ns = NS_PER_S / arrivals.rate
     gap_fits = fit_interarrival_times(rates.gaps, clock_step=clock_step_ns / mean_gap_ns)
+
     return ArrivalFit(
         rates_per_s=rates.rates_per_s,
         stage_ns=rates.stage_ns,
@@ -284,6 +286,7 @@ def _find_rates(arrivals: Trace) -> _ArrivalRates:
             stage_ns=(arrivals.end_ns,),
             gaps=_relative_gaps_at_mean_rate(arrivals),
         )
+
     hourly_rates_per_s = hourly.rates_per_ns * NS_PER_S
     return _ArrivalRates(
         rates_per_s=tuple(max(float(rate), MIN_RATE_PER_S) for rate in hourly_rates_per_s),
@@ -371,14 +374,17 @@ def _fit_classes(trace: Trace, conversations: TraceConversations) -> tuple[Class
     groups = _divide_into_classes(trace, conversations)
     if len(groups) == 1 and not groups[0].are_conversations:
         return ()
+
     has_labels = len({group.label for group in groups}) > 1
     names: set[str] = set()
+
     classes = []
     for group in groups:
         title = _class_title(trace, group) if has_labels else _title_without_label(group)
         name = _unique_class_name(title, names)
         names.add(name)
         classes.append(_fit_class(trace, conversations, group, name))
+
     return tuple(classes)
 
 
@@ -393,6 +399,7 @@ def _divide_into_classes(trace: Trace, conversations: TraceConversations) -> lis
         _labels_by_conversation(trace, conversations), label_count=len(trace.labels)
     )
     groups = []
+
     # Requests without a label, or with a rare one, have NO_VALUE in place of the label.
     for label in (NO_VALUE, *range(len(trace.labels))):
         has_label = labels == label
@@ -400,6 +407,7 @@ def _divide_into_classes(trace: Trace, conversations: TraceConversations) -> lis
             mask = has_label & (conversations.is_member == are_conversations)
             if mask.any():
                 groups.append(_ClassRows(label, are_conversations, mask))
+
     return groups
 
 
@@ -427,9 +435,11 @@ def _fit_class(
     """Fit the distributions of one class of requests."""
     requests = trace.select(np.flatnonzero(rows.mask))
     reuse = _measure_prefix_reuse(requests)
+
     conversation_fit = None
     if rows.are_conversations:
         conversation_fit = fit_conversations(trace, conversations, rows.mask)
+
     return ClassFit(
         name=name,
         requests=len(requests),

@@ -57,6 +57,7 @@ def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
     second = thin_sample(second)
     if len(first) < 2 or first.min() == first.max() or second.min() == second.max():
         return 0.0
+
     first_ranks = _mean_ranks(first)
     second_ranks = _mean_ranks(second)
     first_deviations = first_ranks - first_ranks.mean()
@@ -64,6 +65,7 @@ def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
     covariance = float((first_deviations * second_deviations).sum())
     first_squares = float((first_deviations * first_deviations).sum())
     second_squares = float((second_deviations * second_deviations).sum())
+
     return covariance / math.sqrt(first_squares * second_squares)
 
 

@@ -70,13 +70,16 @@ def parse_utc_date(text: str) -> int:
         date = datetime.datetime.fromisoformat(split_date.whole_seconds)
     except ValueError:
         raise _date_error(text) from None
+
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
+
     since_epoch = date - _UNIX_EPOCH
     seconds = since_epoch.days * _SECONDS_PER_DAY + since_epoch.seconds
     time_ns = seconds * NS_PER_S + split_date.fraction_ns
     if abs(time_ns) > MAX_TIME_NS:
         raise _date_error(text)
+
     return time_ns
 
 
@@ -153,6 +156,7 @@ def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FI
     parameters = {field: row[field] for field in fields if row.get(field) is not None}
     if is_finish_reason(parameters.get("stop")):
         del parameters["stop"]
+
     for field, value in parameters.items():
         field_type = BODY_FIELDS.get(field, FieldType("a text", str))
         try:
@@ -161,6 +165,7 @@ def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FI
             raise InvalidValueError(
                 "wrong_type", f"{field} is {shortened(value)}", field_type.description, field
             ) from None
+
     return json.dumps(parameters, sort_keys=True) if parameters else ""
 
 

@@ -93,6 +93,7 @@ def detect_otel_spans(first_row: Mapping[str, Any]) -> TraceFormat | None:
     is_list = isinstance(first_row.get("spans"), list)
     if not (is_otlp_export or is_span or is_list):
         return None
+
     return TraceFormat(
         "OpenTelemetry GenAI", _many_requests_per_line(parse_span_line), must_be_ordered=False
     )
@@ -125,6 +126,7 @@ def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
     pause_ns = parse_delay(row)
     block_size = row.get("block_size")
     block_tokens = float(block_size) if is_finite_number(block_size) else INFERRED_BLOCK_TOKENS
+
     # Timestamps are written in ms with three decimals, which a float does not represent exactly.
     sent_ns = _round_to_us(exact_sent_ns)
     return parse_request(row, sent_ns)._replace(
@@ -239,6 +241,7 @@ def _decode_capture(
         raise InvalidValueError(
             "missing_key", f"captureData has no {path}", "capture both input and output", path
         )
+
     is_base64 = str(message.get("encoding", "JSON")).upper() == "BASE64"
     text = _decode_base64(data, path) if is_base64 else data
     try:

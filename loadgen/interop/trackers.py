@@ -45,9 +45,11 @@ def collect_metrics(summary: Summary) -> dict[str, float]:
         value = comparable_metrics.metric_value(summary, path)
         if value is not None:
             metrics[path] = value
+
     metrics["verdict.valid"] = float(summary.verdict.valid)
     if summary.goodput.met is not None:
         metrics["goodput.met"] = float(summary.goodput.met)
+
     return metrics
 
 
@@ -74,6 +76,7 @@ def collect_parameters(summary: Summary) -> dict[str, str]:
     }
     parameters = {name: str(value) for name, value in facts.items() if value not in (None, "")}
     parameters |= {f"metadata.{name}": value for name, value in run.metadata.items()}
+
     return parameters
 
 
@@ -99,8 +102,10 @@ def send_to_mlflow(run_dir: Path, summary: Summary, out: Path | None) -> str:
     mlflow_run = client.create_run(experiment_id, run_name=summary.run.id, tags=tags)
     run_id = mlflow_run.info.run_id
     _log_to_mlflow(client, run_id, summary)
+
     for file in _find_files(run_dir):
         client.log_artifact(run_id, str(file))
+
     # MLflow's state of a run that was stopped before its end is KILLED.
     final_state = "FINISHED" if summary.run.state == "finished" else "KILLED"
     client.set_terminated(run_id, final_state)
@@ -162,9 +167,11 @@ def send_to_wandb(run_dir: Path, summary: Summary, out: Path | None) -> str:
     )
     wandb_run.summary.update(collect_metrics(summary))
     artifact_name = re.sub(WANDB_INVALID_CHARACTER, "_", summary.run.id)
+
     artifact = wandb.Artifact(artifact_name, type="load-test")
     for file in _find_files(run_dir):
         artifact.add_file(str(file))
+
     wandb_run.log_artifact(artifact)
     wandb_run.finish()
     return str(wandb_run.url or wandb_run.dir)

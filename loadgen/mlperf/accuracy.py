@@ -134,6 +134,7 @@ def reference_accuracy(benchmark: str) -> dict[str, float]:
         raise UserError(
             "unknown_name", f'unknown benchmark "{benchmark}"', "--benchmark", f"known: {scored}"
         )
+
     accuracy = benchmarks[benchmark].accuracy
     if not accuracy:
         raise UserError(
@@ -142,6 +143,7 @@ def reference_accuracy(benchmark: str) -> dict[str, float]:
             "--benchmark",
             f"known: {scored}",
         )
+
     return accuracy
 
 
@@ -186,6 +188,7 @@ def _check_target(
     if metric == TOKENS:
         lower_bound = reference_mean * MIN_TOKENS_FRACTION
         upper_bound = reference_mean * MAX_TOKENS_FRACTION
+
     is_met = measured_mean is not None and lower_bound <= measured_mean <= upper_bound
     return AccuracyTarget(
         tier=tier,
@@ -218,6 +221,7 @@ def format_accuracy_log(
             f'{{ "seq_id" : {sample}, "qsl_idx" : {sample}, "data" : "{token_ids_hex}", '
             f'"token_count" : {count} }}{line_end}'
         )
+
     yield "]\n"
 
 
@@ -230,6 +234,7 @@ def format_verification(test06: Test06) -> str:
     first_token_check = "Skipped"
     if test06.wrong_first_tokens is not None:
         first_token_check = str(test06.wrong_first_tokens == 0)
+
     lines = (
         f"First token check pass: {first_token_check}",
         f"EOS check pass: {test06.repeated_end_tokens == 0}",

@@ -95,10 +95,12 @@ def run_accuracy_test(
     dataset_file = _read_dataset(request, benchmark)
     tokenizer = None if request.tokenizer_name is None else load_tokenizer(request.tokenizer_name)
     request.output_dir.mkdir(parents=True, exist_ok=True)
+
     responses = _send_samples(request, benchmark, dataset_file, tokenizer, on_progress)
     if responses.tokenized is not None:
         has_test06 = "TEST06" in benchmark.compliance
         _write_logs(request.output_dir, responses.tokenized, has_test06=has_test06)
+
     result = _create_result(request, benchmark, responses)
     files.replace(request.output_dir / RESULT_FILE, format.document(result))
     return result, responses.completions.failures
@@ -143,6 +145,7 @@ def _send_samples(
     questions = _create_questions(dataset_file, benchmark)
     options = SendOptions(request.concurrency, benchmark.max_output)
     completions = send_questions(endpoint, questions, options, on_progress)
+
     return _Responses(
         dataset_name=dataset_file.name,
         url=redacted_url(endpoint),
@@ -167,6 +170,7 @@ def _create_result(
     means = _mean_scores(responses)
     reference = accuracy.reference_accuracy(request.test.benchmark)
     failed_requests = completions.texts.count(None)
+
     return AccuracyResult(
         # the test
         benchmark=request.test.benchmark,
@@ -222,6 +226,7 @@ def _read_dataset(request: AccuracyRequest, benchmark: Benchmark) -> dataset.Dat
             f"--dataset {path}",
             f"add a text column with references: {', '.join(dataset.REFERENCE_COLUMNS)}",
         )
+
     return dataset_file
 
 
@@ -273,6 +278,7 @@ def _mean_output_tokens(
         total_tokens = sum(len(reply.output_tokens) for reply in tokenized.replies)
     else:
         return None
+
     return AccuracyMean(metric=accuracy.TOKENS, mean=total_tokens / sample_count)
 
 
@@ -289,6 +295,7 @@ def _tokenize_responses(tokenizer: Tokenizer, completions: Completions) -> _Toke
         reported_count = len(token_ids) if server_count is None else server_count
         reply = Reply(first_tokens=(), output_tokens=token_ids, reported_count=reported_count)
         replies.append(reply)
+
     # The server sends texts, so it reports no ID of its first token that could be checked.
     test06 = count_test06_failures(replies, reports_first_tokens=False)
     return _TokenizedResponses(tokenizer, replies, test06)
@@ -312,12 +319,14 @@ def _token_warnings(
         warnings.append(
             "the server reports no token counts of its responses; --tokenizer NAME counts them"
         )
+
     if tokenized is None:
         warnings.append(
             "mlperf_log_accuracy.json was not written, because responses are texts; "
             "--tokenizer NAME converts them to token IDs"
         )
         return warnings
+
     # TEST06 is MLPerf's compliance test of token counts.
     differing_counts = tokenized.test06.wrong_lengths
     if differing_counts:
@@ -327,6 +336,7 @@ def _token_warnings(
             "not that of the model, or the texts do not convert back to the same "
             "token IDs"
         )
+
     return warnings
 
 
@@ -346,6 +356,7 @@ def _write_logs(output_dir: Path, tokenized: _TokenizedResponses, *, has_test06:
         token_counts=[reply.reported_count for reply in tokenized.replies],
     )
     files.replace(output_dir / accuracy.LOG_FILE, "".join(lines).encode())
+
     if has_test06:
         verification = accuracy.format_verification(tokenized.test06)
         files.replace(output_dir / accuracy.VERIFICATION_FILE, verification.encode())

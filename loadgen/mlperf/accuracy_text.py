@@ -41,6 +41,7 @@ def create_report(result: AccuracyResult, failures: Sequence[str] = ()) -> Repor
     notices = [disclosure_notice(result.disclosure)]
     if result.simulated:
         notices.insert(0, simulated_notice())
+
     return Report(
         title=f"MLPerf-style (unofficial) accuracy · {result.benchmark} · round {result.round}",
         generated_by="loadgen mlperf accuracy",
@@ -98,6 +99,7 @@ def _describe_tier(result: AccuracyResult, tier: float) -> str:
         return f"MISSED by {', '.join(missed_metrics)}"
     if result.meets(tier):
         return "met"
+
     return "the responses meet it, but not every sample that the rules require has one"
 
 
@@ -115,8 +117,10 @@ def _brief_sections(result: AccuracyResult, failures: Sequence[str]) -> list[Sec
     rows = [("TEST06", _brief_test06(result))]
     if failures:
         rows.append(("Failed", failures[0]))
+
     if result.warnings:
         rows.append(("Warnings", f"{format.counted(len(result.warnings), 'warning')} (--full)"))
+
     return [
         section("", _run_facts(result)),
         section("", *_tier_verdicts(result)),
@@ -189,6 +193,7 @@ def _brief_test06(result: AccuracyResult) -> str:
         return ""
     if test06.passed:
         return "passed"
+
     return (
         f"FAILED: {test06.repeated_end_tokens:,} responses end with two end tokens, "
         f"{test06.wrong_lengths:,} are not as long as reported"

@@ -146,10 +146,12 @@ def run_server_test(
         stored_arguments = _read_search_arguments(resume, invocation)
         if stored_arguments:
             return invocation.run_command_line(stored_arguments)
+
     scenario: Scenario = "interactive" if invocation.command == "interactive" else "server"
     checked = check_options(invocation, options, scenario, find_peak=find_peak)
     _check_rate_options(target_qps, find_peak=find_peak, resume=resume)
     run_spread_fraction = parse_run_spread(run_spread, checked.settings)
+
     output_dir = resume or _claim_output_dir(invocation, checked, find_peak=find_peak)
     with locked_folder(output_dir):
         test = prepare_test(invocation, options, checked, output_dir)
@@ -222,8 +224,10 @@ def _check_rate_options(target_qps: float | None, *, find_peak: bool, resume: Pa
             "--target-qps",
             "use --target-qps 182, or --find-peak to search for the highest rate",
         )
+
     if resume is not None and not find_peak:
         raise UserError("no_effect", "only a search can be resumed", "--resume", "add --find-peak")
+
     if resume is not None:
         experiment.read_plan(resume)  # raises UserError if the folder has no search
 
@@ -311,6 +315,7 @@ def measure_accuracy(
     _check_single_endpoint(settings)
     output_dir = out or default_output_dir(test)
     check_no_results(output_dir)
+
     with locked_folder(output_dir), running_server(settings) as endpoint:
         request = AccuracyRequest(
             test=test,
@@ -334,8 +339,10 @@ def _run_and_print_accuracy(request: AccuracyRequest, *, as_json: bool, full: bo
         request, on_progress=lambda done: show_progress("samples", done, total_samples)
     )
     print_result(result, create_report(result, failures), as_json=as_json, full=full)
+
     if not as_json:
         print_status(f"Results: {request.output_dir}")
+
     return int(result.exit_code)
 
 
@@ -383,11 +390,14 @@ def recompute_verdict(
         run_dir=str(folder),
     )
     print_result(recomputed, report, as_json=as_json, full=full)
+
     if not recomputed.has_same_values(stored):
         print_status(
             "The records give another result than the stored one, so one of them was changed"
         )
         return UNSOUND
+
     if not run.is_reliable(summary):
         return UNSOUND
+
     return int(recomputed.exit_code)

@@ -147,19 +147,24 @@ def check_options(
     """
     test: Test | None = None
     settings: Settings | None = None
+
     errors: list[LoadgenError] = []
     with collecting(errors):  # adds an error that is raised within, and goes on after the block
         test = _create_test(options, scenario)
+
     with collecting(errors):
         settings = invocation.settings(needs_text="MLPerf rules apply to generated tokens")
+
     if options.harness == "loadgen" and settings is not None:
         errors += _official_loadgen_errors(invocation, settings, find_peak=find_peak)
+
     overrides = invocation.overrides()
     errors += overrides.errors
     errors += _harness_errors(options)
     errors += _dataset_errors(invocation, options)
     if errors or test is None or settings is None:
         raise CombinedError(errors)
+
     return CheckedTestOptions(test, settings, overrides)
 
 
@@ -178,6 +183,7 @@ def _create_test(options: TestOptions, scenario: Scenario) -> Test:
             "--benchmark",
             f"give -b with one of {benchmarks}",
         )
+
     min_duration_s = parse_option("--min-duration", options.min_duration, units.seconds)
     if min_duration_s is not None and min_duration_s < 1:
         raise UserError(
@@ -186,6 +192,7 @@ def _create_test(options: TestOptions, scenario: Scenario) -> Test:
             f"--min-duration {options.min_duration}",
             "give --min-duration 10m",
         )
+
     return rules.create_test(
         options.benchmark, scenario, options.round_name, min_duration_s=min_duration_s or 0
     )
@@ -214,6 +221,7 @@ def _dataset_errors(invocation: Invocation, options: TestOptions) -> Iterator[Us
     """
     if options.dataset is None:
         return
+
     if options.mean_output or options.mean_input:
         yield UserError(
             "conflict",
@@ -221,6 +229,7 @@ def _dataset_errors(invocation: Invocation, options: TestOptions) -> Iterator[Us
             "--dataset",
             "remove --mean-output and --mean-input",
         )
+
     for option_name in ("seed", "salt"):
         option_value = invocation[option_name]
         if option_value is not None:
@@ -247,20 +256,26 @@ def _official_loadgen_errors(
     """
     endpoint_count = len(settings.endpoints)
     workers = invocation["workers"]
+
     if endpoint_count > 1:
         problem = f"it drives one endpoint, but {endpoint_count} are specified"
         yield _unsupported_by_loadgen(problem, hint="use one address for all of them")
+
     if workers not in (None, "1", "auto"):
         problem = f"it issues queries from one process, not from {workers}"
         yield _unsupported_by_loadgen(problem, hint="leave --workers out")
+
     if invocation["ray"] is not None:
         problem = "it issues queries from one process, not from a cluster"
         yield _unsupported_by_loadgen(problem, hint="leave --ray out")
+
     if find_peak:
         hint = "search with --find-peak first, then use the rate as --target-qps"
         yield _unsupported_by_loadgen("it tests one rate and does not search", hint=hint)
+
     if invocation["grace"] is not None:
         yield _unsupported_by_loadgen("it waits for every query", hint="leave --grace out")
+
     if invocation["server_metrics"] not in (None, ["off"]):
         problem = "server metrics are not collected during its run"
         yield _unsupported_by_loadgen(problem, hint="leave --server-metrics out")
@@ -307,12 +322,15 @@ def prepare_test(
     else:
         data = _create_synthetic_data(options, checked)
         test = checked.test
+
     # Prompts of token IDs need the completions API, whatever the user specified.
     settings = replace(checked.settings, api=data.api or checked.settings.api)
+
     # The option --grace limits how long the last queries may take. By default they may take a day.
     drain_ns = checked.overrides.grace
     if drain_ns is None:
         drain_ns = run.MAX_WAIT_NS
+
     return PreparedTest(
         test=test,
         data=data,

@@ -94,6 +94,7 @@ def synthetic_lengths(
         benchmark.mean_input if mean_input is None else mean_input,
         (MIN_INPUT_TOKENS, benchmark.max_input),
     )
+
     output_tokens = _shuffled_lengths(
         "output",
         benchmark_name,
@@ -142,6 +143,7 @@ def _shuffled_lengths(
             f"--mean-{kind} {mean:g}",
             f"give a mean between {shortest} and {longest} tokens, the maximum of {benchmark}",
         )
+
     order = seeds.generator(ORDER_SEED, "mlperf", benchmark, kind).permutation(count)
     return _gamma_lengths(count, mean, shortest, longest)[order]
 
@@ -164,12 +166,14 @@ def _gamma_lengths(count: int, mean: float, shortest: int, longest: int) -> NDAr
     high_scale = float(longest)
     while lengths_at(high_scale).mean() < mean:
         high_scale *= 2
+
     for _ in range(BISECTION_STEPS):
         middle_scale = (low_scale + high_scale) / 2
         if lengths_at(middle_scale).mean() < mean:
             low_scale = middle_scale
         else:
             high_scale = middle_scale
+
     return lengths_at(high_scale)
 
 
@@ -187,6 +191,7 @@ def _gamma_quantiles(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         is_below = cumulative < probabilities
         low = np.where(is_below, middle, low)
         high = np.where(is_below, high, middle)
+
     return (low + high) / 2
 
 
@@ -206,11 +211,14 @@ def issue_order(test: Test) -> list[int]:
     loaded_samples = loaded_set(test)
     if test.scenario == "offline":
         return loaded_samples
+
     random_numbers = _MersenneTwister(test.seeds.sample_index)
+
     # LoadGen shuffles the samples for accuracy mode first, with numbers of the same generator.
     _shuffle(list(range(test.samples)), random_numbers)
     performance_order = list(range(test.samples))
     _shuffle(performance_order, random_numbers)
+
     return [loaded_samples[index] for index in performance_order]
 
 
@@ -282,6 +290,7 @@ def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
     if has_single_swap:
         _swap(values, 1, twister.draw_below(2))
         first_of_pair = 2
+
     for index in range(first_of_pair, count, 2):
         # The value at `index` has index + 1 possible partners, and the next one has index + 2. A
         # random number below the product of both counts chooses one of each: its quotient is the
@@ -342,6 +351,7 @@ def read_dataset(path: Path, benchmark: Benchmark, *, benchmark_name: str) -> Da
     _check_format(path)
     table = _read_columns(path)
     prompt_column = _find_prompt_column(table, path)
+
     row_count = len(table[prompt_column])
     if row_count == 0:
         raise UserError(
@@ -350,6 +360,7 @@ def read_dataset(path: Path, benchmark: Benchmark, *, benchmark_name: str) -> Da
             str(path),
             f"{benchmark_name} has {benchmark.samples:,} samples",
         )
+
     prompts = _read_prompts(
         table[prompt_column][: benchmark.samples],
         place=str(path),
@@ -379,6 +390,7 @@ def _find_prompt_column(table: Mapping[str, Sequence[object]], path: Path) -> st
     for name in (*TOKEN_COLUMNS, *TEXT_COLUMNS):
         if name in table:
             return name
+
     columns_text = ", ".join(map(str, table)) or "none"
     raise UserError(
         "missing_key",
@@ -419,10 +431,13 @@ def _read_prompts(
             errors.append(UserError("wrong_type", problem, where, "use one of them in all rows"))
         else:
             prompts.append(prompt)
+
         if has_too_many(errors, place):  # more than anyone reads
             break
+
     if errors:
         raise CombinedError(errors)
+
     return prompts
 
 
@@ -457,6 +472,7 @@ def _check_format(path: Path) -> None:
             f"--dataset {path}",
             "give the official data set as a .jsonl or .parquet file",
         )
+
     # "a.jsonl.gz" and "a.jsonl" are both of the format ".jsonl".
     name_without_gz = path.with_suffix("") if path.suffix == ".gz" else path
     suffix = name_without_gz.suffix or path.suffix
@@ -471,6 +487,7 @@ def _check_format(path: Path) -> None:
                 f"pandas.read_pickle({str(path)!r}).to_parquet({str(parquet)!r})"
             ),
         )
+
     if suffix not in TABLE_SUFFIXES:
         raise UserError(
             "wrong_format",
@@ -488,14 +505,17 @@ def _parse_prompt(value: object) -> Prompt | None:
     """
     if isinstance(value, str):
         return value or None
+
     if isinstance(value, np.ndarray):
         value = value.reshape(-1).tolist()
+
     if not isinstance(value, list | tuple) or not value:
         return None
     if len(value) == 1 and isinstance(value[0], list | tuple | np.ndarray):
         return _parse_prompt(value[0])
     if not all(_is_token_id(token) for token in value):
         return None
+
     return list(value)
 
 

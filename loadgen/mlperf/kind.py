@@ -58,9 +58,11 @@ def report(stored: StoredMlperf) -> Report:
     result_dir = str(stored.folder)
     if stored.run is None:
         return text.create_report(result, run_dir=result_dir)
+
     run_report = run_kind.report(stored.run)
     gpus = stored.run.summary.target.gpus
     mlperf_brief_sections = text.brief_sections(result, gpus, run_dir=result_dir)
+
     return msgspec.structs.replace(run_report, brief=mlperf_brief_sections)
 
 
@@ -87,6 +89,7 @@ def list_row(folder: Path) -> ListRow:
     """Return the row of a result in the list of `loadgen ls`: that of its run, if it has one."""
     if run_folder.is_run(folder):
         return run_kind.list_row(folder)
+
     result = mlperf_run.read_result(folder)
     return ListRow(
         outcome="VALID" if result.valid else "INVALID",
@@ -131,6 +134,7 @@ def read_capacity_facts(folder: Path) -> CapacityFacts:
             str(result_path),
             "run loadgen mlperf again",
         ) from None
+
     return CapacityFacts(is_offline=stored.scenario == "offline")
 
 
@@ -179,6 +183,7 @@ def _regenerate_from_subdirectory(folder: Path) -> Iterator[RegeneratedFile]:
         reason = "there are no records, because the official LoadGen issued the queries"
         yield RegeneratedFile(mlperf_run.RESULT, data=None, basis=reason)
         return
+
     is_from_official_loadgen = _has_stored_queries(source_dir)
     if is_from_official_loadgen:
         yield from _regenerate_official_result(source_dir)

@@ -87,10 +87,12 @@ def read_log(path: Path) -> LoadGenLog:
             str(summary_path),
             f"give a {SUMMARY} or its folder",
         ) from None
+
     detail = ""
     detail_path = summary_path.with_name(summary_path.name.replace("summary", "detail"))
     if detail_path != summary_path and detail_path.is_file():
         detail = detail_path.read_text("utf-8", errors="replace")
+
     return parse_log(summary, detail, summary_path=str(summary_path))
 
 
@@ -127,6 +129,7 @@ def parse_log(summary: str, detail: str = "", summary_path: str = "") -> LoadGen
             summary_path,
             f"give the file that LoadGen calls {SUMMARY}",
         )
+
     results_text, _, parameters_text = summary.partition("Test Parameters Used")
     fields, statistics = _parse_results(results_text)
     if "Result is" not in fields:
@@ -136,6 +139,7 @@ def parse_log(summary: str, detail: str = "", summary_path: str = "") -> LoadGen
             summary_path,
             "run the test again",
         )
+
     return _create_log(
         _ParsedLog(
             fields=fields,
@@ -171,6 +175,7 @@ def _create_log(parsed: _ParsedLog) -> LoadGenLog:
     statistics = parsed.statistics
     scenario = fields.get("Scenario", "").replace(" ", "")
     queries = _query_count(scenario, parsed.parameters, parsed.details)
+
     # The first label is that of Offline, the second one that of Server.
     samples_per_s = fields.get("Samples per second") or fields.get("Completed samples per second")
     tokens_per_s = fields.get("Tokens per second") or fields.get("Completed tokens per second")
@@ -209,6 +214,7 @@ def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
         match = _LINE.match(line)
         if match is None:
             continue
+
         label, value = match.groups()
         statistic = _parse_percentile_label(label) or _parse_min_max_mean_label(label)
         if statistic is None:
@@ -216,6 +222,7 @@ def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
         else:
             distribution_statistics = statistics.setdefault(statistic.distribution, {})
             distribution_statistics[statistic.name] = _parse_integer(value)
+
     return fields, statistics
 
 
@@ -302,12 +309,15 @@ def _parse_detail(text: str) -> dict[str, object]:
     for line in text.splitlines():
         if not line.startswith(MARK):
             continue
+
         try:
             entry = json.loads(line.removeprefix(MARK))
         except (ValueError, RecursionError):
             continue
+
         if isinstance(entry, dict) and isinstance(entry.get("key"), str):
             values[entry["key"]] = entry.get("value")
+
     return values
 
 
@@ -339,6 +349,7 @@ def _create_distribution(
     """
     if not statistics:
         return None
+
     percentile_keys = [f"{quantile * 100:g}" for quantile in PERCENTILES]
     return LoadGenSpread(
         count=query_count or 0,
@@ -370,9 +381,11 @@ def as_result(file: ToolFile) -> ForeignResult:
         **_latency_metrics("e2e_ms", log.latency),
         **_rate_metrics(log),
     }
+
     load = log.scenario
     if log.target_qps:
         load = f"{log.scenario} {log.target_qps:g}/s"
+
     # What LoadGen calls these metrics, for tables that compare several tools.
     metric_labels = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"}
     reasons = (reason.rstrip(". ") for reason in log.reasons)
@@ -394,9 +407,11 @@ def _latency_metrics(name: str, spread: LoadGenSpread | None) -> dict[str, float
     """
     if spread is None:
         return {}
+
     percentiles_ns = dict(zip(PERCENTILES, spread.percentiles, strict=True))
     statistics_ns = {label: percentiles_ns.get(quantile) for label, quantile in QUANTILES}
     statistics_ns |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
+
     return {
         f"{name}.{label}": value_ns * MS_PER_NS
         for label, value_ns in statistics_ns.items()
@@ -413,6 +428,7 @@ def _rate_metrics(log: LoadGenLog) -> dict[str, float]:
     samples_per_s = log.samples_per_s
     if samples_per_s is None:
         samples_per_s = log.scheduled_samples_per_s
+
     values = {
         "tokens.output_per_s": log.tokens_per_s,
         "load.completed_rps": samples_per_s,

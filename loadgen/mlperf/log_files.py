@@ -131,14 +131,18 @@ def _verdict_lines(result: MlperfResult, sut: str) -> Iterator[str]:
     yield "Mode     : PerformanceOnly"
     yield from _offline_rate_lines(result) if is_offline else _server_rate_lines(result)
     yield f"Result is : {'VALID' if result.valid else 'INVALID'}"
+
     if not is_offline:
         yield f"  Performance constraints satisfied : {_yes_or_no(are_limits_met(result))}"
+
     yield f"  Min duration satisfied : {_yes_or_no(result.min_duration_met)}"
     yield f"  Min queries satisfied : {_yes_or_no(result.min_queries_met)}"
     yield f"  Early stopping satisfied: {_yes_or_no(is_early_stopping_met(result))}"
+
     if not result.valid:
         yield "Recommendations:"
         yield from (f" * {text}" for text in _recommendations(result))
+
     for check in result.checks:
         yield f"{check.metric.upper()} Early Stopping Result:"
         yield early_stopping_text(check)
@@ -167,6 +171,7 @@ def _statistics_lines(result: MlperfResult) -> Iterator[str]:
         yield from _distribution_lines(result.latency, "latency (ns)")
         yield ""
         return
+
     yield f"Scheduled samples per second : {_two_decimals(result.scheduled_samples_per_s)}"
     yield from _distribution_lines(result.latency, "latency (ns)")
     yield ""
@@ -235,11 +240,13 @@ def checker_text(result: MlperfResult) -> str:
             "Submission checker: it has no latency limit in Offline; "
             "none of its other checks was made"
         )
+
     outcomes = []
     for check in result.checks:
         outcome = "passes" if check.is_below_limit else "fails"
         limit = f"p99 < {check.limit_ns / NS_PER_MS:g} ms"
         outcomes.append(f"{check.metric.upper()} {outcome} ({limit})")
+
     return f"Submission checker: {', '.join(outcomes)}; none of its other checks was made"
 
 
@@ -281,6 +288,7 @@ def _distribution_lines(
     for statistic, value_ns in statistics:
         padded_label = f"{statistic} {label}".ljust(label_width)
         yield f"{padded_label}: {_integer_text(value_ns)}"
+
     # Each percentile has three spaces before its colon instead.
     for quantile, value_ns in zip(PERCENTILES, spread.percentiles, strict=True):
         percent = f"{quantile * 100:.2f}"
@@ -316,11 +324,13 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
     for check in result.checks:
         if not check.is_within_limit:
             yield f"{check.metric.upper()} constrain not met: Reduce target QPS to improve latency."
+
     if not result.min_duration_met:
         if result.scenario == "offline":
             yield "Increase expected QPS so the loadgen pre-generates a larger (coalesced) query."
         else:
             yield "Increase the target QPS so the loadgen pre-generates more queries."
+
     if not result.min_queries_met or result.resolved < result.queries:
         yield (
             "The test exited early, before enough queries were issued.\n"
@@ -362,6 +372,7 @@ def _entry_line(line_number: int, key: str, value: object) -> str:
         "pid": 0,
         "tid": 0,
     }
+
     entry = {
         "key": key,
         "value": value,
@@ -437,10 +448,12 @@ def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[s
     """
     start = context.started.astimezone(UTC)
     end = start + timedelta(seconds=_full_run_s(result))
+
     # The name of a data set can have details: "open_orca.parquet, 24,576 of 24,576 rows".
     dataset_name = result.dataset.partition(",")[0]
     has_unresolved = result.resolved < result.queries  # queries that never completed
     unresolved_note = f"a latency of {UNRESOLVED} ns stands for a query that never completed"
+
     return {
         "version": f"unofficial: {context.version}",
         "build_note": "unofficial: not a build of LoadGen",
@@ -522,9 +535,11 @@ def _distribution_entries(result: MlperfResult) -> Iterator[Entry]:
     completed_tokens_per_s = _rate_or_zero(result.completed_tokens_per_s)
     yield from _statistic_entries(result.latency, "result_{statistic}_latency_ns")
     yield from _percentile_entries(result.latency, "result_{percent}_percentile_latency_ns")
+
     if result.ttft is None or result.tpot is None:  # in Offline
         yield "result_tokens_per_second", completed_tokens_per_s
         return
+
     yield from _ttft_entries(result.ttft)
     yield from _token_throughput_entries(result)
     yield from _tpot_entries(result.tpot)

@@ -102,18 +102,22 @@ def create_test_settings(test: Test, qps: float) -> object:
     settings.schedule_rng_seed = test.seeds.schedule
     settings.performance_sample_count_override = test.samples
     settings.sample_concatenate_permutation = True
+
     settings.use_token_latencies = True
     if test.scenario == "offline":
         settings.scenario = loadgen.TestScenario.Offline
         settings.offline_expected_qps = qps
         return settings
+
     settings.scenario = loadgen.TestScenario.Server
     settings.server_target_qps = qps
     settings.server_target_latency_percentile = test.percentile
+
     # 0 as in mlperf.conf: these benchmarks limit TTFT and TPOT, not the whole latency.
     settings.server_target_latency_ns = 0
     settings.ttft_latency = test.ttft_ns
     settings.tpot_latency = test.tpot_ns
+
     return settings
 
 
@@ -196,8 +200,10 @@ class QuerySender:
             open_ahead=True,
         )
         await pool.open(OPEN_CONNECTIONS)
+
         for number in range(min(query_count, MAX_PREPARED_REQUESTS)):
             self._prepared_bodies[number] = pool.prepare(self._prompts[number])
+
         self._pool = pool
 
     def close(self) -> None:
@@ -467,13 +473,16 @@ def run_official_test(
             "--harness loadgen",
             "start loadgen sim --preset NAME and give its URL; or use --harness own",
         )
+
     output_dir.mkdir(parents=True, exist_ok=True)
+
     # Starts the simulated server, if the settings ask for one, and yields them with its URL.
     with running_server(settings) as server_settings:
         official = _OfficialTest(test, data, server_settings, qps, concurrency, output_dir)
         queries = _issue_queries(loadgen, official)
         simulated = settings.backend.simulated or queries.probe.simulated
         result = _write_result(official, queries, simulated=simulated)
+
     return OfficialRun(result, server_settings.gpus)
 
 
@@ -485,6 +494,7 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
     """
     settings = official.settings
     workload = official.workload
+
     # Seed and salt decide the texts of the prompts.
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
@@ -494,10 +504,12 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
         prompts = _build_test_prompts(official, probe, seed, salt)
         sender = QuerySender(loadgen, official.test, prompts, official.max_in_flight, thread.loop)
         thread.run(sender.open(settings, probe, official.query_count))
+
         try:
             _run_loadgen_test(loadgen, official, sender)  # returns when every query has completed
         finally:
             thread.post(sender.close)
+
     return _IssuedQueries(
         issued_ns=sender.issued_ns,
         completions=sender.completions,
@@ -569,6 +581,7 @@ def _write_result(
         started=_test_start(loadgen_log),
     )
     _write_files(official, result, timing.trace, context)
+
     return result
 
 
@@ -618,6 +631,7 @@ def _judge_queries(
     """
     test = official.test
     warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
+
     # The notes repeat the warnings, because reports show the notes in full.
     facts = MlperfRunFacts(
         dataset=f"{official.data.name}; queries by the official LoadGen",
@@ -651,15 +665,18 @@ def _result_notes(
     """Return the notes of a result: the endpoint, the prompts, warnings, and LoadGen's metrics."""
     target = queries.probe.target.redacted
     notes = [f"served by {target} ({queries.probe.model}); MLPerf LoadGen issued the queries"]
+
     has_generated_prompts = not isinstance(official.data.requests, FromFile)
     if has_generated_prompts:
         notes.append(f"prompts: {queries.reproduction_options}")
+
     notes += warnings
     notes += _loadgen_notes(log, judge_trace(timing.trace, official.test))
     notes.append(
         "LoadGen issued queries "
         f"{timing.p99_lateness_ns / NS_PER_MS:.3f} ms after their scheduled time (p99)"
     )
+
     return notes
 
 
@@ -683,11 +700,13 @@ def _measure_queries(
         offsets_ns = np.zeros(query_count, np.int64)
     else:
         offsets_ns = schedule_offsets_ns[:query_count]
+
     schedule_start_ns = _estimate_schedule_start_ns(issued_ns, offsets_ns)
     scheduled_ns = schedule_start_ns + offsets_ns
     lateness_ns = issued_ns - scheduled_ns
     p99_lateness_ns = int(np.quantile(lateness_ns, 0.99)) if query_count else 0
     trace = _build_trace(queries.completions, scheduled_ns, offsets_ns)
+
     return _QueryTiming(trace, p99_lateness_ns)
 
 
@@ -781,16 +800,20 @@ def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
     validity = "VALID" if log.valid else "INVALID"
     notes = [f"LoadGen's own result: {validity}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
+
     # Offline has no TTFT and no TPOT.
     if log.ttft is not None and result.ttft is not None:
         notes += _compare_p99("TTFT", log.ttft, result.ttft)
+
     if log.tpot is not None and result.tpot is not None:
         notes += _compare_p99("TPOT", log.tpot, result.tpot)
+
     if log.tokens_per_s is not None and result.completed_tokens_per_s is not None:
         notes.append(
             f"completed tokens/s: {log.tokens_per_s:,.2f} by LoadGen's timestamps, "
             f"{result.completed_tokens_per_s:,.2f} by ours"
         )
+
     return notes
 
 
@@ -811,6 +834,7 @@ def _compare_p99(
     own_p99_ns = own_distribution.percentiles[p99_index]
     if official_p99_ns is None or own_p99_ns is None:
         return []
+
     difference_ms = (official_p99_ns - own_p99_ns) / NS_PER_MS
     return [
         f"{metric} p99: {official_p99_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "

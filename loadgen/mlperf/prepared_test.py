@@ -153,6 +153,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         result = mlperf_run.judge_run(
             run_dir, self.test, summary, data_name=self.data.name, qps=qps
         )
+
         return _JudgedRun(result, run_dir, summary.target.gpus, summary)
 
     def _create_executor(self) -> Execute:
@@ -173,6 +174,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         if self.as_json:
             sys.stdout.write((judged_run.run_dir / mlperf_run.RESULT).read_text("utf-8"))
             return
+
         parts = () if judged_run.summary is None else part_sections(judged_run.summary)
         report = text.create_report(
             judged_run.result,
@@ -203,6 +205,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         print_status("No --target-qps: running one pass of the data set first, to size the query")
         execute_run = self._create_executor()
         min_trial_s = MIN_TRIAL_FRACTION * self.test.min_duration_ns / NS_PER_S
+
         samples_per_s = ONE_PASS_RATE
         for number in range(1, MAX_OFFLINE_TRIALS + 1):
             trial_dir = self._run_offline_trial(execute_run, number, samples_per_s, concurrency)
@@ -212,6 +215,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             samples_per_s = trial.samples_per_s
             if trial.duration_s >= min_trial_s:
                 break
+
         return samples_per_s
 
     def _run_offline_trial(
@@ -250,6 +254,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             concurrency=concurrency,
             drain_ns=mlperf_run.MAX_WAIT_NS,  # a response that is cut off would lower the rate
         )
+
         # With the prompts of another run, the prefix cache of the server would help.
         return with_unique_prompts(workload, trial_name)
 
@@ -277,13 +282,16 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         search_run = self._create_search_run(first_qps, sustain_factor, run_spread)
         search_exit_code = search_run.run("none" if self.as_json else "report")
         load_search = search_run.search
+
         confirmation = _best_confirmation(load_search)
         if confirmation is None:
             self._print_unconfirmed()
             return search_exit_code
+
         judged_run = self._judge_confirmation(confirmation, load_search.result)
         if not self.as_json:
             print()  # separates the result from the report of the search
+
         self._print_judged_run(judged_run)
         return max(search_exit_code, judged_run.exit_code)
 
@@ -331,6 +339,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         )
         pass_s = self.test.samples / start_qps
         expected_trial_s = max(self.test.min_duration_ns / NS_PER_S, pass_s)
+
         return SearchRun(
             search=peak_search.search,
             runner=peak_search.runner,
@@ -377,6 +386,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         )
         mlperf_run.write_result(self.output_dir, result, self.test, mlperf_run.log_context(summary))
         checksums.write(self.output_dir)
+
         return _JudgedRun(result, run_dir, summary.target.gpus, summary)
 
 
@@ -400,6 +410,7 @@ def _best_confirmation(search: LoadSearch) -> TrialResult | None:
         confirmations = [
             trial for trial in search.results if trial.kind == "confirm" and trial.has_passed
         ]
+
     return max(confirmations, key=_trial_load, default=None)
 
 
@@ -425,6 +436,7 @@ def _measure_trial(trial_dir: Path) -> mlperf_run.OfflineTrial:
             str(trial_dir),
             "give --target-qps, or see the errors of the trial",
         )
+
     print_status(
         f"Expected: {trial.samples_per_s:,.4g} samples/s, "
         f"from {trial.duration_s:,.3g} s in {trial_dir}"

@@ -84,9 +84,11 @@ def build_trace(
     """
     order = _order_of_issue(columns["due_ns"], columns["slot"])
     issued = {name: column[order] for name, column in columns.items()}
+
     due_ns = issued["due_ns"]
     if is_one_query:
         due_ns = np.full(len(order), origin_ns, np.int64)
+
     end_ns = issued["end_ns"]
     first_output_ns = _first_output_times(issued["first_token_ns"], end_ns)
     is_completed = (issued["status"] == STATUS["ok"]) & (end_ns >= 0)
@@ -95,6 +97,7 @@ def build_trace(
     latency_ns = np.where(is_completed, end_ns - due_ns, UNRESOLVED)
     known_tokens = np.maximum(issued["output_tokens"], 0)  # -1 if the count is not known
     tokens = np.where(is_completed, known_tokens, 0)
+
     return QueryTrace(
         due_ns=due_ns - origin_ns, ttft_ns=ttft_ns, latency_ns=latency_ns, tokens=tokens
     )
@@ -349,10 +352,12 @@ def judge_trace(
     """
     span = _RunSpan.from_trace(trace, is_offline=test.scenario == "offline")
     token_counts = _count_tokens(trace, with_one_token_defect=with_one_token_defect)
+
     if with_one_token_defect:
         tpot_ns = _tpot_values_with_defect(trace)
     else:
         tpot_ns = _tpot_values(trace)
+
     checks = _check_latency_limits(test, trace.ttft_ns, tpot_ns)
     query_errors = _query_errors(trace)
     judgment = _Judgment(
@@ -365,6 +370,7 @@ def judge_trace(
         query_errors=query_errors,
         reasons=tuple(_invalid_reasons(test, span, query_errors, checks)),
     )
+
     return _create_result(test, facts or MlperfRunFacts(), judgment)
 
 
@@ -405,6 +411,7 @@ def _create_result(test: Test, facts: MlperfRunFacts, judgment: _Judgment) -> Ml
     is_below_limits = all(check.is_below_limit for check in judgment.checks)
     span = judgment.span
     rates = _compute_rates(span, judgment.token_counts.total)
+
     return MlperfResult(
         # the test
         benchmark=test.benchmark,
@@ -539,6 +546,7 @@ def _measure_server_span(trace: QueryTrace) -> _RunSpan:
     issued_queries = len(trace.due_ns)
     arrival_intervals = issued_queries - 1
     schedule_ns = _last_scheduled_ns(trace)
+
     return _RunSpan(
         issued_queries=issued_queries,
         completed_queries=int(trace.is_resolved.sum()),
@@ -626,6 +634,7 @@ def _check_latency_limits(
     tpot_limit_ns = test.tpot_ns
     if ttft_limit_ns is None or tpot_limit_ns is None:
         return ()
+
     return (
         _check_percentile("ttft", measured_ttft_ns, ttft_limit_ns, test),
         _check_percentile("tpot", measured_tpot_ns, tpot_limit_ns, test),
@@ -654,6 +663,7 @@ def _check_percentile(
     if query_count:
         percentile_index = quantile_index(query_count, test.percentile)
         percentile_ns = int(np.partition(measured_ns, percentile_index)[percentile_index])
+
     violations = int((measured_ns > limit_ns).sum())
     required_queries = needed_queries(violations, test.percentile, test.confidence)
     return Check(
@@ -676,14 +686,17 @@ def _query_errors(trace: QueryTrace) -> tuple[str, ...]:
     """
     errors = []
     issued = len(trace.due_ns)
+
     unresolved = issued - int(trace.is_resolved.sum())
     if unresolved:
         errors.append(
             f"{unresolved:,} of {issued:,} queries did not complete; LoadGen would wait for them"
         )
+
     without_tokens = int((trace.is_resolved & (trace.tokens < 1)).sum())
     if without_tokens:
         errors.append(f"{without_tokens:,} responses have no tokens or no token count")
+
     return tuple(errors)
 
 
@@ -702,12 +715,15 @@ def _invalid_reasons(
             f"{test.min_duration_ns / NS_PER_S:g} s required"
         )
         yield Reason(kind="size", text=text)
+
     if span.issued_queries < test.min_queries:
         text = f"too few queries: {span.issued_queries:,}, {test.min_queries:,} required"
         yield Reason(kind="size", text=text)
+
     for error in query_errors:
         # A query that went wrong is missing from those that the rules require.
         yield Reason(kind="size", text=error)
+
     for check in checks:
         yield from _limit_reasons(check, test)
 
@@ -723,11 +739,13 @@ def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
         percentile_text = "a query that did not complete"
         if check.percentile_ns is not None:
             percentile_text = f"{check.percentile_ns / NS_PER_MS:,.6f} ms"
+
         text = (
             f"{name} p{test.percentile * 100:g} is {percentile_text}, "
             f"limit {check.limit_ns / NS_PER_MS:g} ms: lower the rate"
         )
         yield Reason(kind="limit", text=text)
+
     if not check.early_stopping_met:
         missing_queries = format.counted(check.missing_queries, "more query", "more queries")
         text = (
@@ -749,11 +767,14 @@ def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
         return LoadGenSpread(
             count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES)
         )
+
     ordered_ns = np.sort(values_ns)
+
     # Unresolved values come last, so all queries completed if the largest value is a latency.
     have_all_completed = ordered_ns[-1] < UNRESOLVED
     mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count) if have_all_completed else None
     percentile_indexes = [quantile_index(count, percentile) for percentile in PERCENTILES]
+
     return LoadGenSpread(
         count=count,
         min=_resolved_value_at(ordered_ns, 0),
@@ -871,6 +892,7 @@ def count_test06_failures(replies: Iterable[Reply], *, reports_first_tokens: boo
     wrong_first_tokens = None
     if reports_first_tokens:
         wrong_first_tokens = sum(not reply.begins_as_reported for reply in checked_replies)
+
     return Test06(
         replies=len(checked_replies),
         wrong_first_tokens=wrong_first_tokens,

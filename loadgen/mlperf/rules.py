@@ -216,6 +216,7 @@ def create_test(
     )
     if limit is None:
         return test_without_limits
+
     return replace(
         test_without_limits,
         ttft_ns=limit.ttft_ns,
@@ -235,6 +236,7 @@ def _find_benchmark(table: RulesTable, benchmark: str) -> Benchmark:
             "--benchmark",
             f"known: {', '.join(table.benchmarks)}",
         )
+
     return benchmark_rules
 
 
@@ -248,6 +250,7 @@ def _choose_round(table: RulesTable, benchmark: str, round_name: str | None) -> 
         if table.default_round in benchmark_rounds:
             return table.default_round
         return benchmark_rounds[-1]
+
     if round_name not in table.rounds:
         raise UserError(
             "unknown_name",
@@ -255,6 +258,7 @@ def _choose_round(table: RulesTable, benchmark: str, round_name: str | None) -> 
             "--round",
             f"known: {', '.join(table.rounds)}",
         )
+
     if round_name not in benchmark_rounds:
         raise UserError(
             "unsupported",
@@ -262,6 +266,7 @@ def _choose_round(table: RulesTable, benchmark: str, round_name: str | None) -> 
             "--round",
             f"{benchmark} is in rounds {', '.join(benchmark_rounds)}",
         )
+
     return round_name
 
 
@@ -281,6 +286,7 @@ def _find_limit(
     """
     if scenario == "offline":
         return None
+
     limit = benchmark_rules.latency_limit(scenario)
     if limit is None:
         raise UserError(
@@ -289,6 +295,7 @@ def _find_limit(
             "--benchmark",
             "known: server, offline",
         )
+
     if _round_number(limit.since) > _round_number(test_round):
         raise UserError(
             "unsupported",
@@ -296,6 +303,7 @@ def _find_limit(
             "--round",
             f"give --round {limit.since} or later",
         )
+
     return limit
 
 

@@ -145,6 +145,7 @@ def synthetic_data(
     input_tokens = ListedTokens(values=tuple(lengths.input[order].tolist()))
     output_tokens = ListedTokens(values=tuple(lengths.output[order].tolist()))
     requests = Synthetic(input_tokens=input_tokens, output_tokens=output_tokens)
+
     return DatasetRequests(requests, lengths.name, api=None)
 
 
@@ -163,6 +164,7 @@ def write_official_requests(
     output_dir.mkdir(parents=True, exist_ok=True)
     requests_path = output_dir / REQUESTS
     _write_request_lines(requests_path, ordered_prompts, max_tokens=benchmark.max_output)
+
     # Only the completions API accepts prompts of token IDs. Texts can be sent to any API.
     api: Api | None = "completions" if dataset_file.has_token_ids else None
     requests = FromFile(path=requests_path.resolve())
@@ -340,6 +342,7 @@ def create_peak_search(
         seed=seed,
         has_seed_per_trial=False,  # the rules fix the arrival times of every run
     )
+
     search_settings = SearchSettings(
         low=PEAK_LOW_QPS,
         high=PEAK_HIGH_QPS,
@@ -385,6 +388,7 @@ def _peak_search_plan(
     if drain_ns != MAX_WAIT_NS:
         # The option `--grace` limits how long queries may take after the last one was issued.
         options["grace"] = f"{drain_ns / NS_PER_S:g} s"
+
     min_duration_s = test.min_duration_ns / NS_PER_S
     test_text = f"round {test.round}, {min_duration_s:g} s, {test.samples} samples\n"
     return experiment.ExperimentPlan(
@@ -423,10 +427,12 @@ def measure_offline_trial(run_dir: Path) -> OfflineTrial | None:
     end_times_ns = np.sort(columns["end_ns"][is_completed])
     if len(end_times_ns) == 0 or end_times_ns[-1] <= 0:
         return None
+
     duration_s = float(end_times_ns[-1] - columns["due_ns"].min()) / NS_PER_S
     mean_rate = len(end_times_ns) / duration_s
     max_rate = MAX_OFFLINE_SPEEDUP * mean_rate
     samples_per_s = min(max(_middle_rate(end_times_ns), mean_rate), max_rate)
+
     return OfflineTrial(samples_per_s, duration_s)
 
 
@@ -495,6 +501,7 @@ def _run_facts(test: rules.Test, summary: Summary, *, data_name: str, qps: float
         *deviation_warnings(test),
         *token_count_warnings(summary.tokens.sources.output, summary.requests.ok),
     ]
+
     return MlperfRunFacts(
         dataset=data_name,
         target_qps=qps,
@@ -527,11 +534,14 @@ def _system_notes(summary: Summary) -> list[str]:
     if summary.targets:
         target_names = [part.target.name or part.target.url for part in summary.targets]
         server = f"{len(target_names)} targets: {', '.join(target_names)}"
+
     notes = [f"served by {server} ({target.model})"]
     if target.software:
         notes.append(f"software: {', '.join(target.software)}")
+
     if summary.run.metadata:
         notes.append(f"metadata: {format.pairs(summary.run.metadata)}")
+
     return notes + _format_reasons(summary.verdict.warning_codes, "resonance")
 
 
@@ -551,9 +561,11 @@ def _read_trace(run_dir: Path, test: rules.Test, summary: Summary) -> QueryTrace
     """
     columns = read_columns(run_dir)
     measured_stage = next(index for index, stage in enumerate(summary.stages) if stage.measured)
+
     is_measured = columns["stage"] == measured_stage
     if not is_measured.all():
         columns = {name: column[is_measured] for name, column in columns.items()}
+
     due_ns = columns["due_ns"]
     origin_ns = max(int(due_ns.min()), 0) if len(due_ns) else 0
     return build_trace(columns, origin_ns, is_one_query=test.scenario == "offline")
@@ -580,11 +592,13 @@ def _with_stability(
     """
     if test.scenario == "offline":
         return result
+
     has_growing_queue = summary.sustainable.sustained is False
     if has_growing_queue:
         return replace(result, sustained=False, sustained_reason=summary.sustainable.reason)
     if search_result is not None and _has_longer_runs_at(result.target_qps, search_result):
         return _with_outcome_of_longer_runs(result, search_result)
+
     return _with_minutes_to_verify(result, test, summary)
 
 
@@ -644,6 +658,7 @@ def token_count_warnings(sources: Mapping[str, int], responses: int) -> list[str
     }
     if not other_sources:
         return []
+
     affected = sum(other_sources.values())
     counters = " and ".join(TOKEN_COUNTERS.get(source, "no source") for source in other_sources)
     return [
@@ -664,13 +679,16 @@ def deviation_warnings(test: rules.Test) -> list[str]:
             f"the minimum duration is below the {table.min_duration_s} s of the rules: "
             "use this result as a trial only"
         )
+
     if test.samples < table.benchmarks[test.benchmark].samples:
         warnings.append(
             f"the data set has {test.samples:,} samples, fewer than the rules require: "
             "use this result as a trial only"
         )
+
     if test.note:
         warnings.append(test.note)
+
     return warnings
 
 
@@ -793,6 +811,7 @@ def _read_queries(output_dir: Path) -> _StoredQueries:
     fields = msgspec.json.decode(file_metadata[LOG_CONTEXT_KEY.encode()])
     started = datetime.fromisoformat(fields["started"])
     context = LogContext(sut=fields["sut"], version=fields["version"], started=started)
+
     return _StoredQueries(trace, context)
 
 
@@ -817,6 +836,7 @@ def read_result(output_dir: Path) -> MlperfResult:
     """
     if not output_dir.is_dir():
         raise missing_result(output_dir, "a results folder of loadgen mlperf")
+
     refuse_links(output_dir)
     path = output_dir / RESULT
     if not path.is_file():
@@ -826,4 +846,5 @@ def read_result(output_dir: Path) -> MlperfResult:
             str(path),
             "give a results folder of loadgen mlperf",
         )
+
     return decode_json(path.read_bytes(), MlperfResult, str(path), "an MLPerf-style result")

@@ -72,6 +72,7 @@ def create_report(
     notices = [disclosure_notice(result.disclosure)]
     if result.simulated:
         notices.insert(0, simulated_notice())
+
     return Report(
         title=f"{result.scenario.capitalize()} · {result.benchmark} · round {result.round}",
         page_title=f"mlperf-{result.benchmark}-{result.scenario}",
@@ -127,6 +128,7 @@ def brief_sections(
     title = _describe_test(result)
     if result.target_qps:
         title += f", {_describe_target_rate(result)}"
+
     details_command = f"loadgen report {run_dir} --full" if run_dir else ""
     no_heading = ""
     return (
@@ -184,11 +186,14 @@ def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, s
     yield "Queries", f"{_describe_queries(result)}; {_describe_length(result)}"
     yield "Data", result.dataset
     yield from _brief_reason_rows(result)
+
     stability_sentences = list(_describe_stability(result))
     if stability_sentences:
         yield "Stability", stability_sentences[0]
+
     if result.errors:
         yield "Errors", f"{format.counted(len(result.errors), 'error')} (--full)"
+
     if result.warnings:
         yield "Warnings", f"{format.counted(len(result.warnings), 'warning')} (--full)"
 
@@ -300,6 +305,7 @@ def _latency_table(result: MlperfResult) -> Table:
         if spread is not None:
             values_ns = (*spread.percentiles, spread.mean, spread.max)
             rows.append((label, *map(_format_ms, values_ns)))
+
     return Table(head, rows)
 
 
@@ -319,6 +325,7 @@ def _limits_section(result: MlperfResult) -> Section:
     limits: Table | str = "Offline has no limit on latency and therefore no early stopping."
     if result.checks:
         limits = limits_table(result)
+
     bars = Bars(
         rows=list(_limit_bars(result)),
         unit=" %",
@@ -348,6 +355,7 @@ def limits_table(result: MlperfResult) -> Table:
             _describe_early_stopping(check),
         )
         rows.append(cells)
+
     return Table(head, rows)
 
 
@@ -397,6 +405,7 @@ def _verdict_section(result: MlperfResult) -> Section:
             "A measured value equals its limit. LoadGen accepts that; "
             "the submission checker requires less than the limit."
         )
+
     verdict = Paragraph(describe_validity(result), _verdict_kind(result), large=True)
     return section("Result", verdict, Bullets(sentences))
 
@@ -415,6 +424,7 @@ def describe_validity(result: MlperfResult) -> str:
         return "VALID by MLPerf rules; stability not verified"
     if result.sustained:
         return "VALID by MLPerf rules, and sustained"
+
     return "VALID by MLPerf rules, but not sustained"
 
 
@@ -428,6 +438,7 @@ def _describe_stability(result: MlperfResult) -> Iterator[str]:
     """
     is_stability_unknown = result.sustained is None
     would_fail_longer_run = result.valid and result.sustained is False
+
     can_be_verified = result.is_valid_by_rules_only and result.longer_minutes is not None
     if would_fail_longer_run:
         yield (
@@ -439,10 +450,12 @@ def _describe_stability(result: MlperfResult) -> Iterator[str]:
             "Stability not verified; run --find-peak --sustain "
             f"(about {result.longer_minutes:,.0f} min)."
         )
+
     if result.sustained_reason:
         # What this run shows is no proof for a longer one.
         prefix = "In this run: " if is_stability_unknown else ""
         yield f"{prefix}{result.sustained_reason}"
+
     if result.rules_qps is not None and result.target_qps is not None:
         yield (
             "Highest rate that is VALID by the rules in runs of the official length: "
@@ -486,6 +499,7 @@ def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRa
     window_text = "until the last-issued query completed"
     if result.scenario == "offline":
         window_text = "until the last completion"
+
     tokens_rate = CompletedRate(
         value=format.quantity(result.completed_tokens_per_s, 4),
         window=window_text,

@@ -46,6 +46,7 @@ class Budget(Struct):
         """
         if self.limit is None or self.spent + cost <= self.limit:
             return
+
         so_far = f" (spent so far: {self.format_amount(self.spent)})" if self.spent else ""
         raise UserError(
             "over_budget",
@@ -73,12 +74,15 @@ class Budget(Struct):
         """
         if load.seconds is None:
             return None
+
         is_request_count_open = load.requests is None
+
         # A target without an instance type has a price per token, for which the number of requests
         # is needed. No price has to be found to know that.
         has_token_price = not targets[0].shape
         if is_request_count_open and has_token_price:
             return None
+
         prices = find_prices(self.prices, targets[0])
         is_paid_by_hour = all(isinstance(price, Rented | Owned) for price in prices)
         if is_request_count_open and not is_paid_by_hour:
@@ -91,7 +95,9 @@ class Budget(Struct):
         seconds = to_decimal(load.seconds)
         if not request_count or not seconds:
             return Decimal(0)
+
         basis = _forecast_basis(load, request_count, seconds)
+
         # Targets that do not name their GPUs count as 0. A sum of 0 means that none of them does.
         gpus = sum(target.gpus or 0 for target in targets) or None
         costs_per_request = [
@@ -123,6 +129,7 @@ def _forecast_request_cost(
             "--gpus",
             "--gpus 4",
         )
+
     return unit_cost.total
 
 

@@ -94,6 +94,7 @@ def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
     token_summaries = [summary.tokens for summary in summaries]
     input_tokens = _sum_known(tokens.input for tokens in token_summaries)
     output_tokens = _sum_known(tokens.output for tokens in token_summaries)
+
     # `evidence_reader.read_evidence` refuses runs without token counts.
     assert input_tokens is not None and output_tokens is not None
     cached_tokens = _sum_known(tokens.cached for tokens in token_summaries)
@@ -104,6 +105,7 @@ def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
     good_requests = None
     if all(summary.verdict.valid for summary in summaries):
         good_requests = _sum_known(summary.goodput.good for summary in summaries)
+
     tasks_of_runs = [find_task_sessions(summary) for summary in summaries]
     successful_tasks = _sum_known(None if tasks is None else tasks.ok for tasks in tasks_of_runs)
     return CostBasis(
@@ -148,6 +150,7 @@ def _compute_basis_at_measured_load(evidence: Evidence, count_basis: CostBasis) 
     """
     rates_of_runs = [_get_rates(summary, evidence.is_offline) for summary in evidence.summaries]
     rates_by_unit = {unit: _collect_rates(rates_of_runs, unit) for unit in UNITS}
+
     mean_rates: dict[str, Decimal | None] = {}
     for unit, rates in rates_by_unit.items():
         mean_rates[unit] = None if rates is None else to_decimal(math.fsum(rates) / len(rates))
@@ -155,11 +158,13 @@ def _compute_basis_at_measured_load(evidence: Evidence, count_basis: CostBasis) 
     label = "Offline" if evidence.is_offline else "at this load"
     if len(rates_of_runs) > 1:
         label += f", {len(rates_of_runs)} repeats"
+
     basis = replace(count_basis, label=label, rates=mean_rates)
 
     interval = _estimate_common_interval(rates_by_unit)
     if interval is None or interval.low is None or interval.high is None:
         return basis  # A single run has no interval.
+
     return replace(
         basis,
         relative_low=to_decimal(interval.low / interval.mid) if interval.low else None,
@@ -268,22 +273,27 @@ def _compute_basis_at_capacity(
         arrivals = summary.requests.decided
     else:
         arrivals = count_interactions(summary)
+
     arrivals_per_s = to_decimal(capacity.rate_per_s)
     rates: dict[str, Decimal | None] = {}
     for unit, count in count_basis.counts.items():
         units_per_s = None if count is None else count * arrivals_per_s / arrivals
         rates[unit] = units_per_s
+
     # Token rates that the search itself measured are preferred, because they leave out the time in
     # which the load begins. The units OUTPUT and TOTAL are a million tokens each.
     measured_output_rate = _to_millions(capacity.output_tokens_per_s)
     if measured_output_rate is not None:
         rates[OUTPUT] = to_decimal(measured_output_rate)
+
     measured_total_rate = _to_millions(capacity.total_tokens_per_s)
     if measured_total_rate is not None:
         rates[TOTAL] = to_decimal(measured_total_rate)
+
     basis = replace(count_basis, label="capacity", is_capacity=True, rates=rates)
     if capacity.low_per_s is None or capacity.high_per_s is None:
         return basis
+
     # The interval is stored relative to the rate, because it stands for the rates of all units.
     return replace(
         basis,

@@ -66,15 +66,19 @@ def compute_declared_power(
     """
     if isinstance(price, PerToken) or price.energy is None or gpus is None:
         return None
+
     millions_of_tokens_per_s = basis.rates[OUTPUT]
     if not millions_of_tokens_per_s:
         return None
+
     tokens_per_s = millions_of_tokens_per_s * MILLION
     watts = price.energy.watts * price.energy.pue * count_paid_machines(price, gpus)
     kwh_per_s = watts / KILO / SECONDS_PER_HOUR  # One kilowatt uses a kilowatt-hour per hour.
+
     kwh_per_unit: dict[str, Decimal | None] = {}
     for unit, units_per_s in basis.rates.items():
         kwh_per_unit[unit] = kwh_per_s / units_per_s if units_per_s else None
+
     return DeclaredPower(
         watts=watts,
         joules_per_output_token=watts / tokens_per_s,
@@ -99,16 +103,20 @@ def average_measured_energy(
     energies = [summary.energy for summary in summaries if summary.energy is not None]
     if not energies or len(energies) < len(summaries):
         return None
+
     watts = _mean_if_complete([energy.watts for energy in energies])
     joules_per_token = _mean_if_complete([energy.joules_per_output_token for energy in energies])
     joules_per_request = _mean_if_complete([energy.joules_per_request for energy in energies])
+
     relative_errors = []
     for energy in energies:
         if not energy.joules:
             return None
         relative_errors.append((energy.error_j or 0.0) / energy.joules)
+
     if watts is None or joules_per_token is None:
         return None
+
     return MeasuredEnergy(
         watts=watts,
         joules_per_output_token=joules_per_token,

@@ -68,6 +68,7 @@ def count_interactions(summary: Summary) -> int:
     """
     if summary.sessions is None:
         return summary.requests.decided
+
     single_requests = sum(
         request_class.requests.decided
         for request_class in summary.classes
@@ -85,19 +86,23 @@ def compute_mean_interaction_ms(summary: Summary) -> float | None:
     """
     if summary.sessions is None:
         return summary.e2e_ms.mean
+
     duration_summaries = [summary.sessions.duration_ms]
     for request_class in summary.classes:
         is_single_requests = request_class.sessions is None
         if is_single_requests:
             duration_summaries.append(request_class.e2e_ms)
+
     total_ms = 0.0
     interaction_count = 0
     for durations in duration_summaries:
         if durations.mean is not None:
             total_ms += durations.mean * durations.count
             interaction_count += durations.count
+
     if not interaction_count:
         return None
+
     return total_ms / interaction_count
 
 
@@ -110,12 +115,14 @@ def exclude_separate_endpoints(summary: Summary) -> Summary:
     separate_steps = [step for step in summary.steps if step.targets]
     if not separate_steps:
         return summary
+
     # The number of tokens that is left in each field of the token summary, by the field.
     remaining_tokens = {
         field: _subtract_steps(summary, separate_steps, field) for field in _SUMMED_TOKEN_FIELDS
     }
     separate_bytes = sum(step.bytes.received for step in separate_steps)
     remaining_bytes = summary.bytes.received - separate_bytes
+
     return msgspec.structs.replace(
         summary,
         tokens=msgspec.structs.replace(summary.tokens, **remaining_tokens),
@@ -163,11 +170,14 @@ def list_evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
     """
     yield from _list_validity_notes(evidence)
     summaries = evidence.summaries
+
     is_slo_missed = any(summary.goodput.met is False for summary in summaries)
     if is_slo_missed:
         yield make_note("slo_missed_at_capacity" if evidence.capacity else "slo_missed")
+
     if evidence.capacity is not None:
         yield from _list_capacity_notes(evidence.capacity)
+
     if any(summary.goodput.undecided for summary in summaries):
         yield make_note("slo_undecided")
 
@@ -175,6 +185,7 @@ def list_evidence_notes(evidence: Evidence) -> Iterator[ReasonCode]:
         # All requests were due at once, so whether the load can be sustained is no question.
         yield make_note("at_once")
         return
+
     yield from _list_sustained_notes(evidence)
     if not summaries[0].goodput.has_slo:
         yield make_note("no_slo")
@@ -190,6 +201,7 @@ def _list_validity_notes(evidence: Evidence) -> Iterator[ReasonCode]:
     summaries = evidence.summaries
     if evidence.is_simulated:
         yield make_note("simulated", error=format.shares(MODEL_ERROR))
+
     if not evidence.is_valid:
         verdicts = [summary.verdict for summary in summaries]
         yield make_note(
@@ -197,12 +209,15 @@ def _list_validity_notes(evidence: Evidence) -> Iterator[ReasonCode]:
             reasons=sorted({reason for verdict in verdicts for reason in verdict.reasons}),
             codes=sorted({reason.code for verdict in verdicts for reason in verdict.codes}),
         )
+
     if evidence.excluded_repeats:
         run_count = len(evidence.excluded_repeats) + len(summaries)
         yield make_note("repeats_left_out", names=list(evidence.excluded_repeats), runs=run_count)
+
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
         yield make_note("reserved", caveats=_remove_duplicates(caveats))
+
     work_warnings = [text for summary in summaries for text in describe_work_warnings(summary)]
     further_warnings = [text for text in _remove_duplicates(work_warnings) if text not in caveats]
     if further_warnings:
@@ -218,14 +233,17 @@ def _list_capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
     """
     if capacity.lower_bound:
         yield make_note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
+
     if capacity.low_per_s is None or capacity.high_per_s is None:
         return
+
     interval_ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
     ends_at_capacity = [
         end_name for end_name, rate in interval_ends.items() if rate == capacity.rate_per_s
     ]
     if ends_at_capacity:
         yield make_note("at_an_end", ends=ends_at_capacity)
+
     if capacity.horizon_s is not None:
         yield make_note(
             "horizon", horizon_s=capacity.horizon_s, within=describe_horizon(capacity.horizon_s)
@@ -252,11 +270,14 @@ def _list_sustained_notes_on_search(capacity: Capacity) -> Iterator[ReasonCode]:
     if capacity.confirmed is False:
         yield make_note("unconfirmed")
         return
+
     if capacity.sustained or not capacity.sustained_reason:
         return
+
     reason = capacity.sustained_reason
     if capacity.resume_command:
         reason += f"; the search was stopped, {capacity.resume_hint}"
+
     yield make_note("not_sustained", why=reason)
 
 
@@ -267,6 +288,7 @@ def _list_sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[Reas
     """
     judgments = [summary.sustainable for summary in summaries]
     overloaded = [judgment for judgment in judgments if judgment.sustained is False]
+
     # None means that the run was too short to tell.
     undecided = [judgment for judgment in judgments if judgment.sustained is None]
     if overloaded:

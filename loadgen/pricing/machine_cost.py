@@ -38,12 +38,14 @@ def compute_hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
     )
     parts["storage"] = _convert_to_hourly(price.storage_per_month)
     parts["support"] = _convert_to_hourly(price.support_per_month)
+
     energy = price.energy
     if energy is not None and energy.per_kwh is not None:
         if energy.counted == "hourly":
             parts["power"] = _compute_energy_cost_per_hour(energy, energy.watts)
         elif energy.counted == "by_load" and energy.idle_watts is not None:
             parts["idle power"] = _compute_energy_cost_per_hour(energy, energy.idle_watts)
+
     return {part: amount for part, amount in parts.items() if amount}
 
 
@@ -79,10 +81,12 @@ def _compute_rental_parts(price: Rented) -> dict[str, Decimal]:
         parts["rent"] = price.per_hour
     elif price.per_gpu_hour is not None:
         parts["rent"] = price.per_gpu_hour * (price.gpus or 1)
+
     if price.lost_share is not None:
         # Interruptions of spot machines waste this fraction of the paid time, so that a useful hour
         # costs rent / (1 - lost_share). What they add is the difference to the rent.
         parts["interruptions"] = parts["rent"] * price.lost_share / (1 - price.lost_share)
+
     return parts
 
 

@@ -98,6 +98,7 @@ def load_prices(
             "--prices",
             f"--prices FILE, like {EXAMPLE}, or --accept-sample-prices for example prices",
         )
+
     label = "prices_sample.yaml (shipped)" if path is None else str(path)
     text = parse_price_option(str(path or SAMPLE)).read()
     return parse_prices(
@@ -145,6 +146,7 @@ def parse_prices(
             ("sample",),
             "enter your own prices, or use --accept-sample-prices",
         )
+
     _check_consistency(document, errors, today or date.today())
     errors.raise_if_any()
 
@@ -154,6 +156,7 @@ def parse_prices(
     conversion = _convert_prices(document, latest, errors, target_currency)
     _check_plausibility(conversion.prices, errors, target_currency)
     errors.raise_if_any()
+
     if not conversion.prices:
         raise UserError(
             "no_price",
@@ -164,10 +167,12 @@ def parse_prices(
 
     names = _create_unique_names([located.price for located in conversion.prices])
     entries: list[Price] = []
+
     locations: dict[str, str] = {}
     for located, name in zip(conversion.prices, names, strict=True):
         entries.append(_replace_fields(located.price, name=name))
         locations[name] = str(errors.locate(located.key_path))
+
     return Prices(
         file=label,
         currency=target_currency,
@@ -205,6 +210,7 @@ class LocatedPrice(NamedTuple):
         price = self.price
         if isinstance(price, PerToken):
             return price.offer
+
         return (
             price.provider.lower(),
             price.gpu.lower(),
@@ -273,6 +279,7 @@ def _parse_document(
     document = validate_document(PriceDocument, yaml_document, context)
     if document is None:
         raise CombinedError(sort_errors([_with_example(error) for error in context.errors]))
+
     return document, _DocumentErrors(yaml_document, label, context.errors)
 
 
@@ -327,6 +334,7 @@ def _select_latest_prices(
             f"--as-of {as_of}",
             "add a price with an earlier as_of, or use a later day",
         )
+
     return latest
 
 
@@ -338,12 +346,14 @@ def _check_consistency(document: PriceDocument, errors: _DocumentErrors, today: 
     """
     located_prices = _locate_prices(document)
     _check_dates(document, located_prices, errors, today)
+
     for located in located_prices:
         price = located.price
         if isinstance(price, Rented):
             _check_rented_price(price, located.key_path, errors)
         if isinstance(price, Rented | Owned) and price.energy is not None:
             _check_energy(price, price.energy, (*located.key_path, "energy"), errors)
+
     _check_repeated_offers(located_prices, errors)
     _check_repeated_names(located_prices, errors)
 
@@ -358,6 +368,7 @@ def _check_dates(
     dates: list[tuple[KeyPath, str]] = []
     for index, exchange_rate in enumerate(document.exchange):
         dates.append((("exchange", index), exchange_rate.as_of))
+
     dates += [(located.key_path, located.as_of) for located in located_prices]
     for key_path, as_of in dates:
         error = find_future_date(as_of, today)
@@ -393,6 +404,7 @@ def _check_repeated_names(located_prices: Sequence[LocatedPrice], errors: _Docum
         name = located.price.name
         if not name:
             continue
+
         first = first_by_name.get(name)
         if first is None:
             first_by_name[name] = located
@@ -419,6 +431,7 @@ def _check_rented_price(price: Rented, key_path: KeyPath, errors: _DocumentError
             (*key_path, "per_gpu_hour"),
             "keep the one in the source",
         )
+
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
         errors.add_error(
             "no_price",
@@ -426,6 +439,7 @@ def _check_rented_price(price: Rented, key_path: KeyPath, errors: _DocumentError
             key_path,
             "add per_hour (whole machine) or per_gpu_hour (one GPU)",
         )
+
     if price.per_hour is not None and price.gpus is None:
         errors.add_error(
             "missing_key",
@@ -433,6 +447,7 @@ def _check_rented_price(price: Rented, key_path: KeyPath, errors: _DocumentError
             (*key_path, "per_hour"),
             "add gpus, the number of GPUs of the machine",
         )
+
     if price.energy is not None and price.gpus is None:
         errors.add_error(
             "missing_key",
@@ -458,6 +473,7 @@ def _check_energy(
             "use counted: hourly (watts at all hours) or by_load (idle_watts at all hours, the "
             "rest with the load)",
         )
+
     if energy.counted == "included" and energy.per_kwh is not None:
         errors.add_error(
             "conflict",
@@ -465,6 +481,7 @@ def _check_energy(
             (*key_path, "per_kwh"),
             "remove per_kwh, or use counted: hourly or by_load if power is billed separately",
         )
+
     if energy.counted != "included" and energy.per_kwh is None:
         errors.add_error(
             "missing_key",
@@ -472,6 +489,7 @@ def _check_energy(
             key_path,
             "add per_kwh, the price of a kilowatt-hour",
         )
+
     if energy.counted == "by_load" and energy.idle_watts is None:
         errors.add_error(
             "missing_key",
@@ -479,6 +497,7 @@ def _check_energy(
             key_path,
             "add idle_watts, the power of an idle machine",
         )
+
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
         errors.add_error(
             "out_of_range",
@@ -508,12 +527,14 @@ def _convert_prices(
     """
     exchange_rates = _collect_exchange_rates(document, errors)
     converted: list[LocatedPrice] = []
+
     rate_texts: list[str] = []
     for located in located_prices:
         price_currency = located.price.currency or document.currency
         if price_currency == currency:
             converted.append(located)
             continue
+
         exchange = exchange_rates.get((price_currency, currency))
         if exchange is None:
             errors.add_error(
@@ -524,12 +545,14 @@ def _convert_prices(
                 "source: ...}]",
             )
             continue
+
         rate_texts.append(
             f"1 {price_currency} = {exchange.rate} {currency} "
             f"(as of {exchange.as_of}, {exchange.source})"
         )
         converted_price = _multiply_amounts(located.price, exchange.rate)
         converted.append(LocatedPrice(located.key_path, converted_price))
+
     unique_rate_texts = tuple(dict.fromkeys(rate_texts))
     return _Conversion(converted, unique_rate_texts)
 
@@ -549,6 +572,7 @@ def _collect_exchange_rates(
             errors.add_error("duplicate", problem, ("exchange", index), "keep one")
         else:
             rates[currencies] = rate
+
     return rates
 
 
@@ -559,9 +583,11 @@ def _multiply_amounts(price: Price, rate: Decimal) -> Price:
         amount = getattr(price, key, None)
         if amount is not None:
             changes[key] = amount * rate
+
     energy = None if isinstance(price, PerToken) else price.energy
     if energy is not None and energy.per_kwh is not None:
         changes["energy"] = energy.model_copy(update={"per_kwh": energy.per_kwh * rate})
+
     return _replace_fields(price, **changes)
 
 
@@ -600,12 +626,15 @@ def _list_amounts_to_check(price: Price) -> Iterator[_Amount]:
     """
     if isinstance(price, Rented):
         yield from _list_rental_amounts_to_check(price)
+
     if isinstance(price, Owned):
         capital_per_gpu = round(price.capital / price.gpus, 2)
         yield _Amount(("capital",), capital_per_gpu, CAPITAL_RANGE)
+
     energy = None if isinstance(price, PerToken) else price.energy
     if energy is not None and energy.per_kwh is not None:
         yield _Amount(("energy", "per_kwh"), energy.per_kwh, KILOWATT_HOUR_RANGE)
+
     for key, plausible_range in PLAUSIBLE_RANGES.items():
         # The SDK has ranges for keys of all kinds of price. This price may lack some of them.
         amount = getattr(price, key, None)
@@ -635,7 +664,10 @@ def _create_unique_names(prices: Sequence[Price]) -> list[str]:
             product = price.model if isinstance(price, PerToken) else price.shape or price.gpu
             parts = (price.provider, product, price.region, price.commitment)
             name = " ".join(part for part in parts if part)
+
         if name in names:
             name = child_path(name, index)
+
         names.append(name)
+
     return names

@@ -133,6 +133,7 @@ def price_result(
     else:
         _check_machine_inputs(evidence, basis, gpus, utilization)
         energy_price = price.energy
+
     machine_hour = _compute_machine_hour(price, gpus)
     declared_power = compute_declared_power(basis, price, gpus)
     measured_energy = average_measured_energy(evidence.summaries, energy_price)
@@ -144,6 +145,7 @@ def price_result(
         declared_power=declared_power,
         measured_energy=measured_energy,
     )
+
     return PricedResult(
         name=name,
         evidence=evidence,
@@ -177,7 +179,9 @@ def _compute_machine_hour(price: Price, gpus: int | None) -> _MachineHour:
     """Return the GPUs that are paid and the cost of an hour. A price per token has neither."""
     if isinstance(price, PerToken) or gpus is None:
         return _MachineHour(gpus_paid=None, cost_parts={})
+
     machines = count_paid_machines(price, gpus)
+
     # Without the number of GPUs of a machine, each GPU counts as a machine.
     gpus_per_machine = price.gpus or 1
     return _MachineHour(
@@ -236,6 +240,7 @@ def _check_machine_inputs(
             evidence.folder,
             f"--gpus {evidence.name}=4, or `loadgen run --gpus` next time",
         )
+
     if utilization != 1 and not basis.is_capacity:
         raise UserError(
             "no_effect",
@@ -243,6 +248,7 @@ def _check_machine_inputs(
             evidence.folder,
             "use the result of loadgen search, or remove --utilization",
         )
+
     if not basis.rates[REQUEST]:
         raise UserError(
             "no_figure",
@@ -275,11 +281,13 @@ def _compute_class_costs(
     depends_on_prompt_length = isinstance(price, PerToken) and price.long_prompt_price is not None
     if depends_on_prompt_length:
         return {}
+
     class_costs: dict[str, ClassCost] = {}
     for request_class in evidence.summary.classes:
         class_basis = _compute_class_basis(evidence, basis, request_class.name)
         if class_basis is None:
             continue
+
         tokens_share = _compute_tokens_share(class_basis, basis)
         cost_by_unit: dict[str, UnitCost | None] = {}
         for unit in UNITS:
@@ -291,7 +299,9 @@ def _compute_class_costs(
                 utilization=utilization,
                 machine_share=tokens_share,
             )
+
         class_costs[request_class.name] = ClassCost(tokens_share=tokens_share, costs=cost_by_unit)
+
     return class_costs
 
 
@@ -323,17 +333,21 @@ def _compute_class_basis(evidence: Evidence, basis: CostBasis, class_name: str) 
         if class_summary is None:
             return None
         class_summaries.append(class_summary)
+
     requests_of_all_classes = basis.counts[REQUEST]
     if not requests_of_all_classes:
         return None
+
     class_totals = sum_counts(class_summaries)
     requests_per_s = basis.rates[REQUEST]
+
     class_rates: dict[str, Decimal | None] = {}
     for unit, unit_count in class_totals.counts.items():
         if requests_per_s is None or unit_count is None:
             class_rates[unit] = None
         else:
             class_rates[unit] = requests_per_s * unit_count / requests_of_all_classes
+
     return replace(
         class_totals,
         rates=class_rates,
@@ -355,6 +369,7 @@ def _replace_totals_by_class(summary: Summary, class_name: str) -> Summary | Non
         return None
     if request_class.tokens.input is None or request_class.tokens.output is None:
         return None
+
     return replace(
         summary,
         requests=request_class.requests,

@@ -371,6 +371,7 @@ def find_prices(
         matching = [price for price in prices.entries if _is_for_shape(price, target)]
     else:
         matching = [price for price in prices.entries if _is_for_model(price, target)]
+
     if not matching:
         raise UserError(
             "no_price",
@@ -378,6 +379,7 @@ def find_prices(
             prices.file,
             _create_missing_price_hint(target, prices, result),
         )
+
     # Prices that agree in these properties differ only in commitment, which is not ambiguous.
     distinct_offers = {
         (price.provider.lower(), price.region.lower(), type(price)) for price in matching
@@ -390,9 +392,11 @@ def find_prices(
             prices.file,
             f"choose one with --price '{result or 'DIR'}=NAME': {', '.join(candidates)}",
         )
+
     for price in matching:
         if isinstance(price, Rented):
             _check_has_amount(price, prices, result)
+
     return tuple(matching)
 
 
@@ -446,8 +450,10 @@ def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
     """
     if _has_amount(price):
         return
+
     why_missing = f": {price.why_missing}" if price.why_missing else ""
     hint = "add per_hour or per_gpu_hour, with as_of and source"
+
     alternatives = [
         entry.name
         for entry in prices.entries
@@ -458,6 +464,7 @@ def _check_has_amount(price: Rented, prices: Prices, result: str) -> None:
             f"; or use the price of another provider with --price '{result or 'DIR'}=NAME': "
             f"{', '.join(alternatives)}"
         )
+
     raise UserError(
         "no_price", f"{price.name} has no price{why_missing}", prices.locations[price.name], hint
     )
@@ -484,9 +491,11 @@ def _create_missing_price_hint(target: TargetFacts, prices: Prices, result: str)
         advice = f"add rented: (or owned:) with {keys}"
     else:
         advice = _create_missing_model_hint(target, prices)
+
     if not result:
         # A run has no option that names a price. It is chosen later, for the result.
         return advice
+
     return f"--price '{result}=NAME', one of: {', '.join(prices.locations)}; or {advice}"
 
 
@@ -495,6 +504,7 @@ def _create_missing_model_hint(target: TargetFacts, prices: Prices) -> str:
     machine_prices = [price for price in prices.entries if not isinstance(price, PerToken)]
     shapes = dict.fromkeys(price.shape for price in machine_prices if price.shape)
     known_shapes = f" ({', '.join(shapes)})" if shapes else ""
+
     return (
         f"run with --shape{known_shapes} and --gpus for a price of machines; or add per_token: "
         f"with model: {target.model or 'NAME'}, per_million_input, per_million_output, as_of and "

@@ -50,6 +50,7 @@ class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
         cache_written = None
         if self.cache_written is not None and other.cache_written is not None:
             cache_written = self.cache_written + other.cache_written
+
         return TokenAmounts(
             uncached=self.uncached + other.uncached,
             cache_written=cache_written,
@@ -62,6 +63,7 @@ class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
         cache_written = None
         if self.cache_written is not None and subset.cache_written is not None:
             cache_written = self.cache_written - subset.cache_written
+
         return TokenAmounts(
             uncached=self.uncached - subset.uncached,
             cache_written=cache_written,
@@ -87,11 +89,13 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
             evidence.folder or evidence.name,
             "use a run that has records",
         )
+
     totals = TokenAmounts(
         uncached=Decimal(0), cache_written=Decimal(0), cached=Decimal(0), output=Decimal(0)
     )
     for run in evidence.read_runs():
         totals = totals.plus(_count_long_prompts_in_run(run, above_prompt_tokens))
+
     return totals
 
 
@@ -121,6 +125,7 @@ def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> Tok
     cache_written_tokens = select("cache_written_tokens")
     output_tokens = np.maximum(select("output_tokens"), 0)
     is_cache_written_known = bool((cache_written_tokens >= 0).all())
+
     return TokenAmounts(
         uncached=_sum_to_decimal(prompt_tokens - cached_tokens),
         cache_written=_sum_to_decimal(cache_written_tokens) if is_cache_written_known else None,

@@ -55,18 +55,23 @@ def list_result_notes(
     separate_steps = [step.name for step in evidence.summary.steps if step.targets]
     if separate_steps:
         yield make_note("steps_apart", steps=separate_steps)
+
     if isinstance(price, PerToken):
         yield from _list_token_price_notes(evidence, basis, price)
     elif gpus is not None:
         yield from _list_machine_notes(evidence, basis, price, gpus)
         yield from _list_power_notes(price, declared_power, measured_energy)
+
     resent_requests = sum(summary.requests.resent for summary in evidence.summaries)
     if resent_requests:
         yield make_note("resent", requests=resent_requests)
+
     if price.as_of == UNDATED:
         yield make_note("price_undated")
+
     if price.source == NO_SOURCE:
         yield make_note("price_unsourced")
+
     yield from _list_egress_notes(basis, price)
 
 
@@ -79,6 +84,7 @@ def find_other_machine_note(summary: Summary, price: Rented | Owned) -> ReasonCo
     """
     target = summary.target
     measured_gpus = set(_GPU_NAME.findall(f"{target.shape} {target.name}".upper()))
+
     priced_gpus = set(_GPU_NAME.findall(price.gpu.upper()))
     if measured_gpus and priced_gpus and measured_gpus.isdisjoint(priced_gpus):
         return make_note(
@@ -87,10 +93,12 @@ def find_other_machine_note(summary: Summary, price: Rented | Owned) -> ReasonCo
             where=target.shape or target.name,
             priced=price.gpu,
         )
+
     if target.shape and price.shape and target.shape.lower() != price.shape.lower():
         return make_note(
             "other_shape", measured=target.shape, provider=price.provider, priced=price.shape
         )
+
     return None
 
 
@@ -105,6 +113,7 @@ def _list_token_price_notes(
     """
     if price.per_million_cache_write is not None and basis.cache_written_tokens is None:
         yield make_note("all_written")
+
     cached_price = price.per_million_cached
     if cached_price is not None and cached_price > price.per_million_input:
         # A cache discount is normal and a surcharge is not, so the two keys may be swapped.
@@ -113,8 +122,10 @@ def _list_token_price_notes(
             cached=str(cached_price),
             input=str(price.per_million_input),
         )
+
     if not basis.is_cached_known and cached_price is not None:
         yield make_note("cached_unknown")
+
     summaries = evidence.summaries
     failed_requests = sum(summary.requests.failed + summary.requests.lost for summary in summaries)
     if failed_requests:
@@ -136,12 +147,15 @@ def _list_machine_notes(
     is_at_chosen_load = _is_at_chosen_load(evidence, basis)
     if is_at_chosen_load:
         yield make_note("own_load")
+
     other_machine_note = find_other_machine_note(evidence.summary, price)
     if other_machine_note is not None:
         yield other_machine_note
+
     yield from _list_unused_gpu_notes(price, gpus)
     if is_at_chosen_load and _is_short_without_warmup(evidence.summary):
         yield make_note("short_run")
+
     if evidence.capacity is not None:
         yield from _list_ramp_up_notes(basis, evidence.capacity)
         yield from _list_arrival_rate_notes(evidence.summary, evidence.capacity)
@@ -165,9 +179,11 @@ def _list_unused_gpu_notes(price: Rented | Owned, gpus: int) -> Iterator[ReasonC
         if gpus != price.gpus:
             yield make_note("part_of_machines", used=gpus, bought=price.gpus)
         return
+
     if price.gpus is None:
         yield make_note("machine_unknown")
         return
+
     gpus_paid = int(count_paid_machines(price, gpus)) * price.gpus
     if gpus_paid != gpus:
         yield make_note("whole_machines", used=gpus, paid=gpus_paid)
@@ -196,6 +212,7 @@ def _list_ramp_up_notes(basis: CostBasis, capacity: Capacity) -> Iterator[Reason
     """
     requests_per_s = basis.rates[REQUEST]
     request_count = basis.counts[REQUEST]
+
     # The unit OUTPUT is a million tokens, so its rate and count are in millions.
     measured_millions_per_s = basis.rates[OUTPUT]
     output_millions = basis.counts[OUTPUT]
@@ -203,6 +220,7 @@ def _list_ramp_up_notes(basis: CostBasis, capacity: Capacity) -> Iterator[Reason
         return
     if not (requests_per_s and request_count and measured_millions_per_s and output_millions):
         return
+
     steady_millions_per_s = requests_per_s * output_millions / request_count
     lowest_expected_rate = steady_millions_per_s * (1 - RAMP_UP_DEFICIT)
     if measured_millions_per_s < lowest_expected_rate:
@@ -225,6 +243,7 @@ def _list_arrival_rate_notes(summary: Summary, capacity: Capacity) -> Iterator[R
     offered_rps = summary.load.offered_rps
     if capacity.unit != "requests" or offered_rps is None:
         return
+
     relative_difference = offered_rps / capacity.rate_per_s - 1
     if abs(relative_difference) > LOAD_DIFFERENCE:
         yield make_note("off_capacity", offered_per_s=offered_rps)
@@ -258,6 +277,7 @@ def _list_egress_notes(basis: CostBasis, price: Price) -> Iterator[ReasonCode]:
     kb_per_request = None
     if basis.bytes_out and request_count:
         kb_per_request = float(basis.bytes_out / request_count / KILO)
+
     if price.egress_per_gb is None:
         yield make_note("egress_unpriced", request_kb=kb_per_request)
     elif kb_per_request is None:

@@ -29,11 +29,13 @@ def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
     """
     if not result.basis.counts[TASK]:
         return replace(result, step_costs={})
+
     costs: dict[str, StepCost] = {}
     for step in result.evidence.summary.steps:
         # Steps of different classes may have the same name.
         name = f"{step.of_class}: {step.name}" if step.of_class else step.name
         costs[name] = _price_step(step, result, prices)
+
     return replace(result, step_costs=costs)
 
 
@@ -64,10 +66,12 @@ def _price_on_separate_endpoint(
         matching_prices = find_prices(prices, target)
     except UserError as error:
         return _create_unknown_cost(None, error.message, error.code)
+
     # Several prices differ only in commitment. The first one in the file is used.
     price = matching_prices[0]
     if isinstance(price, PerToken):
         return _price_by_token(step, price, result)
+
     return _price_on_separate_machines(price, target.gpus, result.basis.rates[TASK])
 
 
@@ -103,6 +107,7 @@ def _price_on_shared_machines(
     task_cost = result.costs[TASK]
     if task_cost is None:
         return _create_unknown_cost(price, "no steady rate of tasks", "no_figure")
+
     steps_on_shared_machines = [
         run_step
         for summary in result.evidence.summaries
@@ -112,6 +117,7 @@ def _price_on_shared_machines(
     all_tokens = sum(map(_count_tokens, steps_on_shared_machines))
     step_tokens = sum(map(_count_tokens, _collect_step_of_all_runs(step, result)))
     fraction = Decimal(step_tokens) / all_tokens if all_tokens else Decimal(0)
+
     return StepCost(price=price, per_task=task_cost.total * fraction)
 
 
@@ -128,6 +134,7 @@ def _price_on_separate_machines(
         )
     if not tasks_per_s:
         return _create_unknown_cost(price, "no steady rate of tasks", "no_figure")
+
     per_hour = compute_hourly_cost(price) * count_paid_machines(price, gpus)
     return StepCost(price=price, per_task=per_hour / (SECONDS_PER_HOUR * tasks_per_s))
 
@@ -166,6 +173,7 @@ def _sum_paid_tokens(price: PerToken, step_of_runs: Sequence[StepSummary]) -> To
     prompt_tokens = 0
     cached_tokens = 0
     output_tokens = 0
+
     cache_written_tokens = 0
     for step in step_of_runs:
         tokens = step.tokens
@@ -175,6 +183,7 @@ def _sum_paid_tokens(price: PerToken, step_of_runs: Sequence[StepSummary]) -> To
         cache_written_tokens += tokens.cache_written or 0
 
     paid_as_cached = cached_tokens if price.per_million_cached is not None else 0
+
     # A sum over only some of the runs would be too low.
     is_cache_written_known = all(step.tokens.cache_written is not None for step in step_of_runs)
     return TokenAmounts(

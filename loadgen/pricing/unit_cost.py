@@ -80,6 +80,7 @@ def compute_unit_cost(
     count = basis.counts[unit]
     if not count:
         return None
+
     amounts: dict[str, Decimal] = {}
     if isinstance(price, PerToken):
         token_parts = _price_tokens_by_prompt_length(basis, price)
@@ -88,14 +89,18 @@ def compute_unit_cost(
         units_per_s = basis.rates[unit]
         if not units_per_s or gpus is None:
             return None
+
         machines = count_paid_machines(price, gpus) * machine_share
         units_per_hour = SECONDS_PER_HOUR * units_per_s
         amounts[MACHINES] = compute_hourly_cost(price) * machines / units_per_hour / utilization
+
         load_energy = compute_load_energy_cost_per_hour(price.energy)
         if load_energy:
             amounts[ENERGY] = load_energy * machines / units_per_hour
+
     if price.egress_per_gb is not None:
         amounts[EGRESS] = basis.bytes_out * price.egress_per_gb / GIGA / count
+
     return _round_with_interval(amounts, basis)
 
 
@@ -121,6 +126,7 @@ def _round_with_interval(amounts: Mapping[str, Decimal], basis: CostBasis) -> Un
         return UnitCost(parts=parts, total=total, low=total, high=total)
     if basis.relative_low is None or basis.relative_high is None:
         return UnitCost(parts=parts, total=total, low=None, high=None)
+
     # A higher rate means a lower cost, so each end of the cost follows from the other end of the
     # rate.
     cost_at_highest_rate = cost_by_time / basis.relative_high + cost_by_count
@@ -153,9 +159,11 @@ def _price_tokens_by_prompt_length(basis: CostBasis, price: PerToken) -> dict[st
     long_prompt_tokens = basis.long_prompt_tokens
     if price.long_prompt_price is None or long_prompt_tokens is None:
         return compute_token_parts(price, all_tokens)
+
     parts = compute_token_parts(price, all_tokens.without(long_prompt_tokens))
     for part, amount in compute_token_parts(price.long_prompt_price, long_prompt_tokens).items():
         parts[part] = parts.get(part, Decimal(0)) + amount
+
     return parts
 
 
@@ -168,11 +176,13 @@ def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Deci
     """
     has_cache_write_price = price.per_million_cache_write is not None
     is_all_priced_as_written = has_cache_write_price and tokens.cache_written is None
+
     priced_as_written = Decimal(0)
     if is_all_priced_as_written:
         priced_as_written = tokens.uncached
     elif has_cache_write_price and tokens.cache_written is not None:
         priced_as_written = tokens.cache_written
+
     # The tokens that were written are among the uncached ones, and each token is paid only once.
     priced_as_plain = tokens.uncached - priced_as_written
     priced_tokens = ByTokenKind(
@@ -186,9 +196,12 @@ def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Deci
     parts: dict[str, Decimal] = {}
     if not is_all_priced_as_written:
         parts[INPUT] = costs.plain
+
     if has_cache_write_price:
         parts[CACHE_WRITE] = costs.written
+
     if tokens.cached and price.per_million_cached is not None:
         parts[CACHED] = costs.cached
+
     parts[OUTPUT_TOKENS] = costs.output
     return parts

@@ -34,14 +34,18 @@ def render(report: Report) -> str:
     page = Page(report.page_title or report.title, report.generated_by)
     for notice in report.notices:
         page.add_notice(notice.label, notice.text, notice.kind)
+
     page.add_title(report.title)
     for paragraph in report.headline:
         page.add_paragraph(paragraph.text, _large_text_classes(paragraph.kind))
+
     if report.verdict is not None:
         page.add_badge(report.verdict.label, report.verdict.text)
+
     sections = list(_sections_to_show(report.sections))
     _add_contents(page, sections)
     add_sections(page, sections)
+
     return page.render()
 
 
@@ -74,6 +78,7 @@ def _add_contents(page: Page, sections: Sequence[Section]) -> None:
     linked_sections = [section for section in sections if section.id and section.heading]
     if len(linked_sections) < MIN_SECTIONS_FOR_CONTENTS:
         return
+
     links = [
         f'<a href="#{escape(section.id)}">{escape(section.heading)}</a>'
         for section in linked_sections
@@ -158,6 +163,7 @@ def _(part: Bars, page: Page) -> None:
     """Append bars below their heading, and above what their colors mean."""
     if part.title:
         page.add_heading(part.title, is_subsection=True)
+
     page.add_bars(
         part.rows,
         unit=part.unit,

@@ -40,9 +40,11 @@ def render(suite: str, cases: Sequence[JUnitCase]) -> str:
     attributes = _create_count_attributes(cases)
     root = ElementTree.Element("testsuites", attributes)
     suite_attributes = {"name": _remove_illegal_characters(suite), **attributes}
+
     suite_element = ElementTree.SubElement(root, "testsuite", suite_attributes)
     for case in cases:
         _append_case(suite_element, case)
+
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
@@ -69,6 +71,7 @@ def _append_case(suite_element: ElementTree.Element, case: JUnitCase) -> None:
         "name": _remove_illegal_characters(case.name),
     }
     case_element = ElementTree.SubElement(suite_element, "testcase", attributes)
+
     text = _remove_illegal_characters(case.text)
     if case.outcome != "passed":
         message = text.splitlines()[0] if text else case.outcome

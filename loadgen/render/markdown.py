@@ -76,6 +76,7 @@ def _render_part(part: Part) -> str:
             block = _render_table(part)
         case Quoted():
             block = _render_quoted(part)
+
     return block
 
 

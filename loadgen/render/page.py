@@ -239,6 +239,7 @@ class Page:
         """
         if not rows:
             return
+
         is_prose = kind == "prose"
         is_card_table = not is_prose and len(head) > MAX_PHONE_COLUMNS
         if is_prose or is_card_table:  # each cell states its column, which `page.css` shows
@@ -251,6 +252,7 @@ class Page:
         for row_id, row in zip(row_ids, rows, strict=True):
             cells = "".join(map(_render_cell, row, cell_attributes))
             row_elements.append(f"<tr{_format_id_attribute(row_id)}>{cells}</tr>")
+
         body = "".join(row_elements)
         has_wrapping_sentences = kind != ""
         if has_wrapping_sentences:
@@ -298,11 +300,14 @@ class Page:
         """
         if not bars:
             return
+
         extra_values = [value for value in (marked_value, included_value) if value is not None]
         scale = _BarScale.covering(bars, extra_values)
         self.add_html('<div class="bars">')
+
         for bar in bars:
             self.add_html(_render_bar(bar, scale, marked_value))
+
         low_end = f"<em>{escape(format_value(scale.low))}</em>"
         high_end = f"<em>{escape(format_value(scale.high) + unit)}</em>"
         self.add_html(f"<div><span></span><div>{low_end}{high_end}</div><span></span></div></div>")
@@ -331,6 +336,7 @@ class Page:
         note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
         chart_index = len(self._charts)
         self._charts.append(chart)
+
         return (
             f'<figure{css_class} data-chart="{chart_index}">'
             f"<figcaption>{escape(chart.title)}</figcaption>{note}</figure>"
@@ -465,8 +471,10 @@ def _render_bar(bar: Bar, scale: _BarScale, marked_value: float | None) -> str:
     ]
     if bar.whisker is not None:
         boxes.append(f'<b style="{scale.css_span(*bar.whisker)}"></b>')
+
     if marked_value is not None:
         boxes.append(f'<u style="{scale.css_span(marked_value, marked_value)}"></u>')
+
     name = f"<span>{escape(bar.name)}</span>"
     text = f"<span>{escape(bar.text)}</span>"
     return f"<div>{name}<div>{''.join(boxes)}</div>{text}</div>"
@@ -504,6 +512,7 @@ def _render_cell(text: str, attribute: str) -> str:
         return f'<td{attribute} class="{kind}"><b>{content}</b></td>'
     if text.startswith("~"):
         return f'<td{attribute} class="unsure">{content}</td>'
+
     return f"<td{attribute}>{content}</td>"
 
 

@@ -27,6 +27,7 @@ def format_text(
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append(COLUMN_GAP.join(cells).rstrip())
+
     return lines
 
 
@@ -44,6 +45,7 @@ def format_markdown(
     left_aligned_columns = set(range(label_columns))
     if remarks:
         left_aligned_columns.add(len(head) - 1)
+
     # The second row of a Markdown table states the alignment of each column.
     alignment_row = [
         ":--" if column in left_aligned_columns else "--:" for column in range(len(head))
@@ -52,6 +54,7 @@ def format_markdown(
     for row in (head, alignment_row, *rows):
         cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
         lines.append(f"| {' | '.join(cells)} |\n")
+
     return "".join(lines)
 
 

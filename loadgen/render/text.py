@@ -90,16 +90,20 @@ class TextRenderer:
         headline: list[str] = []
         for paragraph in report.headline:
             headline += self._render_part(paragraph)
+
         begins_with_headline = bool(headline) and not report.headline_last
         ends_with_headline = bool(headline) and report.headline_last
 
         lines = self._render_notices(report.notices)
         lines += headline if begins_with_headline else self._render_heading(report.title)
         lines += self.render_sections(report.sections, follows_text=True)
+
         if ends_with_headline:
             lines += ["", *headline]
+
         if report.verdict is not None:
             lines += self._render_verdict(report.verdict)
+
         return lines
 
     def _render_verdict(self, verdict: Notice) -> list[str]:
@@ -124,14 +128,18 @@ class TextRenderer:
         for section in sections:
             if not isinstance(section, Section):
                 continue
+
             body_lines = self._render_section_body(section)
             if not body_lines:
                 continue
+
             is_at_top = not lines and not follows_text
             if not is_at_top and not section.is_subsection:
                 lines.append("")
+
             lines += self._render_heading(section.heading)
             lines += body_lines
+
         return lines
 
     def _render_section_body(self, section: Section) -> list[str]:
@@ -142,9 +150,11 @@ class TextRenderer:
         """
         if section.page_only:
             return []
+
         margin = "  " if section.indented else ""
         prose_indent = "  " if section.is_subsection else ""
         narrower_renderer = TextRenderer(color=self._color, width=self._width - len(margin))
+
         lines: list[str] = []
         for part in section.parts:
             part_lines = list(narrower_renderer._render_part(part, prose_indent))
@@ -152,6 +162,7 @@ class TextRenderer:
             if is_table_below_text:
                 lines.append("")
             lines += part_lines
+
         return [f"{margin}{line}".rstrip() for line in lines]
 
     def _render_heading(self, text: str) -> list[str]:
@@ -167,6 +178,7 @@ class TextRenderer:
             painted_label = self._paint(notice.label, notice.kind)
             lines.append(first_line.replace(notice.label, painted_label, 1))
             lines += next_lines
+
         return lines
 
     def _render_part(self, part: Part, indent: str = "") -> Iterator[str]:
@@ -218,10 +230,12 @@ class TextRenderer:
         if table.wrap_columns:
             yield from self._render_column_blocks(table)
             return
+
         has_sentences = table.kind != ""
         if has_sentences:
             yield from self._render_table_with_remarks(table)
             return
+
         formatted = _format_table(table, self._width)
         can_be_split = len(table.head) > table.label_columns + 1
         if formatted.width > self._width and can_be_split:
@@ -250,10 +264,12 @@ class TextRenderer:
         longest_remark = max(len(row[-1]) for row in table.rows)
         remark_width = max(1, min(MIN_REMARK_WIDTH, longest_remark))  # all remarks may be empty
         width_beside_remarks = self._width - len(COLUMN_GAP) - remark_width
+
         narrow_lines = _format_table(table_without_remarks, width_beside_remarks)
         if narrow_lines.width <= width_beside_remarks:
             yield from self._render_remarks_beside(table, narrow_lines)
             return
+
         full_width_lines = _format_table(table_without_remarks, self._width)
         if full_width_lines.width <= self._width:
             yield from self._render_remarks_below_rows(table, full_width_lines)
@@ -268,12 +284,15 @@ class TextRenderer:
             formatted: The lines of the other columns.
         """
         remark_start = formatted.width + len(COLUMN_GAP)
+
         # The head has one or two lines. The name of the remarks is on the last one.
         *upper_head_lines, last_head_line = formatted.head
         yield from upper_head_lines
+
         head_line = f"{last_head_line:<{remark_start}}{table.head[-1]}".rstrip()
         if head_line:  # a table may have no names of columns
             yield head_line
+
         for row, line in zip(table.rows, formatted.rows, strict=True):
             remark_lines = wrap_text(row[-1], width=self._width - remark_start) or [""]
             first_line = f"{line:<{remark_start}}{remark_lines[0]}".rstrip()
@@ -303,9 +322,11 @@ class TextRenderer:
         yield from self._render_column_blocks(
             Table(table.head[:-1], rows_without_remarks, label_columns=label_columns)
         )
+
         remarks = [(row[0].strip(), row[-1]) for row in table.rows if row[-1]]
         if remarks:
             yield ""
+
         for label, remark in remarks:
             yield from wrap_text(f"{label}: {remark}", "", "    ", self._width)
 
@@ -319,6 +340,7 @@ class TextRenderer:
         for block_index, number_columns in enumerate(blocks):
             if block_index > 0:
                 yield ""
+
             columns = [*range(label_columns), *number_columns]
             narrow_table = Table(
                 [table.head[column] for column in columns],
@@ -337,6 +359,7 @@ class TextRenderer:
         """
         if not self._color:
             return line
+
         colored_line = line
         for cell in row:
             verdict = extract_verdict(cell)
@@ -345,6 +368,7 @@ class TextRenderer:
                 verdict_as_word = rf"(?<!\w){re.escape(verdict)}(?!\w)"
                 painted_verdict = self._paint(verdict, kind)
                 colored_line = re.sub(verdict_as_word, painted_verdict, colored_line, count=1)
+
         return colored_line
 
     def _paint(self, text: str, kind: str) -> str:
@@ -368,6 +392,7 @@ def _format_table(table: Table, width: int) -> TableLines:
     """
     if not table.head:  # all columns of the table were taken away, so each row is an empty line
         return TableLines([""], [""] * len(table.rows))
+
     head_line, *row_lines = format_text(table.head, table.rows, table.label_columns)
     one_line_head = TableLines([head_line], row_lines)
     number_column_names = table.head[table.label_columns :]
@@ -381,6 +406,7 @@ def _format_table(table: Table, width: int) -> TableLines:
     ]
     upper_cells = [split_name.upper for split_name in split_names]
     lower_cells = [split_name.lower for split_name in split_names]
+
     # The lower line of the head is formatted as the first row, so that it has the same columns.
     upper_line, lower_line, *row_lines = format_text(
         upper_cells, [lower_cells, *table.rows], table.label_columns
@@ -432,5 +458,6 @@ def _divide_columns(table: Table, label_columns: int, width: int) -> Iterator[ra
                 break
             block_width = wider_block_width
             block_end += 1
+
         yield range(block_start, block_end)
         block_start = block_end

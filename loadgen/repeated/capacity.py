@@ -148,9 +148,11 @@ class Capacity(
         """The capacity and its state in a few words, for example "29.82 requests/s, sustained"."""
         if self.is_unfinished:
             return self._unfinished_description
+
         rate = self._rate_with_unit
         if self.lower_bound:
             rate = f"at least {rate}"
+
         # The state is None if it is not known how far the capacity was shown.
         state = "" if self.state is None else f", {STATE_LABELS[self.state]}"
         return f"{rate}{state}{describe_sustained_period(self.state, self.sustained_s)}"
@@ -190,6 +192,7 @@ class Capacity(
         interval = ""
         if self.low_per_s is not None:
             interval = f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
+
         is_run_in_subdirectory = self.evidence != OWN_DIRECTORY
         run_name = f": {self.evidence}" if is_run_in_subdirectory else ""
         return (
@@ -289,6 +292,7 @@ def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
     _check_tokens(capacity.output_tokens_per_s, f"{where} (output_tokens_per_s)")
     _check_tokens(capacity.total_tokens_per_s, f"{where} (total_tokens_per_s)")
     _check_confidence(capacity, where)
+
     return capacity
 
 
@@ -313,6 +317,7 @@ def _check_rate(capacity: Capacity, where: str) -> None:
         return
     if rate == 0 and capacity.is_unfinished:
         return
+
     raise UserError(
         "out_of_range",
         f"the capacity is {rate:g} per second",
@@ -332,6 +337,7 @@ def _check_interval(capacity: Capacity, where: str) -> None:
         raise UserError(
             "missing_key", "half an interval", place, "give both ends of the interval, or neither"
         )
+
     if not 0 < low <= capacity.rate_per_s <= high < math.inf:
         raise UserError(
             "out_of_range",

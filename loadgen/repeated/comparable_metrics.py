@@ -159,11 +159,13 @@ def find_metric(path: str) -> Metric | None:
     """
     if path == OK_SHARE:
         return Metric(path, "requests ok", "", HIGHER_IS_BETTER)
+
     latency_metric = _find_latency_metric(path)
     if latency_metric is not None:
         return latency_metric
     if path.startswith("sessions."):
         return _find_session_metric(path)
+
     return _find_single_number(path)
 
 
@@ -214,13 +216,16 @@ def _find_latency_metric(path: str) -> Metric | None:
     definition = definition_by_path.get(distribution_path)
     if definition is None or statistic not in _STATISTICS:
         return None
+
     # A confidence interval is computed from the values of single requests. It exists for quantiles
     # and the mean, but not for the minimum and the maximum.
     can_have_interval = statistic in _QUANTILES or statistic == "mean"
     has_request_values = definition.values is not None
+
     request_metric = ""
     if can_have_interval and has_request_values:
         request_metric = definition.name
+
     return Metric(
         path=path,
         name=f"{definition.label} {_statistic_label(statistic)}",
@@ -240,9 +245,11 @@ def _find_session_metric(path: str) -> Metric | None:
     single_value = SESSION_METRICS.get(path)
     if single_value is not None:
         return Metric(path, single_value.name, single_value.unit, single_value.better)
+
     time_name, _, statistic = path.removeprefix("sessions.").partition(".")
     if time_name not in SESSION_TIMES or statistic not in _STATISTICS:
         return None
+
     name = f"{SESSION_TIMES[time_name]} {_statistic_label(statistic)}"
     return Metric(path, name, "ms", LOWER_IS_BETTER)
 
@@ -282,6 +289,7 @@ def _field_paths() -> set[str]:
         "client": client_use.ClientUse,
         "stalls": request_counts.Stalls,
     }
+
     return {
         f"{object_name}.{field.name}"
         for object_name, object_type in type_by_field.items()

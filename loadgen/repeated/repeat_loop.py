@@ -54,6 +54,7 @@ def run_repeats(
     for number in itertools.count(1):
         if has_enough_repeats():
             break
+
         name = f"r{number}"
         if number > 1:
             has_paused = pause_before(
@@ -61,6 +62,7 @@ def run_repeats(
             )
             if not has_paused:
                 return False
+
         print_line(f"Run {name} of {repetition.description}")
         if not run_repeat(number):
             return False
@@ -79,9 +81,11 @@ def pause_before(
     pause_s = repetition.pause_ns / NS_PER_S
     if not pause_s:
         return True
+
     if virtual:
         print_line("No pause: runs in virtual time do not affect each other.")
         return True
+
     print_line(
         f"Pause of {format.duration(pause_s)} before {run_name}. Ctrl-C ends here and keeps the "
         "runs so far."
@@ -90,6 +94,7 @@ def pause_before(
         wait(pause_s)
     except KeyboardInterrupt:
         return False
+
     return True
 
 
@@ -108,9 +113,11 @@ def write_repeat_summary(
     is_open_ended = repetition.count is None
     requested_precision = repetition.precision if is_open_ended else None
     summary = repeats.summarize_repeats(runs, requested_precision=requested_precision)
+
     # `begin` removes the old checksums, so that they never contradict the new summary, even if the
     # command is killed in between.
     checksums.begin(output_dir)
     store.replace(output_dir / repeats.FILE, format.document(summary))
     checksums.write(output_dir)
+
     return summary

@@ -205,9 +205,11 @@ def summarize_repeats(
     metrics = summarize_metrics(valid_or_all(summaries))
     has_valid_run = any(map(is_valid, summaries))
     invalid_runs = tuple(run.name for run in runs if not is_valid(run.summary))
+
     is_precise = None
     if requested_precision is not None:
         is_precise = has_precision(metrics, requested_precision)
+
     return RepeatSummary(
         runs=tuple(run.name for run in runs),
         seeds=tuple(summary.run.seed for summary in summaries),
@@ -236,6 +238,7 @@ def summarize_metrics(summaries: Sequence[Summary]) -> tuple[RepeatedMetric, ...
         has_all_values = bool(known_values) and len(known_values) == len(summaries)
         if metric is not None and has_all_values:
             repeated_metrics.append(_summarize_metric(metric, known_values, request_count))
+
     return tuple(repeated_metrics)
 
 

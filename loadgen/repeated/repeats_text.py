@@ -48,11 +48,13 @@ def metric_table(repeats: RepeatSummary) -> Table:
     """
     has_many_runs = len(repeats.counted_runs) > MAX_RUN_COLUMNS
     value_columns = ("lowest", "highest") if has_many_runs else repeats.counted_runs
+
     rows = []
     for metric in repeats.metrics:
         values = (min(metric.values), max(metric.values)) if has_many_runs else metric.values
         value_cells = [value_text(metric, value) for value in values]
         rows.append((*_mean_cells(metric), _spread_text(metric), *value_cells))
+
     # The first column, with the names of the metrics, needs no heading.
     header = ("", "mean", _interval_name(repeats), "spread", *value_columns)
     return Table(header, rows)
@@ -102,6 +104,7 @@ def describe_interval(repeats: RepeatSummary) -> str:
     """
     if len(repeats.counted_runs) < 2:
         return "One run shows no run-to-run variation, so there is no confidence interval."
+
     legend = (
         "CI: confidence interval of the mean, by Student's t. Spread: standard deviation between "
         "runs. The interval covers restarts and times like those of these runs."
@@ -155,9 +158,11 @@ def describe_excluded_runs(repeats: RepeatSummary) -> str:
     """Return the sentence that names the INVALID runs that count in no mean, or ""."""
     if not repeats.excluded_runs:
         return ""
+
     runs = format.counted(len(repeats.runs), "run")
     verb = "is" if len(repeats.excluded_runs) == 1 else "are"
     names = ", ".join(repeats.excluded_runs)
+
     return (
         f"{len(repeats.excluded_runs)} of {runs} {verb} INVALID and left out of the means: {names}."
     )

@@ -151,11 +151,13 @@ class _BriefSlo:
         """
         self._summary = summary
         rows = list(_objective_rows(summary))
+
         shown_count = max_objectives
         if len(rows) > max_objectives:
             rows.sort(key=_outcome_order)
             lines_for_objectives = max_objectives - 1
             shown_count = max(lines_for_objectives, MIN_OBJECTIVES)
+
         self._rows = rows[:shown_count]
         self._hidden_count = len(rows) - len(self._rows)
 
@@ -178,10 +180,12 @@ class _BriefSlo:
             succeeded = _fraction(summary.requests.ok, summary.requests.decided)
             hint = "Add --slo ttft:2s for a pass/fail result."
             yield Paragraph(f"No SLO set. {succeeded} requests succeeded. {hint}")
+
         if self._hidden_count:
             hidden = format.counted(self._hidden_count, "more objective")
             option = "--full"  # the option of the full report
             yield Paragraph(f"{hidden}: {option}", "soft")
+
         for reason in _undecided_reasons(summary):
             yield Paragraph(f"Undecided: {reason}", "warn")
 
@@ -211,6 +215,7 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
         goodput = scope.goodput
         for term in goodput.slo:
             yield _term_row(prefix, term)
+
         if goodput.share_limit is not None:
             yield _ObjectiveRow(
                 is_met=is_attainment_met(goodput),
@@ -218,6 +223,7 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
                 measured=format.percent(goodput.share),
                 limit=format_limit(goodput.share_limit),
             )
+
         tasks = find_task_goodput(scope)
         if tasks is not None:
             yield _ObjectiveRow(
@@ -297,6 +303,7 @@ def _latency_rows(summary: Summary) -> list[_LatencyRow]:
             rows.append(_LatencyRow("itl", "ITL", summary.itl_ms))
         else:
             rows.append(_LatencyRow("inter_chunk", "Inter-chunk", summary.inter_chunk_ms))
+
     rows.append(_LatencyRow("e2e", "E2E latency", summary.e2e_ms))
     return [row for row in rows if row.distribution.count]
 
@@ -317,6 +324,7 @@ def _latency_table(summary: Summary) -> Table:
             for statistic in statistics
         ]
         rows.append((latency.label, *values))
+
     title = LATENCY_TITLE if summary.verdict.valid else UNRELIABLE_LATENCY_TITLE
     column_headings = (title, "mean", *map(cells.quantile_label, QUANTILES), "max")
     return Table(column_headings, rows)
@@ -336,16 +344,21 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "Throughput", _describe_throughput(summary)
     if summary.sessions is not None:
         yield "Tasks", describe_completed_tasks(summary.sessions)
+
     if summary.goodput.share is not None:
         yield "Goodput", _describe_goodput(summary)
+
     yield "Requests", _describe_requests(summary)
     if summary.requests.by_error:
         yield "Errors", _describe_errors(summary)
+
     yield "Load", _describe_delivered_load(summary)
     yield BREAKDOWN, _describe_breakdown(summary)
     yield "Measurement", _describe_validity(summary)
+
     for caveat, code in zip(summary.verdict.caveats, summary.verdict.caveat_codes, strict=True):
         yield "Caveat", _short_caveat(caveat, code)
+
     cause = find_cause(summary)
     if cause:
         yield "Cause", cause
@@ -357,9 +370,11 @@ def _describe_throughput(summary: Summary) -> str:
     request_rate = format.rate(rates.requests, " req/s")
     if not rates.output:
         return f"{request_rate}, {format.rate(rates.input, ' prompt tok/s')}"
+
     text = f"{request_rate}, {format.rate(rates.output, ' output tok/s')}"
     if rates.output_per_gpu is None:
         return text
+
     return f"{text} ({format.quantity(rates.output_per_gpu)} per GPU)"
 
 
@@ -380,9 +395,11 @@ def _describe_requests(summary: Summary) -> str:
         count = getattr(requests, status)
         if count:
             phrases.append(f"{format.count(count)} {status}")
+
     text = ", ".join(phrases)
     if summary.warmup.scheduled:
         return f"{text} ({format.count(summary.warmup.scheduled)} warm-up excluded)"
+
     return text
 
 
@@ -403,20 +420,24 @@ def _describe_delivered_load(summary: Summary) -> str:
     """
     load = summary.load
     phrases = []
+
     # The offered rate is that at which requests were due, so that they arrived at the client. With
     # sessions, the schedule starts sessions and not requests, so it is left out.
     if load.offered_rps is not None and summary.sessions is None:
         phrases.append(f"{format.rate(load.offered_rps, ' req/s')} arrived")
+
     phrases.append(f"{format.quantity(load.in_flight_mean)} concurrent on average")
     is_sustained = summary.sustainable.sustained
     if is_sustained is not None:
         phrases.append("stable" if is_sustained else "not stable")
+
     # Each check compares a property of the load, such as its rate, with the workload.
     load_checks = summary.stimulus
     failed_checks = [check for check in load_checks if check.ok is False]
     if failed_checks:
         properties = ", ".join(check_label(check.code) for check in failed_checks)
         phrases.append(f"differs from the workload in {properties}")
+
     return ", ".join(phrases)
 
 
@@ -428,11 +449,13 @@ def _describe_breakdown(summary: Summary) -> str:
     """
     if not summary.run.stream or not summary.verdict.valid:
         return ""
+
     for group in summary.splits.groups:
         # One group has all requests. Each other one has only those of a target, for example.
         has_all_requests = group.by == "all"
         if has_all_requests:
             return _describe_median_breakdown(group)
+
     return ""
 
 
@@ -446,13 +469,16 @@ def _describe_median_breakdown(group: SplitGroup) -> str:
     median_e2e = next((split for split in group.e2e if split.at == "p50"), None)
     if median_ttft is None or median_e2e is None:
         return ""
+
     decode_ms = median_e2e.e2e_ms - median_e2e.ttft_ms
     decode = f"E2E p50: decode {format.milliseconds(decode_ms)} ms"
     if median_ttft.prefill_ms is None:
         return f"{decode}; the server reports no queue and prefill time"
+
     ttft_parts = []
     if median_ttft.queue_ms is not None:
         ttft_parts.append(f"queue {format.milliseconds(median_ttft.queue_ms)} ms")
+
     ttft_parts.append(f"prefill {format.milliseconds(median_ttft.prefill_ms)} ms")
     return f"TTFT p50: {', '.join(ttft_parts)}; {decode}"
 
@@ -467,12 +493,15 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
     omitted_statistics = code.values.get("statistics")
     if len(caveat) <= MAX_CAVEAT_LENGTH or not omitted_statistics:
         return caveat
+
     labels = [metric_label(metric) for metric in omitted_statistics]
     listed_labels = labels[:MAX_CAVEAT_METRICS]
     unlisted_count = len(labels) - len(listed_labels)
+
     metrics = ", ".join(listed_labels)
     if unlisted_count:
         metrics += f" and {format.counted(unlisted_count, 'more metric')}"
+
     return f"{metrics}: statistics that the client could not measure exactly are omitted (--full)"
 
 
@@ -486,11 +515,13 @@ def _describe_validity(summary: Summary) -> str:
     if summary.verdict.valid and has_latencies and not _has_unsupported_percentile(summary):
         highest_percentile = cells.quantile_label(QUANTILES[-1])
         phrases.append(f"enough samples for {highest_percentile}")
+
     warning_count = sum(
         warning.code not in _WARNINGS_STATED_IN_TITLE for warning in summary.verdict.warning_codes
     )
     if warning_count:
         phrases.append(f"{format.counted(warning_count, 'warning')} (--full)")
+
     return ", ".join(phrases)
 
 

@@ -79,10 +79,12 @@ def statistic_ms(
     if ranges and statistic in ranges:
         low_ms, high_ms = ranges[statistic]
         return format_range_ms(low_ms, high_ms)
+
     if statistic == "mean":
         return format.milliseconds(distribution.mean)
     if statistic == "max":
         return format.milliseconds(distribution.max)
+
     return quantile_ms(distribution, statistic)
 
 

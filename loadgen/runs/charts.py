@@ -120,10 +120,12 @@ def _build_curve_chart(
     main_curve = curves[0]
     values_ms = [value for curve in curves for value in curve.values_ms]
     last_position = max(curve.positions[-1] for curve in curves)
+
     marks = [_build_limit_mark(term, max(values_ms)) for term in terms]
     if main_curve.supported_until < last_position:
         label = f"p{_format_percentile(main_curve.supported_until)}"
         marks.append(Mark(x=main_curve.supported_until, label=label, color="soft"))
+
     return Chart(
         title=title,
         note=_describe_support(main_curve),
@@ -236,6 +238,7 @@ def _build_binned_chart(
         )
         for index, (name, values) in enumerate(bins.series.items())
     ]
+
     return _build_line_chart(data, title, y, tuple(series), note=note, marks=marks)
 
 
@@ -257,10 +260,12 @@ def _build_stage_bands(data: ChartData) -> tuple[ShadedBand, ...]:
         if color is not None
     ]
     load_end_s = max((stage.end_s for stage in data.stages), default=0.0)
+
     drain_s = data.length_s - load_end_s
     if data.stages and drain_s > MIN_DRAIN_SHARE * data.length_s:
         drain = ShadedBand(start=load_end_s, end=data.length_s, label="draining", color=DRAIN_COLOR)
         bands.append(drain)
+
     return tuple(bands)
 
 
@@ -347,6 +352,7 @@ def _build_latency_chart(
     far_limits = [f"{_limit_label(term)} is {term.limit_ms:,.4g} ms" for term in far_terms]
     note = ", ".join((f"per {bins.width_s:g} s", time_label, *far_limits))
     latency_axis = _build_latency_axis(values_ms)
+
     return _build_binned_chart(data, title, bins, latency_axis, note, tuple(marks))
 
 
@@ -364,6 +370,7 @@ def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> It
     attainment = data.load.slo_attainment
     if attainment is None:
         return
+
     marks = []
     for recovery in recoveries:
         label = f"{recovery.load_before} to {recovery.load_after}"
@@ -371,6 +378,7 @@ def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> It
         if recovery.recovered_after_s:
             recovered_s = recovery.at_s + recovery.recovered_after_s
             marks.append(Mark(x=recovered_s, label="met again", color="good"))
+
     note = f"per {attainment.width_s:g} s, by scheduled time"
     axis = _build_percent_axis("% of requests")
     yield _build_binned_chart(data, "SLO attainment", attainment, axis, note, tuple(marks))
@@ -386,6 +394,7 @@ def build_inter_chunk_charts(data: ChartData, summary: Summary) -> Iterator[Char
     omitted_metrics = summary.metrics_without("p50")
     if not cells or "inter_chunk" in omitted_metrics:
         return
+
     lowest_ms = min(cell.low for cell in cells)
     highest_ms = max(cell.high for cell in cells)
     yield Chart(
@@ -486,6 +495,7 @@ def _build_server_line(
     ]
     if not points_in_run:
         return None
+
     return Series(
         name=style.label,
         x=[time_s for time_s, _ in points_in_run],
@@ -540,6 +550,7 @@ def _build_received_length_chart(lengths: ScatterPlots) -> Chart | None:
     """Return the received output tokens over the requested ones, or None if none are requested."""
     if lengths.received_by_requested is None:
         return None
+
     requested_axis = Axis(label="requested tokens", unit="requested", pad=True)
     return _build_scatter_chart(
         "Requested and received output length",
@@ -557,6 +568,7 @@ def _build_cache_hit_rate_chart(data: ChartData) -> Chart | None:
     hit_rate = data.load.cache_hit_rate
     if hit_rate is None or not any(hit_rate.series["cached"]):
         return None
+
     axis = _build_percent_axis("% of prompt tokens")
     line = Series(
         x=_bin_centers(hit_rate, data.length_s),
@@ -691,6 +703,7 @@ def _mark_slowest_requests(slowest: Sequence[SlowRequest], x_field: str) -> Iter
     requests = [request for request in slowest if getattr(request, x_field) is not None]
     if not requests:
         return
+
     yield Series(
         name="slowest",
         x=[getattr(request, x_field) for request in requests],
@@ -710,6 +723,7 @@ def build_error_charts(data: ChartData) -> Iterator[Chart]:
     bins = data.load.errors
     if not bins.series:
         return
+
     colors = ("bad", *COLORS)
     centers = _bin_centers(bins, data.length_s)
     yield Chart(

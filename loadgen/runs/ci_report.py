@@ -65,15 +65,18 @@ class CiReport(Struct, frozen=True):
         """
         if self.junit is None and self.step_summary is None:
             return
+
         # Without these files, a command need not wait for the import.
         from loadgen.runs import outcome
 
         added_cases = list(other_cases)
         if not is_complete:
             added_cases.append(_unfinished_case(command))
+
         if self.junit is not None:
             cases_of_runs = outcome.build_cases(runs, strict=self.strict)
             self._write_junit(command, [*cases_of_runs, *added_cases])
+
         if self.step_summary is not None:
             markdown = outcome.render_markdown(runs, added_cases)
             write_file(self.step_summary, markdown, "--github", append=True)
@@ -109,6 +112,7 @@ def _github_step_summary() -> Path:
     path = os.environ.get(STEP_SUMMARY_VARIABLE)
     if path:
         return Path(path)
+
     raise UserError(
         "unset_variable",
         "this is not a step of a GitHub workflow",

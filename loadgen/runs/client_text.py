@@ -41,14 +41,18 @@ def describe_client_use(summary: Summary) -> list[str]:
     phrases = [format.counted(client.workers, "worker")]
     if client.cpu_s is not None:
         phrases.append(f"{format.quantity(client.cpu_s)} s of CPU time")
+
     if client.cpu_share_max is not None:
         phrases.append(f"busiest second {format.percent(client.cpu_share_max)} of a core")
+
     longest_wait_share = client.waited_share_max
     if longest_wait_share is not None and longest_wait_share > MIN_WAITED_SHARE:
         longest_wait = format.percent(longest_wait_share)
         phrases.append(f"delayed by other processes for up to {longest_wait} of a second")
+
     if client.peak_rss_bytes is not None:
         phrases.append(f"memory up to {format.size(client.peak_rss_bytes)}")
+
     phrases.append(f"{format.size(summary.bytes.sent)} sent")
     phrases.append(f"{format.size(summary.bytes.received)} received")
     return phrases

@@ -145,10 +145,12 @@ def run(
     plan = _plan_runs(invocation, report_options, shard_options, workload)
     if report_options.dry_run:
         return _print_plan(invocation, plan)
+
     outcome = _execute_plan(invocation, plan, report_options)
     codes = [exit_code(run.summary, strict=report_options.strict) for run in outcome.runs]
     if not outcome.is_complete:
         codes.append(INTERRUPTED)
+
     return most_severe(codes)
 
 
@@ -170,12 +172,14 @@ def _execute_plan(invocation: Invocation, plan: RunPlan, options: ReportOptions)
     min_repeats = 1 if plan.repetition is None else plan.repetition.min_runs
     display.announce_runs(plan.runs * min_repeats)
     invocation.move_existing_results(plan.settings.out)
+
     if plan.repetition is not None:
         outcome = _run_repeatedly(invocation, plan, plan.repetition, display, options)
     elif len(plan.workloads) > 1:
         outcome = _run_load_points(invocation, plan, display, options)
     else:
         outcome = _run_once(invocation, plan, display, options)
+
     plan.ci_report.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
     return outcome
 
@@ -197,16 +201,21 @@ def _plan_runs(
     repetition = None
     with collecting(errors):
         repetition = invocation.repetition()
+
     with collecting(errors):
         settings = _load_settings(invocation, shard_options)
+
     with collecting(errors):
         workloads = _load_workloads(invocation, workload)
+
     with collecting(errors):
         ci_report = create_ci_report(
             report_options.junit, github=report_options.github, strict=report_options.strict
         )
+
     if errors:
         raise CombinedError(errors)
+
     # Without errors, each block has assigned its variable.
     check_divisible(settings, workloads.values(), is_repeated=repetition is not None)
     return RunPlan(workloads, settings, repetition, ci_report)
@@ -225,6 +234,7 @@ def _load_settings(invocation: Invocation, shard_options: ShardOptions) -> Setti
     settings = with_shard(settings, shard_options.shard, shard_options.start_at)
     if settings.out is not None and not invocation["force"]:
         check_no_results(settings.out)
+
     return settings
 
 
@@ -244,6 +254,7 @@ def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workl
     concurrencies = parse_concurrency_levels(option) if option else []
     if len(concurrencies) > 1:
         return _load_workload_per_concurrency(invocation, name, concurrencies)
+
     concurrency = concurrencies[0] if concurrencies else None
     return {"run": invocation.load_workload(name, concurrency=concurrency)}
 
@@ -264,6 +275,7 @@ def _load_workload_per_concurrency(
     }
     if len(workloads) > 1:
         _check_not_repeated(invocation)
+
     return {
         run_name: with_unique_prompts(workload, run_name)
         for run_name, workload in workloads.items()
@@ -296,8 +308,10 @@ def _run_once(
 
     summary, run_dir = execute(plan.only_workload, plan.settings, display.event_handlers)
     _print_run(summary, run_dir, options)
+
     if is_host_busy(summary.verdict) and not options.as_json:
         print_status(suggest_next_step(invocation.arguments, plan.settings))
+
     return Outcome([NamedSummary(summary.run.workload, summary)], is_complete=True)
 
 
@@ -332,9 +346,11 @@ def suggest_next_step(arguments: Sequence[str], settings: Settings) -> str:
             "Next: repeat the run from a dedicated host. loadgen doctor --url ... reports what "
             "disturbs this one."
         )
+
     changed_arguments = ["run", "--url", simulated_target.virtual_url]
     if settings.out is not None:
         changed_arguments += ["-o", f"{settings.out}-virtual"]
+
     command = shlex.join(merge_arguments(arguments, changed_arguments))
     return (
         "Next: repeat the run in virtual time, which a busy host does not affect:\n"
@@ -419,6 +435,7 @@ def _run_load_points(
         is_complete = series.run_all(plan.workloads)
         checksums.write(series.output_dir)
         _print_load_points(series, options)
+
     return Outcome(series.runs, is_complete)
 
 
@@ -433,6 +450,7 @@ def _print_load_points(series: _RunSeries, options: ReportOptions) -> None:
         json_array = b"[" + b",\n".join(summaries) + b"]\n"
         sys.stdout.buffer.write(json_array)
         return
+
     print_report(sweep_report(build_curve(series.runs)), full=options.full)
     print_status(f"results in {series.output_dir}")
 
@@ -453,6 +471,7 @@ def _run_repeatedly(
 
     is_open_ended = repetition.count is None
     display.begin_steps(repetition.max_runs, at_most=is_open_ended)
+
     with _open_series(invocation, plan, display) as series:
 
         def has_enough_repeats() -> bool:
@@ -469,6 +488,7 @@ def _run_repeatedly(
             print_line=print_status,
         )
         _write_and_print_repeats(series, repetition, options)
+
     return Outcome(series.runs, was_completed)
 
 

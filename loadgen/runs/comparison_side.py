@@ -99,12 +99,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.runs:  # a result of another tool
             return msgspec.structs.replace(self.reported_facts, name=self.name)
+
         summaries = [run.summary for run in self.runs]
         targets = [target for run in self.runs for target in run.targets]
         versions = [f"loadgen {summary.run.version}" for summary in summaries]
         workloads = [summary.run.workload or summary.run.name for summary in summaries]
         objectives = [", ".join(list_objectives(summary)) for summary in summaries]
         first_start = min(summary.run.started for summary in summaries)
+
         return SideFacts(
             name=self.name,
             tool=_join_unique(versions),

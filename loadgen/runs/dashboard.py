@@ -99,6 +99,7 @@ class LiveStatus:
         self._histograms = {"ttft": Histogram(), "tpot": Histogram()}
         self._recent_rows = np.zeros(0, ROW)
         self._last_sample_by_worker: dict[int, WorkerSample] = {}
+
         # The last value of each metric, by the page, the name and the labels of the metric.
         self._server_samples: dict[tuple[str, str, str], MetricSample] = {}
 
@@ -114,9 +115,11 @@ class LiveStatus:
         self.ok += int(is_ok.sum())
         self._count_errors(columns)
         self._count_for_slo(columns)
+
         for metric_name, histogram in self._histograms.items():
             values_ns = columns.measure(metric_name)[is_ok]
             histogram.add(metrics.drop_undefined(values_ns))
+
         self._recent_rows = concatenate_rows((self._recent_rows, rows))
 
     def _count_errors(self, columns: Columns) -> None:
@@ -216,13 +219,16 @@ class LiveStatus:
         objective = self._objective(name)
         overall = NO_PERCENTILES
         is_met = None
+
         if histogram.count:
             overall = (
                 histogram.quantile(0.5) / NS_PER_MS,
                 histogram.quantile(0.99) / NS_PER_MS,
             )
+
         if histogram.count and objective is not None:
             is_met = bool(histogram.quantile(objective.quantile) <= objective.limit_ns)
+
         return LatencyStatus(self._recent_percentiles(name), overall, objective, is_met)
 
     def _recent_percentiles(self, name: str) -> Percentiles:
@@ -263,6 +269,7 @@ def _progress_bar(status: LiveStatus) -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[time]}"),
     )
+
     progress.add_task(
         "" if stage is None else f"{stage.name} {stage.arrival}".strip(),
         total=status.planned,
@@ -282,18 +289,23 @@ def _fact_table(status: LiveStatus, output_tokens_per_s: float | None) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row("In flight", format.count(status.in_flight))
     table.add_row("Throughput", _describe_throughput(status, output_tokens_per_s))
+
     if status.attainment is not None:
         table.add_row("SLO attainment", format.percent(status.attainment))
+
     if status.server_gauges:
         table.add_row("Server", _describe_server(status.server_gauges))
+
     is_client_busy = status.busiest_worker_share > CPU_SHARE
     table.add_row(
         "Client CPU",
         f"{format.percent(status.busiest_worker_share)} of a core",
         style="bold red" if is_client_busy else None,
     )
+
     if status.error_counts.any():
         table.add_row("Errors", _describe_errors(status.error_counts), style="red")
+
     return table
 
 
@@ -315,6 +327,7 @@ def _latency_table(status: LiveStatus) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("p50 / p99 (ms)", f"last {RECENT_S:g} s", "overall", "objective"):
         table.add_column(title)
+
     for name in ("ttft", "tpot"):
         latency = status.latency(name)
         table.add_row(
@@ -323,6 +336,7 @@ def _latency_table(status: LiveStatus) -> Table:
             _format_percentiles(latency.overall),
             _describe_objective(latency),
         )
+
     return table
 
 
@@ -355,10 +369,13 @@ def _describe_server(gauges: dict[str, float]) -> str:
     parts = []
     if series.RUNNING in gauges:
         parts.append(f"{gauges[series.RUNNING]:,.0f} running")
+
     if series.WAITING in gauges:
         parts.append(f"{gauges[series.WAITING]:,.0f} waiting")
+
     if series.KV_USE in gauges:
         parts.append(f"KV cache {format.percent(gauges[series.KV_USE])} full")
+
     return ", ".join(parts)
 
 
@@ -380,14 +397,17 @@ def output_events_per_s(run_dir: Path, begin_s: float, end_s: float) -> float | 
     first_bin = max(int(begin_s * NS_PER_S / BIN_NS), 0)
     end_bin = int(end_s * NS_PER_S / BIN_NS)
     timelines = (run_dir / "flows").glob("w*.timeline.*")
+
     # A file is written under a name that ends with .new, and renamed when it is complete.
     files = [file for file in timelines if file.suffix != ".new"]
     if not files or end_bin <= first_bin:
         return None
+
     event_count = 0
     for file in files:
         counts_by_bin = np.fromfile(file, TIMELINE_DTYPE)
         event_count += int(counts_by_bin[first_bin:end_bin].sum())
+
     duration_s = (end_bin - first_bin) * BIN_NS / NS_PER_S
     return event_count / duration_s
 

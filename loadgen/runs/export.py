@@ -91,9 +91,11 @@ def export(
         raise _missing_argument("the directory of a run")
     if format_name is None:
         raise _missing_argument("--as")
+
     export_format = _find_format(format_name)
     if export_format.send is not None:
         return _send_to_tracker(export_format, format_name, folder, out)
+
     _check_exportable(folder)
     return _export_file(export_format, format_name, folder, out)
 
@@ -112,6 +114,7 @@ def _find_format(format_name: str) -> FormatRow:
     export_format = FORMATS.find(format_name)
     if export_format is not None and (export_format.write or export_format.send):
         return export_format
+
     rows = FORMATS.rows()
     file_formats = [row.name for row in rows if row.write]
     trackers = [row.name for row in rows if row.send]
@@ -134,10 +137,12 @@ def _send_to_tracker(
 
     send = export_format.send
     assert send is not None  # Only trackers have this function.
+
     # A tracker may come from a plug-in. The guard turns an exception in it into a UserError.
     guarded_send = FORMATS.guard(export_format, send)
     location = guarded_send(run_dir, open_run(run_dir).summary, out)
     print(f"written to {format_name}: {location}", file=sys.stderr)
+
     return OK
 
 
@@ -156,8 +161,10 @@ def _check_exportable(folder: Path) -> None:
             str(folder),
             "export a run with records",
         )
+
     if is_run(folder) or not folder.is_dir():
         return
+
     runs = result_kinds.runs_in(folder)
     if runs:
         raise UserError(
@@ -181,13 +188,16 @@ def _export_file(
 
     stored_run = request_gaps.read_run_with_gaps(run_dir)
     content = _convert_run(export_format, stored_run)
+
     parts = _split_content(content)
     if out is None:
         sys.stdout.buffer.writelines(parts)
         return OK
+
     _write_completely(out, parts)
     limitations = _describe_limitations(stored_run, format_name)
     print(f"written: {out}{limitations}", file=sys.stderr)
+
     return OK
 
 
@@ -256,15 +266,18 @@ def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
     """
     manifest = stored.manifest
     is_csv = format_name == "csv"
+
     simulated_text = ""
     if any(target.simulated for target in manifest.targets):
         marked_by = "column `simulated`" if is_csv else "field `loadgen`"
         simulated_text = f" (SIMULATED, no real server was measured: see its {marked_by})"
+
     unmeasured_text = ""
     unmeasured_stages = [stage.name or "load" for stage in manifest.stages if not stage.measured]
     if is_csv and unmeasured_stages:
         stages = ", ".join(unmeasured_stages)
         unmeasured_text = f"; rows of stage {stages} are not part of the metrics"
+
     return simulated_text + unmeasured_text
 
 
@@ -279,11 +292,13 @@ def json_parts(
     if not document:
         yield b"{}\n"
         return
+
     yield b"{"
     for index, (key, value) in enumerate(document.items()):
         comma = "," if index else ""
         yield f"{comma}\n  {json.dumps(key)}: ".encode()
         yield from _value_parts(value, numbers_per_part)
+
     yield b"\n}\n"
 
 
@@ -299,9 +314,11 @@ def _value_parts(value: Any, numbers_per_part: int) -> Iterator[bytes]:
     if is_array and len(value):
         yield from _array_parts(value, numbers_per_part)
         return
+
     # An empty array of numpy is an empty list in JSON.
     plain_value = [] if is_array else value
     text = json.dumps(plain_value, indent=2, allow_nan=False)
+
     # The value is inside a document, so all lines but the first are indented by one more level.
     yield text.replace("\n", _NEXT_LINE_OF_VALUE).encode()
 
@@ -331,9 +348,11 @@ def _write_schema(kind: str, out: Path | None, *, has_run: bool) -> int:
             f"--schema {kind}",
             "leave out the run and --as",
         )
+
     document = schema.build_file_schema(kind)
     if out is None:
         print_json(document)
     else:
         write_file(out, format.document(document), "--out")
+
     return OK

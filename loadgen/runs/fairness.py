@@ -17,6 +17,7 @@ def fairness_section(fairness: Fairness | None) -> Section:
     """Return a row for each tenant, and Jain's fairness index over the tenants."""
     if fairness is None:
         return section("Fairness")
+
     rows = [
         (
             tenant.name,
@@ -37,9 +38,12 @@ def _describe_indices(fairness: Fairness) -> str:
     indices = []
     if fairness.ok_index is not None:
         indices.append(f"{fairness.ok_index:.3f} for successful requests")
+
     if fairness.good_index is not None:
         indices.append(f"{fairness.good_index:.3f} for requests that met the SLO")
+
     if not indices:
         return ""
+
     text = f"Jain's fairness index (1: all tenants are served equally): {'; '.join(indices)}."
     return f"{text} Served worst: {fairness.worst}." if fairness.worst else text

@@ -171,6 +171,7 @@ def load_compared_run(run_dir: Path) -> ComparedRun:
     opened = run_folder.open_run(run_dir)
     if opened.stored is None:
         return ComparedRun(name=run_dir.name, summary=opened.summary)
+
     return ComparedRun(
         name=run_dir.name,
         summary=opened.summary,

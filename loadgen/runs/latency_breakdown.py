@@ -103,10 +103,13 @@ def build_slow_request_sections(
     if not summary.splits.groups:
         yield section("Slow requests", summary.causes.text)
         return
+
     yield _causes_section(summary)
     yield _breakdown_section(summary.splits)
+
     if _has_server_timing(summary.splits):
         yield section("", _slow_table(summary.slowest, "ttft"), text_only=True)
+
     yield partial(_build_slowest_sections, summary, compute_chart_data)
 
 
@@ -176,6 +179,7 @@ def _describe_missing_cause(summary: Summary) -> str:
     may_have_missed_slo = summary.goodput.met is False or bool(summary.goodput.not_judged)
     if has_many_slow or may_have_missed_slo:
         return "No cause found: the slow requests have nothing in common that the fast ones lack."
+
     return (
         f"{slow_count:,} of {examined:,} requests exceeded {SLOW_FACTOR:g}x the usual TTFT. "
         "No bottleneck found."
@@ -197,6 +201,7 @@ def _breakdown_tables(splits: Splits) -> list[Table]:
         for split in group.ttft
         if _has_row(group, split.at)
     ]
+
     e2e_rows = [
         _e2e_row(_row_label(group, split.at), split)
         for group in splits.groups
@@ -296,6 +301,7 @@ def _slowest_section(summary: Summary, compute_chart_data: ComputeChartData | No
     scatter_plots: list[Chart] = []
     if compute_chart_data is not None:
         scatter_plots += charts.build_slow_request_charts(compute_chart_data(), summary)
+
     return section(
         "Slowest requests",
         Bars(rows=_waterfall_bars(summary.slowest), unit=" ms", included_value=0.0),
@@ -341,6 +347,7 @@ def _waterfall(request: SlowRequest) -> list[_Segment]:
             label = f"{part} {format.milliseconds(length_ms)} ms"
             segments.append(_Segment(start_ms, end_ms, _COLORS[part], label))
         start_ms = end_ms
+
     return segments
 
 
@@ -360,4 +367,5 @@ def _part_lengths_ms(request: SlowRequest) -> dict[str, float]:
     }
     unattributed_ms = max(first_token_ms - sum(known_parts_ms.values()), 0.0)
     decode_ms = request.e2e_ms - first_token_ms
+
     return {**known_parts_ms, "unattributed": unattributed_ms, "decode": decode_ms}

@@ -42,6 +42,7 @@ def _latency_section(summary: Summary) -> Section:
     rows = latency_rows(summary)
     distributions = [row.distribution for row in rows]
     notes = [cells.describe_unsupported(distributions, QUANTILES), *latency_notes(summary)]
+
     return section(
         "Latency" if summary.verdict.valid else "Latency (not reliable)",
         distribution_table(rows, summary),
@@ -79,15 +80,18 @@ def _requested_percentile_table(summary: Summary, rows: Sequence[MetricRow]) -> 
     # The values in ms of the requested percentiles, by latency: {"ttft_ms": {"p97_5": 812.0}}.
     values_by_latency = summary.percentiles
     requested_rows = [row for row in rows if values_by_latency.get(row.definition.field)]
+
     percentiles: dict[str, None] = {}  # used as a set that keeps the order
     for row in requested_rows:
         percentiles.update(dict.fromkeys(values_by_latency[row.definition.field]))
+
     table_rows = []
     for row in requested_rows:
         values_ms = values_by_latency[row.definition.field]
         value_cells = _percentile_cells(values_ms, percentiles, row.distribution)
         sample_count = format.count(row.distribution.count)
         table_rows.append((label_with_unit(row.definition), *value_cells, sample_count))
+
     labels = [cells.quantile_label(percentile) for percentile in percentiles]
     return Table(("requested, ms", *labels, "samples"), table_rows)
 

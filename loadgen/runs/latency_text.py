@@ -106,12 +106,14 @@ def latency_notes(summary: Summary) -> Iterator[str]:
     if _lacks_itl(summary):
         reason = summary.itl_absent
         yield f"No ITL: {reason}."
+
     if summary.run.api in ("embeddings", "rerank"):
         yield f"Responses of {summary.run.api} have no tokens, so there is only E2E latency."
     elif not summary.run.stream:
         yield "Responses were not streamed, so TTFT is the time of the whole response."
     else:
         yield from _responses_without_tpot(summary)
+
     if summary.stalls.requests:
         yield _describe_stalls(summary.stalls)
 
@@ -140,15 +142,18 @@ def _responses_without_tpot(summary: Summary) -> Iterator[str]:
     """
     single_chunk_count = summary.tpot_no_span
     without_text_count = summary.tpot_no_output
+
     # `tpot_undefined` counts the responses of all three reasons.
     too_short_count = summary.tpot_undefined - single_chunk_count - without_text_count
     if too_short_count:
         yield f"{format.counted(too_short_count, 'response')} had too few tokens for a TPOT."
+
     if single_chunk_count:
         yield (
             f"{format.counted(single_chunk_count, 'response')} arrived in one piece: there is no "
             "TPOT, and TTFT is the time of the whole response."
         )
+
     if without_text_count:
         yield (
             f"{format.counted(without_text_count, 'response')} had tokens but no text: there is no "

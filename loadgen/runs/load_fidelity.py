@@ -53,9 +53,11 @@ def describe_checks(checks: Sequence[StimulusCheck]) -> list[str]:
         if check.ok is False:
             target, measured = _target_and_measured(check)
             texts.append(f"DIFFERS: {check_label(check.code)} {measured}, target {target}")
+
     matching = [check_label(check.code) for check in checks if check.ok]
     if matching:
         texts.append(f"{', '.join(matching)} match the workload")
+
     return texts
 
 

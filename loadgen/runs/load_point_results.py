@@ -162,6 +162,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
     concurrency = _measured_concurrency(summary.stages)
     is_closed_loop = concurrency is not None
     load_value = summary.load.offered_rps if concurrency is None else float(concurrency)
+
     # A closed loop is in steady state while all of its virtual users are active.
     has_steady_state = summary.window.steady.duration_s is not None
     reached_concurrency = has_steady_state if is_closed_loop else True

@@ -44,8 +44,10 @@ def notebook_html(summary: Summary, run_dir: Path | None = None) -> str:
     ]
     for section in brief_sections(summary, run_dir):
         parts += [html for part in section.parts for html in _part_html(part)]
+
     if run_dir is not None:
         parts += _svg_charts(run_dir)
+
     return f"<div>{''.join(parts)}</div>"
 
 
@@ -72,10 +74,12 @@ def _table_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if head:
         head_cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         lines.append(f"<thead><tr>{head_cells}</tr></thead>")
+
     style = ' style="text-align:left"'
     for row in rows:
         row_cells = "".join(f"<td{style}>{escape(cell)}</td>" for cell in row)
         lines.append(f"<tr>{row_cells}</tr>")
+
     return f"<table>{''.join(lines)}</table>"
 
 
@@ -89,9 +93,11 @@ def _svg_charts(run_dir: Path) -> list[str]:
 
     if not store.has_rows(run_dir):
         return []
+
     stored = store.read_run(run_dir)
     data = page_data.compute_chart_data(stored.manifest, stored.rows, event_counts=stored.timeline)
     charts = (("TTFT (ms)", data.latency.ttft), ("TPOT (ms)", data.latency.tpot))
+
     return [svg_chart(title, bins, data.length_s) for title, bins in charts if bins.series]
 
 
@@ -101,6 +107,7 @@ def svg_chart(title: str, bins: Bins, length_s: float) -> str:
     values = [value for series in lines.values() for value in series if value is not None]
     if not values:
         return ""
+
     highest = max(values)
     plot = _PlotArea(length_s=length_s, highest_value=highest)
     polylines = [
@@ -111,6 +118,7 @@ def svg_chart(title: str, bins: Bins, length_s: float) -> str:
         *polylines,
         *_axis_labels(format.quantity(highest), format.duration(length_s)),
     ]
+
     return (
         f'<svg width="{CHART_WIDTH}" height="{CHART_HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
         f'font-size="{FONT_SIZE}" fill="currentColor">{"".join(elements)}</svg>'

@@ -35,9 +35,12 @@ def notices(summary: Summary) -> Iterator[Notice]:
     if not verdict.valid:
         reasons = "; ".join(verdict.reasons)
         yield Notice("INVALID", reasons, "warn" if is_host_busy(verdict) else "bad")
+
     if summary.target.simulated:
         yield simulated_notice()
+
     state = summary.run.state
+
     # A finished run has no label.
     if state in _STATE_LABELS:
         explanation = STATES[state]

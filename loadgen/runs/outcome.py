@@ -51,10 +51,13 @@ def _build_cases_of_run(name: str, summary: Summary, *, strict: bool) -> Iterato
     """Yield the cases of one run. JUnit shows them as a group with the name of the run."""
     group = f"loadgen.{name}"
     yield _validity_case(summary, group)
+
     if summary.sustainable.sustained is False:
         yield _unsustained_case(summary, group)
+
     if fails_by_errors(summary):
         yield _error_rate_case(summary, group)
+
     for prefix, scope in list_slo_scopes(summary):
         for objective in _measured_objectives(prefix, scope):
             yield _objective_case(summary, objective, group, strict=strict)
@@ -66,6 +69,7 @@ def _validity_case(summary: Summary, group: str) -> JUnitCase:
     outcome: Outcome = "passed" if verdict.valid else "error"
     prefix = "SIMULATED, no real server was measured: " if summary.target.simulated else ""
     lines = verdict.reasons or (describe_rates(summary),)
+
     return JUnitCase(
         name=f"{prefix}the measurement is valid",
         group=group,
@@ -131,11 +135,14 @@ def _objective_case(
     if not is_judged(summary, objective.is_met):
         text = "the run is not valid"
         return JUnitCase(name=objective.name, group=group, outcome="skipped", text=text)
+
     is_undecided = objective.is_met is None
     is_met_on_few_samples = objective.is_met is True and not objective.is_supported
+
     outcome = OUTCOME_OF_MET[objective.is_met]
     if strict and (is_undecided or is_met_on_few_samples):
         outcome = "error"
+
     return JUnitCase(name=objective.name, group=group, outcome=outcome, text=objective.measured)
 
 
@@ -158,9 +165,11 @@ def _measurements(scope: SloScope) -> Iterator[_Measurement]:
     for percentile_term in goodput.slo:
         text = _describe_term(percentile_term)
         yield _Measurement(text, is_supported=percentile_term.supported)
+
     requires_fraction_of_requests = goodput.share_limit is not None
     if requires_fraction_of_requests:
         yield _Measurement(format.percent(goodput.share))
+
     task_goodput = find_task_goodput(scope)
     if task_goodput is not None and scope.sessions is not None:
         share = format.percent(task_goodput.share)
@@ -184,6 +193,7 @@ def describe_rates(summary: Summary) -> str:
     ]
     if rates.goodput is not None:
         parts.append(f"goodput {format.rate(rates.goodput, ' req/s')}")
+
     return f"{', '.join(parts)} in the {rates.window}"
 
 

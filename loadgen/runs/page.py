@@ -177,6 +177,7 @@ def build_load_charts(
     heading = "Load and throughput over time"
     if compute_chart_data is None:
         return
+
     if summary.window.full_run.duration_s is None:
         yield section(heading, "No request left a record.", page_only=True, id="time")
         return
@@ -288,6 +289,7 @@ def build_load_check(
     """
     if compute_chart_data is None:
         return
+
     checks = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
     yield section("Load check", checks, folded=True, page_only=True, id="load-check")
 
@@ -316,12 +318,14 @@ def _length_sentences(tokens: Tokens) -> Iterator[str]:
     """
     prompt = format.count(tokens.input)
     yield f"{prompt} prompt tokens and {format.count(tokens.output)} output tokens."
+
     # `sources.output` has a code for each way in which output tokens were counted, such as
     # "server" or "tokenizer".
     sources = [source for source in tokens.sources.output if source != _NO_OUTPUT_REQUESTED]
     if sources:
         counted_by = [_SOURCE_LABELS.get(source, _NOT_COUNTED_LABEL) for source in sources]
         yield f"Output was counted by {' and '.join(counted_by)}."
+
     yield _describe_length_match(tokens)
     if tokens.cached_share is None:
         yield "The server does not report its prefix cache hit rate."
@@ -399,6 +403,7 @@ def _list_run_conditions(summary: Summary, manifest: RunManifest | None) -> Fact
         ("Schedule fingerprint", fingerprints.schedule),
         ("Bodies", fingerprints.bodies),
     )
+
     client_conditions = (
         ("Client", _describe_client(summary)),
         ("Tokenizer", tokenizer),
@@ -448,6 +453,7 @@ def _describe_validity_limits(limits: ValidityLimits) -> str:
     failure_limit = format.percent(limits.failure_share)
     itl_limit = format.percent(limits.event_error_share)
     tpot_limit = format.percent(limits.tpot_error_share)
+
     return "; ".join(
         (
             f"send delay {send_delay_limit} and timestamp uncertainty {timestamp_limit} of "

@@ -276,14 +276,17 @@ def compute_chart_data(
             `results.record_log.HEAT`. None if they were not kept.
     """
     columns = Columns(rows)
+
     # Requests of a warm-up and failed requests are not counted.
     is_counted = is_measured(manifest, rows) & columns.where(OK)
     length_s = _run_length_s(rows, event_counts)
     curves = _percentile_curves(columns, is_counted)
     inter_chunk = pool_measured_gaps(manifest, inter_chunk_histograms)
+
     inter_chunk_curve = curve_of_histogram("inter-chunk latency", inter_chunk)
     if inter_chunk_curve is not None:
         curves["inter_chunk"] = inter_chunk_curve
+
     return ChartData(
         length_s=round_to(length_s, LENGTH_DIGITS),
         stages=tuple(_stage_spans(manifest, rows, length_s)),
@@ -375,6 +378,7 @@ def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPl
     ttft_ns = columns.measure("ttft")
     queue_ns = columns["server_queue_ns"]
     due_ns = columns["due_ns"]
+
     return ScatterPlots(
         ttft_by_input=scatter_plot(columns["input_tokens"], ttft_ns, is_counted),
         ttft_by_queue=scatter_plot(queue_ns, ttft_ns, is_counted, x_divisor=NS_PER_MS),
@@ -409,6 +413,7 @@ def _plot_received_by_requested(
     differs = requested_tokens[has_both] != received_tokens[has_both]
     if not differs.any():
         return None
+
     return scatter_plot(
         requested_tokens.astype(np.int64), received_tokens.astype(np.int64), has_both, y_divisor=1
     )
@@ -443,7 +448,9 @@ class Grid(msgspec.Struct, frozen=True):
             narrowest_s = readable_widths_s[0]
         else:
             narrowest_s = length_s / max_bins
+
         width_s = max(narrowest_s, min_width_s)
+
         # A length of 3 bins may be computed as 3.0000000001, which must not need a fourth one.
         bin_count = int(np.ceil(length_s / width_s - ROUNDING_ERROR))
         return cls(width_s, max(bin_count, 1))
@@ -518,6 +525,7 @@ def quantiles_over_time(
     grid = Grid.for_requests(length_s, int(np.count_nonzero(is_known)), MIN_REQUESTS_FOR_P90)
     values_by_bin = _sorted_values_by_bin(grid, times_ns, values_ns, is_known)
     quantiles = _supported_quantiles(values_by_bin)
+
     return grid.round_series(
         {
             name: [_quantile_ms(values, quantile) for values in values_by_bin]
@@ -534,11 +542,14 @@ def _supported_quantiles(values_by_bin: Sequence[NDArray[np.int64]]) -> dict[str
     """
     bin_sizes = [len(values) for values in values_by_bin if len(values)]
     typical_size = float(np.median(bin_sizes)) if bin_sizes else 0.0
+
     quantiles = {"p50": 0.5}
     if typical_size >= MIN_REQUESTS_FOR_P90:
         quantiles["p90"] = 0.9
+
     if typical_size >= MIN_REQUESTS_FOR_P99:
         quantiles["p99"] = 0.99
+
     quantiles["max"] = 1.0
     return quantiles
 
@@ -556,14 +567,17 @@ def _sorted_values_by_bin(
     """
     known_rows = as_selection(is_known)
     bin_numbers = grid.bin_numbers(times_ns[known_rows])
+
     # Indices of 32 bits need half of the memory of the default ones.
     rows_in_bin_order = np.argsort(bin_numbers, kind="stable").astype(np.int32)
     values_in_bin_order = values_ns[known_rows][rows_in_bin_order]
     values_per_bin = np.bincount(bin_numbers, minlength=grid.bin_count)
     bin_ends = np.cumsum(values_per_bin)
+
     values_by_bin = np.split(values_in_bin_order, bin_ends[:-1])
     for values in values_by_bin:
         values.sort()
+
     return values_by_bin
 
 
@@ -594,6 +608,7 @@ def _stage_spans(
         due_ns = rows["due_ns"][is_in_stage]
         start_s = _stage_start_ns(index, stage, due_ns) / NS_PER_S
         planned_end_s = _stage_end_ns(stage, due_ns) / NS_PER_S
+
         # Without a planned end and without requests, the end is 0, which is before the start.
         end_s = max(planned_end_s, start_s)
         yield StageSpan(
@@ -645,6 +660,7 @@ def _request_rates(columns: Columns, length_s: float) -> Bins:
     scheduled_ns = columns["due_ns"][as_selection(columns.reached_due_time)]
     sent_ns = columns["sent_ns"][as_selection(was_sent)]
     ok_ns = columns["end_ns"][as_selection(has_ended_ok)]
+
     return grid.round_series(
         {
             "scheduled": grid.count(scheduled_ns) / grid.width_s,
@@ -672,6 +688,7 @@ def _mean_in_flight(columns: Columns, length_s: float) -> Bins:
     in_flight_before_edges_ns = since_sent_ns - since_done_ns
     in_flight_in_bins_ns = np.diff(in_flight_before_edges_ns)
     mean_in_flight = in_flight_in_bins_ns / (grid.width_s * NS_PER_S)
+
     # Rounding errors may lead to a number slightly below 0.
     return grid.round_series({"in flight": np.maximum(mean_in_flight, 0.0)})
 
@@ -732,6 +749,7 @@ def _tokens_by_events(
     total_events = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
     if events_before_bins is None or total_events == 0:
         return None
+
     total_tokens = int(time_output_tokens(columns).amounts.sum(dtype=np.int64))
     tokens_per_event = total_tokens / total_events
     return _events_in_bins(events_before_bins, grid) * tokens_per_event
@@ -775,11 +793,13 @@ def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
     times_ns = np.where(has_ended, columns["done_ns"], columns["due_ns"])
     error_times_ns = times_ns[is_error]
     error_kinds = columns["kind"][is_error]
+
     counts_by_label = {}
     for kind in _distinct_by_frequency(error_kinds):
         # A record without a kind, whose name is "", is that of a request that did not finish.
         label = KINDS[kind] or "not finished"
         counts_by_label[label] = grid.count(error_times_ns[error_kinds == kind])
+
     return grid.round_series(counts_by_label)
 
 
@@ -801,15 +821,18 @@ def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) ->
     slo = manifest.slo
     if slo is None:
         return None
+
     has_request_objective = bool(slo.terms) or slo.goodput_share is not None
     if not has_request_objective:
         return None
+
     is_counted = outcomes.is_counted(columns, slo)
     is_good = is_counted & outcomes.meets_slo(columns, slo)
     grid = Grid.for_requests(length_s, int(is_counted.sum()), MIN_REQUESTS_FOR_P90)
     scheduled_ns = columns["due_ns"]
     good_counts = grid.count(scheduled_ns[is_good])
     total_counts = grid.count(scheduled_ns[is_counted])
+
     return grid.round_series({"met the SLO": _ratios(good_counts, total_counts)})
 
 
@@ -822,10 +845,12 @@ def _cache_hit_rate(columns: Columns, length_s: float) -> Bins | None:
     has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
     if not has_counts.any():
         return None
+
     grid = Grid.for_requests(length_s, int(has_counts.sum()), REQUESTS_PER_BIN)
     response_start_ns = time_or_end(columns, "first_token_ns", has_counts)
     cached_tokens = grid.sum(columns["cached_tokens"][has_counts], response_start_ns)
     prompt_tokens = grid.sum(columns["input_tokens"][has_counts], response_start_ns)
+
     return grid.round_series({"cached": _ratios(cached_tokens, prompt_tokens)})
 
 
@@ -865,6 +890,7 @@ def _largest_cpu_shares(worker_samples: Sequence[WorkerSample], grid: Grid) -> l
         middle_s = max(sample.t_s - sample.span_s / 2, 0)
         bin_number = min(int(middle_s // grid.width_s), grid.bin_count - 1)
         cpu_shares[bin_number] = max(cpu_shares[bin_number] or 0.0, sample.cpu_share)
+
     return cpu_shares
 
 
@@ -876,11 +902,14 @@ def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
     was_sent = as_selection(columns["sent_ns"] >= 0)
     sent_ns = columns["sent_ns"][was_sent]
     delays_ns = columns.measure("send_lag")[was_sent]
+
     # UNDEFINED is less than any delay, so it remains only in bins without requests.
     largest_ns = np.full(grid.bin_count, UNDEFINED)
+
     # The records are read in blocks, so that no temporary array is as long as the run.
     for block in block_slices(len(sent_ns)):
         np.maximum.at(largest_ns, grid.bin_numbers(sent_ns[block]), delays_ns[block])
+
     return [None if delay == UNDEFINED else float(delay / NS_PER_MS) for delay in largest_ns]
 
 
@@ -897,6 +926,7 @@ def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) ->
     """
     if not len(snapshots):
         return ()
+
     typical_span_s = _typical_snapshot_span_s(snapshots)
     min_width_s = min(MIN_BIN_PER_SNAPSHOT * typical_span_s, length_s)
     grid = Grid.for_length(length_s, min_width_s=min_width_s)
@@ -907,6 +937,7 @@ def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) ->
     snapshot_counts = snapshots["counts"][:, 1:]
     counts_by_bin = np.zeros((grid.bin_count, len(HEAT_EDGES_NS)), np.int64)
     np.add.at(counts_by_bin, bin_numbers, snapshot_counts)
+
     return tuple(_heat_map_cells(counts_by_bin, grid.width_s))
 
 
@@ -942,6 +973,7 @@ def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]
     upper_edge_ns = HEAT_EDGES_NS[-1] * 2
     edges_ms = np.append(HEAT_EDGES_NS, upper_edge_ns) / NS_PER_MS
     rounded_edges_ms = round_all(edges_ms, EDGE_DIGITS_OF_HEAT_MAP)
+
     filled_cells = np.argwhere(counts).tolist()
     for bin_number, range_number in filled_cells:
         yield Cell(
@@ -965,12 +997,14 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
     """
     was_sent = columns["sent_ns"] >= 0
     row_indices = []
+
     other_counts = []
     for target in np.unique(columns["target"]).tolist():
         is_sent_to_target = was_sent & (columns["target"] == target)
         target_rows = _rows_by_time_of_sending(columns, is_sent_to_target)
         row_indices.append(target_rows)
         other_counts.append(_count_other_requests(columns, target_rows))
+
     return join_arrays(row_indices), join_arrays(other_counts)
 
 
@@ -999,12 +1033,14 @@ def _count_other_requests(columns: Columns, rows: NDArray[np.int32]) -> NDArray[
     ends_ns = columns["done_ns"][rows]
     sorted_ends_ns = np.sort(ends_ns[ends_ns >= 0])  # negative if the request did not end
     other_counts = np.empty(len(rows), np.int32)
+
     # Blocks keep the temporary arrays small in a long run.
     for block in block_slices(len(rows)):
         moments_ns = sent_ns[block]
         sent_counts = _count_until(sent_ns, moments_ns)
         ended_counts = _count_until(sorted_ends_ns, moments_ns)
         other_counts[block] = sent_counts - ended_counts - 1
+
     return other_counts
 
 
@@ -1040,11 +1076,13 @@ def scatter_plot(
     count = pairs.count()
     if not count:
         return ScatterPlot(count=0)
+
     x_range, y_range = pairs.ranges()
     log_y = _needs_log_axis(y_range)
     plot = ScatterPlot(count=count, x_range=x_range, y_range=y_range, log_y=log_y)
     if count <= MAX_POINTS:
         return msgspec.structs.replace(plot, points=pairs.points(row_indices))
+
     return msgspec.structs.replace(plot, cells=pairs.cells(x_range, y_range, log_y=log_y))
 
 
@@ -1121,6 +1159,7 @@ class _Pairs:
         if row_indices is not None:
             rows_of_pairs = row_indices[pair_indices]
             pair_indices = pair_indices[np.argsort(rows_of_pairs)]
+
         x = round_all(self._x[pair_indices] / self._x_divisor, POINT_DIGITS)
         y = round_all(self._y_ns[pair_indices] / self._y_divisor, POINT_DIGITS)
         return tuple(zip(x, y, strict=True))
@@ -1136,6 +1175,7 @@ class _Pairs:
             log_edges = _cell_edges(lowest_log, highest_log, CELL_ROWS)
             counts = self._count_by_cell(x_edges, log_edges, log_y=True)
             return _filled_cells(counts, x_edges, 10**log_edges)
+
         y_edges = _cell_edges(*y_range, CELL_ROWS)
         counts = self._count_by_cell(x_edges, y_edges, log_y=False)
         return _filled_cells(counts, x_edges, y_edges)
@@ -1168,6 +1208,7 @@ def _filled_cells(
     """
     rounded_x = round_all(x_edges, CELL_EDGE_DIGITS)
     rounded_y = round_all(y_edges, CELL_EDGE_DIGITS)
+
     cells: list[Cell] = []
     for column, row in np.argwhere(counts).tolist():
         cell = Cell(
@@ -1178,6 +1219,7 @@ def _filled_cells(
             point_count=int(counts[column, row]),
         )
         cells.append(cell)
+
     return tuple(cells)
 
 
@@ -1201,9 +1243,11 @@ def _cell_indices(values: NDArray[np.float64], edges: NDArray[np.float64]) -> ND
     cells_per_unit = (last_cell + 1) / (edges[-1] - edges[0])
     indices: NDArray[np.int64] = ((values - edges[0]) * cells_per_unit).astype(np.int64)
     np.clip(indices, 0, last_cell, out=indices)
+
     # Rounding errors may put a value one cell too high or too low.
     is_below_cell = values < edges[indices]
     indices[is_below_cell] -= 1
     is_above_cell = (values >= edges[indices + 1]) & (indices < last_cell)
     indices[is_above_cell] += 1
+
     return indices

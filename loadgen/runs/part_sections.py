@@ -48,11 +48,14 @@ def part_sections(summary: Summary) -> Iterator[Section]:
     yield _steps_section(summary)
     if len(summary.stages) > 1:
         yield _stages_section(summary)
+
     if summary.classes:
         yield _classes_section(summary)
         yield fairness_section(summary.fairness)
+
     if summary.targets:
         yield _targets_section(summary)
+
     yield _replica_section(summary.node_differences)
 
 
@@ -73,6 +76,7 @@ def _replica_section(differences: BetweenNodes) -> Section:
     sentences = replica_differences.describe_outliers(differences)
     if not sentences:
         return section(heading)
+
     variances = Table(
         replica_differences.variance_head(differences),
         replica_differences.variance_rows(differences),
@@ -119,6 +123,7 @@ def _classes_section(summary: Summary) -> Section:
     ]
     class_rows = [_class_row(summary, request_class) for request_class in summary.classes]
     has_sessions = summary.sessions is not None
+
     # A conversation or a task counts once, no matter how many requests it sends.
     counted = "starts of requests, conversations and tasks" if has_sessions else "requests"
     return section(
@@ -142,9 +147,11 @@ def _class_row(summary: Summary, request_class: ClassSummary) -> tuple[str, ...]
     model = request_class.model or summary.target.model
     has_priority = request_class.priority is not None
     priority = str(request_class.priority) if has_priority else format.NONE
+
     slo_results = [describe_class_term(term) for term in request_class.goodput.slo]
     if request_class.sessions is not None:
         slo_results += describe_tasks(request_class.sessions)
+
     return (
         request_class.name,
         requested_share,
@@ -182,6 +189,7 @@ def _targets_section(summary: Summary) -> Section:
     targets = [(target_name_with_region(target), target) for target in summary.targets]
     regions = [(region.target.region or NOT_SPECIFIED, region) for region in summary.regions]
     nodes = [(node.target.node or NOT_SPECIFIED, node) for node in summary.nodes]
+
     return section(
         "Targets",
         _part_table("target", targets),
@@ -202,6 +210,7 @@ def _target_statistics(summary: Summary) -> list[Part]:
     total_tokens = summary.rack
     if total_tokens is None:
         return []
+
     legend = "The rates of all targets cover the same window of the run, so that they add up."
     return [
         Table(TARGET_STATISTICS_HEAD, statistics_over_targets(summary.targets)),
@@ -241,11 +250,13 @@ def statistics_over_targets(targets: Sequence[TargetSummary]) -> list[tuple[str,
         _MetricOverTargets("TPOT p50, ms", [t.tpot_ms.p50 for t in targets], adds_up=False),
         _MetricOverTargets("TPOT p99, ms", [t.tpot_ms.p99 for t in targets], adds_up=False),
     )
+
     rows: list[tuple[str, ...]] = []
     for metric in metrics:
         known = [value for value in metric.values if value is not None]
         if not known:
             continue
+
         rows.append(
             (
                 metric.label,
@@ -256,4 +267,5 @@ def statistics_over_targets(targets: Sequence[TargetSummary]) -> list[tuple[str,
                 format.quantity(sum(known)) if metric.adds_up else format.NONE,
             )
         )
+
     return rows

@@ -91,6 +91,7 @@ def _highest_supported_quantile(count: int) -> float:
             supported = middle
         else:
             unsupported = middle
+
     return supported
 
 
@@ -120,6 +121,7 @@ def curve_of_histogram(name: str, histogram: Histogram) -> PercentileCurve | Non
     count = histogram.count
     if count == 0:
         return None
+
     cumulative_counts = np.cumsum(histogram.counts)
 
     def value_at(quantile: float) -> float:
@@ -152,6 +154,7 @@ def _percentile_curve(
     values_ns = [value_at(_quantile_at(position)) for position in positions_before_last]
     values_ns.append(largest_ns)
     values_ms = [value_ns / NS_PER_MS for value_ns in values_ns]
+
     return PercentileCurve(
         name=name,
         count=count,

@@ -74,10 +74,12 @@ def describe_too_few_requests(forecast: Forecast, requested_slo: Slo | None) -> 
     requests = forecast.requests
     if requests is None or requested_slo is None or not requested_slo.terms:
         return ""
+
     strictest_term = max(requested_slo.terms, key=_needed_samples)
     needed_requests = _needed_samples(strictest_term)
     if requests >= needed_requests:
         return ""
+
     name = slo.name(strictest_term.metric, strictest_term.quantile)
     return (
         f"~{requests:,.0f} requests are too few to verify {name} ({needed_requests:,} needed). "
@@ -104,16 +106,22 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     for workload, settings in runs:
         description = describe_load(workload, settings)
         print(description.text)
+
         if budget is not None:
             print(_describe_forecast_cost(description.load, settings, budget))
+
         forecasts.append(ForecastRun(description.load, settings))
+
         # The plans of all runs are printed before an error is reported.
         if description.error is not None:
             errors.append(description.error)
+
     if errors:
         raise CombinedError(_without_repeated_texts(errors))
+
     if budget is not None:
         _report_total_cost(forecasts, budget)
+
     return OK
 
 
@@ -144,10 +152,12 @@ def _report_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
     cost = compute_total_cost(budget, runs)
     if cost is None:
         return
+
     # All runs have the same target, which determines the price.
     settings = runs[0].settings
     if len(runs) > 1:
         print(f"cost of all {len(runs)} runs: about {describe_cost(budget, cost, settings)}")
+
     if not settings.virtual:
         budget.check_limit(cost, describe_run_count(len(runs)))
 

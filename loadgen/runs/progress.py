@@ -103,6 +103,7 @@ class Progress:
         self._stream = stream or sys.stderr
         self._as_json = as_json
         self._draw = raw_writer(self._stream)
+
         # On a terminal, one line is rewritten. Elsewhere, each update prints a line of its own.
         self._rewrites_line = self._stream.isatty() and not as_json
         self._timer: asyncio.TimerHandle | None = None
@@ -173,6 +174,7 @@ class Progress:
         )
         self._last_event_count = counters.events
         self._last_update_ns = now_ns
+
         return facts
 
     def _events_per_s(self, counters: Counters, now_ns: int) -> float:
@@ -242,7 +244,9 @@ class ProgressLine:
         manifest = planned.manifest
         if manifest.client == VIRTUAL_TIME_CLIENT:
             return
+
         schedule = planned.plan.schedule
+
         # After the load, the run waits for the last responses: the drain. None is without limit.
         drain_ns = None if manifest.grace_s is None else round(manifest.grace_s * _NS_PER_S)
         self._progress = Progress(
@@ -270,11 +274,14 @@ def describe_progress(facts: ProgressFacts, columns: int | None = None) -> str:
     line = _join_parts(parts)
     if columns is None:
         return line
+
     while len(parts) > 1 and len(line) >= columns:
         parts.remove(min(parts, key=_importance))
         line = _join_parts(parts)
+
     if len(line) < columns:
         return line
+
     return f"{line[: columns - 2]}…"
 
 
@@ -300,12 +307,16 @@ def _line_parts(facts: ProgressFacts) -> list[_LinePart]:
     if facts.ttft_p50_ms is not None and facts.ttft_p99_ms is not None:
         ttft = f"TTFT p50 {facts.ttft_p50_ms:,.1f} p99 {facts.ttft_p99_ms:,.1f} ms"
         parts.append(_LinePart(ttft, importance=1))
+
     if facts.failed:
         parts.append(_LinePart(f"{facts.failed:,} failed", importance=3))
+
     if facts.dropped:
         parts.append(_LinePart(f"{facts.dropped:,} dropped", importance=3))
+
     if facts.left_s is not None:
         parts.append(_LinePart(_describe_time_left(facts), importance=4))
+
     return parts
 
 
@@ -408,12 +419,14 @@ class StepCounter:
         elapsed_s = self.elapsed_s
         finished_count = self._begun_count
         self._begun_count += 1
+
         expected_count = None
         if remaining is None:
             time_left_s = self._extrapolate_left_s(finished_count, elapsed_s)
         else:
             expected_count = self._expected_count(finished_count, remaining)
             time_left_s = _omit_short_forecast(remaining.seconds, elapsed_s)
+
         mean_step_s = _mean_step_s(finished_count, elapsed_s)
         return Step(
             number=self._begun_count,

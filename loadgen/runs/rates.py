@@ -84,6 +84,7 @@ def select_headline_rates(summary: SummaryWithRates) -> HeadlineRates:
     """
     load = summary.load
     tokens = summary.tokens
+
     goodput = summary.goodput
     if has_steady_rates(summary):
         return HeadlineRates(
@@ -95,6 +96,7 @@ def select_headline_rates(summary: SummaryWithRates) -> HeadlineRates:
             goodput=goodput.steady_rps,
             steady=True,
         )
+
     return HeadlineRates(
         requests=load.completed_rps,
         input=tokens.input_per_s,

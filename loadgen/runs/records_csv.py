@@ -62,6 +62,7 @@ def _build_csv_table(stored: Stored, rows: NDArray[np.void]) -> pa.Table:
     is_simulated = [targets[number].simulated for number in rows["target"].tolist()]
     table = table.append_column("simulated", pa.array(is_simulated, pa.bool_()))
     columns = [_convert_for_csv(column) for column in table.columns]
+
     return pa.table(columns, names=table.column_names)
 
 
@@ -72,6 +73,8 @@ def _convert_for_csv(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     if pa.types.is_list(column.type):
         texts = [None if values is None else json.dumps(values) for values in column.to_pylist()]
         return pa.array(texts, pa.string())
+
     if pa.types.is_dictionary(column.type):
         return column.cast(pa.string())
+
     return column

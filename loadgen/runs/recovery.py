@@ -30,6 +30,7 @@ def build_recovery_sections(
     """
     if not recoveries:
         return
+
     rows = [_recovery_row(recovery) for recovery in recoveries]
     yield section("Recovery", Table(HEAD, rows, "prose"), is_subsection=True)
 
@@ -65,4 +66,5 @@ def describe_recovery(recovery: Recovery) -> str:
         return f"NOT MET AGAIN within {format.duration(recovery.observed_s)}"
     if not recovery.recovered_after_s:
         return "met again at once"
+
     return f"met again after {format.duration(recovery.recovered_after_s)}"

@@ -68,12 +68,14 @@ def load(output_dir: Path) -> StoredRepeats:
     """
     stored_summaries = _read_summaries(output_dir)
     runs = run_directory_kind.computed_summaries(output_dir, run_dirs(output_dir))
+
     has_single_load = list(stored_summaries) == [SINGLE_LOAD]
     if has_single_load:
         run_directory_kind.check_same_recipe(output_dir, runs)
         precision = stored_summaries[SINGLE_LOAD].requested_precision
         summary = summarize_repeats(runs, requested_precision=precision)
         return StoredRepeats(runs, {SINGLE_LOAD: summary})
+
     return StoredRepeats(runs, _summarize_load_points(runs, stored_summaries))
 
 
@@ -91,6 +93,7 @@ def _summarize_load_points(
         summary_by_point[point_name] = summarize_repeats(
             runs_of_point, requested_precision=stored.requested_precision
         )
+
     return summary_by_point
 
 
@@ -178,11 +181,13 @@ def _throughput_interval(
     throughput = metric_by_path.get("tokens.steady_output_per_s")
     if throughput is None or throughput.low is None or throughput.high is None:
         return None
+
     curve_of_repeats = build_curve(runs)
     mean_of_repeats = average_repeats(curve_of_repeats.load_points)
     tokens_per_s_per_user = mean_of_repeats.per_user
     if tokens_per_s_per_user is None:
         return None
+
     return RateInterval(per_user=tokens_per_s_per_user, low=throughput.low, high=throughput.high)
 
 
@@ -192,6 +197,7 @@ def compare_side(output_dir: Path) -> Side:
     Raises UserError for a repeated sweep: it has several loads, and a side has only one.
     """
     summary_by_point = _read_summaries(output_dir)
+
     # Repeats of one load have the only key SINGLE_LOAD. Other keys are names of load points.
     load_points = [name for name in summary_by_point if name != SINGLE_LOAD]
     if load_points:
@@ -201,6 +207,7 @@ def compare_side(output_dir: Path) -> Side:
             str(output_dir),
             "give the directory of one of its runs",
         )
+
     return run_directory_kind.repeats_as_side(output_dir, run_dirs(output_dir))
 
 

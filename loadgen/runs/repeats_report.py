@@ -65,6 +65,7 @@ def repeats_report(repeats: RepeatSummary, curve: SweepCurve) -> Report:
         section("", repeats_text.brief_metric_table(repeats), indented=True),
         section("", *slo_paragraphs, *_describe_validity(repeats), indented=True),
     ]
+
     return _report_of_repeats(
         title=f"{format.counted(len(repeats.runs), 'repeat')} of one load",
         headline=[result, *slo_paragraphs],
@@ -102,6 +103,7 @@ def repeated_sweep_report(
         section("Load points", full_table, units),
         *_load_point_sections(repeats_by_point),
     ]
+
     # A terminal shows only some of the metrics by default.
     brief_table = repeats_text.load_points_table(
         repeats_by_point, paths=repeats_text.BRIEF_LOAD_POINT_PATHS
@@ -174,10 +176,12 @@ def _warnings(summaries: Sequence[RepeatSummary]) -> list[Notice]:
     warnings = []
     if any(repeats.simulated for repeats in summaries):
         warnings.append(simulated_notice())
+
     for repeats in summaries:
         excluded_runs = repeats_text.describe_excluded_runs(repeats)
         if excluded_runs:
             warnings.append(Notice("INVALID", excluded_runs, "warn"))
+
     return warnings
 
 
@@ -198,15 +202,18 @@ def _describe_slo_outcome(repeats: RepeatSummary, curve: SweepCurve) -> list[Par
     """
     if not curve.slo:
         return []
+
     valid_points = [point for point in curve.load_points if point.valid]
     met_count = sum(point.slo_met is True for point in valid_points)
     missed_names = {point.name for point in valid_points if point.slo_met is False}
     missed_runs = [name for name in repeats.runs if name in missed_names]
     run_count = len(curve.load_points)
+
     met_text = f"SLO met in {met_count} of {format.counted(run_count, 'run')}"
     if missed_runs:
         text = f"{met_text}; missed by {', '.join(missed_runs)}: {curve.slo}."
         return [Paragraph(text, "bad")]
+
     is_met_by_all = met_count == run_count
     return [Paragraph(f"{met_text}: {curve.slo}.", "good" if is_met_by_all else "warn")]
 
@@ -238,10 +245,12 @@ def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
     """Return the chart of a metric: a point for each run, the mean, and its interval as a band."""
     run_count = len(repeats.counted_runs)
     confidence = f"{repeats.confidence * 100:g} %"
+
     bands: tuple[ShadedBand, ...] = ()
     if metric.low is not None and metric.high is not None:
         # `across` makes it a horizontal band, between two values of y.
         bands = (ShadedBand(start=metric.low, end=metric.high, color="good", across=True),)
+
     return Chart(
         title=metric.name,
         note=f"a point for each run; shaded: {confidence} confidence interval of the mean",
@@ -287,13 +296,16 @@ def _run_section(curve: SweepCurve, summaries: Sequence[RepeatSummary]) -> Secti
     seed_by_included_run: dict[str, int | None] = {}
     for repeats in summaries:
         seed_by_included_run.update(zip(repeats.runs, repeats.seeds, strict=True))
+
     result_by_run = {point.name: point for point in curve.load_points}
     other_runs = [name for name in result_by_run if name not in seed_by_included_run]
+
     # The order of the summaries is that in which the runs took place.
     included_runs = [name for name in seed_by_included_run if name in result_by_run]
     rows = [_run_row(result_by_run[name], seed=None) for name in other_runs]
     rows += [_run_row(result_by_run[name], seed_by_included_run[name]) for name in included_runs]
     links = [(name, sweep_charts.run_link(name)) for name in seed_by_included_run]
+
     return section(
         "Runs",
         Table(RUN_TABLE_HEADER, rows),

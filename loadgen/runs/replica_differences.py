@@ -57,6 +57,7 @@ def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
                 within_replica,
             )
         )
+
     return rows
 
 
@@ -74,6 +75,7 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
     unit_count = differences.nodes
     if not unit:
         return []
+
     if differences.outliers:
         sentences = [_describe_outlier(outlier) for outlier in differences.outliers]
     elif unit_count < MIN_UNITS_FOR_OUTLIERS:
@@ -82,9 +84,11 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
     else:
         confidence = f"{differences.level * 100:g} % confidence"
         sentences = [f"No outlier {unit} ({unit_count} {unit}s, {confidence})."]
+
     uncompared_names = differences.left_out
     if uncompared_names:
         sentences.append(f"Too few responses to compare: {', '.join(uncompared_names)}.")
+
     return sentences
 
 

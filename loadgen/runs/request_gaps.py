@@ -54,10 +54,12 @@ def read_request_gaps(run_dir: Path) -> Gaps | None:
         blocks = gaps.read_event_files(run_dir)
     else:
         return None
+
     gaps_ns_by_slot: dict[int, NDArray[np.int64]] = {}
     for block in blocks:
         gaps_of_requests = block.each()  # pairs of a slot and the latencies of its request
         gaps_ns_by_slot.update(gaps_of_requests)
+
     return gaps_ns_by_slot
 
 

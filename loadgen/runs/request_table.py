@@ -65,12 +65,15 @@ def request_table(
         A table whose first columns are FIRST_COLUMNS. A value that a request does not have is null.
     """
     columns = _stage_column(manifest, rows) | _metric_columns(rows, unit)
+
     # The name of the stage, for example, has the same column name as its number in the records. The
     # name is more useful, so the columns from the records do not replace the others.
     for name, column in _record_columns(rows, texts, unit).items():
         columns.setdefault(name, column)
+
     if gaps_ns_by_slot is not None:
         columns[f"inter_chunk_{unit}"] = _gap_column(rows, gaps_ns_by_slot, unit)
+
     return _order_columns(columns, unit)
 
 
@@ -111,13 +114,16 @@ def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, pa.Array | 
     for definition in METRICS.shown_in("requests"):
         values = records.measure(definition.name)
         is_undefined = values == UNDEFINED
+
         if definition.unit == "ms":
             name = f"{definition.name}_{unit}"
             column = _convert_ns(values, unit)
         else:
             name = definition.field
             column = values / MILLIONTHS_PER_UNIT
+
         columns[name] = pa.array(column, mask=is_undefined)
+
     return columns
 
 
@@ -136,11 +142,13 @@ def _record_columns(
         if not name.endswith("_ns"):
             columns[name] = table[name]
             continue
+
         # A time that is missing is negative in the records and null in the table.
         is_missing = table[name].is_null().to_numpy()
         times = _convert_ns(np.ascontiguousarray(rows[name]), unit)
         name_with_unit = f"{name.removesuffix('_ns')}_{unit}"
         columns[name_with_unit] = pa.array(times, mask=is_missing)
+
     return columns
 
 
@@ -158,6 +166,7 @@ def _gap_column(
     for slot in rows["slot"].tolist():
         gaps_ns = gaps_ns_by_slot.get(slot)
         gaps_by_row.append(None if gaps_ns is None else _convert_ns(gaps_ns, unit).tolist())
+
     value_type = pa.int64() if unit == "ns" else pa.float64()
     return pa.array(gaps_by_row, pa.list_(value_type))
 

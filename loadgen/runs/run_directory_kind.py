@@ -58,6 +58,7 @@ def existing_run_dirs(output_dir: Path) -> list[Path]:
     directories = run_dirs(output_dir)
     if directories:
         return directories
+
     raise UserError(
         "no_result",
         "the directory has no run yet",
@@ -173,8 +174,10 @@ def check_same_recipe(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
         config_fingerprint = run.summary.fingerprints.recipe
         if config_fingerprint not in first_run_by_fingerprint:
             first_run_by_fingerprint[config_fingerprint] = run.name
+
     if len(first_run_by_fingerprint) <= 1:
         return
+
     names = list(first_run_by_fingerprint.values())
     raise UserError(
         "mismatch",
@@ -191,6 +194,7 @@ def check_same_workload(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
         differences = _workload_differences(first.summary, run.summary)
         if not differences:
             continue
+
         raise UserError(
             "mismatch",
             (
@@ -211,14 +215,19 @@ def _workload_differences(first: Summary, second: Summary) -> list[str]:
     differences = []
     if first.run.workload != second.run.workload:
         differences.append("workload")
+
     if first.target.model != second.target.model:
         differences.append("model")
+
     if _target_name(first) != _target_name(second):
         differences.append("target")
+
     if (first.run.api, first.run.stream) != (second.run.api, second.run.stream):
         differences.append("API")
+
     if not have_same_slo(first, second):
         differences.append("SLO")
+
     return differences
 
 
@@ -241,6 +250,7 @@ def list_row_of_runs(
     stored_capacity = capacity_in(output_dir)
     if stored_capacity is None:
         return ListRow(outcome=outcome, runs=runs)
+
     interval = _capacity_interval(stored_capacity, build_curve(runs)) if runs else None
     run_at_capacity = stored_capacity.evidence
     return ListRow(
@@ -266,6 +276,7 @@ def _capacity_interval(stored_capacity: Capacity, curve: SweepCurve) -> RateInte
         return None
     if low_per_s is None:
         return None
+
     high_per_s = stored_capacity.high_per_s or stored_capacity.rate_per_s
     tokens_per_request = point.output_per_s / stored_capacity.rate_per_s
     return RateInterval(

@@ -129,9 +129,11 @@ class RunDisplay:
         is_log = progress == "auto" and not sys.stderr.isatty()
         self._has_line_per_step = is_log and has_line_per_step
         handlers: list[EventHandler] = [self.handle, *listeners]
+
         progress_handler = _create_progress_handler(progress)
         if progress_handler is not None and not self._has_line_per_step:
             handlers.append(progress_handler)
+
         self.event_handlers = tuple(handlers)
 
         # The cost of the current run: its forecast with the prices, and the cost while it runs.
@@ -166,13 +168,16 @@ class RunDisplay:
         """
         if not runs:
             return
+
         settings = runs[0].settings
         has_several_real_runs = len(runs) > 1 and not settings.virtual
         if not has_several_real_runs and not always_print:
             return
+
         forecasts = _forecast_runs(runs)
         cost = self._forecast_and_check_cost(forecasts, settings)
         total = combine_forecasts([run.forecast for run in forecasts])
+
         is_long = total.seconds is None or total.seconds >= LONG_S
         if always_print or cost is not None or is_long:
             run_count = format.counted(len(runs), "run")
@@ -240,6 +245,7 @@ class RunDisplay:
         """
         if self._steps is None or self._progress == "off":
             return
+
         step = self._steps.begin_step(remaining)
         self._step_line = describe_step(name, step)
         if self._progress == "json":
@@ -261,6 +267,7 @@ class RunDisplay:
         if self._progress == "json":
             print_status(_finished_as_json(summary))
             return
+
         is_long_command = self.elapsed_s >= MIN_FORECAST_S
         if self._progress != "off" and is_long_command:
             table_section = run_table(self._finished)
@@ -298,12 +305,15 @@ class RunDisplay:
         """
         if self._quiet:
             return
+
         manifest = planned.manifest
         for line in _target_lines(manifest):
             self._print_once(line)
+
         for index, stage in enumerate(manifest.stages):
             counts = _stage_counts(planned, stage, index)
             print_status(_describe_stage(stage, counts))
+
         for warning_text in manifest.warnings:
             reason = manifest.warning_codes.get(warning_text)
             is_simulation_warning = reason is not None and reason.code == _SIMULATION_WARNING
@@ -319,9 +329,11 @@ class RunDisplay:
         can_warn = not self._quiet and not settings.virtual
         if not can_warn and self._budget is None:
             return
+
         forecast = _forecast_planned_run(planned)
         if can_warn:
             self._warn_if_too_short(planned, forecast.measured)
+
         if self._budget is not None:
             self._priced_load = _PricedLoad(forecast.total, planned.manifest.targets)
             _check_and_print_cost(self._budget, self._priced_load, settings)
@@ -390,6 +402,7 @@ class _CostMonitor:
             )
             self._load.stop()
             return
+
         self._loop.call_later(COST_CHECK_S, self._check)
 
 
@@ -461,6 +474,7 @@ def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
     tokens = mean_tokens(plan.requests)
     requests_in_flight = 1  # as during the probe
     response_ns = response_time.ns(requests_in_flight, tokens.input_tokens, tokens.output_tokens)
+
     return forecast_run(plan.schedule, tokens, response_ns / _NS_PER_S)
 
 
@@ -472,10 +486,12 @@ def _target_lines(manifest: RunManifest) -> Iterator[str]:
     """
     first, *further_targets = manifest.targets
     yield f"Target: {_describe_target(first)}"
+
     sharing = [target for target in further_targets if not target.serves]
     if sharing:
         names = ", ".join(target.name or target.url for target in sharing)
         yield f"        and {names}"
+
     for target in further_targets:
         if target.serves:
             yield f"        {_describe_target(target)}, serves {target.serves}"
@@ -485,10 +501,13 @@ def _describe_target(target: TargetFacts) -> str:
     parts = [short_target_name(target)]
     if target.simulated:
         parts[0] += " (SIMULATED)"
+
     if target.model:
         parts.append(f"model {target.model}")
+
     if target.server and not target.simulated:
         parts.append(f"server {target.server}")
+
     return ", ".join(parts)
 
 
@@ -519,9 +538,11 @@ def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
         phrases = ["first request of each virtual user"]
     else:
         phrases = [describe_arrival(stage.arrival), *counts]
+
     start = staggered_start.describe_start(stage.ramp_s, stage.ramp_from, stage.concurrency)
     if start:
         phrases.append(start)
+
     return f"{label}: {', '.join(phrases)}"
 
 
@@ -532,9 +553,11 @@ def _print_cluster(cluster: Cluster) -> None:
         node = f"{worker.node} ({worker.address})"
         if node not in worker_nodes:
             worker_nodes.append(node)
+
     worker_count = format.counted(len(cluster.workers), "worker")
     node_count = format.counted(cluster.nodes, "node")
     print_status(f"Cluster: {worker_count} on {node_count}: {', '.join(worker_nodes)}")
+
     for lost_node in cluster.lost:
         print_status(
             f"Warning: {lost_node} was lost before the load; its workers are on the other nodes"
@@ -550,9 +573,11 @@ def _create_progress_handler(progress: str) -> EventHandler | None:
     """
     if progress == "off":
         return None
+
     if progress == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard
         from loadgen.telemetry.reader_process import SidecarStarter
 
         return SidecarStarter(Dashboard)
+
     return ProgressLine(as_json=progress == "json")

@@ -59,6 +59,7 @@ def run_facts(summary: Summary) -> Facts:
     )
     hardware_texts = [] if summary.hardware is None else summary.hardware.descriptions
     task_texts = describe_tasks(summary.sessions) if summary.sessions else []
+
     return named_facts(
         # What was run
         Target=describe_target(summary.target),
@@ -86,8 +87,10 @@ def _describe_machine(summary: Summary) -> Iterator[str]:
     target = summary.target
     if target.gpus is not None:
         yield format.counted(target.gpus, "GPU")
+
     yield target.shape
     yield target.region
+
     connect_time = describe_connect_time(summary)
     if connect_time:
         yield f"connection time {connect_time}"
@@ -103,8 +106,10 @@ def describe_request_counts(summary: Summary) -> list[str]:
         count = getattr(summary.requests, status)
         if count or status in ALWAYS_SHOWN:
             counts.append(f"{format.count(count)} {status}")
+
     if summary.warmup.scheduled:
         counts[-1] += f" ({format.count(summary.warmup.scheduled)} warm-up excluded)"
+
     return counts
 
 
@@ -117,15 +122,18 @@ def _describe_load(summary: Summary) -> Iterator[str]:
     For example: `poisson 10/s`, `sent 9.98/s`, `concurrency 31 on average`, `58 maximum`.
     """
     load = summary.load
+
     # An open loop with sessions starts tasks at the rate of its arrival process, not requests.
     arrivals_are_tasks = summary.sessions is not None and load.offered_rps is not None
     if load.arrival:
         unit = f" ({rate_unit(summary)})" if arrivals_are_tasks else ""
         yield f"{load.arrival}{unit}"
+
     yield from _describe_virtual_user_starts(summary)
     yield from _describe_request_rates(summary, load, arrivals_are_tasks=arrivals_are_tasks)
     yield f"concurrency {format.quantity(load.in_flight_mean)} on average"
     yield f"{format.count(load.in_flight_max)} maximum"
+
     if load.gap_variation is not None:
         yield _describe_inter_arrival_cv(load.gap_variation, load.gap_variation_planned)
 
@@ -164,6 +172,7 @@ def _describe_request_rates(
         yield _describe_request_rate_of_tasks(load, load.offered_rps)
     elif load.offered_rps is not None:
         yield f"offered {format.rate(load.offered_rps)}"
+
     yield f"sent {format.rate(load.achieved_rps)}"
     rates = select_headline_rates(summary)
     completed = format.rate(rates.requests)
@@ -188,6 +197,7 @@ def _describe_duration(summary: Summary) -> Iterator[str]:
     """Yield when the run started, and the lengths of the windows that rates refer to."""
     window = summary.window
     yield summary.run.started.replace("T", " ")
+
     for duration_s, label in (
         (window.duration_s, "measured"),
         (window.steady.duration_s, "steady-state window"),
@@ -206,13 +216,16 @@ def describe_trends(drift: Drift) -> list[str]:
     """
     if drift.block_s is None or drift.block_s < MIN_TREND_BLOCK_S:
         return []
+
     trends = []
     for label, field in _TREND_LABELS:
         relative_change = getattr(drift, field)
         if relative_change is not None:
             trends.append(f"{label} {relative_change * 100:+.1f} %")
+
     if trends:
         trends[0] = f"last vs. first third of steady state: {trends[0]}"
+
     return trends
 
 
@@ -235,8 +248,10 @@ def _describe_tokens(summary: Summary) -> Iterator[str]:
     suffix = f" ({', '.join(cache_details)})" if cache_details else ""
     yield f"{format.count(tokens.input)} prompt{suffix}"
     yield _describe_output_tokens(tokens)
+
     if summary.chunks is not None:
         yield from _describe_reused_chunks(summary.chunks)
+
     counters = [source for source in tokens.sources.output if source not in NOT_COUNTED]
     if counters:
         yield f"output counted by: {' + '.join(counters)}"
@@ -275,8 +290,10 @@ def _describe_cached_prompts(summary: Summary) -> Iterator[str]:
         if summary.requested_cache_share is not None:
             cached += f", target {format.percent(summary.requested_cache_share)}"
         yield cached
+
     if tokens.cache_written is not None:
         yield f"{format.count(tokens.cache_written)} written to the cache"
+
     if summary.trace_cache_share is not None:
         yield f"{format.percent(summary.trace_cache_share)} repeated in the trace"
 
@@ -287,6 +304,7 @@ def _describe_throughput(summary: Summary) -> Iterator[str]:
     full_run = compute_full_run_rates(summary)
     if rates.output is None:
         return
+
     yield f"{format.rate(rates.output, ' output tok/s')}"
     yield f"{format.rate(rates.total, ' total tok/s')} in the {rates.window}"
     yield f"full run {format.rate(full_run.output, ' output tok/s')}"

@@ -43,11 +43,13 @@ def run_table(summaries: Sequence[Summary]) -> Section:
     if any(summary.target.simulated for summary in summaries):
         notice = simulated_notice()
         notice_parts.append(f"{notice.label}: {notice.text}")
+
     # In a table of this kind, the last column has remarks, which may be long.
     table = Table(HEAD, [_run_row(summary) for summary in summaries], kind="remarks")
     units = f"Latencies in ms. Rates are those of the {_describe_windows(summaries)}."
     unsupported = describe_unsupported(_list_distributions(summaries), QUANTILES)
     legend = [Paragraph(units, "soft"), Paragraph(unsupported, "soft")]
+
     return section("", *notice_parts, table, *legend)
 
 

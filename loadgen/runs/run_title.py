@@ -47,12 +47,16 @@ def _describe_system(summary: Summary) -> str:
     details = []
     if target.server and not target.simulated:
         details.append(target.server)
+
     if target.model:
         details.append(target.model)
+
     if target.gpus is not None:
         details.append(format.counted(target.gpus, "GPU"))
+
     if len(summary.targets) > 1:
         details.append(f"{len(summary.targets)} targets")
+
     name = short_target_name(target)
     return f"{name} ({', '.join(details)})" if details else name
 
@@ -86,9 +90,11 @@ def describe_load(summary: Summary) -> str:
         load = format.counted(len(stages), "stage")
     else:
         load = describe_arrival(summary.load.arrival)
+
     duration_s = _load_duration_s(summary, stages)
     if duration_s is None:
         return load or "no load"
+
     return f"{load} for {format_duration(duration_s)}"
 
 

@@ -20,6 +20,7 @@ def describe_energy(energy: EnergyUse) -> list[str]:
     """
     if energy.joules is None or energy.watts is None:
         return [energy.missing_reason or "no page reports the power of the accelerators"]
+
     phrases = [
         *_energy_per_work(energy, energy.joules),
         _describe_power(energy, energy.watts),
@@ -39,8 +40,10 @@ def _energy_per_work(energy: EnergyUse, used_joules: float) -> Iterator[str]:
     if energy.joules_per_output_token is not None:
         per_token = format.quantity(energy.joules_per_output_token)
         yield f"{per_token} J/output token (± {format.percent(relative_error)})"
+
     if energy.joules_per_request is not None:
         yield f"{format.quantity(energy.joules_per_request)} J/request"
+
     if energy.output_tokens_per_s_per_watt is not None:
         yield f"{format.quantity(energy.output_tokens_per_s_per_watt)} output tok/s per W"
 
@@ -58,10 +61,13 @@ def _hardware_state(energy: EnergyUse) -> Iterator[str]:
     """Yield the clock of the GPUs, why it was lowered, their memory, and the power of the host."""
     if energy.clock_mhz is not None and energy.clock_min_mhz is not None:
         yield f"clock {energy.clock_mhz:,.0f} MHz on average, {energy.clock_min_mhz:,.0f} minimum"
+
     for reason, share in energy.throttled.items():
         yield f"{reason} in {format.percent(share)} of the readings"
+
     if energy.memory_used_gib is not None:
         yield f"memory {format.quantity(energy.memory_used_gib)} GiB maximum"
+
     if energy.host_joules is not None and energy.window_s:
         yield f"host {format.quantity(energy.host_joules / energy.window_s)} W"
 
@@ -76,12 +82,16 @@ def describe_server(server: ServerTotals) -> list[str]:
     if server.output_tokens is not None:
         counted = format.counted(server.output_tokens, "output token")
         phrases.append(f"{counted} counted by the server, {_describe_client_count(server)}")
+
     if server.running_max is not None:
         phrases.append(f"up to {format.count(server.running_max)} running")
+
     if server.waiting_max is not None:
         phrases.append(f"up to {format.count(server.waiting_max)} queued")
+
     if server.kv_use_max is not None:
         phrases.append(f"KV cache up to {format.percent(server.kv_use_max)} full")
+
     phrases.append(_describe_reads(server))
     return phrases
 

@@ -28,6 +28,7 @@ def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> S
         raise _missing_option_error("--shard", "--start-at")
     if shard is None:
         raise _missing_option_error("--start-at", "--shard")
+
     if settings.ray is not None:
         raise UserError(
             "conflict",
@@ -35,6 +36,7 @@ def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> S
             f"--shard {shard} --ray {settings.ray}",
             "use one of the two",
         )
+
     if settings.keep != "raw":
         raise UserError(
             "unsupported",
@@ -42,6 +44,7 @@ def with_shard(settings: Settings, shard: str | None, start_at: str | None) -> S
             f"--keep {settings.keep}",
             "leave it out",
         )
+
     return replace(settings, shard=parse_shard(shard, start_at))
 
 
@@ -70,6 +73,7 @@ def check_divisible(
     """
     if settings.shard is None:
         return
+
     shard_option = f"--shard {settings.shard.index}/{settings.shard.count}"
     if is_repeated or len(workloads) > 1:
         raise UserError(
@@ -78,6 +82,7 @@ def check_divisible(
             shard_option,
             "use one value of --concurrency and no --repeat",
         )
+
     for workload in workloads:
         if workload.seed is None or workload.salt == seeds.FRESH:
             raise UserError(

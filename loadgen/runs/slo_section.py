@@ -36,6 +36,7 @@ def slo_section(summary: Summary) -> Section:
     undecided_reasons = dict.fromkeys(  # each reason once
         f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
     )
+
     return section(
         "SLO",
         Table(("objective", "measured", "violations", ""), rows),
@@ -78,15 +79,19 @@ def _describe_slo_outcome(summary: Summary) -> str:
     goodput = summary.goodput
     if not goodput.has_slo:
         return ""
+
     details = []
     if _is_good_count_meaningful(goodput):
         details.append(f"{describe_good_requests(goodput)} met {_describe_met_limits(goodput)}")
     else:
         details.append("the number of requests that met every limit is not known")
+
     if goodput.share_limit is not None:
         details.append(f"{format_limit(goodput.share_limit)} required")
+
     if goodput.unfinished:
         details.append(f"{format.count(goodput.unfinished)} unfinished excluded")
+
     goodput_per_s = select_headline_rates(summary).goodput
     details.append(f"goodput {format.rate(goodput_per_s, ' req/s')}")
     return f"SLO {describe_judged_outcome(summary, goodput.met)}: {', '.join(details)}"

@@ -89,9 +89,11 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
     goodput = scope.goodput
     for term in goodput.slo:
         yield Objective(term.objective, term.met)
+
     if goodput.share_limit is not None:
         text = f"{format_limit(goodput.share_limit)} of requests meet the SLO"
         yield Objective(text, is_attainment_met(goodput))
+
     tasks = find_task_goodput(scope)
     if with_tasks and tasks is not None:
         text = f"{format_limit(tasks.share_limit)} of tasks {describe_task_limits(tasks)}"
@@ -164,11 +166,14 @@ def format_term_value(term: TermResult) -> str:
         low = format.milliseconds(term.low_ms)
         high = format.milliseconds(term.high_ms)
         return f"{low}-{high} ms"
+
     if term.undecided:
         return "not measured"
+
     if term.value_ms is None:
         has_samples = term.count > 0
         return "no response" if has_samples else "not measured"
+
     mark = "" if term.supported else "~"
     return f"{mark}{_format_against_limit(term.value_ms, term.limit_ms)} ms"
 
@@ -246,9 +251,11 @@ def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
     for percentile_objective in goodput.slo:
         if percentile_objective.met is False:
             yield _describe_missed_term(percentile_objective)
+
     tasks = find_task_goodput(scope)
     if tasks is not None and tasks.met is False:
         yield f"only {_describe_good_tasks(tasks)}"
+
     if goodput.share_limit is not None and is_attainment_met(goodput) is False:
         required = format_limit(goodput.share_limit)
         yield f"only {describe_good_requests(goodput)} met the SLO, {required} required"
@@ -290,12 +297,15 @@ def describe_result(summary: Summary) -> str:
         return "INVALID: do not use these results."
     if summary.goodput.has_slo:
         return _describe_slo_result(summary)
+
     tasks = find_task_goodput(summary)
     if tasks is not None and summary.goodput.met is not None:
         outcome = "met" if summary.goodput.met else "missed"
         return f"SLO {outcome}: {_describe_good_tasks(tasks)}."
+
     if fails_by_errors(summary):
         return _describe_error_rate(summary)
+
     return _describe_success(summary)
 
 
@@ -306,9 +316,11 @@ def _describe_slo_result(summary: Summary) -> str:
         return _describe_met(summary)
     if goodput.met is None:
         return _describe_undecided(summary)
+
     reasons = list(missed_objectives(summary))
     if goodput.share_limit is None and goodput.good is not None:
         reasons.append(f"{describe_good_requests(goodput)} met every limit")
+
     return f"SLO missed: {'; '.join(reasons)}."
 
 
@@ -355,6 +367,7 @@ def _describe_undecided(summary: Summary) -> str:
             f"SLO undecided: {unfinished} of {scheduled} were unfinished when the drain ended. Use "
             "a longer --grace, or leave it out."
         )
+
     reasons = [
         f"{term.objective}: {term.undecided}"  # the reason, or "" for a decided objective
         for term in goodput.slo
@@ -374,15 +387,18 @@ def _describe_too_few_samples(summary: Summary) -> Iterator[str]:
     unsupported = [term for term in terms if not term.supported and not term.undecided]
     if not unsupported:
         return
+
     most_demanding = max(unsupported, key=attrgetter("needed"))
     needed_samples = most_demanding.needed
     measured_samples = most_demanding.count
     percentile = slo.name(most_demanding.metric, most_demanding.quantile)
     duration_s = summary.window.duration_s
+
     needed_load = ""
     if duration_s is not None and measured_samples:
         needed_s = duration_s * needed_samples / measured_samples
         needed_load = f", about {format.duration(needed_s)} of this load"
+
     yield (
         f"Low confidence: {percentile} needs {needed_samples:,} samples"
         f"{needed_load}, and this run has {measured_samples:,}."

@@ -30,6 +30,7 @@ def build_speculation_sections(summary: Summary) -> Iterator[Section]:
     speculation = summary.speculation
     if speculation is None:
         return
+
     yield section(
         "Speculative decoding",
         _sources_table(speculation),
@@ -58,6 +59,7 @@ def _sources_table(speculation: Speculation) -> Table:
             _format_tokens(speculation.length),
         )
         rows.append(row_of_responses)
+
     if speculation.server_acceptance is not None or speculation.server_length is not None:
         row_of_servers = (
             "metrics pages of the servers",
@@ -67,6 +69,7 @@ def _sources_table(speculation: Speculation) -> Table:
             _format_tokens(speculation.server_length),
         )
         rows.append(row_of_servers)
+
     return Table(("reported by", "drafted", "accepted", "fraction", "tokens per step"), rows)
 
 
@@ -84,6 +87,7 @@ def _requests_table(summary: Summary) -> Table:
             continue
         values = [_format_tokens(getattr(distribution, statistic)) for statistic in statistics]
         rows.append((label, *values, format.count(distribution.count)))
+
     return Table(("per request", *statistics, "samples"), rows)
 
 
@@ -99,6 +103,7 @@ def _position_chart(speculation: Speculation) -> Iterator[Chart]:
     """Yield how often the first, second, ... token of a draft was accepted, if that is known."""
     if not speculation.by_position:
         return
+
     positions = tuple(float(number) for number in range(1, len(speculation.by_position) + 1))
     yield Chart(
         title="Accepted tokens by position in the draft",

@@ -46,6 +46,7 @@ def sweep_charts(curve: SweepCurve) -> Iterator[Chart]:
     points = [point for point in curve.load_points if point.output_per_s is not None]
     if not points:
         return
+
     marks = _throughput_marks(curve, points)
     yield Chart(
         title="TTFT against throughput",
@@ -57,6 +58,7 @@ def sweep_charts(curve: SweepCurve) -> Iterator[Chart]:
             _latency_series(points, "ttft_p99", "p99", P99_COLOR, dash=P99_DASH),
         ),
     )
+
     yield Chart(
         title="E2E latency against throughput",
         x=_throughput_axis(),
@@ -123,6 +125,7 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
     loads = [point.load_value for point in points if point.load_value is not None]
     if len(loads) < len(points) or len(points) == 1:
         return
+
     is_closed_loop = points[0].is_closed_loop
     load_label = "concurrent requests, log" if is_closed_loop else "offered requests/s, log"
     links = _links(points)
@@ -133,6 +136,7 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
         y=Axis(label="tokens/s", unit="tokens/s", min=0),
         series=(Series(x=loads, y=throughputs, color=THROUGHPUT_COLOR, dots=True, links=links),),
     )
+
     attainments = [point.slo_attainment for point in points]
     if any(attainment is not None for attainment in attainments):
         yield Chart(
@@ -152,6 +156,7 @@ def _pareto_charts(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
     known_points = [point for point in points if point.per_user is not None]
     if not known_points:
         return
+
     known_points.sort(key=_tokens_per_user)
     has_gpus = all(point.per_gpu is not None for point in known_points)
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
@@ -171,6 +176,7 @@ def _front_and_dominated_series(
     front = [point for point in points if point.on_pareto_front]
     if front:
         yield _pareto_series(front, "Pareto front", FRONT_COLOR, has_gpus=has_gpus)
+
     dominated = [point for point in points if not point.on_pareto_front]
     if dominated:
         yield _pareto_series(
@@ -233,6 +239,7 @@ def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
     one speed per user or at one TTFT. A metric that no target has is left out.
     """
     valid_points = [point for curve in curves for point in curve.load_points if point.valid]
+
     # The throughput is shown per GPU only if the number of GPUs is known for every point.
     has_gpus = all(point.per_gpu is not None for point in valid_points)
     for axis in TARGET_AXES:

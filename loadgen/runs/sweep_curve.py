@@ -132,11 +132,14 @@ def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
     for group_curve in curve.split():
         if not any(point.valid for point in group_curve.load_points):
             return UNSOUND
+
     for group_curve in curve.split():
         if not any(point.is_usable for point in group_curve.load_points):
             return SLO_MISSED
+
     if strict and any(point.slo_undecided for point in curve.load_points):
         return INCONCLUSIVE
+
     return OK
 
 
@@ -175,6 +178,7 @@ def _curve_without_groups(
     first_summary = runs[0].summary
     gpu_counts = {run.summary.target.gpus for run in runs}
     targets = [run.summary.target.name or run.summary.target.url for run in runs]
+
     return SweepCurve(
         workload=first_summary.run.workload,
         model=first_summary.target.model,
@@ -259,6 +263,7 @@ def mark_pareto_front(points: Sequence[LoadPointResult]) -> list[LoadPointResult
             point for point in points if point.is_usable and (point.isl, point.osl) == lengths
         ]
         names_on_front |= _names_on_front(comparable_points)
+
     return [
         msgspec.structs.replace(point, on_pareto_front=point.name in names_on_front)
         for point in points
@@ -303,6 +308,7 @@ def lower_bound_reason(curve: SweepCurve) -> str:
             f"at {best.short_label} all virtual users started at once, and a synchronized start "
             "causes queues that a staggered one avoids"
         )
+
     missed = lowest_missed(curve.load_points)
     if missed is None:
         return _lower_bound_reason_without_missed_slo(curve, best)
@@ -311,6 +317,7 @@ def lower_bound_reason(curve: SweepCurve) -> str:
             f"{best.short_label} met the SLO, {missed.short_label} missed it, and the limit lies "
             "between them"
         )
+
     return ""
 
 
@@ -326,8 +333,10 @@ def _lower_bound_reason_without_missed_slo(curve: SweepCurve, best: LoadPointRes
             f"{best.short_label} met the SLO, {unsustained.short_label} was not sustained, and the "
             "limit lies between them"
         )
+
     points_above = curve.points_above_best
     best_is_highest = not points_above
     if best_is_highest or points_within_slo(points_above):
         return HIGHEST_LOAD_PASSED
+
     return f"no load point above {best.short_label} is a valid measurement that decides the SLO"

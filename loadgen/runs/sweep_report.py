@@ -99,6 +99,7 @@ def sweep_report(curve: SweepCurve) -> Report:
         Paragraph(UNITS, "soft"),
         Paragraph(DEFINITIONS, "soft"),
     )
+
     return Report(
         title=title,
         page_title=f"{curve.workload}: {_counted_points_of(curve)}",
@@ -179,6 +180,7 @@ def _chart_sections(curve: SweepCurve) -> Iterator[Section]:
     if not curve.groups:
         yield section(heading, Charts(list(sweep_charts(curve))))
         return
+
     for lengths, curves in _group_curves_by_lengths(curve).items():
         charts = sweep_charts(curves[0]) if len(curves) == 1 else target_charts(curves)
         heading_of_lengths = f"{heading}: {lengths}" if lengths else heading
@@ -241,10 +243,12 @@ def _load_point_table(
     ]
     header = [TABLE_HEADER[index] for index in indices]
     rows_with_columns = [tuple(row[index] for index in indices) for row in rows]
+
     # The columns up to the outcome of the SLO are labels, and the following ones are numbers.
     label_columns = header.index(SLO_HEADING) + 1
     has_remarks = header[-1] == REMARKS_HEADING
     kind = remarks_kind if has_remarks else ""
+
     return Table(header, rows_with_columns, kind, label_columns=label_columns)
 
 
@@ -263,6 +267,7 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
     has_groups = bool(curve.groups)
     total_per_gpu = format.quantity(point.total_per_gpu) if has_groups else ""
     latencies = [latency_cell(point, name) for name in LATENCIES]
+
     return (
         point.target,
         _token_count(point.isl),
@@ -310,12 +315,16 @@ def _brief_remark(curve: SweepCurve, point: LoadPointResult) -> str:
     remarks = []
     if point.state != "finished":
         remarks.append(_state_label(point))
+
     if not point.reached_concurrency:
         remarks.append("too short for its concurrency")
+
     if point.name in {curve.best, *(group.best for group in curve.groups)}:
         remarks.append("best")
+
     if point.name in {curve.knee, *(group.knee for group in curve.groups)}:
         remarks.append("knee")
+
     return ", ".join(remarks)
 
 
@@ -381,6 +390,7 @@ def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:
     )
     for point in points_within_slo(curve.points_above_best):
         yield _explain_point_above_best(curve, point)
+
     reason = lower_bound_reason(curve)
     if reason:
         is_highest_load = best is curve.load_points[-1]
@@ -416,6 +426,7 @@ def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
             f"{point.short_label} met the SLO, but the lower load {growing.short_label} is not "
             "sustainable, so it shows no capacity."
         )
+
     completed = format.quantity(point.requests_per_s)
     return f"{point.short_label} met the SLO, but completed fewer requests: {completed} req/s."
 
@@ -430,9 +441,11 @@ def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
     complete_points = [point for point in curve.load_points if _is_complete_and_valid(point)]
     unusable_points = [point for point in curve.load_points if not _is_complete_and_valid(point)]
     undecided_points = [point for point in complete_points if point.slo_met is None]
+
     all_points = _counted_points_of(curve)
     if unusable_points:
         yield _describe_unusable_points(unusable_points, all_points)
+
     if undecided_points:
         verb = "has" if len(undecided_points) == 1 else "have"
         yield f"{len(undecided_points)} of {all_points} {verb} too few requests to decide the SLO."
@@ -472,6 +485,7 @@ def _describe_lowest_failure(curve: SweepCurve) -> str:
         )
     if missed is None:
         return f"No load point is a valid measurement that decides the SLO ({curve.slo})."
+
     return _describe_lowest_missed(curve, missed)
 
 
@@ -484,6 +498,7 @@ def _describe_lowest_missed(curve: SweepCurve, missed: LoadPointResult) -> str:
             f"higher loads met it ({', '.join(met_labels)}). Repeat {missed.short_label} or test "
             "lower loads."
         )
+
     return (
         f"No load point met the SLO ({curve.slo}): even {missed.short_label}, the lowest valid "
         "one, missed it. Test lower loads."
@@ -527,13 +542,16 @@ def _describe_groups(curve: SweepCurve) -> Iterator[str]:
     curves = curve.split()
     best_points = [point for point in map(representative_point, curves) if point is not None]
     best_points.sort(key=_throughput, reverse=True)
+
     if best_points:
         highest = best_points[0]
         within_slo = f" within the SLO ({curve.slo})" if curve.slo else ""
         yield f"Highest throughput{within_slo}: {highest.label}, {_output_tokens(highest)}."
+
     if len(best_points) > 1:
         lowest = best_points[-1]
         yield f"Lowest throughput: {lowest.label}, {_output_tokens(lowest)}."
+
     for reason, labels in _list_groups_without_best(curves).items():
         yield f"{reason}: {'; '.join(labels)}."
 
@@ -588,4 +606,5 @@ def _reason_without_best(curve: SweepCurve) -> str:
         return _NONE_SUSTAINABLE
     if any(point.slo_met is False for point in curve.load_points):
         return _ALL_MISSED
+
     return _ALL_UNDECIDED

@@ -81,6 +81,7 @@ def _step_row(step: StepSummary) -> tuple[str, ...]:
     failed = step.requests.failed + step.requests.lost
     has_output = step.kind == "chat"
     output_tokens = format.count(step.tokens.output) if has_output else format.NONE
+
     return (
         _step_name(step),
         destination,
@@ -120,11 +121,13 @@ def describe_completed_tasks(sessions: Sessions) -> str:
     reasons = _describe_incomplete_tasks(sessions)
     if reasons:
         completed += f" ({', '.join(reasons)})"
+
     has_steady_rate = sessions.steady_ok_per_s is not None
     completed_per_s = sessions.steady_ok_per_s if has_steady_rate else sessions.ok_per_s
     rate = format.rate(completed_per_s)
     duration_p50 = quantile_s(sessions.duration_ms, "p50")
     duration_p95 = quantile_s(sessions.duration_ms, "p95")
+
     return f"{completed}, {rate}, duration p50 {duration_p50}, p95 {duration_p95}"
 
 
@@ -149,6 +152,7 @@ def _describe_mean_task(sessions: Sessions) -> str:
     cached = ""
     if sessions.cached_tokens is not None:
         cached = f" ({format.quantity(sessions.cached_tokens)} cached)"
+
     return (
         f"on average {format.quantity(sessions.requests)} requests, "
         f"{format.quantity(sessions.input_tokens)} prompt tokens{cached} and "

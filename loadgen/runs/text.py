@@ -84,6 +84,7 @@ def report(
     added_notices = [notice for addition in additions for notice in addition.notices]
     added_verdicts = [paragraph for addition in additions for paragraph in addition.headline()]
     sections = _sections(summary, manifest, compute_chart_data, server_samples, additions)
+
     return Report(
         title=f"{run_title(summary)}, {_start_time(summary)}",
         page_title=f"{workload_name(summary)}: {summary.run.id}",
@@ -126,9 +127,11 @@ def _sections(
     yield from page.build_error_section(summary, compute_chart_data)
     yield from part_sections(summary)
     yield from _client_sections(summary, compute_chart_data)
+
     for addition in additions:
         if addition.appendix is not None:
             yield addition.appendix
+
     yield from page.build_provenance(summary, manifest)
 
 
@@ -177,6 +180,7 @@ def _result_paragraphs(summary: Summary) -> Iterator[Paragraph]:
             f"This host was too busy to measure latencies. {format.count(summary.requests.ok)} of "
             f"{requests} succeeded; counts and errors are correct, latencies are not."
         )
+
     # None means that it was not assessed.
     has_unsustained_load = summary.sustainable.sustained is False
     if has_unsustained_load:
@@ -193,12 +197,14 @@ def _result_kind(summary: Summary) -> Kind:
     """
     if not summary.verdict.valid:
         return "warn" if is_host_busy(summary.verdict) else "bad"
+
     goodput = summary.goodput
     is_slo_missed = goodput.met is False
     if is_slo_missed or fails_by_errors(summary):
         return "bad"
     if goodput.undecided:
         return "warn"
+
     return "good" if goodput.met else ""
 
 

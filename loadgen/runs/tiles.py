@@ -42,9 +42,11 @@ def _select_percentile(summary: Summary, metric: str, distribution: Distribution
     highest_limited = max(limited_quantiles, default=None)
     if highest_limited in _FIELD_BY_QUANTILE:
         return _FIELD_BY_QUANTILE[highest_limited]
+
     for percentile in _PERCENTILES_BY_PREFERENCE:
         if percentile in distribution.supported:
             return percentile
+
     return "p50"
 
 
@@ -55,14 +57,17 @@ def _latency_tile(summary: Summary, metric: str, label: str, distribution: Distr
     """
     percentile = _select_percentile(summary, metric, distribution)
     percentile_name = quantile_label(percentile)
+
     if percentile == "p50":
         note = format.counted(distribution.count, "sample")
     else:
         note = f"p50 {format.milliseconds(distribution.p50)} ms"
+
     has_value = getattr(distribution, percentile) is not None
     has_enough_samples = percentile in distribution.supported
     if has_value and not has_enough_samples:
         note += f"; too few samples for {percentile_name}"
+
     value_ms = quantile_ms(distribution, percentile)
     return Tile(f"{label} {percentile_name}", value_ms, "ms", note)
 
@@ -101,7 +106,9 @@ def _success_tile(summary: Summary) -> Tile:
         rate = format.rate(select_headline_rates(summary).goodput, " req/s")
         note = f"goodput {rate}"
         return Tile("SLO attainment", format.percent(goodput.share), unit="", note=note)
+
     requests = summary.requests
     success_share = requests.ok / requests.decided if requests.decided else None
     note = f"{format.count(requests.scheduled)} scheduled"
+
     return Tile("Succeeded", format.percent(success_share), unit="", note=note)

@@ -37,6 +37,7 @@ def build_interval_section(summary: Summary) -> Section:
         for path, (estimate, low, high) in interval_by_path.items()
     ]
     legend = COVERAGE if rows else ""
+
     return section(
         "Confidence intervals",
         Table(("metric", "value", "from", "to"), rows),

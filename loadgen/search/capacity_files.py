@@ -123,6 +123,7 @@ def render_outputs(
         files[capacity.CAPACITY_FILE] = capacity.dump_capacity(
             msgspec.structs.replace(stored_capacity, simulated=is_simulated)
         )
+
     return files
 
 
@@ -202,6 +203,7 @@ def with_search_state(
     evidence = None
     if found_capacity is not None:
         evidence = CapacityEvidence(bool(found_capacity.confirmed), found_capacity.sustained)
+
     state = capacity_state(result, evidence)
     if found_capacity is not None and state not in ("stopped", "none"):
         return msgspec.structs.replace(found_capacity, state=state, resume_command=resume_command)
@@ -232,12 +234,15 @@ def _with_sweep_state(
     """
     if not curve.slo or curve.groups:
         return None
+
     no_capacity = Capacity(rate_per_s=0.0, method="sweep")
     if curve.not_run:
         lower_bound = _as_lower_bound(found_capacity or no_capacity, SWEEP_STOPPED)
         return msgspec.structs.replace(lower_bound, state="stopped", resume_command=curve.resume)
+
     if found_capacity is not None:
         return found_capacity
+
     has_growing_point = sweep_analysis.lowest_growing(curve.load_points) is not None
     reason = NO_POINT_SUSTAINED if has_growing_point else NO_POINT_MET_SLO
     return msgspec.structs.replace(_as_lower_bound(no_capacity, reason), state="none")
@@ -274,10 +279,12 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
     best_trial = _find_evidence(outcome)
     if best_trial is None or result.load is None or result.stop_reason == "unconfirmed":
         return None
+
     summary = run_folder.read_summary(outcome.output_dir / best_trial.run_name)
     rate_per_s = _rate_of_run(best_trial, summary)
     if not list_objectives(summary) or not rate_per_s:
         return None
+
     found_capacity = _capacity_of_run(best_trial, summary, result, rate_per_s)
     lower_bound_reason = _lower_bound_reason(outcome)
     return msgspec.structs.replace(
@@ -315,6 +322,7 @@ def _capacity_of_run(
         state=PASSED_ONLY if best_trial.is_load_point else None,
     )
     run_capacity = _with_sustainability(run_capacity, best_trial, result)
+
     # In a closed loop the interval is in virtual users, so it is no interval of the rate.
     return run_capacity if is_closed_loop else _with_interval(run_capacity, result)
 
@@ -336,6 +344,7 @@ def _with_interval(run_capacity: Capacity, result: SearchResult) -> Capacity:
     interval = capacity_interval(run_capacity.rate_per_s, result)
     if interval is None:
         return run_capacity
+
     return msgspec.structs.replace(
         run_capacity,
         low_per_s=interval.low,

@@ -159,6 +159,7 @@ def read_plan(output_dir: Path) -> ExperimentPlan:
     """Return the plan in a directory. Raises UserError if there is none."""
     if not output_dir.is_dir():
         raise missing_result(output_dir, f"a folder with {PLAN_FILE}")
+
     if not (output_dir / PLAN_FILE).is_file():
         raise UserError(
             "no_result",
@@ -166,6 +167,7 @@ def read_plan(output_dir: Path) -> ExperimentPlan:
             f"--resume {output_dir}",
             f"give a directory with {PLAN_FILE}",
         )
+
     refuse_links(output_dir)
     return _decode_plan(output_dir / PLAN_FILE)
 
@@ -233,10 +235,13 @@ def begin_experiment(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult
             str(output_dir),
             "use another --out",
         )
+
     output_dir.mkdir(parents=True, exist_ok=True)
     checksums.begin(output_dir)
+
     if not is_resumed:
         store.replace(plan_file, format.document(plan))
+
     return read_results(output_dir)
 
 
@@ -258,8 +263,10 @@ def check_same_experiment(
         is_changed = getattr(stored, field_name) != getattr(requested, field_name)
         if is_changed and label not in changed_labels:  # Two fields describe the workload.
             changed_labels.append(label)
+
     if not changed_labels:
         return
+
     labels = ", ".join(changed_labels)
     changed_options = _describe_changed_options(stored, requested)
     raise UserError(
@@ -333,6 +340,7 @@ def find_counted_unit(workload: Workload) -> Unit:
     requests_by_class = [requests]
     if isinstance(requests, Mix):
         requests_by_class = [request_class.requests for request_class in requests.classes.values()]
+
     # The largest number of turns is the same for every seed, so any seed serves here.
     any_seed = 0
     are_conversations = [
@@ -341,6 +349,7 @@ def find_counted_unit(workload: Workload) -> Unit:
     ]
     if all(are_conversations):
         return "conversations"
+
     return "starts" if any(are_conversations) else "requests"
 
 
@@ -357,6 +366,7 @@ def read_results(output_dir: Path, *, include_invalid: bool = False) -> list[Tri
     path = output_dir / TRIALS_FILE
     lines = path.read_bytes().splitlines() if path.is_file() else []
     last_results = {result.number: result for result in decode_json_lines(lines, TrialResult)}
+
     return [
         result
         for result in last_results.values()
@@ -376,10 +386,12 @@ def append_result(output_dir: Path, result: TrialResult) -> None:
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     path = output_dir / TRIALS_FILE
+
     content = path.read_bytes() if path.is_file() else b""
     if not content.endswith(b"\n"):
         complete_lines = content[: content.rfind(b"\n") + 1]
         store.replace(path, complete_lines)
+
     with path.open("ab") as file:
         file.write(msgspec.json.encode(result) + b"\n")
 
@@ -406,6 +418,7 @@ def read_search(output_dir: Path) -> StoredSearch | None:
     path = output_dir / RESULT_FILE
     if not path.is_file():
         return None
+
     return decode_json(
         path.read_bytes(),
         StoredSearch,

@@ -65,6 +65,7 @@ def describe_failures(requests: RequestCounts) -> str:
     failed_count = sum(error.count for error in errors.values())
     if not _are_many(failed_count, requests):
         return ""
+
     by_frequency = sorted(errors.items(), key=lambda item: item[1].count, reverse=True)
     kinds = "; ".join(
         f"{error.count:,} {kind}: {_quote(error)}" for kind, error in by_frequency[:MAX_KINDS_SHOWN]

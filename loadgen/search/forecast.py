@@ -73,6 +73,7 @@ def forecast_search(
         # The limit of time ends the search before the limit of trials. How many trials run until
         # then depends on how early each is decided, so no largest number is stated.
         return SearchForecast(expected.trials, expected_s, max_trials=None, max_seconds=max_time_s)
+
     return SearchForecast(expected.trials, expected_s, max_trials=max_trials, max_seconds=largest_s)
 
 
@@ -85,12 +86,15 @@ def describe_forecast(forecast: SearchForecast, *, virtual: bool) -> str:
     limits = [format.duration(forecast.max_seconds)]
     if forecast.max_trials is not None:
         limits.insert(0, format.counted(forecast.max_trials, "trial"))
+
     maximum = f"at most {', '.join(limits)}"
     if forecast.is_at_maximum:
         return maximum
+
     load = "simulated load" if virtual else "load"
     trials = format.counted(round(forecast.trials), "trial")
     expected = f"{trials}, {format.duration(forecast.seconds)} of {load} plus drain time"
+
     return f"{expected} ({maximum})"
 
 
@@ -127,10 +131,12 @@ class DryRun(NamedTuple):
         if search_forecast is None:
             print("Search: nothing is left to do")
             return
+
         print(f"Search: {describe_forecast(search_forecast, virtual=self.settings.virtual)}")
         if self.budget is None:
             print("Cost: add --prices FILE to see it")
             return
+
         self._show_cost(search_forecast, first_trial_forecast, self.budget)
 
     def _show_first_trial(self) -> Forecast:
@@ -149,6 +155,7 @@ class DryRun(NamedTuple):
             raise description.error
         if self.is_load_known:
             return description.load
+
         return description.load._replace(requests=None)
 
     def _show_cost(
@@ -179,11 +186,13 @@ class DryRun(NamedTuple):
                 "the number of requests"
             )
             return
+
         is_virtual = self.settings.virtual
         note = " on a real server; a simulation costs nothing" if is_virtual else ""
         expected_amount = budget.format_amount(expected_cost)
         largest_amount = budget.format_amount(largest_cost)
         print(f"Cost: about {expected_amount}, at most {largest_amount}{note}")
+
         if not is_virtual:
             budget.check_limit(expected_cost, "this search")
 
@@ -201,5 +210,6 @@ def _forecast_cost(
     if first_trial_forecast.requests is not None and first_trial_forecast.seconds:
         requests_per_s = first_trial_forecast.requests / first_trial_forecast.seconds
         total_requests = requests_per_s * total_seconds
+
     total_forecast = first_trial_forecast._replace(requests=total_requests, seconds=total_seconds)
     return budget.forecast_cost(total_forecast, target_facts(settings))

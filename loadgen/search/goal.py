@@ -124,6 +124,7 @@ class Goal(Struct, frozen=True, kw_only=True):
         is_goodput_term = term_index == len(self.slo.terms)
         if is_goodput_term:
             return f"{counts} violated the SLO (goodput allows {allowed_text})"
+
         term = self.slo.terms[term_index]
         limit = format.milliseconds(term.limit_ns / NS_PER_MS)
         return (
@@ -145,14 +146,17 @@ class Goal(Struct, frozen=True, kw_only=True):
         columns = Columns(rows)
         was_cut_off = columns.where(metrics.UNFINISHED)
         has_failed = ~(columns.where(metrics.OK) | was_cut_off)
+
         misses_by_term = []
         for term in self.slo.terms:
             exceeded_at_end = columns.measure(term.metric) > term.limit_ns
             exceeded_when_cut_off = outcomes.is_over_when_cut(columns, term)
             has_exceeded_limit = np.where(was_cut_off, exceeded_when_cut_off, exceeded_at_end)
             misses_by_term.append(has_failed | has_exceeded_limit)
+
         if self.slo.goodput_share is not None:
             misses_by_term.append(np.logical_or.reduce([has_failed, *misses_by_term]))
+
         return np.array(misses_by_term, bool).reshape(len(misses_by_term), len(rows))
 
 

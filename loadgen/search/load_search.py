@@ -154,12 +154,14 @@ class LoadSearch:
         bounds = self._bounds()
         if bounds is None:
             return self._plan_trial(self._bracketing_load(), "bracket")
+
         posterior = self._posterior(bounds)
         untried_bound = self._untried_bound_near_capacity(posterior)
         if untried_bound is not None:
             return self._plan_trial(untried_bound, "bracket")
         if self._is_precise(posterior) or len(self.results) >= ENOUGH_TRIALS:
             return self._plan_trial(self._confirmation_load(posterior), "confirm")
+
         return self._plan_trial(posterior.quantile(0.5), "probe")
 
     @property
@@ -202,6 +204,7 @@ class LoadSearch:
             warmup_s=self.settings.warmup_s,
         )
         with_interval = self._with_capacity_interval(found_by_outcomes)
+
         return self._with_sustained_load(with_interval)
 
     def _with_capacity_interval(self, result: SearchResult) -> SearchResult:
@@ -217,14 +220,18 @@ class LoadSearch:
         """
         if result.stop_reason == "none":
             return msgspec.structs.replace(result, load=None)
+
         bounds = self._bounds()
         if bounds is None or result.lowest_failed is None:
             return result
+
         posterior = self._posterior(bounds)
         interval = posterior.interval(INTERVAL_CONFIDENCE)
+
         run_spread = self.settings.run_spread
         if run_spread is None:  # The user did not specify it, so the trials have to show it.
             run_spread = posterior.run_spread
+
         return msgspec.structs.replace(
             result,
             load=interval.value,
@@ -253,6 +260,7 @@ class LoadSearch:
         sustained_search = self._sustained_search()
         sustained_trial, unsustained_trial = sustained_search.find_bracket()
         sustainability = sustained_search.judge_sustainability(self._confirmed_load)
+
         judged = msgspec.structs.replace(
             result,
             sustained=sustainability.sustained,
@@ -262,8 +270,10 @@ class LoadSearch:
         )
         if unsustained_trial is not None:
             judged = msgspec.structs.replace(judged, unsustained_load=unsustained_trial.load)
+
         if sustained_trial is None:
             return judged
+
         return msgspec.structs.replace(
             judged,
             sustained_load=sustained_trial.load,
@@ -301,6 +311,7 @@ class LoadSearch:
         allowed_load = self._nearest_allowed_load(load, kind)
         lowest_failed = math.inf if self._lowest_failed is None else self._lowest_failed
         is_clearly_lower = allowed_load * (1 + self.settings.precision) <= lowest_failed
+
         # Not the number of results: a resumed search lacks those of trials that were not valid.
         last_number = max((result.number for result in self.results), default=-1)
         return PlannedTrial(
@@ -321,10 +332,12 @@ class LoadSearch:
         allowed_load = min(max(load, self.settings.low), self.settings.high)
         if not self.settings.is_integer:
             return allowed_load
+
         rounded_load = float(round(allowed_load))
         tried_loads = [result.load for result in self._ordinary_results()]
         if kind != "probe" or rounded_load not in tried_loads:
             return rounded_load
+
         has_passed = self._highest_passed == rounded_load
         return rounded_load + 1 if has_passed else rounded_load - 1
 
@@ -376,10 +389,12 @@ class LoadSearch:
         high = self.settings.high
         if self.settings.start is None:
             return CapacityBounds(low, high)
+
         passed = self._highest_passed
         failed = self._lowest_failed
         if passed is None or failed is None:
             return None
+
         return CapacityBounds(
             max(min(passed, failed) / BOUNDS_MARGIN, low),
             min(max(passed, failed) * BOUNDS_MARGIN, high),
@@ -403,6 +418,7 @@ class LoadSearch:
             return min(self._highest_passed * step, self.settings.high)
         if self._lowest_failed is not None:
             return max(self._lowest_failed / step, self.settings.low)
+
         return start
 
     def _posterior(self, bounds: CapacityBounds) -> CapacityPosterior:
@@ -433,6 +449,7 @@ class LoadSearch:
         for result in self._ordinary_results():
             outcome = TrialOutcome(result.offered_load, result.has_passed, _lapse_of(result))
             posterior.update(outcome)
+
         return posterior
 
     def _sampling_sigma(self) -> float:
@@ -465,6 +482,7 @@ class LoadSearch:
             return self.settings.high
         if is_near_low and self._highest_passed is None:
             return self.settings.low
+
         return None
 
     def _is_precise(self, posterior: CapacityPosterior) -> bool:
@@ -526,6 +544,7 @@ class LoadSearch:
             return reason
         if len(self.results) >= self.settings.max_trials:
             return "probes"
+
         return "time" if self._is_out_of_time() else ""
 
     def _stop_reason_at_bound(self) -> str:

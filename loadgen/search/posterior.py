@@ -167,6 +167,7 @@ class CapacityPosterior:
         """
         grid_points = self._relevant_grid_points()
         low = float(self.log_loads[0])
+
         high = float(self.log_loads[-1])
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
@@ -174,6 +175,7 @@ class CapacityPosterior:
                 low = middle
             else:
                 high = middle
+
         return math.exp(low)
 
     def _relevant_grid_points(self) -> _GridPoints:
@@ -212,9 +214,11 @@ def _log_likelihood(low: float, high: float, outcome: TrialOutcome) -> NDArray[n
     else:
         # P(failed) = 1 - Phi(deviation), which is Phi(-deviation).
         probabilities = _normal_cdf_of_many(-deviations)
+
     likelihoods = outcome.lapse / 2 + (1 - outcome.lapse) * probabilities
     log_likelihoods: NDArray[np.float64] = np.log(likelihoods)
     log_likelihoods.flags.writeable = False  # The array is cached and shared.
+
     return log_likelihoods
 
 
@@ -274,10 +278,12 @@ def _run_spread_prior(run_spread: float | None) -> list[_WeightedSpread]:
     """
     if run_spread is not None:
         return [_WeightedSpread(run_spread, 1.0)]
+
     z_values = np.linspace(-RUN_SPREAD_DEVIATIONS, RUN_SPREAD_DEVIATIONS, RUN_SPREAD_STEPS)
     densities = np.exp(-0.5 * z_values**2)  # The standard normal density, up to a constant.
     probabilities = densities / densities.sum()
     run_spreads = MEDIAN_RUN_SPREAD * RUN_SPREAD_FACTOR**z_values
+
     return [
         _WeightedSpread(spread, probability)
         for spread, probability in zip(run_spreads.tolist(), probabilities.tolist(), strict=True)

@@ -104,6 +104,7 @@ def estimate_trials_left(
     max_trials_left = max(settings.max_trials - len(search.results), 1)
     if left.total <= max_trials_left:
         return TrialEffort(left.total, full_length_trials)
+
     executed_share = max_trials_left / left.total
     return TrialEffort(max_trials_left, full_length_trials * executed_share)
 
@@ -120,6 +121,7 @@ def _count_trials_left(search: LoadSearch, trial_s: float) -> _TrialsByKind:
     next_kind = None if next_trial is None else next_trial.kind
     if next_kind == "sustain":
         return _TrialsByKind(narrowing=0.0, confirming=0.0, longer=_longer_trials_left(search))
+
     has_longer_trials = search.settings.has_longer_trials
     return _TrialsByKind(
         narrowing=0.0 if next_kind == "confirm" else _narrowing_trials_left(search, trial_s),
@@ -152,8 +154,10 @@ def _narrowing_trials_left(search: LoadSearch, trial_s: float) -> float:
     if relative_width is None:
         bracket_trials = _bracket_trials_left(search)
         relative_width = _width_of_next_bracket(settings)
+
     halvings = math.log2(max(relative_width, MIN_RELATIVE_WIDTH))
     narrowing_trials = max(halvings + EXTRA_TRIALS, 1.0)
+
     noise_trials = _noise_trials(search, settings.run_spread, trial_s)
     if halvings < 1:
         # The interval is less than one halving away from its goal, so only a part is left.
@@ -210,9 +214,11 @@ def _longer_trials_left(search: LoadSearch) -> float:
     if result.sustained_load >= result.unsustained_load:
         # Trials contradict each other, so the search goes on with lower loads.
         return MEAN_LOWERING_TRIALS
+
     gap = math.log(result.unsustained_load / result.sustained_load)
     smallest_gap = math.log1p(GAP_TOLERANCE * search.settings.precision)
     halvings = math.log2(max(gap / smallest_gap, 1.0))
+
     return float(max(math.ceil(halvings), 1))
 
 
@@ -228,8 +234,10 @@ def _sampling_noise(search: LoadSearch, trial_s: float) -> float:
     known_noises = [result.sampling_noise for result in search.results if result.sampling_noise > 0]
     if known_noises:
         return known_noises[-1]
+
     next_trial = search.next_trial()
     if next_trial is None or search.settings.is_integer:
         return 0.0
+
     expected_requests = max(next_trial.load * trial_s, 1.0)
     return 1 / math.sqrt(expected_requests)

@@ -151,6 +151,7 @@ def search(
         if command:
             arguments = resume_arguments(command[1:], invocation.arguments, "--resume", resume)
             return invocation.run_command_line(arguments)
+
     options = SearchOptions(
         percentile=percentile,
         over=over,
@@ -166,9 +167,11 @@ def search(
     checked = check_options(invocation, workload, options, resume)
     if resume is None and not dry_run:
         invocation.move_existing_results(checked.settings.out)
+
     planned = plan_search(invocation, checked)
     if dry_run:
         return _show_dry_run(planned, invocation)
+
     display = create_display(invocation, quiet=True, has_line_per_step=True)
     with locked_folder(planned.runner.output_dir):
         search_run = SearchRun(
@@ -206,12 +209,14 @@ def _show_dry_run(planned: PlannedSearch, invocation: Invocation) -> int:
     runner = planned.runner
     for result in experiment.read_results(runner.output_dir):
         search.add_result(result)
+
     first_trial = search.next_trial()
     if first_trial is None:
         # A search that has ended has no next trial. Its workload is shown at the lowest load.
         first_trial = PlannedTrial(
             number=0, load=search.settings.low, kind="probe", may_pass_early=False
         )
+
     dry_run = DryRun(
         search,
         runner.make_workload(first_trial),

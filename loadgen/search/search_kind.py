@@ -92,6 +92,7 @@ def load(output_dir: Path) -> OpenedSearch:
             str(output_dir),
             "copy the whole directory, with the directories of the trials",
         )
+
     first_summary = runs[0].summary
     first_run = OpenedRun(first_summary, stored=None)
     return OpenedSearch(output_dir, runs, stored, additions_to(output_dir, first_run))
@@ -134,11 +135,13 @@ def _report_result(search: OpenedSearch, stored: StoredSearch, resume_command: s
     """
     found_capacity = capacity_in(search.output_dir)
     capacity_run_name = ""
+
     warnings: list[Notice] = []
     if found_capacity is not None:
         warnings = [Notice("WARNING", text) for text in found_capacity.warnings]
         if not found_capacity.is_unfinished:  # Otherwise the capacity is only a lower bound.
             capacity_run_name = found_capacity.evidence
+
     result_report = render_search_report(
         SearchReportInput(
             stored,
@@ -171,10 +174,12 @@ def _report_without_result(search: OpenedSearch, resume_command: str) -> Report:
     """
     runs_report = run_directory_kind.report(search.as_runs)
     notices = list(runs_report.notices)
+
     sections = list(runs_report.sections)
     for extra_sections in search.additions:
         notices += extra_sections.notices
         sections += extra_sections.sections
+
     warning = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
     resume_section = _resume_section(resume_command)
     return msgspec.structs.replace(
@@ -258,11 +263,14 @@ def _no_capacity_error(
     problem = "the search has no capacity"
     if found_capacity is not None and found_capacity.lower_bound_reason:
         problem = f"{problem}: {found_capacity.lower_bound_reason}"
+
     run_names = ", ".join(run.name for run in run_directory_kind.run_dirs(output_dir)) or "none yet"
     hint = f"give the directory of one of its runs: {run_names}"
+
     command = _resume_command(output_dir, experiment.read_search(output_dir))
     if command:
         hint = f"resume with: {command}; or {hint}"
+
     return capacity.NoCapacityError("no_figure", problem, str(output_dir), hint)
 
 
@@ -279,10 +287,12 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     trials = experiment.read_results(output_dir, include_invalid=True)
     recomputed = _recompute_results(output_dir, trials)
     yield _trials_file(trials, recomputed)
+
     stored = experiment.read_search(output_dir)
     if stored is None:
         yield RegeneratedFile(experiment.RESULT_FILE, None, "the search has not ended")
         return
+
     # The settings and the results of the trials determine the result of a search.
     result = LoadSearch(stored.settings, trials).result
     yield _result_file(msgspec.structs.replace(stored, result=result, trials=tuple(recomputed)))
@@ -355,6 +365,7 @@ def _stored_only_paths(
         if trial.ended_early:
             keys += STORED_ONLY_KEYS_OF_EARLY_DECISION
         paths += [trial_path + key for key in keys]
+
     return tuple(paths)
 
 

@@ -172,6 +172,7 @@ def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearc
     plan = _experiment_plan(invocation, checked, runner.seed)
     estimated_capacity = _estimate_capacity(checked)
     counted_unit = experiment.find_counted_unit(trial_workload)
+
     return PlannedSearch(
         search=LoadSearch(_search_settings(checked, trial_workload, estimated_capacity)),
         runner=runner,
@@ -256,20 +257,26 @@ def check_options(
         settings = invocation.settings()
         run_spread = parse_run_spread(options.run_spread, settings)
         precision = parse_precision(options.precision)
+
     with collecting(errors):
         workload = _load_workload(invocation, workload_name, options)
         if not errors:  # The goal depends on the settings.
             goal = _build_goal(workload, settings, workload_name or "loadgen search")
         trial_ns = _parse_trial_length(invocation["duration"], workload)
+
     with collecting(errors):
         warmup_ns = _parse_warmup(invocation["warmup"], options)
+
     with collecting(errors):
         max_time_s = parse_option("--max-time", options.max_time, units.seconds)
+
     with collecting(errors):
         _check_bounds(options.low, options.high)
+
     if resume_dir is not None:
         with collecting(errors):
             experiment.read_search_plan(resume_dir)
+
     if errors:
         raise CombinedError(errors)
 
@@ -325,6 +332,7 @@ def _load_workload(
         load = {"concurrency": max(1, round(options.first_load))}
     else:
         load = {"request_rate": options.first_load}
+
     return invocation.load_workload(
         workload_name,
         slo=_complete_slo_terms(invocation["slo"] or (), options.percentile),
@@ -373,14 +381,17 @@ def _build_goal(workload: Workload, settings: Settings, error_location: str) -> 
     """
     slo, notes = run_manifest.select_judgeable_terms(workload.slo, settings)
     class_plans, class_notes = run_manifest.plan_classes(workload, settings)
+
     has_slo_per_class = any(plan.slo != slo for plan in class_plans)
     if has_slo_per_class:
         goal = _goal_of_classes(class_plans)
         notes |= class_notes
     else:
         goal = _goal_of_all_requests(slo or Slo())
+
     if goal.term_names:
         return goal
+
     raise _missing_goal_error(notes, settings, error_location)
 
 
@@ -428,6 +439,7 @@ def _parse_warmup(text: str | None, options: SearchOptions) -> int:
             f"--warmup {text}",
             "remove --warmup, or search over rates",
         )
+
     return warmup_ns
 
 
@@ -453,6 +465,7 @@ def parse_run_spread(text: str | None, settings: Settings) -> float | None:
     share = parse_option("--run-spread", text, units.share)
     if share is None:
         return 0.0 if settings.virtual else None
+
     if not 0 <= share <= MAX_RUN_SPREAD:
         raise UserError(
             "out_of_range",
@@ -460,6 +473,7 @@ def parse_run_spread(text: str | None, settings: Settings) -> float | None:
             f"--run-spread {text}",
             "for example 3%",
         )
+
     return share
 
 
@@ -512,6 +526,7 @@ def _search_settings(
         real_trial_s=None if checked.settings.virtual else trial_s,
         warmup_s=checked.warmup_ns / NS_PER_S,
     )
+
     return _with_sustain_settings(settings, options, checked.settings)
 
 
@@ -579,13 +594,17 @@ def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, 
     }
     if checked.warmup_ns:
         options["warmup"] = f"{checked.warmup_ns / NS_PER_S:g} s"
+
     if invocation["limit"]:
         options["limit"] = ", ".join(invocation["limit"])
+
     if invocation["grace"] and workload.grace_ns is not None:
         options["grace"] = f"{workload.grace_ns / NS_PER_S:g} s"
+
     for name, value in select_load_options(invocation.options).items():
         if name not in PLAN_OPTIONS:
             options[name] = str(value)
+
     return options | experiment.request_options(checked.settings)
 
 
@@ -601,11 +620,14 @@ def _describe_slo(slo: Slo | None, prefix: str) -> Iterator[str]:
     """Yield the terms of an SLO as text, for example "ttft p99 2000 ms"."""
     if slo is None:
         return
+
     for term in slo.terms:
         limit_ms = term.limit_ns / NS_PER_MS
         yield f"{prefix}{term.metric} p{term.quantile * 100:g} {limit_ms:g} ms"
+
     if slo.goodput_share is not None:
         yield f"{prefix}goodput {slo.goodput_share:.6g}"
+
     if slo.task is not None:
         objective = describe_task_limits(_to_ms(slo.task.within_ns), _to_ms(slo.task.wait_ns))
         yield f"{prefix}{slo.task.share:.6g} of tasks {objective}"

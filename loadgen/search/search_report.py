@@ -93,10 +93,12 @@ def render_search_report(source: SearchReportInput) -> Report:
     trial_curve = _build_trial_curve(source)
     title = _title(trial_curve)
     headline = [_headline_paragraph(source)]
+
     notices = [simulated_notice()] if source.search.simulated else []
     for addition in source.additions:
         notices += addition.notices
         headline += addition.headline()
+
     return Report(
         title=title,
         page_title="search" if trial_curve is None else f"{trial_curve.workload}: search",
@@ -172,17 +174,21 @@ def _sections(source: SearchReportInput, trial_curve: SweepCurve | None) -> list
     ]
     if trial_curve is not None:
         sections.append(section("", sweep_report.measured_facts(trial_curve)))
+
     for addition in source.additions:
         sections += addition.sections
+
     sections.append(_trials_section(source))
     sections.append(
         search_text.confirmation_section(
             source.result, source.trials, source.unit, simulated=source.search.simulated
         )
     )
+
     if trial_curve is not None:
         charts = Charts(list(sweep_charts.sweep_charts(trial_curve)))
         sections.append(section("Throughput and latency of the trials", charts, folded=True))
+
     return sections
 
 
@@ -191,6 +197,7 @@ def _trials_section(source: SearchReportInput) -> Section:
     trials = source.trials
     charts = [_chart_over_time(source)] if trials else []
     units = search_text.describe_units(source.unit) if trials else ""
+
     return section(
         "Trials",
         Charts(charts),
@@ -213,11 +220,14 @@ def _tiles(source: SearchReportInput) -> Iterator[Tile]:
     trials = source.trials
     unit = source.unit.strip()
     yield _capacity_tile(source)
+
     if result.confirmed_load is not None:
         yield _confirmed_load_tile(source, result.confirmed_load)
+
     if result.load is not None and result.interval is not None:
         bounds = f"95 % CI {result.interval.low:.4g} to {result.interval.high:.4g}"
         yield Tile("50 % pass", f"{result.load:.4g}", unit, bounds)
+
     throughput = search_text.capacity_output_tokens_per_s(result, trials)
     yield Tile("Throughput", format.quantity(throughput), "output tok/s", "at the capacity")
     trial_count = format.counted(len(trials), "trial")
@@ -237,11 +247,14 @@ def _capacity_tile(source: SearchReportInput) -> Tile:
     """Return the capacity as a headline number, with its state."""
     load, state = capacity_and_state(source.result, source.trials)
     unit = source.unit.strip()
+
     if load is None or state == "stopped":
         text = search_text.describe_capacity(source.result, source.trials, source.unit)
         return Tile("Capacity", text, "", "within the SLO")
+
     if source.result.is_lower_bound:
         return Tile("Capacity", f"at least {load:.4g}", unit, "the highest allowed load passed")
+
     return Tile("Capacity", f"{load:.4g}", unit, STATE_LABELS[state])
 
 
@@ -266,6 +279,7 @@ def _describe_limits(
     lowest = min((*failed, *growing), key=lambda trial: trial.load, default=None)
     if lowest is None:
         return
+
     yield _describe_lowest_limit(lowest, unit)
 
     misses_by_term = _misses_by_term(failed, summaries)
@@ -304,6 +318,7 @@ def _misses_by_term(
             trial_misses = misses_by_term.setdefault(term, [])
             if is_met is not None:
                 trial_misses.append(not is_met)
+
     return misses_by_term
 
 
@@ -326,9 +341,11 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
     loads = [trial.load for trial in trials]
     path = Series(x=end_times_s, y=loads, color="c6", width=1)
     note = "each trial at its end, by outcome"
+
     bands = _interval_bands(source.result)
     if bands:
         note = f"{note}; shaded: the 95 % confidence interval of the 50 % pass load"
+
     return Chart(
         title="Trials over time",
         note=note,
@@ -439,6 +456,7 @@ def _dots_by_outcome(
         ]
         if not indices:
             continue
+
         labels = [KIND_LABELS.get(trials[index].kind, "") for index in indices]
         links = [sweep_charts.run_link(trials[index].run_name) for index in indices]
         yield Series(

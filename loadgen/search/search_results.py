@@ -330,6 +330,7 @@ def _uncontradicted_full_passes(results: Sequence[TrialResult]) -> list[TrialRes
     growing_load = lowest_growing_load(results)
     load_failed_longer = lowest_load_failed_longer(results)
     passes = [result for result in results if result.has_passed and not result.ended_early]
+
     return [
         result
         for result in passes
@@ -438,6 +439,7 @@ def _state_of_ended_search(result: SearchResult, evidence: CapacityEvidence) -> 
     if result.stop_reason in CONFIRMED_STOPS:
         # Another trial contradicted the confirmation, but a lower load passed.
         return PASSED_ONLY
+
     return "none"
 
 

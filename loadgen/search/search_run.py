@@ -68,6 +68,7 @@ class SearchRun:
         self._run_trials_until_stopped()
         result = self.runner.save_result(self.search)
         self._print_result(result, output)
+
         return exit_code(result)
 
     def _run_trials_until_stopped(self) -> None:
@@ -105,16 +106,20 @@ class SearchRun:
         """
         output_dir = self.runner.output_dir
         settings = self.runner.settings
+
         if self._earlier_trial_count:
             done = format.counted(self._earlier_trial_count, "trial is", "trials are")
             print_status(f"Resuming {output_dir}: {done} done")
+
         if not settings.backend.simulated and len(settings.endpoints) > 1:
             targets = format.counted(len(settings.endpoints), "target")
             print_status(f"Load over {targets}: rates are those of all targets together")
+
         objectives = search_text.describe_objectives(self.runner.goal.term_names)
         simulated = " (simulated)" if settings.backend.simulated else ""
         print_status(f"Searching for the highest load that meets {objectives}{simulated}")
         print_status(f"Reproduce with --seed {self.runner.seed}")
+
         forecast = forecast_search(
             self.search, self.trial_s, runs_to_end=bool(self.runner.goal.full_run_terms)
         )
@@ -129,6 +134,7 @@ class SearchRun:
             trial = self.search.next_trial()
             if trial is None:
                 return
+
             self.display.begin_step(
                 search_text.describe_planned_trial(trial, self.unit), self._estimate_time_left()
             )
@@ -145,6 +151,7 @@ class SearchRun:
         is_by_mlperf_rules = self.unit == search_text.QUERIES_UNIT
         if is_by_mlperf_rules or self._has_warned_of_late_responses:
             return
+
         note = search_text.describe_late_responses(
             result, self.trial_s, self.search.settings.warmup_s
         )
@@ -166,6 +173,7 @@ class SearchRun:
         the load, which is measured in seconds of sending. It is None before the first trial.
         """
         is_virtual = self.runner.settings.virtual
+
         # In virtual time, a trial that is decided early takes as long as one that is not.
         runs_to_end = is_virtual or bool(self.runner.goal.full_run_terms)
         trials_left = estimate_trials_left(
@@ -174,6 +182,7 @@ class SearchRun:
         load_done_s = self._load_done_s()
         if not load_done_s:
             return RemainingSteps(trials_left.trials, None)
+
         load_left_s = trials_left.load_duration_s(self.trial_s, self.search.settings.warmup_s)
         elapsed_s_per_load_s = self.display.elapsed_s / load_done_s
         return RemainingSteps(trials_left.trials, elapsed_s_per_load_s * load_left_s)
@@ -186,6 +195,7 @@ class SearchRun:
         new_results = self.search.results[self._earlier_trial_count :]
         if not self.runner.settings.virtual:
             return sum(result.duration_s for result in new_results)
+
         # A simulation computes every trial to its full length.
         effort = TrialEffort(
             trials=len(new_results),

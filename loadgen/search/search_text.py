@@ -126,6 +126,7 @@ def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float
     is_timely = result.duration_s < LATE_RESPONSES_FACTOR * load_s
     if is_timely or result.ended_early or not result.is_valid:
         return ""
+
     late_by = format.duration(result.duration_s - load_s)
     return (
         f"the last responses came {late_by} after a load of {format.duration(load_s)}. A longer "
@@ -169,6 +170,7 @@ def describe_capacity(result: SearchResult, trials: Sequence[TrialResult], unit:
     interval = capacity_interval(load, result)
     if interval is not None:
         bounds = f" ({_describe_bounds(interval.low, interval.high)})"
+
     state_label = capacity.STATE_LABELS[state]
     period = capacity.describe_sustained_period(state, result.sustained_for_s)
     return f"{load:.4g}{unit}{bounds}, {state_label}{period}"
@@ -197,12 +199,15 @@ def describe_result(
     load, state = capacity_and_state(result, trials)
     if load is None:
         return f"No load is known to meet the SLO ({objectives}): {describe_stop(result)}."
+
     capacity_text = describe_capacity(result, trials, unit)
     sentences = [f"Maximum load meeting the SLO ({objectives}): {capacity_text}."]
     if state == "confirmed":
         sentences.append(_describe_unknown_sustainability(result, unit))
+
     if result.stop_reason not in CONFIRMED_STOPS:
         sentences.append(f"The search ended: {describe_stop(result)}.")
+
     return " ".join(sentences)
 
 
@@ -257,6 +262,7 @@ def list_brief_facts(
     if result.stop_reason not in CONFIRMED_STOPS:
         rows.append(("Ended", describe_stop(result)))
         rows += _invalid_trial_rows(trials)[-1:]
+
     return Facts([(label, text) for label, text in rows if text])
 
 
@@ -345,9 +351,11 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
             f"excludes model error ({format.shares(MODEL_ERROR)}) and seed variation (up to "
             f"{MLPERF_SEED_VARIATION})"
         )
+
     origin = "as specified"
     if result.run_spread_source == "learned":
         origin = "estimated from these trials; set it with --run-spread"
+
     spread = f"run-to-run variation of {result.run_spread or 0.0:.1%} ({origin})"
     return (
         f"includes {spread}{_describe_horizon(result)}; excludes other days and restarts of the "
@@ -365,12 +373,15 @@ def _describe_horizon(result: SearchResult) -> str:
     """
     if result.horizon_s is None:
         return ""
+
     covered_changes = f" and {capacity.describe_horizon(result.horizon_s)}"
     if result.horizon_s >= capacity.HORIZON_S:
         return covered_changes
+
     needed_s = length_to_meet_s(capacity.HORIZON_S, INTERVAL_CONFIDENCE)
     needed_minutes = math.ceil(needed_s / SECONDS_PER_MINUTE)
     needed_length = format.duration(SECONDS_PER_MINUTE * needed_minutes)
+
     return f"{covered_changes} (trials of {needed_length} cover the usual horizon: -d)"
 
 
@@ -386,9 +397,11 @@ def confirmation_rows(
     sustained_load = _describe_sustained_load(result, unit)
     if sustained_load is not None:
         rows.append(("Sustained", sustained_load + _describe_evidence(result, trials)))
+
     if result.confirmed_load is not None:
         label = confirmed_load_label(result, trials)
         rows.append((label, _describe_confirmed_load(result, result.confirmed_load, unit)))
+
     return rows
 
 
@@ -435,6 +448,7 @@ def _describe_sustained_load(result: SearchResult, unit: str) -> str | None:
     load = f"{result.sustained_load:.4g}{unit}"
     if not _has_longer_pass(result):
         return f"{load}, no upward trend in a trial of the ordinary length"
+
     limit = "" if unsustained_load is None else f", but not at {unsustained_load:.4g}{unit}"
     return (
         f"{load}, every objective met over {result.length_factor:g} times the trial length{limit}; "
@@ -463,7 +477,9 @@ def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> 
     has_run_longer_trials = result.length_factor > 1
     if has_run_longer_trials:
         return reason
+
     confirmation_times_s = [trial.duration_s for trial in trials if trial.is_confirmation]
+
     # A longer trial takes CONFIRMATION_FACTOR times as long as a confirmation.
     longer_trial_s = CONFIRMATION_FACTOR * max(confirmation_times_s, default=0.0)
     needed_time = format.duration(longer_trial_s)
@@ -489,6 +505,7 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
     outcome = OUTCOME_LABELS[trial.outcome]
     if trial.ended_early:
         outcome += ", early"
+
     latencies = [format.milliseconds(trial.metrics.get(name)) for name in LATENCY_COLUMNS]
     details = (_kind_note(trial), _outcome_reason(trial), _growth_note(trial))
     return (
@@ -516,12 +533,16 @@ def _kind_note(trial: TrialResult) -> str:
     notes = []
     if trial.is_confirmation:
         notes.append("confirmation")
+
     if trial.is_sustain_check:
         notes.append(f"{trial.length_factor:g} x length")
+
     if trial.has_growth:
         notes.append("not sustained")
+
     if trial.is_sustain_check and trial.has_undecided_growth:
         notes.append("not known to be sustained")
+
     return ", ".join(notes)
 
 

@@ -56,6 +56,7 @@ def begin_sweep(output_dir: Path, plan: ExperimentPlan) -> ExperimentPlan:
     experiment.begin_experiment(output_dir, plan)
     stored = experiment.read_plan(output_dir)
     points_by_name = {point.name: point for point in (*stored.load_points, *plan.load_points)}
+
     merged = msgspec.structs.replace(
         stored,
         load_points=tuple(points_by_name.values()),
@@ -64,6 +65,7 @@ def begin_sweep(output_dir: Path, plan: ExperimentPlan) -> ExperimentPlan:
     )
     if merged != stored:
         store.replace(output_dir / experiment.PLAN_FILE, format.document(merged))
+
     return merged
 
 
@@ -96,12 +98,15 @@ def analyze_runs(
     """
     runs = [NamedSummary(run_dir.name, read_summary(run_dir)) for run_dir in run_dirs]
     curve = read_curve(output_dir, runs)
+
     trials = experiment.read_results(output_dir, include_invalid=True)
     if curve.slo:
         trials = _with_outcomes(trials, curve)
+
     has_several_curves = bool(curve.groups)
     if has_several_curves:
         return SweepFindings(curve, trials, _empty_result())
+
     result = _estimate_capacity(curve, trials, [run.summary for run in runs])
     return SweepFindings(curve, trials, result)
 
@@ -123,11 +128,13 @@ def read_curve(output_dir: Path, runs: Sequence[NamedSummary]) -> SweepCurve:
     has_plan = experiment.command_of(output_dir) == "sweep"
     if not has_plan:
         return sweep_curve.build_curve(runs)
+
     plan = experiment.read_plan(output_dir)
     points_by_name = {point.name: point for point in plan.load_points}
     curve = sweep_curve.build_curve(runs, points_by_name)
     finished = {point.name for point in curve.load_points if point.state not in NOT_FINISHED}
     not_run = tuple(name for name in points_by_name if name not in finished)
+
     return msgspec.structs.replace(
         curve,
         not_run=not_run,
@@ -168,6 +175,7 @@ def _equivalent_search_settings(
     is_simulated = any(summary.target.simulated for summary in summaries)
     if is_simulated:
         return settings
+
     # A real server varies from run to run, by an amount that is not known, and changes over time.
     return msgspec.structs.replace(
         settings, run_spread=None, real_trial_s=_shortest_steady_state_s(summaries)
@@ -241,6 +249,7 @@ def explain_missing_capacity(output_dir: Path) -> CapacityFacts:
             missing_reason="a sweep over several lengths or targets has no single capacity",
             hint=f"sweep one of them, {alternative}",
         )
+
     return CapacityFacts(
         missing_reason="a sweep without an SLO has no capacity",
         hint=f"sweep again with --slo, {alternative}",

@@ -89,6 +89,7 @@ class SustainedSearch:
         if self.settings.requires_sustained and not self.settings.has_longer_trials:
             # Confirmations have to show it, because no longer trials are run.
             candidates += self._confirmations()
+
         growing_load = lowest_growing_load(self.results)
         return [
             result
@@ -114,12 +115,15 @@ class SustainedSearch:
         max_trials = self.settings.max_trials + MAX_SUSTAIN_TRIALS
         if len(checks) >= MAX_SUSTAIN_TRIALS or len(self.results) >= max_trials:
             return None
+
         judged_trials = self._sustainability_trials()
         if judged_trials and self._needs_longer_trial(judged_trials[-1]):
             return self._extended_trial(judged_trials[-1])
+
         load = self._next_load()
         if load is None:
             return None
+
         length_factors = [result.length_factor for result in checks]
         length_factor = max(length_factors, default=self.settings.sustain_length_factor)
         return LongerTrial(load, length_factor)
@@ -140,6 +144,7 @@ class SustainedSearch:
             return _describe_longer_trial(sustained_trial)
         if bracket.lowest_unsustained is not None:
             return self._explain_unsustained(bracket.lowest_unsustained)
+
         if sustained_trial is None:
             too_short_trials = [
                 result
@@ -148,8 +153,10 @@ class SustainedSearch:
             ]
             if too_short_trials:
                 return Sustainability(None, too_short_trials[-1].sustained_reason)
+
         if confirmed_load is None:
             return Sustainability(None, "no load was confirmed")
+
         return Sustainability(None, "no trial was longer than the rules require")
 
     def failure_stop_reason(self) -> Literal["undecided", "unconfirmed"] | None:
@@ -274,6 +281,7 @@ class SustainedSearch:
         sustained_load = bracket.highest_sustained.load
         if self._are_close(sustained_load, unsustained_load):
             return None
+
         return self._untried_load(math.sqrt(sustained_load * unsustained_load))
 
     def _are_close(self, lower_load: float, higher_load: float) -> bool:
@@ -304,6 +312,7 @@ class SustainedSearch:
                 always below it.
         """
         precision = self.settings.precision
+
         # No load is known to be sustained yet, so every load that was tried was not.
         unsustained_count = len({result.load for result in self._sustainability_trials()})
         doublings = unsustained_count - 1
@@ -311,6 +320,7 @@ class SustainedSearch:
         lowered_load = self._highest_load() * (1 - reduction)
         if lowered_load < unsustained_load:
             return lowered_load
+
         return unsustained_load * (1 - precision)
 
     def _is_shown_sustained(self, load: float) -> bool:

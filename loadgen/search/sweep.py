@@ -43,10 +43,12 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     error_location = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
     loads = [_parse_load(part, error_location, kind) for part in parts if part not in ELLIPSES]
+
     has_ellipsis = len(loads) < len(parts)
     if has_ellipsis:
         _check_ellipsis(parts, error_location)
         loads = _continue_series(loads[:-1], loads[-1], error_location)
+
     _check_number_and_order(loads, error_location)
     return tuple(loads)
 
@@ -61,6 +63,7 @@ def _check_ellipsis(parts: Sequence[str], error_location: str) -> None:
     load_count = len(parts) - len(ellipsis_indices)
     if is_before_last_load and load_count >= MIN_LOADS_OF_SERIES:
         return
+
     raise UserError(
         "invalid_value",
         "the series of loads cannot be continued",
@@ -92,17 +95,20 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     """
     if text is None:
         return (None,)
+
     error_location = f"{flag} {text}"
     parts = [part.strip() for part in str(text).split(",")]
     for part in parts:
         if not LENGTH_PATTERN.fullmatch(part) or int(part) < 1:
             problem = f'"{part}" is not a number of tokens'
             raise UserError("invalid_value", problem, error_location, "for example 500,1000,4000")
+
     lengths = sorted(map(int, parts))
     if len(set(lengths)) < len(lengths):
         raise UserError(
             "duplicate", "a length is repeated", error_location, "for example 500,1000,4000"
         )
+
     return tuple(lengths)
 
 
@@ -127,6 +133,7 @@ def combine_point_groups(isl: object, osl: object, targets: Sequence[str]) -> li
             f"--target {','.join(targets)}",
             "use different names",
         )
+
     return groups
 
 
@@ -148,6 +155,7 @@ def combine_load_points(
     if len(points) > MAX_POINTS:
         problem = f"{counted_points(len(points))} are too many"
         raise UserError("too_large", problem, "loadgen sweep", f"at most {MAX_POINTS:,}")
+
     return points
 
 
@@ -164,9 +172,11 @@ def _parse_load(text: str, error_location: str, kind: LoadKind) -> float:
         is_plain_integer = not match["unit"] and "." not in match["number"]
         if load > 0 and (is_plain_integer or not is_concurrency):
             return load
+
     hint = "requests per second, above 0"
     if is_concurrency:
         hint = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
+
     raise UserError("invalid_value", f'"{text}" is not a load', error_location, hint)
 
 
@@ -183,6 +193,7 @@ def _continue_series(first_loads: Sequence[float], last: float, error_location: 
     ratio = first_loads[-1] / first_loads[-2]
     step = first_loads[-1] - first_loads[-2]
     is_geometric = _is_geometric(first_loads)
+
     # A computed load may exceed the last one by a rounding error, as 1.1 * 1.1 exceeds 1.21.
     highest_load = last * (1 + ROUNDING_ERROR)
     loads = list(first_loads)
@@ -191,6 +202,7 @@ def _continue_series(first_loads: Sequence[float], last: float, error_location: 
         if next_load <= loads[-1] or next_load > highest_load:
             break
         loads.append(round(next_load, LOAD_DECIMALS))
+
     if abs(loads[-1] - last) > EQUALITY_TOLERANCE * last:
         rule = f"times {ratio:g}" if is_geometric else f"plus {step:g}"
         raise UserError(
@@ -199,6 +211,7 @@ def _continue_series(first_loads: Sequence[float], last: float, error_location: 
             error_location,
             f"its last load is {loads[-1]:g}",
         )
+
     return loads
 
 

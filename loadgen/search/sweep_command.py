@@ -84,20 +84,25 @@ def sweep(
     errors: list[LoadgenError] = []
     with collecting(errors):
         repetition = invocation.repetition()
+
     with collecting(errors):
         planned = plan_sweep(invocation, workload, target)
+
     if errors:
         raise CombinedError(errors)
+
     output = _Output(as_json, as_markdown, strict, full)
     display = create_display(invocation)
     if dry_run:
         return print_plans(planned.planned_runs, invocation.budget())
+
     output_dir = planned.settings.out or default_output_folder(f"sweep-{planned.workload.name}")
     sweep = with_run_settings(planned, output_dir)
     runs = expected_runs(sweep, output_dir, repeats_all=invocation["force"])
     display.announce_runs(runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     resume = f"the same command with --out {output_dir} resumes it"
+
     sweep_run = SweepRun(sweep, output_dir, display)
     with locked_folder(output_dir), add_resume_hint(output_dir, resume):
         if repetition is not None:
@@ -135,6 +140,7 @@ def _run_once(sweep_run: SweepRun, output: _Output) -> int:
             "continue."
         )
         return INTERRUPTED
+
     print_result(
         curve,
         sweep_report(curve),
@@ -143,6 +149,8 @@ def _run_once(sweep_run: SweepRun, output: _Output) -> int:
         full=output.full,
     )
     print_status(describe_files(sweep_run.output_dir))
+
     if curve.resume:
         print_status(f"Resume with: {curve.resume}")
+
     return outcome_code(outcome, strict=output.strict)

@@ -47,6 +47,7 @@ def load(output_dir: Path) -> StoredSweep:
         names = {point.name for point in curve_of_group.load_points}
         runs_of_group = [run for run in runs if run.name in names]
         run_directory_kind.check_same_workload(output_dir, runs_of_group)
+
     return StoredSweep(runs, curve)
 
 
@@ -80,10 +81,12 @@ def list_row(output_dir: Path) -> ListRow:
     has_plan = experiment.command_of(output_dir) == "sweep"
     if not has_plan:
         return run_directory_kind.list_row_of_runs(runs, output_dir)
+
     plan = experiment.read_plan(output_dir)
     has_several_curves = len({point.group for point in plan.load_points}) > 1
     if not has_several_curves:
         return run_directory_kind.list_row_of_runs(runs, output_dir)
+
     return _list_row_of_curves(plan, [run.summary for run in runs])
 
 
@@ -94,6 +97,7 @@ def _list_row_of_curves(plan: ExperimentPlan, summaries: Sequence[Summary]) -> L
     """
     targets = [plan.target, *(point.target for point in plan.load_points)]
     distinct_targets = dict.fromkeys(filter(None, targets))
+
     # Without a finished run, only the name of a target shows that it is simulated.
     has_simulated_target = any(target.startswith("sim:") for target in targets)
     has_simulated_run = any(summary.target.simulated for summary in summaries)
@@ -119,11 +123,13 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     trials = experiment.read_results(output_dir, include_invalid=True)
     yield regenerate_trials(output_dir, trials)
     findings = stored_sweep.analyze_runs(output_dir, run_folder.runs_in(output_dir))
+
     reports = capacity_files.render_sweep_reports(
         sweep_report.sweep_report(findings.curve), TABLE_FILE
     )
     for name, content in reports.items():
         yield RegeneratedFile(name, content, RECORDS)
+
     yield from regenerate_outputs(stored_sweep.as_outcome(output_dir, findings))
 
 

@@ -112,8 +112,10 @@ class _PointPlanner:
                     workload = self.workload_at(point)
                     settings = settings_by_target[point.target]
                     planned_points.append(PlannedPoint(point, workload, settings))
+
             if errors:
                 raise CombinedError(errors)
+
         return tuple(planned_points)
 
     def workload_at(self, point: LoadPoint) -> Workload:
@@ -127,9 +129,11 @@ class _PointPlanner:
         workload = self.invocation.load_workload(self.workload_name, **options)
         if self.load_kind == "request_rate":
             return workload
+
         needed_count = self._missing_request_count(workload, virtual_users=point.load)
         if needed_count is None:
             return workload
+
         return self.invocation.load_workload(
             self.workload_name, **options, num_requests=f"{needed_count:g}"
         )
@@ -146,13 +150,16 @@ class _PointPlanner:
         request_count = next((stage.count for stage in measured_stages), None)
         if request_count is None:  # A duration limits the stage.
             return None
+
         if self.invocation["num_requests"] is not None:
             _check_request_count(request_count, virtual_users)
             return None
+
         needed_count = REQUESTS_PER_VIRTUAL_USER * virtual_users
         has_duration_option = self.invocation["duration"] is not None
         if has_duration_option or request_count >= needed_count:
             return None
+
         return needed_count
 
     def _options_at(self, point: LoadPoint) -> dict[str, str | None]:
@@ -180,16 +187,20 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
     load_kind: LoadKind = "request_rate"
     if invocation["concurrency"] is not None:
         load_kind = "concurrency"
+
     varied_lengths = _varied_length_options(invocation, target)
 
     errors: list[LoadgenError] = []
     settings_by_target: dict[str, Settings] = {}
     points: list[LoadPoint] = []
+
     with collecting(errors):
         settings_by_target = _settings_by_target(invocation, target)
+
     with collecting(errors):
         target_names = [] if target is None else list(settings_by_target)
         points = _parse_load_points(invocation, varied_lengths, target_names)
+
     if errors:
         raise CombinedError(errors)
 
@@ -218,10 +229,12 @@ def _parse_load_points(
     errors: list[LoadgenError] = []
     loads: tuple[float, ...] = ()
     points: list[LoadPoint] = []
+
     with collecting(errors):
         load_kind = _load_option(invocation)
         flag = f"--{load_kind.replace('_', '-')}"
         loads = parse_loads(invocation[load_kind], flag, load_kind)
+
     with collecting(errors):
         groups = combine_point_groups(
             invocation["input_tokens"] if varied_lengths else None,
@@ -230,8 +243,10 @@ def _parse_load_points(
         )
         if loads:
             points = combine_load_points(groups, loads, load_kind)
+
     if errors:
         raise CombinedError(errors)
+
     return points
 
 
@@ -266,6 +281,7 @@ def _load_option(invocation: Invocation) -> LoadKind:
     used_options = [option for option in LOAD_OPTIONS if invocation[option] is not None]
     if len(used_options) == 1:
         return used_options[0]
+
     raise UserError(
         "missing_option",
         "no loads are given, or two kinds of them",
@@ -278,6 +294,7 @@ def _check_request_count(request_count: int, virtual_users: float) -> None:
     """Raise UserError for fewer requests than virtual users."""
     if request_count >= virtual_users:
         return
+
     requests = format.counted(request_count, "request is", "requests are")
     enough = REQUESTS_PER_VIRTUAL_USER * virtual_users
     raise UserError(
@@ -304,18 +321,23 @@ def _settings_by_target(invocation: Invocation, target: str | None) -> dict[str,
     """
     if target is None:
         return {ONLY_TARGET: invocation.settings()}
+
     target_option = f"--target {target}"
     names = [part.strip() for part in target.split(",")]
     has_repeated_name = len(set(names)) < len(names)
+
     has_empty_name = not all(names)
     if has_repeated_name or has_empty_name:
         problem = "every target needs a name of its own"
         raise UserError("duplicate", problem, where=target_option, hint="--target a,b")
+
     if invocation["targets"] is not None:
         return _settings_of_known_targets(invocation.settings(), names, target_option)
+
     if invocation["url"]:
         problem = "--url and --target exclude each other"
         raise UserError("conflict", problem, where=target_option, hint="leave out --url")
+
     return {url: invocation.with_options(url=[url]).settings() for url in names}
 
 
@@ -337,6 +359,7 @@ def _settings_of_known_targets(
         hint = closest(unknown_names[0], [*endpoints]) or f"known: {', '.join(endpoints)}"
         problem = f"no target is called {unknown_names[0]}"
         raise UserError("unknown_name", problem, where=target_option, hint=hint)
+
     return {
         name: replace(settings, targets=(endpoints[name],), url=endpoints[name].url)
         for name in names

@@ -63,6 +63,7 @@ class RepeatedSweep:
         self._print_summaries(summaries, as_json=as_json)
         if not has_completed:
             return most_severe([*self._exit_codes, INTERRUPTED])
+
         return most_severe(self._exit_codes)
 
     def _print_summaries(self, summaries: dict[str, RepeatSummary], *, as_json: bool) -> None:
@@ -98,9 +99,11 @@ class RepeatedSweep:
         sweep = with_run_settings(self._with_seed_of_repeat(number), repeat_dir)
         with store.remove_on_failure(repeat_dir):
             outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.display))
+
         print_status(describe_files(repeat_dir))
         self._exit_codes.append(outcome_code(outcome, strict=self._strict))
         self._add_summaries(repeat_dir)
+
         return not outcome.is_interrupted
 
     def _add_summaries(self, repeat_dir: Path) -> None:

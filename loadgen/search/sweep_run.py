@@ -58,8 +58,10 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     earlier_results = experiment.read_results(output_dir)
     points = points_to_run(sweep, output_dir)
     print_status(f"Reproduce with --seed {plan.seed}")
+
     if earlier_results:
         print_status(_describe_resumed(sweep, output_dir, points_left=len(points)))
+
     sweep_run.display.begin_steps(len(points), weights=_relative_durations(points))
 
     point_runner = _PointRunner(output_dir, plan, sweep_run.display)
@@ -71,6 +73,7 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
     except TargetError:
         _write_result(sweep, output_dir)
         raise
+
     return SweepOutcome(_write_result(sweep, output_dir), is_interrupted)
 
 
@@ -112,6 +115,7 @@ def with_run_settings(sweep: Sweep, output_dir: Path) -> Sweep:
             planned.settings, out=output_dir, leave_out_first_round=is_closed_loop
         )
         points.append(replace(planned, settings=settings))
+
     return replace(sweep, points=tuple(points))
 
 
@@ -222,10 +226,13 @@ def _write_result(sweep: Sweep, output_dir: Path) -> SweepCurve | None:
     run_dirs = run_folder.runs_in(output_dir)
     if not run_dirs:
         return None
+
     findings = stored_sweep.analyze_runs(output_dir, run_dirs)
     stored_sweep.write_outputs(output_dir, findings, sweep.workload)
+
     reports = capacity_files.render_sweep_reports(sweep_report(findings.curve), TABLE_FILE)
     for name, content in reports.items():
         store.replace(output_dir / name, content, shared=True)
+
     checksums.write(output_dir)
     return findings.curve

@@ -264,6 +264,7 @@ class TrialMonitor:
         misses = self._goal.find_misses(rows)
         miss_counts = np.zeros(len(misses), np.int64)
         ended_count = 0
+
         last_done_ns = int(done_ns.max(initial=0))
         for now_ns in range(interval_ns, last_done_ns, interval_ns):
             previous_count = ended_count
@@ -274,6 +275,7 @@ class TrialMonitor:
             )
             if decision is not None:
                 return decision
+
         return None
 
     def _decide(
@@ -357,15 +359,19 @@ class TrialMonitor:
         start = _end_of_start_up([batches.in_flight, *quantiles_by_term])
         if start is None or batches.count - start < MIN_STEADY_BATCHES:
             return None
+
         batches_ahead = self._batches_to_extrapolate(batches, start)
         if _will_grow(batches.in_flight[start:], batches_ahead):
             return None
+
         steady_ends_ns = batches.ends_ns[start:] + self._load_start_ns
         if has_growing_replica(ended_rows, steady_ends_ns):
             return None
+
         steady_quantiles = [log_quantiles[start:] for log_quantiles in quantiles_by_term]
         if not self._will_meet_latency_limits(steady_quantiles, batches_ahead):
             return None
+
         return start if self._will_stay_within_allowed_misses(batches, start, misses) else None
 
     def _batches_to_extrapolate(self, batches: _Batches, start: int) -> float:
@@ -408,6 +414,7 @@ class TrialMonitor:
         elapsed_batches = int((now_ns - self._load_start_ns) // width_ns)
         if elapsed_batches < MIN_BATCHES:
             return None
+
         batch_of_row = (ended_rows["due_ns"] - self._load_start_ns) // width_ns
         due_counts = _count_by_batch(self._arrivals_ns // width_ns, elapsed_batches)
         ended_counts = _count_by_batch(batch_of_row, elapsed_batches)
@@ -415,6 +422,7 @@ class TrialMonitor:
         count = _count_complete_batches(due_counts, pending_counts)
         if count < MIN_BATCHES:
             return None
+
         ends_ns = np.arange(1, count + 1) * width_ns
         done_ns = np.sort(ended_rows["done_ns"] - self._load_start_ns)
         return _Batches(
@@ -456,6 +464,7 @@ class TrialMonitor:
         columns = Columns(select_rows(ended_rows, is_in_batch))
         has_failed = ~columns.where(metrics.OK)
         rows_by_batch = _group_rows_by_batch(batches.batch_of_row[is_in_batch], batches.count)
+
         quantiles_by_term = []
         for term in self._goal.slo.terms:
             latencies_ns = np.where(has_failed, NEVER_NS, columns.measure(term.metric))
@@ -464,6 +473,7 @@ class TrialMonitor:
                 for row_indices in rows_by_batch
             ]
             quantiles_by_term.append(np.array(log_quantiles))
+
         return quantiles_by_term
 
     def _will_stay_within_allowed_misses(
@@ -505,11 +515,13 @@ class TrialMonitor:
         mean_miss_share = intervals.batch_means(
             steady_miss_shares, batches=MIN_STEADY_BATCHES, level=TWO_SIDED_CONFIDENCE
         )
+
         # A steady state without any miss does not show that misses never occur, so that at least
         # one miss in the whole trial is assumed.
         min_miss_share = 1 / self._request_count
         upper_miss_share = max(mean_miss_share.high, min_miss_share)
         later_requests = self._request_count - int(batches.due_counts.sum())
+
         return int(misses_by_batch.sum()) + upper_miss_share * later_requests
 
 
@@ -636,12 +648,14 @@ def has_growing_replica(rows: NDArray[np.void], times_ns: NDArray[np.int64]) -> 
     replicas = np.unique(replica_of_row)
     if len(replicas) < 2:
         return False
+
     in_flight_by_replica = []
     for replica in replicas:
         replica_rows = rows[replica_of_row == replica]
         due_ns = np.sort(replica_rows["due_ns"])
         done_ns = np.sort(replica_rows["done_ns"])
         in_flight_by_replica.append(_count_in_flight(due_ns, done_ns, times_ns))
+
     return any(map(_is_noticeable_growth, trend.find_trends(in_flight_by_replica)))
 
 

@@ -132,6 +132,7 @@ def make_trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool
     decision = judge_search_trial(goal, finished.trial, finished.records, early_decision)
     growth = _read_growth(summary) if early_decision is None else _Growth()
     uses_offered_load = offered.load > 0 and has_own_seed
+
     return TrialResult(
         trial=finished.trial,
         outcome=decision.outcome,
@@ -168,11 +169,13 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
     )
     if result.ended_early:
         return recomputed
+
     stored = store.read_run(run_dir)
     goal = Goal(slo=stored.manifest.slo or Slo(terms=()), mlperf=mlperf)
     records = TrialRecords(summary, select_measured(stored.rows, summary))
     decision = judge_search_trial(goal, result.trial, records, None)
     growth = _read_growth(summary)
+
     return msgspec.structs.replace(
         recomputed,
         outcome=decision.outcome,
@@ -224,13 +227,16 @@ def judge_search_trial(
         return Decision(INVALID, failures.REFUSED, refusals, decision.decided_at_ns)
     if decision.outcome == INVALID:
         return decision
+
     failed_requests = failures.describe_failures(summary.requests)
     if failed_requests:
         return Decision(FAILED, "failures", failed_requests, decision.decided_at_ns)
+
     has_passed_at_full_length = decision.reason_code == FULL_LENGTH
     if has_passed_at_full_length and summary.sustainable.sustained is False:
         growth = summary.sustainable.reason
         return Decision(FAILED, "not_sustained", growth, decision.decided_at_ns)
+
     return decision
 
 
@@ -271,12 +277,15 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
     )
     if exceeded_terms:
         return Decision(FAILED, "misses", "; ".join(exceeded_terms), records.end_ns)
+
     if records.summary.goodput.met is False:
         missed = "; ".join(missed_objectives(records.summary))
         return Decision(FAILED, "misses", missed, records.end_ns)
+
     if has_too_many_unfinished and goal.request_terms:
         reason = _describe_unfinished(unfinished_count, len(counted_rows))
         return Decision(INVALID, "unfinished", reason, records.end_ns)
+
     return Decision(PASSED, FULL_LENGTH, "at full length", records.end_ns)
 
 
@@ -296,6 +305,7 @@ def _describe_exceeded_terms(
     """
     is_unfinished = counted_rows["status"] == columns.UNFINISHED
     request_count = len(counted_rows)
+
     sentences = []
     for term_index, is_missed in enumerate(goal.find_misses(counted_rows)):
         missed_count = int(is_missed.sum())
@@ -304,6 +314,7 @@ def _describe_exceeded_terms(
         allowed = goal.allowed_misses(judged_count)[term_index]
         if missed_count > allowed:
             sentences.append(goal.describe_misses(term_index, missed_count, request_count, allowed))
+
     return sentences
 
 
@@ -359,6 +370,7 @@ def _find_unreachable_server(records: TrialRecords) -> _Invalidity | None:
     max_share = records.summary.verdict.limits.failure_share
     if unreached_count <= max_share * max(request_count, 1):
         return None
+
     reason = (
         f"{unreached_count:,} of {request_count:,} requests could not reach the server (DNS, "
         "connect, TLS or connection reset)"
@@ -384,6 +396,7 @@ def _measure_offered_load(finished: FinishedTrial) -> _OfferedLoad:
     due_rows = finished.records.due_rows
     first_turns = due_rows[due_rows["turn"] == 0]
     planned_load_s = _planned_load_s(finished.workload, due_rows)
+
     offered_load = finished.trial.load
     if not is_closed_loop(finished.workload):
         observed_load_s = _observed_load_s(finished, planned_load_s)
@@ -393,6 +406,7 @@ def _measure_offered_load(finished: FinishedTrial) -> _OfferedLoad:
     has_run_to_end = finished.early_decision is None
     if has_run_to_end:
         return _OfferedLoad(offered_load, full_length_requests=len(first_turns))
+
     return _OfferedLoad(offered_load, full_length_requests=offered_load * planned_load_s)
 
 
@@ -439,6 +453,7 @@ def _planned_load_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
         return planned_ns / NS_PER_S
     if not len(due_rows):
         return 0.0
+
     arrival_span_ns = int(due_rows["due_ns"].max() - due_rows["due_ns"].min())
     minimum_ns = sum(stage.at_least.duration_ns for stage in measured_stages if stage.at_least)
     return max(arrival_span_ns, minimum_ns) / NS_PER_S

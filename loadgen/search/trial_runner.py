@@ -131,6 +131,7 @@ class TrialRunner:
     def save_progress(self, search: LoadSearch) -> SearchResult:
         """Return the result so far, and write it to files in case the search is killed."""
         result = search.result
+
         # The files identify the requests without their load, so that any load serves here.
         any_load = result.load or 1.0
         capacity_files.write_outputs(
@@ -159,6 +160,7 @@ class TrialRunner:
         )
         store.replace(self.output_dir / experiment.RESULT_FILE, format.document(stored))
         checksums.write(self.output_dir)
+
         return result
 
     def _run_to_end(self, trial: PlannedTrial) -> FinishedTrial:
@@ -170,6 +172,7 @@ class TrialRunner:
         """
         workload = self._seeded_workload(trial)
         planned_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
+
         monitored_run = _MonitoredRun(
             self.goal, trial, self.check_interval_s, is_monitored=self.may_end_early
         )
@@ -186,9 +189,11 @@ class TrialRunner:
         decision = monitored_run.decision
         if summary.run.state == "interrupted" and decision is None:
             raise TrialInterruptedError
+
         rows = monitored_run.simulated_rows
         if rows is None:
             rows = store.read_run(run_dir).rows
+
         records = TrialRecords(summary, select_measured(rows, summary))
         return FinishedTrial(trial, workload, records, run_dir, decision)
 
@@ -319,7 +324,9 @@ class _MonitoredRun:
                 new_rows = record_log.rows()
                 now_ns = int(new_rows["done_ns"].max(initial=now_ns))
                 self._judge_new_rows(monitor, now_ns, new_rows)
+
         load.decided = True
+
         # After the last request is due there is nothing left to stop.
         if self.decision.decided_at_ns < monitor.last_due_ns:
             load.stop()
@@ -356,6 +363,7 @@ class _MonitoredRun:
         monitor = self._monitor
         if monitor is None or self._has_sessions or self.decision is not None:
             return None
+
         measured_rows = self._select_measured(rows)
         order_of_end = np.argsort(measured_rows["done_ns"], kind="stable")
         ended_rows = select_ended(measured_rows[order_of_end])
@@ -364,6 +372,7 @@ class _MonitoredRun:
         )
         if self.decision is None or self.decision.decided_at_ns >= monitor.last_due_ns:
             return None
+
         return self.decision.decided_at_ns
 
     def _interval_ns_for(self, row_count: int) -> int:
@@ -378,6 +387,7 @@ class _MonitoredRun:
 def _planned_load(schedule: Schedule) -> PlannedLoad:
     """Return the measured load of an open-loop schedule: when its requests are due."""
     measured_stages = [stage for stage in schedule.stages if stage.measured]
+
     # The arrivals of a stage are relative to its start.
     due_ns = np.concatenate(
         [stage.arrivals_ns + (stage.start_ns or 0) for stage in measured_stages]

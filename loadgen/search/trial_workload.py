@@ -48,6 +48,7 @@ def as_trial_workload(workload: Workload, length_ns: int) -> Workload:
     arrival = stage.arrival
     if not isinstance(arrival, Closed):
         arrival = Poisson.model_construct(rate=PLACEHOLDER_RATE)
+
     trial_stage = stage.model_copy(
         update={"arrival": arrival, "duration_ns": length_ns, "count": None, "at_least": None}
     )
@@ -68,6 +69,7 @@ def with_load(workload: Workload, load: float) -> Workload:
             _check_rate(stage)
         varies_with_load = stage.measured or is_closed_loop_stage
         stages.append(stage_at_load(stage, load) if varies_with_load else stage)
+
     return workload.model_copy(update={"stages": tuple(stages)})
 
 
@@ -92,6 +94,7 @@ def with_length_factor(workload: Workload, length_factor: float) -> Workload:
         else:
             duration_ns = round(stage.duration_ns * length_factor)
             stages.append(stage.model_copy(update={"duration_ns": duration_ns}))
+
     return workload.model_copy(update={"stages": tuple(stages)})
 
 

@@ -35,6 +35,7 @@ def render_trials_csv(trials: Sequence[TrialResult]) -> bytes:
         (*_trial_cells(trial), int(trial.number in front))
         for trial in sorted(trials, key=lambda trial: trial.load)
     ]
+
     return _render_csv((*COLUMNS, "pareto"), rows)
 
 

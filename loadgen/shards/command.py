@@ -48,9 +48,11 @@ def merge(
     run_parts = read_parts(parts)
     for position in locate_parts(run_parts):
         print_status(_describe(position))
+
     started_at = datetime.now().astimezone()
     with new_run_folder(out, run_parts[0].manifest.workload, started_at) as folder:
         summary = merge_parts(run_parts, folder)
+
     print_report(text.report(summary), full=full)
     print_status(f"Results: {folder}")
     return exit_code(summary, strict=strict)

@@ -40,6 +40,7 @@ def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
         run_dir: The directory of the merged run, which exists and is empty.
     """
     positions = locate_parts(parts)
+
     # Every part stores the schedule of the whole run.
     schedule = shard_schedule.read(parts[0].run_dir)
     lost = list(find_lost_slots(positions, schedule))
@@ -49,6 +50,7 @@ def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
     summary = run_folder.summary(run_dir)
     store.replace(run_dir / "summary.json", dump_summary(summary))
     checksums.write(run_dir)
+
     return summary
 
 
@@ -59,9 +61,11 @@ def _write_merged_data(
     (run_dir / "requests").mkdir()
     (run_dir / "flows").mkdir()
     parquet.write_tables(run_dir / "requests" / store.MERGED, record_tables(positions, lost))
+
     for position in positions:
         if position.part is not None:
             _copy_event_timelines(position, position.part, run_dir)
+
     _write_worker_samples(positions, run_dir)
     _write_server_metrics(positions, run_dir)
 
@@ -122,6 +126,7 @@ def _write_worker_samples(positions: Sequence[PartPosition], run_dir: Path) -> N
         for sample in store.read_run_lazily(position.part.run_dir).seconds:
             worker = sample.worker + position.first_worker
             samples.append(replace(sample, t_s=sample.t_s + delay_s, worker=worker))
+
     samples.sort(key=lambda sample: (sample.t_s, sample.worker))
     store.replace(run_dir / "seconds.jsonl", _encode_lines(samples))
 
@@ -137,6 +142,7 @@ def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> N
     for position in positions:
         if position.part is None:
             continue
+
         delay_s = position.delay_ns / NS_PER_S
         new_samples = [
             replace(sample, t_s=sample.t_s + delay_s)
@@ -145,6 +151,7 @@ def _write_server_metrics(positions: Sequence[PartPosition], run_dir: Path) -> N
         ]
         copied_pages.update(sample.page for sample in new_samples)
         samples += new_samples
+
     if samples:
         samples.sort(key=lambda sample: sample.t_s)
         store.replace(run_dir / series.FILE, _encode_lines(samples))

@@ -53,9 +53,11 @@ def merge_manifests(
     )
     merged = _with_times_and_state(merged, parts)
     merged = _with_workers(merged, positions, manifests)
+
     merged = _with_warnings(merged, manifests)
     for code, values in _warnings_about_parts(positions, lost):
         merged = add_notes(merged, reasons.make_note(code, values))
+
     return merged
 
 
@@ -130,6 +132,7 @@ def _remove_shard_options(command: Sequence[str]) -> tuple[str, ...]:
             next(arguments, None)  # Skip the value.
         elif not argument.startswith(("--shard=", "--start-at=")):
             remaining_arguments.append(argument)
+
     return tuple(remaining_arguments)
 
 
@@ -146,16 +149,21 @@ def _merge_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Finge
     fingerprints = parts[0].manifest.fingerprints
     if not is_complete:
         return replace(fingerprints, prompts="", bodies="")
+
     covers_only_first_prompts = fingerprints.prompts.startswith(PREFIX_OF_FIRST_PROMPTS)
     if covers_only_first_prompts:
         return fingerprints
+
     shards = [part.shard for part in parts]
+
     # Each request has one prompt and one body.
     request_count = sum(shard.prompts_count for shard in shards)
     prompts = _merge_digests([shard.prompts_total for shard in shards], request_count)
+
     bodies = ""
     if fingerprints.bodies:  # It is empty if the bodies were not built before the start.
         bodies = _merge_digests([shard.bodies_total for shard in shards], request_count)
+
     return replace(fingerprints, prompts=prompts, bodies=bodies)
 
 

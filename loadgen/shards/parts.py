@@ -84,6 +84,7 @@ def locate_parts(parts: Sequence[RunPart]) -> list[PartPosition]:
     part_by_index = {part.shard.index: part for part in parts}
     part_count = parts[0].shard.count
     positions = []
+
     next_worker = 0
     for index in range(1, part_count + 1):
         part = part_by_index.get(index)
@@ -98,6 +99,7 @@ def locate_parts(parts: Sequence[RunPart]) -> list[PartPosition]:
             )
         )
         next_worker += worker_count
+
     return positions
 
 
@@ -113,11 +115,14 @@ def read_parts(run_dirs: Sequence[Path]) -> list[RunPart]:
     for run_dir in run_dirs:
         with collecting(errors):
             parts.append(read_part(run_dir))
+
     if not errors:
         parts.sort(key=lambda part: part.shard.index)
         errors = [*_find_differences(parts), *_find_duplicates(parts)]
+
     if errors:
         raise CombinedError(errors)
+
     return parts
 
 
@@ -129,15 +134,18 @@ def read_part(run_dir: Path) -> RunPart:
     """
     if not run_dir.is_dir():
         raise missing_result(run_dir, HINT)
+
     refuse_links(run_dir)
     path = run_dir / "run.json"
     if not path.is_file():
         raise UserError("no_result", "the folder has no run", str(run_dir), HINT)
+
     manifest = decode_manifest(path.read_bytes(), str(path))
     if manifest.shard is None:
         raise UserError(
             "wrong_format", "this is a complete run, not a part of one", str(run_dir), HINT
         )
+
     return RunPart(run_dir, manifest, manifest.shard)
 
 

@@ -188,6 +188,7 @@ def _find_part_of_slots(schedule: NDArray[np.void], shard: ShardPart) -> NDArray
     user_count = users_by_stage[schedule["stage"]]
     is_closed_loop = user_count > 0
     session_index = schedule["chain"]
+
     # The maximum avoids a division by zero for open-loop stages, whose result is not used.
     virtual_user = session_index % np.maximum(user_count, 1)
     distributed_index = np.where(is_closed_loop, virtual_user, session_index)
@@ -211,11 +212,13 @@ def _find_unrecorded_slots(slots: NDArray[np.void], part: RunPart) -> NDArray[np
     """
     rows = _copy_to_memory(store.read_run_lazily(part.run_dir).rows)
     last_stage_index = int(rows["stage"].max()) if len(rows) else 0
+
     lost_slots = []
     for stage_index, stage in enumerate(part.shard.stages):
         stage_slots = slots[slots["stage"] == stage_index]
         stage_rows = rows[rows["stage"] == stage_index]
         has_planned_count = stage.slots is not None
+
         has_ended = stage_index < last_stage_index
         if has_planned_count:
             is_recorded = np.isin(stage_slots["slot"], stage_rows["slot"])
@@ -228,6 +231,7 @@ def _find_unrecorded_slots(slots: NDArray[np.void], part: RunPart) -> NDArray[np
                 user_count=stage.concurrency or 1,
             )
             lost_slots.append(slots_in_flight)
+
     return np.concatenate(lost_slots)
 
 
@@ -254,11 +258,14 @@ def _find_slots_in_flight(
         recorded_slots = rows["slot"][rows["virtual_user"] == first_slot["virtual_user"]]
         if not len(recorded_slots):
             continue
+
         slots_in_flight["slot"][index] = _first_slot_of_next_session(
             int(first_slot["slot"]), int(recorded_slots.max()), slots_per_session, user_count
         )
+
         # The schedule of a closed loop has no due time for it.
         slots_in_flight["due_ns"][index] = NEVER_DUE
+
     return slots_in_flight
 
 

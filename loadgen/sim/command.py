@@ -170,9 +170,11 @@ def _build_server_options(options: SimOptions) -> Options:
 
     server_values = asdict(options)
     del server_values["faults_file"]
+
     server_values["faults"] = _join_failures(options)
     if options.log_events is None:
         server_values["log_events"] = "ends" if options.log else "none"
+
     return Options(**server_values)
 
 
@@ -205,6 +207,7 @@ def _read_failures_file(path: str) -> dict[str, Any]:
         error_code = of_reading(error, "invalid_syntax")
         hint = "write a YAML mapping, for example {truncate: 0.05}"
         raise UserError(error_code, f"cannot be read: {error}", path, hint) from None
+
     if not isinstance(fractions, dict):
         raise UserError(
             "wrong_type",
@@ -212,5 +215,6 @@ def _read_failures_file(path: str) -> dict[str, Any]:
             path,
             "for example {truncate: 0.05, http_429@2s: 0.1}",
         )
+
     parse_failure_fractions(fractions, where=path)
     return fractions

@@ -41,6 +41,7 @@ def describe_target(settings: Settings) -> KnownTarget:
     preset_name = _server_options(settings).get("preset")
     if not preset_name:
         return KnownTarget("embedded simulation")
+
     preset = load_preset(preset_name)
     return KnownTarget(
         name=f"embedded simulation: {preset_name}",

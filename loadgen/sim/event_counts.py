@@ -66,6 +66,7 @@ def count_events(
         is_on_replica = spans.replica == replica_index
         if is_on_replica.any():
             counter.add_replica(spans.select(is_on_replica), ends_ns)
+
     # The spans before and after a pause may be on different replicas, so pauses are added last.
     counter.add_pauses(spans, iteration_ends_ns)
     return counter.build_counts()
@@ -131,10 +132,12 @@ class _EventCounter:
         """
         self._stage_of_record = stage_of_record
         self._tokens_per_event = tokens_per_event
+
         # Lists with one entry per stage. A bin of the timeline counts the events within BIN_NS.
         bin_count = last_end_ns // BIN_NS + 1
         self._gaps_of_stage = [Histogram() for _ in range(stage_count)]
         self._timeline_of_stage = [np.zeros(bin_count, np.int64) for _ in range(stage_count)]
+
         # Arrays with one entry per record.
         record_count = len(stage_of_record)
         self._largest_gap_ns = np.zeros(record_count, np.int64)
@@ -155,6 +158,7 @@ class _EventCounter:
         tokens_per_event = self._tokens_per_event
         tokens_after_first = spans.last - spans.first
         events_after_first, tail_tokens = np.divmod(tokens_after_first, tokens_per_event)
+
         # A span gets one token per iteration, so the tail has as many iterations as tokens.
         last_regular_iteration = spans.last - tail_tokens
         for group in _group_spans(spans, last_regular_iteration, ends_ns, tokens_per_event):
@@ -168,7 +172,9 @@ class _EventCounter:
                 previous_event_ns=ends_ns[last_regular_iteration[has_tail]],
                 tail_event_ns=ends_ns[spans.last[has_tail]],
             )
+
         events_of_span = 1 + events_after_first + has_tail
+
         # A record may have several spans. `add.at` adds the events of all of them.
         np.add.at(self._event_count, spans.record_index, events_of_span)
 
@@ -183,10 +189,12 @@ class _EventCounter:
             iteration_ends_ns: When the iterations of each replica ended.
         """
         spans = spans.in_record_order()
+
         # In this order, there is a pause between two neighbours of the same record.
         is_paused_after = spans.record_index[:-1] == spans.record_index[1:]
         if not is_paused_after.any():
             return
+
         spans_before_pause = spans.select(slice(None, -1)).select(is_paused_after)
         spans_after_pause = spans.select(slice(1, None)).select(is_paused_after)
         iteration_ends = IterationEnds(iteration_ends_ns)
@@ -222,14 +230,18 @@ class _EventCounter:
         has_gap = group.last_event > group.first_event
         if not has_gap.any():
             return
+
         group = group.select(has_gap)
         first_gap = group.first_event
         last_gap = group.last_event - 1
+
         gaps_ns = np.diff(group.event_times_ns)
         for stage, in_stage in self._split_by_stage(group.record_index):
             gap_counts = _count_ranges(first_gap[in_stage], last_gap[in_stage], len(gaps_ns))
             self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
+
         largest_ns = _range_maxima(gaps_ns, starts=first_gap, stops=last_gap + 1)
+
         # A record may have several spans. `maximum.at` takes the largest gap of all of them.
         np.maximum.at(self._largest_gap_ns, group.record_index, largest_ns)
 
@@ -330,6 +342,7 @@ def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
     longest = int(lengths.max())
     maxima = np.zeros(len(starts), np.int64)
     width = 1
+
     window_maxima = values  # window_maxima[i] is the maximum of values[i : i + width]
     while width <= longest:
         uses_width = (width <= lengths) & (lengths < 2 * width)
@@ -339,6 +352,7 @@ def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
         # A window of twice the width consists of two windows next to each other.
         window_maxima = np.maximum(window_maxima[:-width], window_maxima[width:])
         width *= 2
+
     return maxima
 
 

@@ -96,6 +96,7 @@ def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
     tokens_per_event = events.tokens_per_event
     spans = events.spans.in_record_order()
     event_counts = _count_events(spans, tokens_per_event)
+
     iteration_ends = IterationEnds(events.iteration_ends_ns)
     for batch in _split_into_batches(spans.record_index, event_counts):
         batch_events = _list_events(
@@ -193,6 +194,7 @@ def _split_into_batches(record_index: Ints, event_counts: Ints) -> Iterator[slic
 
     first_record_of_batch = _find_first_indexes(batch_of_record)
     first_span_of_batch = first_span_of_record[first_record_of_batch].tolist()
+
     span_count = len(record_index)
     for start, stop in pairwise([*first_span_of_batch, span_count]):
         yield slice(start, stop)

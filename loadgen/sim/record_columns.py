@@ -45,11 +45,13 @@ class RecordColumns:
     def __getitem__(self, key: str | slice | NDArray[Any]) -> NDArray[Any]:
         if isinstance(key, str):
             return self._columns[key]
+
         # The key (a slice or a mask) is applied to an array of the same length to count records.
         selected_count = len(np.empty(self._length, np.bool_)[key])
         records = np.zeros(selected_count, ROW)
         for name, column in self._columns.items():
             records[name] = column[key]
+
         return records
 
     def __iter__(self) -> Iterator[Any]:

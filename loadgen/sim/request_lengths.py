@@ -91,11 +91,14 @@ def create_request_sizer(
         return TaskSizer(prompts, tokens_per_block)
     if is_non_generative:
         return _create_sequences_sizer(prompts)
+
     if isinstance(prompts, SyntheticPrompts):
         assert isinstance(spec, Synthetic)
         return create_synthetic_sizer(spec, prompts, tokens_per_block)
+
     if isinstance(prompts, FilePrompts):
         return FileSizer(prompts, tokens_per_block)
+
     # All other prompts are the requests of a trace, a recording that is replayed.
     return TraceSizer(_as_trace_prompts(prompts), tokens_per_block)
 
@@ -148,6 +151,7 @@ def _create_mix_sizer(
             is_non_generative=is_non_generative,
         )
         class_sizers.append(class_sizer)
+
     return MixSizer(prompts, class_sizers)
 
 
@@ -182,6 +186,7 @@ def create_synthetic_sizer(
     has_fixed_output = spec.output_tokens.tag == "fixed"
     if has_fixed_input and has_fixed_output:
         return FixedSizer(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
+
     return SampledSizer(prompts, spec.system_tokens)
 
 
@@ -259,6 +264,7 @@ class PrefixSizer:
         output_tokens = prompts.requested_output_tokens(request_index)
         if not self._tokens_per_block:
             return RequestSize(input_tokens, output_tokens)
+
         conversation = request_index // prompts.turns
         blocks = self._hash_shared_blocks(conversation, input_tokens)
         return RequestSize(input_tokens, output_tokens, blocks)
@@ -282,6 +288,7 @@ class PrefixSizer:
         prompts = self._prompts
         tokens_per_block = self._tokens_per_block
         prefix_end_tokens = self._system_tokens + prompts.shared_tokens(conversation)
+
         # The positions (in blocks) at which the three parts end. Only full blocks are shared.
         prompt_end = input_tokens // tokens_per_block
         system_end = min(self._system_tokens // tokens_per_block, prompt_end)
@@ -293,11 +300,13 @@ class PrefixSizer:
             group = prompts.prefix_group(conversation)
             group_constant = GROUPS_START + group * GROUP_RANGE
             hashes += range(group_constant + system_end, group_constant + prefix_end)
+
         # The rest of a single request is in no other prompt, so it is not hashed.
         is_multi_turn = prompts.turns > 1
         if is_multi_turn:
             conversation_constant = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
             hashes += range(conversation_constant + prefix_end, conversation_constant + prompt_end)
+
         return hashes
 
 
@@ -339,6 +348,7 @@ class ChunkSizer:
         """
         shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
         shared_block_count = shared_tokens // self._tokens_per_block
+
         hashes: list[Hashable] = []
         for position in range(shared_block_count):
             block_end = (position + 1) * self._tokens_per_block  # in tokens of the prompt
@@ -347,6 +357,7 @@ class ChunkSizer:
             begun_chunk_count = math.ceil(chunk_tokens_before_end / self._chunk_tokens)
             begun_chunks = chunks[:begun_chunk_count]
             hashes.append((position, *begun_chunks))
+
         return hashes
 
 
@@ -375,6 +386,7 @@ class TaskSizer:
         sequence_lengths = self._prompts.sequence_lengths(request_index)
         if sequence_lengths:
             return _size_of_sequences(sequence_lengths)
+
         segments = self._prompts.prompt_segments(request_index)
         return RequestSize(
             input_tokens=sum([segment.tokens for segment in segments]),
@@ -396,6 +408,7 @@ class TaskSizer:
             first_position = len(hashes)
             end_position = segment_end // self._tokens_per_block
             hashes += self._hash_blocks_of_owner(segment.owner, range(first_position, end_position))
+
         return hashes
 
     def _hash_blocks_of_owner(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
@@ -459,16 +472,20 @@ class TraceSizer:
         trace_request = self._prompts.locate(request_index)
         cycle = trace_request.cycle
         hashes: list[Hashable] = []
+
         trace_block_end = 0  # in tokens of the prompt
         for trace_hash in trace.block_hashes(trace_request.row):
             trace_block_end += trace.tokens_by_hash[trace_hash]
+
             # The last trace block may be longer than the rest of the prompt.
             hashed_tokens = min(trace_block_end, input_tokens)
+
             # The server blocks that end in this trace block.
             first_position = len(hashes)
             end_position = hashed_tokens // self._tokens_per_block
             positions = range(first_position, end_position)
             hashes += [(cycle, trace_hash, position) for position in positions]
+
         return hashes
 
 

@@ -71,6 +71,7 @@ def estimate_saturation_rate(workload: Workload, settings: Settings) -> float | 
     mean_work = _average_session_work(sample)
     if mean_work is None:
         return None
+
     max_iteration_ns = _find_slo_iteration_limit_ns(workload, sample, preset.costs)
     replica_rate_per_s = _saturation_rate_of_replica(
         mean_work, preset.costs, preset.limits, max_iteration_ns
@@ -78,6 +79,7 @@ def estimate_saturation_rate(workload: Workload, settings: Settings) -> float | 
     is_servable = replica_rate_per_s > 0  # not if the SLO is violated without any load
     if not is_servable:
         return None
+
     # The rate is that of a replica with speed 1, and other replicas serve in proportion.
     return replica_rate_per_s * sum(preset.speeds)
 
@@ -109,6 +111,7 @@ def _find_slo_iteration_limit_ns(
             tasks, max_duration_ns=task_slo.within_ns, required_fraction=task_slo.share
         )
         limits_ns.append(task_limit_ns)
+
     return min(limits_ns, default=math.inf)
 
 
@@ -172,10 +175,12 @@ def _max_sessions_for_limits(mean_work: Work, limits: ServerLimits) -> float:
     has_output = mean_work.generated_tokens > 0
     if not has_output:
         return sessions_by_compute
+
     sessions_by_batch = limits.max_batch_size / mean_work.generated_tokens
     cache_tokens = limits.kv_blocks * limits.tokens_per_block
     read_tokens_per_session = max(mean_work.read_tokens, 1.0)  # at least 1, for the division
     sessions_by_cache = cache_tokens / read_tokens_per_session
+
     return min(sessions_by_compute, sessions_by_batch, sessions_by_cache)
 
 
@@ -201,6 +206,7 @@ def _max_sessions_for_duration(
             high = middle
         else:
             low = middle
+
     return low
 
 
@@ -231,10 +237,12 @@ def _mean_times(sessions_per_iteration: float, mean_work: Work, costs: Costs) ->
         costs: The costs of an iteration, by the roofline model.
     """
     kv_cache_ns = sessions_per_iteration * costs.kv_token_ns * mean_work.read_tokens
+
     # The tokens of outputs that are generated, and the tokens that they attend to.
     output_ns_per_session = (
         costs.token_ns * mean_work.generated_tokens + costs.attended_ns * mean_work.read_tokens
     )
+
     # The tokens of prompts that are not in the cache, and the tokens that they attend to.
     prompt_ns_per_session = (
         costs.token_ns * mean_work.computed_tokens + costs.attended_ns * mean_work.attended_tokens
@@ -266,6 +274,7 @@ def _iteration_ns(sessions_per_iteration: float, mean_work: Work, costs: Costs) 
     times = _mean_times(sessions_per_iteration, mean_work, costs)
     prompt_probability = _probability_of_arrival(sessions_per_iteration * mean_work.requests)
     weighted_without_prompts_ns = (1 - prompt_probability) * max(times.memory_ns, times.output_ns)
+
     # p * max(memory_ns, output_ns + prompt_ns / p), without a division, because p may be 0.
     weighted_with_prompts_ns = max(
         prompt_probability * times.memory_ns,
@@ -308,6 +317,7 @@ class _TimedTask:
             end_ns = starts_ns[turn] + self._session.pauses_ns[turn] + prefill_ns + decode_ns
             for successor in self._session.successors[turn]:
                 starts_ns[successor] = max(starts_ns[successor], end_ns)
+
         return end_ns
 
 
@@ -327,6 +337,7 @@ def _select_complete_tasks(
         if is_complete and not session.is_single_request:
             work_of_turn = list(session_work.values())
             tasks.append(_TimedTask(session, work_of_turn, costs))
+
     return tasks
 
 
@@ -345,6 +356,7 @@ def _find_task_iteration_limit_ns(
     """
     if not tasks:
         return float(max_duration_ns)
+
     low = 0.0
     high = float(max_duration_ns)
     for _ in range(BISECTION_STEPS):
@@ -354,6 +366,7 @@ def _find_task_iteration_limit_ns(
             low = middle
         else:
             high = middle
+
     return high
 
 
@@ -377,18 +390,22 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
     request_sizer = _create_sample_sizer(workload, settings, prompts, preset.limits)
     cached_blocks_of_replica: list[set[Hashable]] = [set() for _ in range(preset.replicas)]
     work_by_session: dict[int, SessionWork] = defaultdict(dict)
+
     warm_up_requests = SAMPLED_REQUESTS // 2
     for index, request_id in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
         size = request_sizer(request_id)
         replica_index = _choose_sample_replica(index, preset.replicas)
         cached_blocks = cached_blocks_of_replica[replica_index]
+
         is_warm_up = index < warm_up_requests
         if not is_warm_up:
             # The ids of the requests of a session follow each other, one per turn.
             session_number = request_id // prompts.turns
             session_work = work_by_session[session_number]
             session_work[request_id] = _estimate_work(size, cached_blocks, preset.limits)
+
         cached_blocks.update(size.blocks)
+
     return work_by_session
 
 
@@ -435,7 +452,9 @@ def _estimate_work(size: RequestSize, cached_blocks: Set[Hashable], limits: Serv
     if is_non_generative:
         # A request for embeddings or ranks shares no blocks and is computed as a whole.
         return _work_of_lengths(size.input_tokens, size.input_tokens, output_tokens=0)
+
     cached_tokens = _count_cached_blocks(size.blocks, cached_blocks) * limits.tokens_per_block
+
     # At least the last token of a prompt is computed, because the first output follows from it.
     computed_tokens = max(1, size.input_tokens - cached_tokens)
     output_tokens = max(0, min(size.output_tokens, limits.max_seq_len - size.input_tokens))
@@ -459,6 +478,7 @@ def _work_of_lengths(input_tokens: int, computed_tokens: int, output_tokens: int
     first_computed_position = input_tokens - computed_tokens
     mean_position_of_computed = first_computed_position + computed_tokens / 2
     mean_position_of_generated = input_tokens + output_tokens / 2
+
     return Work(
         requests=1,
         computed_tokens=computed_tokens,

@@ -152,10 +152,12 @@ class _ScheduledActions:
         change_ns = self._next_change_ns()
         if change_ns > end_of_run_ns:
             change_ns = NEVER
+
         check_ns = self.next_check_ns()
         earliest_ns = min(change_ns, next_event_ns, self.stop_ns, check_ns)
         if earliest_ns == NEVER:
             return None
+
         # Several times may be the earliest. The order of these tests decides which one comes first.
         if change_ns == earliest_ns:
             return _Action.CHANGE_REPLICAS
@@ -163,6 +165,7 @@ class _ScheduledActions:
             return None
         if self.stop_ns == earliest_ns:
             return _Action.STOP_LOAD
+
         return _Action.CHECK_LOAD
 
 
@@ -239,6 +242,7 @@ class Simulation:
         # The requests in flight, in order of due time. A request that has ended stays here until
         # all requests before it have ended, too: it is slow to remove one from the middle.
         self._in_flight: deque[SimRequest] = deque()
+
         # The sequences in flight of each non-generative request, by the key of the request.
         self._unfinished_sequences: dict[int, list[SimRequest]] = {}
         self._abandonments = _Abandonments(schedule)
@@ -261,6 +265,7 @@ class Simulation:
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
+
             # This skips iterations in which nothing but the generation of tokens happens.
             iteration_end_ns, replica_index = self._advance_to_next_event(
                 self.replicas, self._find_next_interruption_ns(due_ns)
@@ -273,14 +278,17 @@ class Simulation:
                 has_acted = self._apply_scheduled_action(next_event_ns)
                 if has_acted:
                     continue  # the action may have changed the times of the other events
+
             is_all_done = next_event_ns >= NEVER
             is_after_run = next_event_ns > self._limits.end_of_run_ns
             if is_all_done or is_after_run:
                 break
+
             if are_requests_next:
                 self._send_due_requests(due_ns, iteration_end_ns)
             else:
                 self._end_iteration(iteration_end_ns, replica_index)
+
         self._end_run()
         self.iteration_ends_ns = [
             np.asarray(replica.iteration_ends_ns, np.int64) for replica in self.replicas
@@ -331,6 +339,7 @@ class Simulation:
             last_due_ns = next_other_event_ns
         else:
             last_due_ns = due_ns
+
         # A slot of the schedule is one request. It is dropped if it cannot be sent any more.
         for slot in self._dispatcher.take_due_slots(last_due_ns):
             if slot.drop_reason:
@@ -345,6 +354,7 @@ class Simulation:
         may be planned to leave during the response.
         """
         size = self._request_sizer(slot.slot_id)
+
         # The router names all replicas in a fixed order. Only the first `_serving_count` serve now,
         # and the others are skipped. There is at least one that serves, so the loop ends.
         replica_index = self._choose_replica()
@@ -356,8 +366,10 @@ class Simulation:
             request = self._submit_request(slot, size, replica_index)
         else:
             request = self._submit_non_generative(slot, size, replica_index)
+
         if request is None:  # the replica has refused it
             return
+
         if slot.session is not None:
             self._abandonments.plan(slot, slot.session, request)
 
@@ -383,9 +395,11 @@ class Simulation:
         if not replica.can_serve(size.input_tokens):
             self._record_refusal(request, replica_index)
             return None
+
         request.replica_index = replica_index
         replica.submit(request)
         self._in_flight.append(request)
+
         return request
 
     def _submit_non_generative(
@@ -409,6 +423,7 @@ class Simulation:
             )
             self._record_refusal(refused_request, replica_index)
             return None
+
         sequences = [
             replica.Request(slot.slot_id, slot.due_ns, input_tokens, NO_OUTPUT_TOKENS)
             for input_tokens in size.sequence_lengths
@@ -416,6 +431,7 @@ class Simulation:
         for sequence in sequences:
             sequence.replica_index = replica_index
             replica.submit(sequence)
+
         self._in_flight += sequences
         self._unfinished_sequences[slot.slot_id] = sequences
         return sequences[-1]
@@ -440,17 +456,22 @@ class Simulation:
         """
         replica = self.replicas[replica_index]
         complete_requests = replica.end_iteration()
+
         if self._is_prefill_limited:
             self._report_first_tokens(replica, end_ns)
+
         if complete_requests:
             self._complete_requests(complete_requests, end_ns)
+
         if self._abandonments.planned:
             self._apply_abandonments(replica_index, end_ns)
+
         self._cancel_timed_out(end_ns)
 
         has_work = replica.begin_iteration(end_ns)
         if not has_work:
             self._busy_count -= 1
+
         # The beginning of an iteration pauses requests if the memory of the replica is full.
         if replica.recent_pauses:
             self.requests.add_pauses(replica.recent_pauses)
@@ -488,6 +509,7 @@ class Simulation:
             elif self._remove_unfinished_sequence(request):
                 request.input_tokens = self._request_sizer(request.key).input_tokens
                 complete_requests.append(request)
+
         return complete_requests
 
     def _remove_unfinished_sequence(self, sequence: SimRequest) -> bool:
@@ -526,6 +548,7 @@ class Simulation:
             failure: Why it fails, a name of `record.KIND`.
         """
         replica = self.replicas[request.replica_index]
+
         # Counted first, because a cancelled request does not know its tokens any more.
         generated_tokens = replica.count_generated_tokens(request)
         is_sequence = request.key in self._unfinished_sequences
@@ -561,6 +584,7 @@ class Simulation:
         """
         replica = self.replicas[replica_index]
         self._abandonments.remove_done()
+
         for abandonment in self._abandonments.planned:
             request = abandonment.request
             is_on_replica = request.replica_index == replica_index
@@ -594,6 +618,7 @@ class Simulation:
         action = actions.choose(next_event_ns, self._limits.end_of_run_ns)
         if action is None:
             return False
+
         have_all_ended = next_event_ns == NEVER
         if action is _Action.CHANGE_REPLICAS:
             self._change_replicas()
@@ -603,6 +628,7 @@ class Simulation:
             actions.checks.clear()  # nothing is left to check
         elif action is _Action.CHECK_LOAD:
             self._run_checks(actions.next_check_ns())
+
         actions.update_next()
         return True
 
@@ -616,6 +642,7 @@ class Simulation:
         new_replicas = self.replicas[self._serving_count : change.serving_count]
         for replica in new_replicas:
             replica.reset_cache()
+
         self._serving_count = change.serving_count
         for request in self._in_flight:
             is_removed = request.replica_index >= change.serving_count
@@ -643,6 +670,7 @@ class Simulation:
             has_to_end = self._run_check(scheduled_check, now_ns)
             if has_to_end:
                 self.is_ended_by_check = True
+
         if self.is_ended_by_check:
             self._actions.stop_ns = now_ns
             self._actions.checks.clear()
@@ -706,6 +734,7 @@ class Simulation:
         if has_end_time:
             self._cancel_timed_out(self._limits.end_of_run_ns)
             self._cancel_all_in_flight()
+
         self._dispatcher.stop()
         for slot in self._dispatcher.unsent_slots():
             reason = slot.drop_reason
@@ -748,6 +777,7 @@ def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
     if not has_had_tokens:
         request.last_iteration = NO_ITERATION
         return
+
     # Without a token since the admission, this is the iteration before `resumed_iteration`.
     request.last_iteration = request.resumed_iteration + tokens_since_admission - 1
     if tokens_since_admission == 0:

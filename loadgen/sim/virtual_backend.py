@@ -103,6 +103,7 @@ def simulate(
     )
     with _without_garbage_collection():
         simulation.run()
+
     options = RecordOptions(
         tokens_per_event=system.tokens_per_event,
         source=source,
@@ -215,6 +216,7 @@ def _plan_run(
     plan, starts_of_virtual_users = prepare_plan(workload, settings, probe_results, context)
     check_plan(plan, is_local=True)
     run_manifest = create_manifest(plan, workload, starts_of_virtual_users)
+
     return plan, _describe_target_in_manifest(run_manifest, preset, settings)
 
 
@@ -303,6 +305,7 @@ def _simulate_plan(
         # APIs such as embeddings and rerank return numbers instead of generated tokens.
         is_non_generative=settings.returns_numbers,
     )
+
     return simulate(
         plan.schedule,
         request_sizer,
@@ -416,6 +419,7 @@ def _describe_target_in_manifest(
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
     code_by_sentence = reasons.make_note("virtual_time", {"preset": preset.description})
     sentences = tuple(code_by_sentence.keys())
+
     return msgspec.structs.replace(
         run_manifest,
         targets=(target,),
@@ -437,6 +441,7 @@ def _complete_manifest(
     run_manifest = planned_manifest
     for code, values in _collect_notes(preset, load, plan).items():
         run_manifest = add_notes(run_manifest, reasons.make_note(code, values))
+
     fingerprints = msgspec.structs.replace(
         run_manifest.fingerprints,
         prompts=digest.fingerprint(plan.requests, count=None),
@@ -539,6 +544,7 @@ def _measure_worker(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
     last_ends_ns = [int(ends[-1]) for ends in load.simulation.iteration_ends_ns if len(ends)]
     end_ns = max(last_ends_ns, default=0)
     request_count = len(load.results.records)
+
     return WorkerSample(
         t_s=end_ns / 1e9,
         # With a length of 0, the sample is not used to judge whether the client was too slow.

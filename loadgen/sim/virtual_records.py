@@ -110,6 +110,7 @@ def build_records(
     request_columns = _build_columns_after_run(sent, iteration_ends_ns, counts, options)
     if len(unsent):
         request_columns = _append_unsent(request_columns, len(sent), unsent)
+
     records = RecordColumns(len(slots), request_columns | slot_columns)
     return VirtualRecords(records, counts.gaps, counts.timeline, events)
 
@@ -142,6 +143,7 @@ def _build_events(
     )
     if not options.keep_events:
         return counts, None
+
     events = EmittedEvents(sent.slot, spans, iteration_ends_ns, options.tokens_per_event)
     return counts, events
 
@@ -170,6 +172,7 @@ def _build_columns_after_run(
     )
     columns["max_gap_ns"] = counts.largest_gap_ns
     columns["output_events"] = counts.events
+
     return columns
 
 
@@ -190,9 +193,11 @@ def records_of_ended_requests(
         sent, first_ns=first_ns, last_ns=last_ns, source="estimate", reports_cached_tokens=False
     )
     columns |= _build_slot_columns(sent.slot, schedule)
+
     records = np.zeros(len(sent), ROW)
     for name, column in columns.items():
         records[name] = column
+
     return records
 
 
@@ -224,9 +229,11 @@ def _build_slot_columns(slots: Ints, schedule: Schedule) -> dict[str, Column]:
     """
     sessions = _find_sessions(slots, schedule)
     stage = _find_stages(sessions.number, schedule)
+
     session_column: Column = -1
     if sessions.is_multi_turn.any():
         session_column = np.where(sessions.is_multi_turn, sessions.number, -1)
+
     return {
         "slot": slots,
         # The number of the request differs from the slot only over HTTP with a repeated data set.
@@ -340,6 +347,7 @@ def _assign_virtual_users(
     user_count_of_stage = np.array([stage.concurrency for stage in schedule.stages])
     if not user_count_of_stage.any():
         return -1
+
     first_session_of_stage = np.array([stage.first_session for stage in schedule.stages])
     user_counts = user_count_of_stage[stage_of_slot]
     positions_in_stage = session_numbers - first_session_of_stage[stage_of_slot]
@@ -347,6 +355,7 @@ def _assign_virtual_users(
     has_users = user_counts > 0
     virtual_users = np.full(len(session_numbers), -1, np.int64)
     virtual_users[has_users] = positions_in_stage[has_users] % user_counts[has_users]
+
     return virtual_users
 
 
@@ -373,6 +382,7 @@ def _append_unsent(
             columns[name] = np.concatenate(
                 [_as_array(sent_values, sent_count), _as_array(unsent_values, len(unsent))]
             )
+
     return columns
 
 
@@ -390,6 +400,7 @@ def _build_unsent_columns(unsent: UnsentColumns) -> dict[str, Column]:
     example_record = _build_dropped_record()
     columns: dict[str, Column] = {name: int(example_record[name]) for name in _FIELD_NAMES}
     columns["due_ns"] = unsent.due_ns
+
     # The reason of an unsent request and the failure of a sent one share the field `kind`.
     columns["kind"] = unsent.reason
     columns["status"] = status
@@ -422,6 +433,7 @@ def _build_token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
     final_spans = _build_final_spans(sent)
     if not len(pauses):
         return final_spans
+
     return TokenSpans(
         record_index=np.concatenate([final_spans.record_index, _find_records(sent, pauses.slot)]),
         replica=np.concatenate([final_spans.replica, pauses.replica]),
@@ -444,6 +456,7 @@ def _build_final_spans(sent: SentColumns) -> TokenSpans:
     was_cancelled_before_token = sent.resumed_iteration < 0
     is_empty = sent.last_iteration < sent.resumed_iteration
     record_index = np.flatnonzero(~was_cancelled_before_token & ~is_empty)
+
     return TokenSpans(
         record_index=record_index,
         replica=sent.replica[record_index],
@@ -528,6 +541,7 @@ def _build_sent_columns(
     is_non_generative = has_event & (sent.requested_tokens == 0)
     has_tokens = has_event & ~is_non_generative
     times = _find_times(first_ns, last_ns, is_non_generative)
+
     return {
         **_time_columns(sent, times),
         **_outcome_columns(sent, is_non_generative),
@@ -621,6 +635,7 @@ def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) ->
     http_status = np.where(_find_refused(sent), 400, 200)
     success_finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
     finish_reason = np.where(_find_failed(sent), FINISH[""], success_finish_reason)
+
     return {
         "status": status,
         "kind": sent.failure,
@@ -647,6 +662,7 @@ def _token_columns(
     is_output_unknown = _find_failed(sent) & ~has_output
     input_source = np.where(_find_refused(sent), SOURCE[source], SOURCE["server"])
     output_source = np.where(has_output, SOURCE["server"], _UNKNOWN_SOURCE)
+
     return {
         # The prompt: its length by the server, its length by the client, which are always equal,
         # and how much of it the server had in its cache.
@@ -680,6 +696,7 @@ def _server_timing_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Co
     queue_ns = sent.admitted_ns - sent.due_ns
     prefill_ns = times.first_event_ns - sent.admitted_ns
     decode_ns = times.last_token_ns - times.first_token_ns
+
     return {
         "replica": sent.replica,
         "server_queue_ns": np.where(is_admitted, queue_ns, -1),

@@ -50,6 +50,7 @@ def build_replica_count_samples(preset: Preset) -> list[MetricSample]:
     """
     if not preset.changes:
         return []
+
     counts = [(0.0, preset.replicas)]
     counts += [(change.at_ns / 1e9, change.serving_count) for change in preset.changes]
     return [
@@ -88,8 +89,10 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
     store.replace(run_dir / "seconds.jsonl", _json_lines(contents.worker_samples))
     _write_event_timelines(run_dir / "flows", results)
     _write_records(run_dir / "requests", results)
+
     if results.events is not None:
         gaps.write_request_gaps(run_dir, iterate_gaps(results.events))
+
     if contents.replica_counts:
         store.replace(run_dir / series.FILE, _json_lines(contents.replica_counts))
 

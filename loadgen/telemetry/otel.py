@@ -51,10 +51,12 @@ def check_otel_option(text: str) -> str:
             "--otel",
             f"use {', '.join(SIGNALS)} (sent to {ENDPOINT_VARIABLE}), or the URL of a collector",
         )
+
     # The second package is inside the first one, so it is only looked for if that is installed.
     if not find_spec("opentelemetry") or not find_spec("opentelemetry.exporter.otlp.proto.http"):
         problem = "the OpenTelemetry packages are not installed"
         raise not_installed(problem, "opentelemetry", "--otel", "otlp")
+
     return text
 
 
@@ -104,15 +106,18 @@ def export_run(folder: Path, option: str, source: RawIOBase) -> None:
     start_line = source.readline()
     if not start_line.strip():
         return
+
     manifest = decode_manifest((folder / "run.json").read_bytes())
     senders = _create_senders(manifest, _unix_time_ns(int(start_line)), option)
     reader = _NewRecordReader(folder)
+
     has_ended = False
     while not has_ended:
         has_ended = _wait_for_end(source, READ_INTERVAL_S)
         # Read once more after the end, because the last records come with it.
         new_records = reader.read(include_stored=has_ended)
         senders.send(new_records, reader.latest_samples)
+
     senders.close()
     reader.close()
 
@@ -182,14 +187,17 @@ def _create_senders(manifest: RunManifest, start_unix_ns: int, option: str) -> _
     )
     spans: SpanSender | None = None
     metrics: MetricsSender | None = None
+
     if has_traces(option):
         traces_url = f"{collector_url}/v1/traces" if collector_url else None
         span_exporter = OTLPSpanExporter(endpoint=traces_url, timeout=TIMEOUT_S)
         spans = SpanSender(manifest, resource, start_unix_ns, span_exporter)
+
     if has_metrics(option):
         metrics_url = f"{collector_url}/v1/metrics" if collector_url else None
         metric_exporter = OTLPMetricExporter(endpoint=metrics_url, timeout=TIMEOUT_S)
         metrics = MetricsSender(manifest, resource, metric_exporter, TIMEOUT_S)
+
     return _Senders(spans, metrics)
 
 
@@ -221,13 +229,16 @@ class _NewRecordReader:
         # The samples of one worker are in order of time, so the last one replaces earlier ones.
         for sample in self._log_tail.seconds():
             self.latest_samples[sample.worker] = sample
+
         logged_rows = self._log_tail.rows()
         self._read_slots.append(logged_rows["slot"].copy())
+
         new_records = [Columns(logged_rows)]
         if include_stored and store.has_rows(self._folder):
             stored_rows = store.read_run_lazily(self._folder, by_stage=False).rows
             was_read_before = np.isin(stored_rows["slot"], np.concatenate(self._read_slots))
             new_records.append(Columns(stored_rows, ~was_read_before))
+
         return new_records
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ class MetricsSender:
             export_interval_millis=EXPORT_INTERVAL_MS,
             export_timeout_millis=self._timeout_ms,
         )
+
         # `close` shuts the provider down with a time limit, so it is not done once more at exit.
         self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter("loadgen", manifest.version, SCHEMA_URL)
@@ -94,6 +95,7 @@ class MetricsSender:
         are recorded only if the server counted them, because an estimate would look exact there.
         """
         attributes = self._target_attributes[request.target]
+
         # A duration is from sending the request to the end of its response. The send lag is how
         # much later than scheduled the request was sent.
         # The times come from different sources (the kernel, the schedule, this process), so a
@@ -101,16 +103,21 @@ class MetricsSender:
         duration_s = max(request.done_ns - request.sent_ns, 0) / NS_PER_S
         send_lag_s = max(request.sent_ns - request.due_ns, 0) / NS_PER_S
         self._send_lag.record(send_lag_s, attributes)
+
         if request.error:
             self._duration.record(duration_s, {**attributes, "error.type": request.error})
             return
+
         self._duration.record(duration_s, attributes)
         if request.ttft != UNDEFINED and self._manifest.stream:
             self._ttft.record((request.first_token_ns - request.sent_ns) / NS_PER_S, attributes)
+
         if request.tpot != UNDEFINED:
             self._tpot.record(request.tpot / NS_PER_S, attributes)
+
         if request.input_tokens >= 0:  # -1 means that the server did not count them.
             self._tokens.record(request.input_tokens, {**attributes, "gen_ai.token.type": "input"})
+
         if request.output_tokens >= 0 and SOURCES[request.output_source] == "server":
             self._tokens.record(
                 request.output_tokens, {**attributes, "gen_ai.token.type": "output"}
@@ -126,6 +133,7 @@ class MetricsSender:
         in_flight = sum(sample.in_flight for sample in samples.values())
         self._in_flight.set(in_flight, attributes)
         elapsed_ns = max((sample.t_s for sample in samples.values()), default=0.0) * NS_PER_S
+
         planned_rate_per_s = find_planned_rate(self._manifest, elapsed_ns)
         if planned_rate_per_s is not None:
             rate_attributes = {**attributes, "loadgen.of": get_rate_unit(self._manifest)}

@@ -81,6 +81,7 @@ class SpanSender:
         if request.first_token_ns >= 0:
             timestamp = self._start_unix_ns + request.first_token_ns
             events.append(Event("first token", timestamp=timestamp))
+
         return ReadableSpan(
             name=f"{self._operation} {attributes['gen_ai.request.model']}",
             context=SpanContext(
@@ -109,6 +110,7 @@ class SpanSender:
         attributes["loadgen.slot"] = request.slot
         attributes["loadgen.due_ms"] = request.due_ns / NS_PER_MS
         attributes["loadgen.send_lag_ms"] = (request.sent_ns - request.due_ns) / NS_PER_MS
+
         token_counts = {
             "gen_ai.usage.input_tokens": request.input_tokens,
             "gen_ai.usage.output_tokens": request.output_tokens,
@@ -118,11 +120,15 @@ class SpanSender:
             is_reported = count >= 0  # The server did not report a count of -1.
             if is_reported:
                 attributes[name] = count
+
         finish_reason = FINISH_REASONS[request.finish_reason]
         if finish_reason:
             attributes["gen_ai.response.finish_reasons"] = (finish_reason,)
+
         if request.http_status:
             attributes["http.response.status_code"] = request.http_status
+
         if request.error:
             attributes["error.type"] = request.error
+
         return attributes

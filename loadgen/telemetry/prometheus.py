@@ -81,6 +81,7 @@ class RunCollector(Collector):
             manifest = self._read_manifest()
             if manifest is None:
                 return
+
             self._read_records()
             yield from self._create_run_metrics(manifest)
             yield from self._create_request_metrics()
@@ -104,8 +105,10 @@ class RunCollector(Collector):
         rows = self._log_tail.rows()
         for sample in self._log_tail.seconds():
             self._samples[sample.worker] = sample
+
         if not len(rows):
             return
+
         columns = Columns(rows)
         is_ok = columns.where(OK)
         for metric, histogram in self._histograms.items():
@@ -113,6 +116,7 @@ class RunCollector(Collector):
             if metric.sample == "ok":
                 values = values[is_ok]
             histogram.add(metrics.drop_undefined(values))
+
         # As in the report, requests that the end of a run cancels are no failures.
         is_failed = np.isin(columns["status"], (FAILED, LOST))
         self._status_counts += _count_values(columns["status"], len(STATUSES))
@@ -146,6 +150,7 @@ class RunCollector(Collector):
         )
         for status, count in zip(STATUSES, self._status_counts, strict=True):
             requests.add_metric([status], int(count))
+
         yield requests
         failures = CounterMetricFamily(
             "loadgen_failures", "Requests that failed or were lost, by kind.", labels=["kind"]
@@ -153,6 +158,7 @@ class RunCollector(Collector):
         for kind, count in zip(KINDS, self._kind_counts, strict=True):
             if count:
                 failures.add_metric([kind or "other"], int(count))
+
         yield failures
         yield CounterMetricFamily(
             "loadgen_output_tokens", "Output tokens of ok requests.", value=self._output_tokens
@@ -170,6 +176,7 @@ class RunCollector(Collector):
         in_flight = sum(sample.in_flight for sample in samples)
         yield GaugeMetricFamily("loadgen_in_flight", "Requests in flight.", value=in_flight)
         elapsed_ns = max((sample.t_s for sample in samples), default=0.0) * NS_PER_S
+
         planned_rate_per_s = find_planned_rate(manifest, elapsed_ns)
         if planned_rate_per_s is not None:
             offered = GaugeMetricFamily(
@@ -179,6 +186,7 @@ class RunCollector(Collector):
             )
             offered.add_metric([get_rate_unit(manifest)], planned_rate_per_s)
             yield offered
+
         cpu_fraction = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
             "loadgen_worker_cpu_ratio",
@@ -221,6 +229,7 @@ class RunCollector(Collector):
             except (OSError, ValueError):
                 # The file is being replaced.
                 continue
+
         return merged
 
 
@@ -262,6 +271,7 @@ def parse_listen_address(text: str) -> ListenAddress:
             f"--prometheus {text}",
             "for example :9400 (on 127.0.0.1), or 0.0.0.0:9400",
         )
+
     return ListenAddress(host.strip("[]") or DEFAULT_HOST, int(port))
 
 
@@ -309,6 +319,7 @@ def _create_histogram_metric(
         label = floatToGoString(edge)  # type: ignore[no-untyped-call]
         count_up_to_edge = count - histogram.count_over(round(edge * scale))
         buckets.append((label, float(count_up_to_edge)))
+
     buckets.append(("+Inf", float(count)))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total_ns / scale)
 

@@ -160,6 +160,7 @@ def build_charts(
     y_keys = [choice.y or _default_y_key(results)]
     if priced_results and not choice.y:
         y_keys.append(COST)
+
     x_key = choice.x if choice.x in X_METRICS else SPEED_PER_USER
     for y_key in y_keys:
         chart = _build_chart(
@@ -199,8 +200,10 @@ def _build_chart(
     x_values = [point.x for point in all_points]
     if not x_values or max(x_values) == 0:
         return None
+
     x_max = max(x_values) * X_MARGIN
     colors = assign_colors(results, choice.color_by)
+
     # A limit on TPOT is a limit on the speed per user, so only charts of that speed show it.
     has_tpot_limits = choice.x == SPEED_PER_USER
     limits = _tpot_limits(results, colors, x_max) if has_tpot_limits else _TpotLimitMarks()
@@ -314,9 +317,11 @@ def _tpot_limits(
     common_limit_ms = _common_value(result.tpot_limit_ms for result in results)
     if common_limit_ms is None:
         return _TpotLimitMarks(marks=_tpot_limit_lines(results, colors, x_max))
+
     min_speed = _speed_at_tpot(common_limit_ms)
     if min_speed >= x_max:
         return _TpotLimitMarks()
+
     label = f"meets SLO: TPOT ≤ {common_limit_ms:g} ms"
     band = ShadedBand(start=min_speed, end=x_max, label=label, color="good")
     return _TpotLimitMarks(bands=(band,))
@@ -331,6 +336,7 @@ def _tpot_limit_lines(
         limit_ms = result.tpot_limit_ms
         if limit_ms is None or _speed_at_tpot(limit_ms) >= x_max:
             continue
+
         mark = Mark(
             x=_speed_at_tpot(limit_ms),
             label=f"SLO: TPOT ≤ {limit_ms:g} ms",
@@ -338,6 +344,7 @@ def _tpot_limit_lines(
         )
         if mark not in marks:
             marks.append(mark)
+
     return tuple(marks)
 
 
@@ -474,9 +481,11 @@ def _interval_series(
         interval = result.interval
         if interval is None or result.curve is None:
             continue
+
         divisor = 1
         if y_key == THROUGHPUT_PER_GPU and result.curve.gpus:
             divisor = result.curve.gpus
+
         yield Series(
             x=[interval.per_user, interval.per_user],
             y=[interval.low / divisor, interval.high / divisor],

@@ -49,9 +49,11 @@ def ui(
 
     if not folder.is_dir():
         raise missing_result(folder, "give the folder of your results; the default is results/")
+
     price_table = None
     if prices is not None:
         price_table = price_file.load_prices(prices, accept_sample=False, currency=currency)
+
     server = _listen(folder, port, price_table, with_plugins=with_plugins)
     try:
         signals.interrupt_on_first_signal()
@@ -62,6 +64,7 @@ def ui(
         signals.ignore_signals()
     finally:
         server.server_close()
+
     return OK
 
 

@@ -69,9 +69,11 @@ def select_results_to_draw(results: Sequence[StoredResult], choice: Choice) -> l
     workload_example = _choose_workload_example(drawable, choice)
     if workload_example is None:
         return []
+
     of_workload = [result for result in drawable if have_same_workload(result, workload_example)]
     selected_of_workload = [result for result in of_workload if result.name in choice.names]
     drawn_results = selected_of_workload or of_workload
+
     return drawn_results[:MAX_CURVES]
 
 
@@ -122,19 +124,25 @@ def render(
         result for result in results if filter_text.lower() in _searchable_text(result)
     ]
     command = "ui" if served else "report"
+
     page = Page(f"Results in {title}", f"loadgen {version} {command}")
     if served:
         _refresh_while_running(page, listed_results)
+
     _add_simulation_notice(page, [*drawn_results, *listed_results])
     page.add_title(f"{title}: {format.counted(len(results), 'result')}")
+
     if not results:
         page.add_paragraph(NO_RESULTS)
+
     _add_charts(page, results, drawn_results, choice, currency=currency, has_links=served)
     page.add_heading("Results")
+
     if served:
         page.add_html(_form_html(results, drawn_results, listed_results, choice, filter_text))
     else:
         page.add_html(_static_list_html(listed_results, drawn_results))
+
     return page.render()
 
 
@@ -181,11 +189,14 @@ def _add_charts(
     """
     if drawn_results:
         page.add_paragraph(_describe_workload(results, drawn_results[0]))
+
     page.add_charts(build_charts(drawn_results, choice, currency, links=has_links))
     has_prices = currency != ""
+
     is_cost_drawn = not choice.y or choice.y == COST
     if has_prices and is_cost_drawn:
         _add_missing_costs(page, drawn_results)
+
     if drawn_results:
         page.add_paragraph(CHART_LEGEND, "soft")
 
@@ -272,6 +283,7 @@ def _list_cells(result: StoredResult) -> ListCells:
     """
     curve = result.curve
     selected = result.selected_load_point
+
     started = result.started[:16].replace("T", " ")
     if curve is None or selected is None:
         return ListCells(
@@ -282,6 +294,7 @@ def _list_cells(result: StoredResult) -> ListCells:
             target=result.target,
             started=started,
         )
+
     return ListCells(
         result=result.name,
         kind=result.kind,
@@ -316,13 +329,16 @@ def _describe_load(result: StoredResult, curve: SweepCurve, selected: LoadPointR
     """
     load_count = len(result.load_points)  # one per load, averaged over its repeats
     run_count = len(curve.load_points)  # one per run
+
     if load_count > 1:
         is_named_by_outcome = selected.name == result.selected_run
         if is_named_by_outcome:
             return str(load_count)
         return f"{load_count}, shown: {short_load_label(selected)}"
+
     if run_count > 1:
         return f"{run_count} x {selected.load_label}"
+
     return selected.load_label
 
 
@@ -371,6 +387,7 @@ def _row_html(
         escape(texts.tpot_p99),
         escape(texts.started),
     ]
+
     return ListRowHtml(cells_html, _can_be_drawn_with(result, drawn_results))
 
 
@@ -398,6 +415,7 @@ def _results_table_html(rows: Sequence[ListRowHtml]) -> str:
     """Return the table of results as HTML, or "" without rows. Rows of other workloads are grey."""
     if not rows:
         return ""
+
     head_html = "".join(f'<th scope="col">{escape(name)}</th>' for name in PAGE_HEAD)
     body_html = "".join(map(_table_row_html, rows))
     return (
@@ -445,6 +463,7 @@ def _form_html(
     filter_html = _filter_html(filter_text)
     hidden_fields_html = _hidden_names_html(drawn_names, listed_results)
     table_html = _check_box_table_html(listed_results, drawn_results)
+
     return (
         '<form method="get" action="./">'
         f'<p class="choice">{menus_html} {BUTTONS_HTML}</p>'
@@ -482,10 +501,12 @@ def _check_box_html(result: StoredResult, *, is_checked: bool) -> str:
     name = escape(result.name)
     checked = " checked" if is_checked else ""
     disabled = "" if result.curve is not None else " disabled"
+
     if result.is_running:
         url = f"live?r={quote(result.name)}"
     else:
         url = f"result/{quote(result.name)}/"
+
     return (
         f'<input type="checkbox" name="r" value="{name}"{checked}{disabled} '
         f'aria-label="choose {name}"> <a href="{url}">{name}</a>'
@@ -514,11 +535,13 @@ def _menus_html(
     """
     has_costs = any(result.cost_per_million_tokens for result in results)
     x_options = {key: metric.label for key, metric in X_METRICS.items()}
+
     y_options = {"": "automatic"}
     for key, metric in Y_METRICS.items():
         if key != COST or has_costs:
             # The menu says "cost" where the axis of a chart names the currency, such as USD.
             y_options[key] = metric.with_currency("cost").label
+
     color_options = {key: key for key in COLOR_KEYS}
     drawn_name = drawn_results[0].name if drawn_results else ""
     menus = (
@@ -527,6 +550,7 @@ def _menus_html(
         _menu_html("y axis", "y", choice.y, y_options),
         _menu_html("color by", "c", choice.color_by, color_options),
     )
+
     return "".join(menus)
 
 

@@ -118,10 +118,12 @@ def _have_same_workload(parent: Path, run_folders: Sequence[Path]) -> bool:
     ]
     if not summaries:
         return True
+
     try:
         check_same_workload(parent, summaries)
     except LoadgenError:  # says how the workloads differ
         return False
+
     return True
 
 
@@ -162,6 +164,7 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
     result = _create_entry(root, folder, kind)
     if result.is_running:
         return result  # its metrics are not stored yet
+
     try:
         row = result_kinds.list_row(kind, folder) or ListRow()
         return _with_list_row(result, row, prices)
@@ -208,6 +211,7 @@ def _with_list_row(result: StoredResult, row: ListRow, prices: Prices | None) ->
     )
     if row.runs:
         return _with_metrics(described_result, row.runs, prices)
+
     outcome = row.outcome or OUTCOME_WITHOUT_SUMMARY
     return msgspec.structs.replace(described_result, reported_outcome=outcome)
 
@@ -234,6 +238,7 @@ def _with_metrics(
     average_metrics = tuple(point.average_metrics for point in load_points)
     first_summary = runs[0].summary
     target = first_summary.target
+
     return msgspec.structs.replace(
         result,
         curve=curve,
@@ -336,6 +341,7 @@ def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None
     target = summaries[0].target
     if prices is None or not target.shape:
         return None
+
     # What is priced. The name and the folder appear in reports only, which are not made here.
     evidence = Evidence(name=summaries[0].run.id, folder="", summaries=tuple(summaries))
     try:
@@ -351,6 +357,7 @@ def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None
         )
     except LoadgenError:  # there is no price, or the runs do not allow a cost
         return None
+
     cost = priced_result.costs[OUTPUT]
     return None if cost is None else float(cost.total)
 
@@ -367,9 +374,11 @@ def is_running(folder: Path, now_s: float) -> bool:
     has_summary = (folder / run_folder.SUMMARY).is_file()
     if has_summary or not record_log_dir.is_dir():
         return False
+
     growing_files = [*record_log_dir.iterdir(), folder / "run.json"]
     existing_files = [file for file in growing_files if file.exists()]
     last_growth_s = max(map(_modification_time, existing_files), default=0.0)
+
     return now_s - last_growth_s < MAX_IDLE_S
 
 
@@ -425,6 +434,7 @@ def json_row(result: StoredResult) -> dict[str, object]:
     """
     curve = result.curve
     selected = result.selected_load_point
+
     row: dict[str, Any] = {"name": result.name, "kind": result.kind, "word": result.outcome}
     if curve is None or selected is None:
         return row | {
@@ -432,6 +442,7 @@ def json_row(result: StoredResult) -> dict[str, object]:
             "target": result.target,
             "started": result.started,
         }
+
     return row | {
         "workload": curve.workload,
         "model": curve.model,

@@ -75,8 +75,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
+
         if status == HTTPStatus.OK and urlsplit(self.path).path.endswith("/share"):
             self.send_header("Content-Disposition", 'attachment; filename="results.html"')
+
         self.send_header(
             "Content-Security-Policy", f"{build_security_policy()}; frame-ancestors 'none'"
         )
@@ -85,6 +87,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("X-Frame-Options", "DENY")
         self.end_headers()
+
         if self.command != "HEAD":
             self.wfile.write(body)
 
@@ -104,10 +107,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
             return HTTPStatus.FORBIDDEN, "this server answers only requests to its own address\n"
         if not self._is_own_token(token):
             return HTTPStatus.FORBIDDEN, "open the address that `loadgen ui` printed\n"
+
         page_name, query = _parse_page(path, parse_qs(url.query))
         render = self._pages().get(page_name)
         if render is None:
             return HTTPStatus.NOT_FOUND, "no such page\n"
+
         return HTTPStatus.OK, self._render_or_explain(render, query)
 
     def _is_own_host(self) -> bool:
@@ -187,6 +192,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             raise UserError(
                 "no_result", "no result with metrics is selected", "share", "select one in the list"
             )
+
         results_without_links = [msgspec.structs.replace(result, page="") for result in results]
         return render(
             self.server.folder.name,
@@ -223,6 +229,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
                 "compare",
                 "select them in the list",
             )
+
         result = comparison.compare(read_sides(paths), allow_different_work=True)
         return html.render(build_report(result))
 
@@ -239,6 +246,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         record_log_dir = run_dir / "spool"
         if not record_log_dir.is_dir():
             return self._plain_page("Not running", "This run has ended. Go back to the list.")
+
         metrics_text = dashboard.snapshot(run_dir)
         note = "Covers the requests that are not yet in Parquet files."
         return self._plain_page(run_dir.name, f"{metrics_text}\n{note}", refresh_s=LIVE_REFRESH_S)
@@ -267,8 +275,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
                 raise UserError(
                     "no_result", "no result in this folder", name, "go back to the list"
                 )
+
             refuse_links(path)
             paths.append(path)
+
         return paths
 
 

@@ -91,10 +91,12 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         for run in self.runs:
             if run.name == self.selected_run:
                 return run
+
         has_slo = self.curve is not None and bool(self.curve.slo)
         best_within_slo = best_load_point(self.load_points) if has_slo else None
         if best_within_slo is not None:
             return best_within_slo
+
         return max(self.load_points, key=_output_throughput, default=None)
 
     @property
@@ -107,14 +109,17 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.is_running:
             return "running"
+
         has_runs = self.curve is not None
         if not has_runs:
             return self.reported_outcome
+
         invalid_runs_text = self._describe_invalid_runs()
         if not invalid_runs_text:
             return self.reported_outcome or self._outcome_of_valid_runs()
         if self.reported_outcome:
             return f"{self.reported_outcome}, {invalid_runs_text}"
+
         is_single_run = len(self.runs) == 1
         return "INVALID" if is_single_run else invalid_runs_text
 
@@ -134,13 +139,16 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "sweep":
             has_load_within_slo = self.curve is not None and bool(self.curve.best)
             return "a load within the SLO" if has_load_within_slo else ""
+
         outcomes = ["VALID"]
         if any(run.slo_met is False for run in self.runs):
             outcomes.append("SLO missed")
         elif self.runs and all(run.slo_met is True for run in self.runs):
             outcomes.append("SLO met")
+
         if any(run.sustained is False for run in self.runs):
             outcomes.append("NOT SUSTAINED")
+
         return ", ".join(outcomes)
 
     @property

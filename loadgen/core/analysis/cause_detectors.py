@@ -136,12 +136,14 @@ class Case(msgspec.Struct, frozen=True):
         """
         if self.manifest.slo is None:
             return None
+
         missed_limits_ns = []
         for term in self.manifest.slo.terms:
             if term.metric == metric:
                 share_over_limit = float((values_ns > term.limit_ns).mean())
                 if share_over_limit > 1 - term.quantile:
                     missed_limits_ns.append(term.limit_ns)
+
         return min(missed_limits_ns) / 1e6 if missed_limits_ns else None
 
 
@@ -194,6 +196,7 @@ def detect_network(case: Case) -> Cause | None:
     share = connect_share + network_share
     if share < MOST_OF_EXCESS:
         return None
+
     is_mostly_connecting = connect_share > share / 2
     if is_mostly_connecting:
         location = "waiting for a connection"
@@ -202,6 +205,7 @@ def detect_network(case: Case) -> Cause | None:
             "the server's own timing excludes it, so it was spent in the network or "
             "before the server started its timer"
         )
+
     evidence = f"{share:.0%} of their additional TTFT was spent {location}"
     return make_cause("network", share, evidence)
 
@@ -217,6 +221,7 @@ def detect_buffering(case: Case) -> Cause | None:
     share = float((is_instant & has_several_tokens).mean())
     if share < CLEAR_SHARE:
         return None
+
     evidence = (
         f"{share:.0%} of the responses arrived all at once, because a proxy, a gateway or the "
         "server buffers them, so TTFT is the time of the whole response"
@@ -233,6 +238,7 @@ def detect_startup(case: Case) -> Cause | None:
     share = float(is_early[case.is_slow].mean())
     if share < CLEAR_SHARE:
         return None
+
     last_early_slow_s = float(case.relative_time[case.is_slow & is_early].max()) * case.span_s
     evidence = (
         f"{_percent_of_slow(share)} were sent in the first {last_early_slow_s:.0f} s, while the "
@@ -266,6 +272,7 @@ def detect_periodic_stalls(case: Case) -> Cause | None:
     share_in_bursts = sum(burst.size for burst in bursts) / len(slow_times_s)
     if share_in_bursts < CLEAR_SHARE or not _are_short_and_periodic(bursts, case.span_s):
         return None
+
     mean_interval_s = np.diff([burst.start_s for burst in bursts]).mean()
     evidence = (
         f"{_percent_of_slow(share_in_bursts)} came in {len(bursts)} bursts, one every "
@@ -326,6 +333,7 @@ def detect_slow_target(case: Case) -> Cause | None:
     share_of_all = float(counts[worst] / len(case.replica_keys))
     if slow_share < CLEAR_SHARE or slow_share < _MIN_TARGET_FACTOR * share_of_all:
         return None
+
     name = replica_name(int(keys[worst]), case.manifest)
     evidence = (
         f"{_percent_of_slow(slow_share)} were at {name}, which serves {share_of_all:.0%} of all"
@@ -361,9 +369,11 @@ def detect_slower_hardware(case: Case) -> Cause | None:
         return None
     if _has_load_risen(case, step.relative_time):
         return None
+
     reason = _describe_throttling(case, step.relative_time)
     if not reason:
         reason = "the machine became slower (a power or thermal cap, or another workload)"
+
     evidence = (
         f"from t={step.relative_time * case.span_s:.0f} s on, each token took "
         f"{step.factor - 1:.0%} longer although the load did not increase: {reason}"
@@ -396,6 +406,7 @@ def _find_tpot_step(
         step = _measure_tpot_step(step_time, before_ns, after_ns)
         if step is not None:
             steps.append(step)
+
     return max(steps, key=lambda step: step.separation, default=None)
 
 
@@ -414,14 +425,18 @@ def _measure_tpot_step(
     """
     if min(len(before_ns), len(after_ns)) < MIN_SLOW_REQUESTS:
         return None
+
     median_before_ns = float(np.median(before_ns))
+
     # The divisor is at least 1 ns, because the median of simulated requests can be 0.
     factor = float(np.median(after_ns)) / max(median_before_ns, 1.0)
     if factor < SIGNIFICANT_CHANGE or _is_rising(before_ns) or _is_rising(after_ns):
         return None
+
     threshold_ns = median_before_ns * factor**0.5
     share_below = float((before_ns < threshold_ns).mean())
     share_above = float((after_ns > threshold_ns).mean())
+
     return _TpotStep(step_time, factor, min(share_below, share_above))
 
 
@@ -449,6 +464,7 @@ def _describe_throttling(case: Case, step_time: float) -> str:
     step_s = start_s + step_time * case.span_s
     end_s = start_s + case.span_s
     shares_before = energy.throttled_fractions(case.samples, start_s, step_s)
+
     shares_after = energy.throttled_fractions(case.samples, step_s, end_s)
     for reason, share_after in shares_after.items():
         share_before = shares_before.get(reason, 0.0)
@@ -457,6 +473,7 @@ def _describe_throttling(case: Case, step_time: float) -> str:
                 f"the GPUs report a {reason} in {share_after:.0%} of the readings, "
                 f"{share_before:.0%} before"
             )
+
     return ""
 
 
@@ -471,9 +488,11 @@ def detect_preemptions(case: Case) -> Cause | None:
     reads_with_preemptions = sum(value > 0 for value in values)
     if reads_with_preemptions < MIN_READS:
         return None
+
     explained_share = 1.0
     if "queue" in case.excess_shares:
         explained_share = case.excess_shares["queue"] + case.excess_shares.get("prefill", 0.0)
+
     evidence = (
         f"the server's metrics page reports preempted requests in {reads_with_preemptions} reads, "
         "because the KV cache was full"
@@ -495,6 +514,7 @@ def detect_full_kv_cache(case: Case) -> Cause | None:
     )
     if full_reads < MIN_READS or waiting_share < MOST_OF_EXCESS:
         return None
+
     evidence = (
         f"the KV cache was at least {_FULL_CACHE:.0%} full in {full_reads} of {len(usage)} reads "
         "of the metrics page, and requests waited for room in it"
@@ -515,10 +535,12 @@ def detect_long_prompts(case: Case) -> Cause | None:
     max_count = _MAX_LONG_SHARE * len(prompt_tokens)
     if not min_count <= len(long_indexes) <= max_count:
         return None
+
     slow_share = _share_affected(case, np.flatnonzero(case.is_slow), long_indexes)
     fast_share = _share_affected(case, np.flatnonzero(case.is_fast), long_indexes)
     if slow_share < CLEAR_SHARE or slow_share < _MIN_AFFECTED_FACTOR * fast_share:
         return None
+
     evidence = (
         f"{_percent_of_slow(slow_share)} (and {fast_share:.0%} of the fast ones) have a prompt of "
         f"more than {limit_tokens:,.0f} tokens, or waited while the server processed one"
@@ -557,12 +579,14 @@ def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
     """
     if (long_indexes == index).any():
         return True
+
     sent_ns = case.requests["sent_ns"]
     first_token_ns = case.requests["first_token_ns"]
     is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
     long_at_replica = long_indexes[is_same_replica]
     starts_before_end = sent_ns[long_at_replica] < first_token_ns[index]
     ends_after_start = first_token_ns[long_at_replica] > sent_ns[index]
+
     return bool((starts_before_end & ends_after_start).any())
 
 
@@ -576,6 +600,7 @@ def detect_growing_queue(case: Case) -> Cause | None:
     growth = _describe_ttft_growth(case)
     if not growth:
         return None
+
     if "queue" not in case.excess_shares:
         share = case.excess_shares["rest"]
         certainty = "possible"
@@ -593,8 +618,10 @@ def detect_growing_queue(case: Case) -> Cause | None:
         )
     else:
         return None
+
     if share < MOST_OF_EXCESS:
         return None
+
     return make_cause("queue", share, f"they waited {location}; {growth}", certainty)
 
 
@@ -612,6 +639,7 @@ def _may_count_waiting_as_prefill(case: Case) -> bool:
     are_lengths_known = bool((slow_tokens >= 0).all() and (fast_tokens >= 0).all())
     if "prefill" not in case.excess_shares or not are_lengths_known:
         return False
+
     longest_similar_tokens = _SIMILAR_LENGTH * float(fast_tokens.mean())
     return float(slow_tokens.mean()) <= longest_similar_tokens
 
@@ -625,10 +653,12 @@ def _describe_ttft_growth(case: Case) -> str:
     last_third_ns = case.ttft_ns[case.relative_time >= 2 / 3]
     if not len(first_third_ns) or not len(last_third_ns):
         return ""
+
     early_ms = float(np.median(first_third_ns)) / 1e6
     late_ms = float(np.median(last_third_ns)) / 1e6
     if late_ms < GROWTH_FACTOR * early_ms:
         return ""
+
     return f"the median TTFT grew from {early_ms:,.0f} ms (first third) to {late_ms:,.0f} ms (last)"
 
 
@@ -646,9 +676,11 @@ def detect_queue_of_all(case: Case) -> Cause | None:
     is_queue_reported = bool((queue_ns >= 0).all())
     if is_queue_reported and (has_grown or is_ttft_missed):
         return _cause_by_reported_queue(case, queue_ns, growth)
+
     if not is_queue_reported and has_grown and is_ttft_missed:
         evidence = f"all requests waited in the server, probably in its queue; {growth}"
         return make_cause("queue", 1.0, evidence, "possible")
+
     return None
 
 
@@ -664,6 +696,7 @@ def _cause_by_reported_queue(case: Case, queue_ns: Ints, growth: str) -> Cause |
     ttft_ms = float(case.ttft_ns.mean()) / 1e6
     if queue_ms < MOST_OF_EXCESS * ttft_ms:
         return None
+
     growth_clause = f"; {growth}" if growth else ""
     evidence = (
         f"overloaded: requests waited {queue_ms:,.0f} ms of a mean TTFT of {ttft_ms:,.0f} ms in "
@@ -704,14 +737,17 @@ def detect_large_batches(case: Case) -> Cause | None:
     known_tpot_ns = tpot_ns[has_tpot]
     if len(known_tpot_ns) < MIN_REQUESTS:
         return None
+
     limit_ms = case.missed_limit_ms("tpot", known_tpot_ns)
     if limit_ms is None:
         return None
+
     batches = _compare_batch_sizes(case, known_tpot_ns, has_tpot)
     if batches.large.median_tpot_ms >= SIGNIFICANT_CHANGE * batches.small.median_tpot_ms:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
         cause = _cause_at_any_batch_size(known_tpot_ns, batches, limit_ms)
+
     return cause if cause.share >= CLEAR_SHARE else None
 
 
@@ -729,10 +765,12 @@ def _compare_batch_sizes(case: Case, tpot_ns: Ints, has_tpot: Mask) -> _BatchCom
     first_token_ns = case.requests["first_token_ns"][has_tpot]
     done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
+
     # Each examined request stands for `stride` requests of the run.
     sizes = _count_open_spans(first_token_ns, done_ns, middle_ns) * case.stride
     is_small = sizes <= np.quantile(sizes, _BATCH_FRACTION)
     is_large = sizes >= np.quantile(sizes, 1 - _BATCH_FRACTION)
+
     return _BatchComparison(
         small=_summarize_batches(sizes[is_small], tpot_ns[is_small]),
         large=_summarize_batches(sizes[is_large], tpot_ns[is_large]),
@@ -780,6 +818,7 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
         f"{large_ms:,.4g} ms with {batches.large.median_size:,} (limit {limit_ms:,.4g} ms); "
         "lower the load or add replicas"
     )
+
     return make_cause("batch", min(share_below, share_above), evidence)
 
 
@@ -805,6 +844,7 @@ def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms:
         f"{batches.small.median_size:,} to {batches.large.median_size:,} in decode "
         f"(limit {limit_ms:,.4g} ms); the load or the server's own speed"
     )
+
     return make_cause("batch", share_near_median, evidence, "possible")
 
 

@@ -109,6 +109,7 @@ def _sample_requests(measured: Sequence[Columns]) -> _Sample | None:
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
         return None
+
     stride = _choose_stride(request_count)
     order = _order_by_due_time_and_slot(ok_requests, has_ttft)[::stride]
     return _Sample(JoinedColumns(measured, only_ok=True, order=order), stride)
@@ -140,11 +141,13 @@ def _build_case(
         samples: The samples of the servers' metrics pages.
     """
     requests = sample.requests
+
     # The client is examined separately, so its delay is not part of the TTFT of a case.
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
     due_ns = requests["due_ns"]
     span_ns = max(int(due_ns[-1] - due_ns[0]), 1)
+
     return Case(
         requests=requests,
         ttft_ns=server_ttft_ns,
@@ -189,10 +192,12 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
         send_delay_ns: How late the client sent each request.
     """
     ttft_ns = case.requests.measure("ttft")
+
     # This TTFT includes the send delay, and that of `case` does not. So `speed` may classify other
     # requests as slow than `case` does.
     speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
+
     client_as_main_cause = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
     if client_as_main_cause is not None:
         causes = [client_as_main_cause, *server_causes]
@@ -207,6 +212,7 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
         queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
         causes = [] if queue is None else [queue]
         text = _compose_text(causes)
+
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
 
@@ -217,11 +223,13 @@ def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> 
     """
     if not speed.is_comparable:
         return None
+
     delay_excess_ns = excess_of_slow(send_delay_ns, speed.is_slow, speed.is_fast)
     ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
     share = delay_excess_ns / ttft_excess_ns
     if share < MOST_OF_EXCESS:
         return None
+
     evidence = f"the client sent them late, which explains {share:.0%} of their excess TTFT"
     return client_cause(share, evidence)
 
@@ -286,16 +294,19 @@ def _explain_few(
     order = queue_evidence.order_by_due_time(ok_requests)
     if not len(order):
         return Explanation()
+
     too_few = (
         f"{len(order):,} requests are too few to compare slow requests with fast "
         f"ones ({MIN_REQUESTS} needed)"
     )
     if len(order) < queue_evidence.MIN_REQUESTS_FOR_QUEUE:
         return Explanation(not_examined=too_few)
+
     requests = JoinedColumns(measured, only_ok=True, order=order)
     queue = _find_queue(requests, _measure_send_delay(requests), manifest, samples)
     if queue is None:
         return Explanation(not_examined=too_few)
+
     not_examined = f"other causes, since {too_few}"
     return Explanation(text=_compose_text([queue]), causes=(queue,), not_examined=not_examined)
 
@@ -371,11 +382,13 @@ def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     """
     undelayed_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
     is_slow = ttft_ns > SLOW_FACTOR * undelayed_ttft_ns
+
     is_fast = (ttft_ns <= np.median(ttft_ns)) & ~is_slow
     if send_delay_ns is not None:
         is_on_time = send_delay_ns <= undelayed_ttft_ns
         is_slow &= is_on_time
         is_fast &= is_on_time
+
     is_comparable = has_enough_slow(int(is_slow.sum()), len(ttft_ns)) and bool(is_fast.any())
     return _Speed(is_slow, is_fast, is_comparable)
 
@@ -419,16 +432,20 @@ def _explain_excess_by_parts(
     """
     if not speed.is_comparable:
         return {}
+
     parts_ns = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]
         is_reported = duration_ns >= 0
         if is_reported.all():
             parts_ns[name] = duration_ns
+
     parts_ns["rest"] = ttft_ns - sum(parts_ns.values())
     ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
+
     fractions = {}
     for name, part_ns in parts_ns.items():
         part_excess_ns = excess_of_slow(part_ns, speed.is_slow, speed.is_fast)
         fractions[name] = part_excess_ns / ttft_excess_ns
+
     return fractions

@@ -54,12 +54,14 @@ def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
     classes_by_tenant = group_by_tenant(tenant_of_class)
     if not classes_by_tenant:
         return None
+
     tenants = tuple(
         _summarize_tenant(tenant, [class_by_name[name] for name in class_names])
         for tenant, class_names in classes_by_tenant.items()
     )
     ok_shares = _known_values([tenant.ok_share for tenant in tenants])
     good_shares = _known_values([tenant.good_share for tenant in tenants])
+
     return Fairness(
         tenants=tenants,
         ok_index=None if ok_shares is None else jain_index(ok_shares),
@@ -96,9 +98,11 @@ def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare
     ok = sum(request_class.requests.ok for request_class in classes)
     good_share = None
     good_counts = _known_values([request_class.goodput.good for request_class in classes])
+
     counted = sum(request_class.goodput.counted or 0 for request_class in classes)
     if good_counts is not None and counted:
         good_share = sum(good_counts) / counted
+
     output_rates = _known_values([_output_per_s(request_class) for request_class in classes])
     return TenantShare(
         name=name,

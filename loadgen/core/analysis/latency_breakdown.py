@@ -132,15 +132,18 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     # This needs much memory for millions of requests, so the columns that are cached are freed.
     for columns in measured:
         columns.forget()
+
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     has_server_timing = requests["server_prefill_ns"] >= 0
     if not len(has_server_timing):
         return Splits(reason="no request succeeded")
+
     has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
     groups = list(_form_groups(requests, manifest))
     ttft_splits = _split_ttft_of_groups(requests, groups, has_server_timing)
     e2e_splits = _split_e2e_of_groups(requests, groups)
     requests_with_timing = int(has_server_timing.sum())
+
     return Splits(
         accounted=requests_with_timing,
         groups=tuple(map(_describe_group, groups, ttft_splits, e2e_splits)),
@@ -174,6 +177,7 @@ def _why_incomplete(manifest: RunManifest, *, has_timing: bool, has_queue: bool)
             "the server sent no timing breakdown although --server-timing requested it, see "
             "docs/reference/servers.md"
         )
+
     return (
         "the server reports no timing breakdown; some servers do with --server-timing, see "
         "docs/reference/servers.md"
@@ -184,15 +188,18 @@ def _form_groups(requests: JoinedColumns, manifest: RunManifest) -> Iterator[_Gr
     """Yield all requests, and those of each target, request class and range of prompt lengths."""
     target_index = requests["target"]
     yield _Group("all", "", np.ones(len(target_index), bool))
+
     if len(manifest.targets) > 1:
         for index, target in enumerate(manifest.targets):
             name = target.name or target.url or str(index)
             yield _Group("target", name, target_index == index)
+
     if manifest.classes:
         start_ids = requests["request"] // manifest.turns_per_session
         class_index = class_indices(manifest, start_ids)
         for index, request_class in enumerate(manifest.classes):
             yield _Group("class", request_class.name, class_index == index)
+
     yield from _form_prompt_groups(requests["input_tokens"])
 
 
@@ -217,6 +224,7 @@ def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
     known_tokens = tokens[as_selection(is_known)]
     if not len(known_tokens):
         return
+
     for length_range in _divide_lengths(known_tokens):
         is_member = (tokens > length_range.low) & (tokens <= length_range.high)
         supports_p99 = is_member.sum() >= BANDS["p99"].min_requests
@@ -237,9 +245,11 @@ def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
     inner_edges = sorted({edge for edge in quartiles if edge < longest})
     if not inner_edges:
         return
+
     yield _LengthRange(-1, inner_edges[0], f"up to {inner_edges[0]:,} tokens")
     for low, high in pairwise(inner_edges):
         yield _LengthRange(low, high, f"{low + 1:,} to {high:,} tokens")
+
     yield _LengthRange(inner_edges[-1], longest, f"over {inner_edges[-1]:,} tokens")
 
 
@@ -257,12 +267,14 @@ def _split_ttft_of_groups(
     """
     ttft_ns = requests.measure("ttft")
     due_ns = requests["due_ns"]
+
     near_percentiles_of_groups = []
     for group in groups:
         is_used = group.is_member & (ttft_ns != UNDEFINED)
         if (group.is_member & has_server_timing).any():
             is_used &= has_server_timing
         near_percentiles_of_groups.append(list(_find_near_percentiles(ttft_ns, due_ns, is_used)))
+
     _read_columns(requests, _TTFT_COLUMNS, near_percentiles_of_groups)
     return [
         [_split_ttft(near.columns, near.percentile) for near in near_percentiles]
@@ -283,6 +295,7 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
         list(_find_near_percentiles(e2e_ns, due_ns, group.is_member)) for group in groups
     ]
     _read_columns(requests, _E2E_COLUMNS, near_percentiles_of_groups)
+
     return [
         [_split_e2e(near.columns, near.percentile) for near in near_percentiles]
         for near_percentiles in near_percentiles_of_groups
@@ -307,6 +320,7 @@ def _find_near_percentiles(
     ranked_ns = latencies_ns[is_used]
     ranks_by_percentile = _ranks_near_percentiles(len(ranked_ns))
     _partition_at_ends(ranked_ns, ranks_by_percentile.values())
+
     for percentile, ranks in ranks_by_percentile.items():
         smallest_ns = ranked_ns[ranks[0]]
         largest_ns = ranked_ns[ranks[-1]]
@@ -399,6 +413,7 @@ def _split_ttft(values: Values, percentile: PercentileName) -> TtftSplit:
     transfer_ns = _mean_if_reported(values["server_transfer_ns"])
     server_ns = [part for part in (queue_ns, prefill_ns, transfer_ns) if part is not None]
     rest_ns = ttft_ns - sum((client_ns, connect_ns, *server_ns))
+
     return TtftSplit(
         at=percentile,
         requests=len(could_send_ns),
@@ -440,6 +455,7 @@ def _split_e2e(values: Values, percentile: PercentileName) -> E2eSplit:
     mean_e2e_ns = float(e2e_ns.mean())
     mean_ttft_ns = float(ttft_ns.mean())
     mean_stall_ns = float(stall_ns.mean())
+
     return E2eSplit(
         at=percentile,
         requests=len(e2e_ns),
@@ -490,6 +506,7 @@ def list_slowest_requests(
         for metric in ("ttft", "e2e")
         for index in _slowest_indexes(ok_requests, metric)
     ]
+
     # `slowest` has a row for each listed request, in the same order.
     listed_indexes = np.array([request.request_index for request in listed], np.int64)
     slowest = JoinedColumns(measured, only_ok=True, order=listed_indexes)
@@ -498,6 +515,7 @@ def list_slowest_requests(
     could_send_ns = earliest_send_ns(slowest).tolist()
     metrics = [request.metric for request in listed]
     descriptions = zip(metrics, fields_of_listed, could_send_ns, loads, strict=True)
+
     return tuple(_describe_request(*description, manifest) for description in descriptions)
 
 
@@ -511,7 +529,9 @@ def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
     smallest_listed = UNDEFINED
     if len(values) > SLOWEST_COUNT:
         smallest_listed = np.partition(values, -SLOWEST_COUNT)[-SLOWEST_COUNT]
+
     candidates = np.flatnonzero((values >= smallest_listed) & (values != UNDEFINED))
+
     # `lexsort` sorts by its last key first: by descending value, then by scheduled time.
     slowest_first = np.lexsort((requests["due_ns"][candidates], -values[candidates]))
     indexes: list[int] = candidates[slowest_first][:SLOWEST_COUNT].tolist()
@@ -531,12 +551,14 @@ def _measure_concurrent_loads(
     """
     in_flight = [0] * len(requests)
     waiting_tokens = [0] * len(requests)
+
     blocks = (block for columns in records for block in columns.blocks())
     for block in blocks:
         for row, request in enumerate(requests):
             load = _measure_load_in_block(block, request)
             in_flight[row] += load.in_flight
             waiting_tokens[row] += load.waiting_input_tokens
+
     return list(map(_ConcurrentLoad, in_flight, waiting_tokens))
 
 
@@ -557,6 +579,7 @@ def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _Concu
     is_waiting = (first_token_ns < 0) | (first_token_ns > now_ns)
     is_length_known = prompt_tokens >= 0
     waiting_tokens = prompt_tokens[is_waiting & is_length_known].sum(dtype=np.int64)
+
     return _ConcurrentLoad(in_flight=len(rows), waiting_input_tokens=int(waiting_tokens))
 
 
@@ -576,6 +599,7 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
     is_same_target = block.take("target", rows) == request["target"]
     is_another_request = block.take("slot", rows) != request["slot"]
     other_rows: Ints = rows[is_same_target & is_another_request]
+
     return other_rows
 
 

@@ -74,6 +74,7 @@ def _check_arrival_process(
     gaps = join_arrays([_scaled_gaps(columns, manifest) for columns in measured])
     if len(gaps) < MIN_GAPS:
         return
+
     gaps.sort()
     distance = ks_distance(gaps, cdf=_exponential_cdf, cdf_below=_exponential_cdf)
     p_value = _kolmogorov_p_value(distance, len(gaps))
@@ -95,6 +96,7 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
         is_first_turn = (columns["stage"] == index) & (columns["turn"] == 0)
         sent_ns = columns["sent_ns"][as_selection(is_first_turn & is_sent)]
         gaps_of_stages.append(np.diff(np.sort(sent_ns)) * stage.rate / 1e9)
+
     return join_arrays(gaps_of_stages)
 
 
@@ -109,11 +111,13 @@ def _kolmogorov_p_value(distance: float, count: int) -> float:
     x = (root + 0.12 + 0.11 / root) * distance  # the constants of Stephens
     if x < KS_SERIES_START:
         return 1.0
+
     series_sum = 0.0
     sign = 1
     for k in range(1, KS_SERIES_TERMS + 1):
         series_sum += sign * math.exp(-2 * (k * x) ** 2)
         sign = -sign
+
     return min(max(2 * series_sum, 0.0), 1.0)
 
 
@@ -135,6 +139,7 @@ def _check_gap_variation(summary: Summary) -> Iterator[StimulusCheck]:
     measured_cv = summary.load.gap_variation
     if planned_cv is None or measured_cv is None:
         return
+
     yield StimulusCheck(
         code="spacing",
         requested=planned_cv,
@@ -159,6 +164,7 @@ def _check_concurrency_or_rate(manifest: RunManifest, summary: Summary) -> Itera
     measured_stages = [stage for stage in manifest.stages if stage.measured]
     if len(measured_stages) != 1 or summary.sessions is not None:
         return
+
     stage = measured_stages[0]
     if stage.closed:
         yield from _check_concurrency(stage, summary)
@@ -171,6 +177,7 @@ def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusC
     in_flight_max = summary.load.in_flight_max
     if not stage.concurrency or in_flight_max is None:
         return
+
     yield StimulusCheck(
         code="lanes",
         requested=float(stage.concurrency),
@@ -191,6 +198,7 @@ def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
     sent = _count_sent(summary)
     if not stage.rate or achieved_rps is None or sent <= 0:
         return
+
     planned_cv = summary.load.gap_variation_planned
     cv = 1.0 if planned_cv is None else planned_cv
     relative_standard_error = cv / math.sqrt(sent)
@@ -241,6 +249,7 @@ def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     received = float(inputs.received_tokens)
     if not requested:
         return
+
     mismatch_share = summary.tokens.length_mismatch_share
     has_enough_tokens = received >= requested * (1 - SHORTENED)
     have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
@@ -262,6 +271,7 @@ def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     difference = inputs.prompt_count_difference
     if difference is None:
         return
+
     yield StimulusCheck(
         code="prompts",
         requested=0.0,
@@ -285,6 +295,7 @@ def _check_cache(
     """
     ok_count = summary.requests.ok
     cached_share = summary.tokens.cached_share
+
     requested_share = manifest.requested_cache_share
     if requested_share is not None:
         is_ok = _is_near(cached_share, requested_share)

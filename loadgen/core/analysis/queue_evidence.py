@@ -71,12 +71,14 @@ def missed_ttft_limit(ttft_ns: NDArray[np.int64], slo: Slo | None) -> int | None
     """
     if slo is None:
         return None
+
     missed_limits_ns = []
     for term in slo.terms:
         if term.metric == "ttft":
             share_over_limit = float((ttft_ns > term.limit_ns).mean())
             if share_over_limit > 1 - term.quantile:
                 missed_limits_ns.append(term.limit_ns)
+
     return min(missed_limits_ns, default=None)
 
 
@@ -92,6 +94,7 @@ def find_queue_cause(missed: MissedTtft) -> Cause | None:
     mean_send_delay_ns = float(missed.send_delay_ns[exceeds_limit].mean())
     if mean_send_delay_ns >= MOST_OF_TTFT * mean_ttft_ns:
         return None
+
     return (
         _queue_by_server_timing(missed, mean_ttft_ns)
         or _queue_by_metrics_page(missed)
@@ -113,9 +116,11 @@ def _queue_by_server_timing(missed: MissedTtft, mean_ttft_ns: float) -> Cause | 
     is_reported = queue_ns >= 0
     if not is_reported.all():
         return None
+
     mean_queue_ns = float(queue_ns.mean())
     if mean_queue_ns < MOST_OF_TTFT * mean_ttft_ns:
         return None
+
     text = (
         f"{len(queue_ns):,} requests exceeded the TTFT limit of {_format_ms(missed.limit_ns)}: "
         f"they waited {_format_ms(mean_queue_ns)} of {_format_ms(mean_ttft_ns)} in the server's "
@@ -155,12 +160,14 @@ def _wait_by_littles_law(missed: MissedTtft) -> _QueueWait | None:
     mean_waiting = _mean_waiting_requests(missed.samples, span_s)
     if mean_waiting is None:
         return None
+
     requests_per_s = len(missed.ttft_ns) / span_s
     wait_ns = mean_waiting / requests_per_s * 1e9
     text = (
         f"requests waited about {_format_ms(wait_ns)} in the queue according to the number "
         "of waiting requests on the metrics page"
     )
+
     return _QueueWait(wait_ns, text)
 
 
@@ -191,6 +198,7 @@ def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float
             key = _CounterKey(sample.page, sample.labels)
             first_values.setdefault(key, sample.value)
             last_values[key] = sample.value
+
     return sum(last_values[key] - first_values[key] for key in first_values)
 
 
@@ -204,6 +212,7 @@ def _mean_waiting_requests(samples: Sequence[MetricSample], span_s: float) -> fl
     waiting = series.compute_curves(samples).get(series.WAITING)
     if waiting is None or span_s <= 0:
         return None
+
     waiting_during_load = [
         value
         for time_s, value in zip(waiting.t_s, waiting.values, strict=True)
@@ -211,6 +220,7 @@ def _mean_waiting_requests(samples: Sequence[MetricSample], span_s: float) -> fl
     ]
     if not waiting_during_load:
         return None
+
     return sum(waiting_during_load) / len(waiting_during_load)
 
 
@@ -223,16 +233,19 @@ def _queue_by_ttft_growth(missed: MissedTtft) -> Cause | None:
     due_ns = missed.requests["due_ns"]
     if due_ns[0] == due_ns[-1]:
         return None
+
     third = len(missed.ttft_ns) // 3
     first_median_ns = float(np.median(missed.ttft_ns[:third]))
     last_median_ns = float(np.median(missed.ttft_ns[-third:]))
     if last_median_ns < GROWTH_FACTOR * first_median_ns:
         return None
+
     text = (
         "requests probably waited in the server's queue: the median TTFT grew from "
         f"{_format_ms(first_median_ns)} (first third) to "
         f"{_format_ms(last_median_ns)} (last third)"
     )
+
     # How much of TTFT was waiting is not known. It is taken to be all of it.
     return _queue_cause(1.0, text, sure="possible")
 

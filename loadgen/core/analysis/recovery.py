@@ -101,6 +101,7 @@ def measure_recoveries(
     slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
+
     events = [*_find_spikes(manifest.stages), *_find_capacity_changes(measured, manifest, samples)]
     events.sort(key=lambda event: event.at_ns)
     return tuple(
@@ -169,11 +170,14 @@ def _find_capacity_changes(
     due_ns_of_stages = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
     if not due_ns_of_stages:
         return
+
     first_due_ns = min(int(due_ns.min()) for due_ns in due_ns_of_stages)
     last_due_ns = max(int(due_ns.max()) for due_ns in due_ns_of_stages)
+
     changes = list(_changes_of_replica_count(samples))
     if not changes:
         changes = list(_lost_targets(manifest))
+
     for change in changes:
         at_ns = round(change.at_s * 1e9)
         if first_due_ns < at_ns <= last_due_ns:
@@ -189,6 +193,7 @@ def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recov
     for (_, count_before), (at_s, count_after) in pairwise(series.count_replicas(samples)):
         if count_before == count_after:
             continue
+
         event: Event = "loss" if count_after < count_before else "scale_up"
         yield Recovery(
             event=event,
@@ -234,12 +239,14 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEve
         return msgspec.structs.replace(
             event.recovery, reason=f"fewer than {GROUP_SIZE} requests came after it"
         )
+
     before = _group_requests(measured, event.before_ns, event.at_ns, slo)
     if event.recovery.event == "spike":
         was_missed_before = not before.is_met.all()
     else:
         # Only the last group tells the state right before a change of the replicas.
         was_missed_before = not before.is_met[-1:].all()
+
     was_missed_after = not after.is_met.all()
     observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
     return msgspec.structs.replace(
@@ -281,6 +288,7 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
     due_ns = join_selected((columns["due_ns"] for columns in measured), is_grouped)
     order = np.argsort(due_ns, kind="stable")
     group_sizes = _sum_by_group(np.ones(len(due_ns), np.int64))
+
     is_met = np.ones(len(group_sizes), bool)
     for objective in _objectives(slo):
         is_good_of_stages = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
@@ -288,6 +296,7 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
         misses = _sum_by_group(np.logical_not(is_good[order]))
         allowed_misses = group_sizes * (1 - objective.min_share) + ROUNDING
         is_met &= misses <= allowed_misses
+
     return _Groups(due_ns[order], is_met)
 
 

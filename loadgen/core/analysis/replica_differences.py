@@ -143,13 +143,16 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         return BetweenNodes(
             reason="the targets serve different steps of the tasks, so they cannot be compared"
         )
+
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
     if len(nodes.names) < 2:
         return BetweenNodes()
+
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
         reason = "at no time was the load only that of measured requests"
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
+
     block_of_request = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
     return _compare_in_window(requests, nodes, block_of_request)
 
@@ -171,6 +174,7 @@ def _compare_in_window(
             "window"
         )
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
+
     comparisons = _compare_metrics(requests, selection)
     if not comparisons:
         reason = (
@@ -178,6 +182,7 @@ def _compare_in_window(
             f"{BLOCK_COUNTS[-1]} blocks of time"
         )
         return BetweenNodes(nodes=len(nodes.names), left_out=selection.left_out, reason=reason)
+
     return BetweenNodes(
         node_kind=nodes.kind,
         nodes=len(selection.names),
@@ -216,6 +221,7 @@ def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     node_names = list(dict.fromkeys(name_of_target))
     if len(node_names) < 2:
         return _assign_replicas(requests, manifest)
+
     node_of_target = np.array([node_names.index(name) for name in name_of_target])
     kind = "node" if any(target.node for target in targets) else "target"
     return _Nodes(kind, node_names, node_of_target[requests["target"]])
@@ -243,6 +249,7 @@ def _assign_short_blocks(
         fraction_of_window = (due_s - start_s) / (end_s - start_s)
         block = np.minimum(fraction_of_window * SHORT_BLOCKS, SHORT_BLOCKS - 1)
         block_of_request[rows] = np.where(is_inside, block, -1)
+
     return block_of_request
 
 
@@ -263,6 +270,7 @@ def _select_requests(nodes: _Nodes, short_block: NDArray[np.int8]) -> _Selection
     left_out_nodes = np.flatnonzero(request_counts < MIN_PER_NODE)
     new_index_of_node = np.full(len(nodes.names), -1, np.int32)
     new_index_of_node[compared_nodes] = np.arange(len(compared_nodes))
+
     return _Selection(
         rows=rows,
         node_index=new_index_of_node[old_index],
@@ -293,16 +301,20 @@ def _compare_metric(
     cells = _assign_cells(selection, has_value)
     if cells is None:
         return None
+
     cell_means_ms = cells.mean_of_cells(values_ms)
+
     # This overwrites `values_ms`, which is not used any more.
     variance_within = _compute_variance_in_place(cells, values_ms, cell_means_ms)
     components = estimate_components(cell_means_ms, cells.counts, variance_within)
+
     outliers = _find_outliers(metric, cell_means_ms.mean(axis=1), selection.names)
     if outliers:
         errors_of_selected = _client_errors(requests, metric)[selection.rows]
         errors_ms = errors_of_selected[has_value] / 1e6
         error_of_node_ms = cells.mean_of_cells(errors_ms).mean(axis=1)
         outliers = _drop_client_errors(outliers, error_of_node_ms, selection.names)
+
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
 
 
@@ -318,6 +330,7 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
     """
     node_index = selection.node_index[has_value]
     short_block = selection.short_block[has_value]
+
     node_count = len(selection.names)
     for block_count in BLOCK_COUNTS:
         # To make 5 blocks of 20 short ones, 0 to 3 are joined to block 0, and 4 to 7 to block 1.
@@ -327,6 +340,7 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
         counts = np.bincount(cell_of_value, minlength=node_count * block_count)
         if counts.min() >= MIN_PER_CELL:
             return _Cells(cell_of_value, counts.reshape(node_count, block_count))
+
     return None
 
 
@@ -420,6 +434,7 @@ def _find_outliers(
     mean_of_others_ms = float(np.delete(means_ms, outlier_indexes).mean())
     if mean_of_others_ms == 0:
         return []
+
     outliers = []
     for index in outlier_indexes:
         mean_ms = float(means_ms[index])
@@ -433,6 +448,7 @@ def _find_outliers(
                 change=change,
             )
             outliers.append(outlier)
+
     return outliers
 
 

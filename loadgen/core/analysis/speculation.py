@@ -84,6 +84,7 @@ def summarize_speculation(
         by_position=server.acceptance_by_position,
     )
     nothing_known = Speculation()
+
     return None if speculation == nothing_known else speculation
 
 
@@ -113,6 +114,7 @@ def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
     has_steps = is_reported & (output_tokens > accepted_tokens)
     output = int(output_tokens[has_steps].sum(dtype=np.int64))
     accepted_of_output = int(accepted_tokens[has_steps].sum(dtype=np.int64))
+
     return _TokenCounts(
         requests=int(is_reported.sum()),
         drafted=int(draft_tokens[is_reported].sum(dtype=np.int64)),
@@ -138,9 +140,11 @@ def _read_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None
     accepted_tokens = series.measure_growth(samples, series.ACCEPTED)
     if not drafted_tokens or accepted_tokens is None:
         return None
+
     acceptance = accepted_tokens / drafted_tokens
     if not drafts:
         return _ServerSpeculation(acceptance)
+
     return _ServerSpeculation(
         acceptance=acceptance,
         # Each step yields the accepted tokens of its draft and one token of the model's own.
@@ -165,6 +169,7 @@ def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
     """
     if curve is None:
         return None
+
     values = [
         value
         for time_s, value in zip(curve.t_s, curve.values, strict=True)
@@ -189,6 +194,7 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
     are_consecutive = positions == list(range(len(positions)))
     if not are_consecutive:
         return ()
+
     accepted_by_position = [
         series.measure_growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0
         for position in positions

@@ -130,6 +130,7 @@ def estimate_log_percentile_error(
     high_p = min(p + fraction_error, 1.0)
     low = ordered[quantile_index(count, low_p)]
     high = ordered[quantile_index(count, high_p)]
+
     return float(math.log(high) - math.log(low)) / 2
 
 
@@ -197,11 +198,13 @@ def estimate_fraction(
     indicators = np.concatenate(indicators_of_runs)
     if len(indicators) < MIN_SAMPLES:
         return None
+
     min_error = agresti_coull_error(float(indicators.sum()), len(indicators))
     mean = estimate_mean(indicators)
     if mean is None:
         fewest_degrees_of_freedom = min(BLOCK_COUNTS) - 1  # those of the fewest blocks
         return ScaledEstimate(value, min_error, fewest_degrees_of_freedom)
+
     return ScaledEstimate(value, max(min_error, mean.error), mean.degrees_of_freedom)
 
 
@@ -259,13 +262,16 @@ def metric_intervals(
     """
     if summary.requests.ok < MIN_SAMPLES or _are_blocks_too_short(summary):
         return {}
+
     interval_by_path = dict(_percentile_intervals(stages, summary))
     rate = _token_rate_interval(summary, tokens_in)
     if rate is not None:
         interval_by_path["tokens.steady_output_per_s"] = rate
+
     goodput = _goodput_interval(stages, summary, slo)
     if goodput is not None:
         interval_by_path["goodput.share"] = goodput
+
     return interval_by_path
 
 
@@ -386,6 +392,7 @@ def _sample_values(
         has_value = columns.where(OK) & (values != UNDEFINED)
         indexes_in_order = time_order[has_value[time_order]]
         values_of_stages.append(values[indexes_in_order])
+
     all_values = np.concatenate(values_of_stages)
     stride = max(math.ceil(len(all_values) / MAX_SAMPLES), 1)
     return all_values[::stride]
@@ -406,6 +413,7 @@ def _token_rate_interval(
     steady = summary.window.steady
     if not tokens_per_s or not steady.duration_s:
         return None
+
     part_s = steady.duration_s / RATE_INTERVALS
     rates_of_parts = []
     for part in divide_steady_state(steady):
@@ -413,6 +421,7 @@ def _token_rate_interval(
         if tokens is None:
             return None
         rates_of_parts.append(tokens / part_s)
+
     estimate = estimate_log_rate(rates_of_parts, tokens_per_s)
     return None if estimate is None else estimate.interval(math.exp)
 
@@ -427,6 +436,7 @@ def _goodput_interval(
     good_fraction = summary.goodput.share
     if slo is None or good_fraction is None:
         return None
+
     indicators = [
         build_indicators(columns, outcomes.meets_slo(columns, slo), slo) for columns in stages
     ]

@@ -150,6 +150,7 @@ class MetricAccumulator:
         self.samples: dict[str, Values] = {}
         self.amounts: dict[str, Amounts] = {}
         self.columns: list[Columns] = []
+
         # By the name of the metric, and for single values by the index in its ordered sample too.
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
@@ -227,13 +228,16 @@ class MetricAccumulator:
         ranges = self.statistic_ranges(metric)
         if ranges is None:
             return None
+
         known_bounds = ranges.by_index.get(index_in_order)
         if known_bounds is not None:
             return known_bounds
+
         # The bounds of all values take much memory, so they are computed again.
         sample_bounds = uncertainty.bound_metric(self.columns, metric)
         if sample_bounds is None:
             return None
+
         value_bounds = sample_bounds.bound_nth(index_in_order)
         ranges.by_index[index_in_order] = value_bounds
         return value_bounds
@@ -285,14 +289,19 @@ class MetricAccumulator:
         self._merge_maxima(other)
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
+
         for name, value in other.minima.items():
             self.minima[name] = min(self.minima.get(name, NEVER_NS), value)
+
         for kind, failures in other.failures.items():
             self.add_failures(kind, failures)
+
         for name, sample in other.samples.items():
             self.sample(name).merge(sample)
+
         for name, amounts in other.amounts.items():
             self.amount(name).merge(amounts)
+
         self.columns += other.columns
 
     def _merge_maxima(self, other: MetricAccumulator) -> None:
@@ -333,8 +342,10 @@ class MetricAccumulator:
         """
         ok = columns.where(OK)
         self._count_by_status(columns)
+
         for name in ("resent", "bytes_sent", "bytes_received"):
             self.add_to_sum(name, columns[name].sum(dtype=np.int64))
+
         self._add_due_times(columns, is_open_loop)
         self._add_sent_times(columns)
         self._add_end_times(columns)
@@ -345,6 +356,7 @@ class MetricAccumulator:
         self._count_remarks(columns, texts)
         self._count_without_tpot(columns, ok)
         self.add_to_sum("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
+
         if self.slo is not None:
             self._count_slo_outcomes(columns, ok, self.slo)
 
@@ -450,6 +462,7 @@ class MetricAccumulator:
         """Add the token counts of requests, and what is needed to check them against each other."""
         for name in TOKEN_FIELDS:
             self.add_known(name, columns[name][as_selection(ok)])
+
         self._add_tokens_of_cached(columns, ok)
         self._add_tokens_of_failed(columns)
         self._add_tokens_of_events(columns, ok)
@@ -575,10 +588,12 @@ class MetricAccumulator:
         """
         ok = columns.where(OK)
         has_other_reason = columns["finish_reason"] == FINISH["other"]
+
         requests_by_code = np.bincount(columns["finish_reason"][ok & ~has_other_reason]).tolist()
         for code, requests in enumerate(requests_by_code):
             if requests:
                 self.add_to_sum(FINISH_PREFIX + (FINISH_REASONS[code] or "none"), requests)
+
         text_indexes = columns["text"][ok & has_other_reason]
         for reason, requests in _count_texts(text_indexes, texts):
             self.add_to_sum(FINISH_PREFIX + (reason or "other"), requests)
@@ -640,6 +655,7 @@ def _summarize_failures(
     error_text = _text_at(int(columns["text"][earliest]), texts)
     status = int(columns["http_status"][earliest])
     status_text = f"HTTP {status}" if status else ""
+
     return FailureCount(
         requests=len(rows),
         due_ns=int(columns["due_ns"][earliest]),

@@ -151,11 +151,13 @@ def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds)
     is_divisor_certain = np.array_equal(divisor.lower, divisor.upper)
     if are_times_certain and is_divisor_certain:
         return Bounds(values, values)
+
     shortest_span = np.maximum(span - last_token_errors_ns, 0)
     longest_span = span + first_token_errors_ns
     smallest_value = shortest_span // np.maximum(divisor.upper, 1)
     largest_value = longest_span // np.maximum(divisor.lower, 1)
     is_undefined = values == UNDEFINED
+
     return Bounds(
         lower=np.where(is_undefined, UNDEFINED, smallest_value),
         upper=np.where(is_undefined, UNDEFINED, largest_value),

@@ -59,6 +59,7 @@ def summarize_client_use(
     most_delayed = worst_second(samples, window, "waited_share")
     first_tokens = accumulator.sum("with_first_token")
     kernel_timestamps = accumulator.sum("kernel_timestamps")
+
     return ClientUse(
         cpu_s=_total_cpu_s(samples),
         peak_rss_bytes=_total_peak_rss_bytes(samples),
@@ -112,6 +113,7 @@ def full_seconds_within(samples: Sequence[WorkerSample], window: Window) -> list
     """Return the samples over a full second that lie in the measurement window."""
     if window.start_s is None or window.end_s is None:
         return []
+
     full_seconds = []
     for sample in samples:
         is_full_second = sample.span_s >= FULL_SECOND_S
@@ -119,4 +121,5 @@ def full_seconds_within(samples: Sequence[WorkerSample], window: Window) -> list
         ends_in_window = sample.t_s <= window.end_s
         if is_full_second and begins_in_window and ends_in_window:
             full_seconds.append(sample)
+
     return full_seconds

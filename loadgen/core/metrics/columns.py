@@ -135,14 +135,17 @@ def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
     """
     if not len(slots):
         return None
+
     lowest_slot = int(slots.min())
     slot_range = int(slots.max()) - lowest_slot
     if slot_range > 2 * len(slots):
         return None
+
     row_of_slot = np.full(slot_range + 1, NO_ROW, np.int32)
     row_of_slot[slots - lowest_slot] = np.arange(len(slots), dtype=np.int32)
     rows = row_of_slot[row_of_slot != NO_ROW]
     has_repeated_slots = len(rows) < len(slots)
+
     return None if has_repeated_slots else rows
 
 
@@ -207,12 +210,15 @@ def step_indices(
     """
     if not manifest.classes:
         return _steps_of_class(manifest, "")[turns]
+
     start_ids = request_ids // manifest.turns_per_session
     class_of_request = class_indices(manifest, start_ids)
+
     steps = np.full(len(request_ids), NO_STEP)
     for class_index, request_class in enumerate(manifest.classes):
         is_of_class = class_of_request == class_index
         steps[is_of_class] = _steps_of_class(manifest, request_class.name)[turns[is_of_class]]
+
     return steps
 
 
@@ -260,14 +266,17 @@ def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSel
     """
     if selected is None:
         return _RowSelection(rows, None, len(rows))
+
     count = int(np.count_nonzero(selected))
     if count == len(rows):
         return _RowSelection(rows, None, count)
+
     first = int(selected.argmax())  # the first True
     end = first + count
     are_adjacent = bool(selected[first:end].all())
     if are_adjacent and not isinstance(rows, Columns):
         return _RowSelection(_slice_rows(rows, slice(first, end)), None, count)
+
     is_most_rows = 2 * count > len(selected)
     return _RowSelection(rows, selected if is_most_rows else np.flatnonzero(selected), count)
 
@@ -301,6 +310,7 @@ class Columns:
         self._length = selection.length
         self._keeps_all_columns = keep_all
         self._cache: dict[str, NDArray[np.int64]] = {}
+
         # The method that reads a part of a column from a file, None for records in memory.
         self._read_range = _range_reader(self._rows)
         is_file = self._read_range is not None
@@ -321,15 +331,19 @@ class Columns:
             return self._cache[field]
         if not len(self):
             return np.zeros(0, ROW[field])
+
         column = self._rows[field]
         if _is_constant(column):
             # All records have the same value, so any rows are a selection. It takes no memory.
             return column[: len(self)]
+
         if self._selection is not None:
             column = column[self._selection]
+
         column = np.ascontiguousarray(column)
         if self._is_kept(field):
             self._cache[field] = column
+
         return column
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
@@ -361,11 +375,13 @@ class Columns:
         if self._read_range is None:  # the records are in memory
             column: NDArray[Any] = self._rows[field]
             return column[row_indices]
+
         first = int(row_indices.min())
         end = int(row_indices.max()) + 1
         column = self._read_range(field, first, end)
         if _is_constant(column):
             return np.broadcast_to(column[:1], len(row_indices))
+
         return column[row_indices - first]
 
     def _row_indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -387,6 +403,7 @@ class Columns:
         if is_view_of_columns or self._keeps_all_columns or is_one_block:
             yield self
             return
+
         mask = self._selection_mask()
         for block in block_slices(len(self._rows)):
             selected_in_block = None if mask is None else mask[block]
@@ -410,20 +427,24 @@ class Columns:
             return self._cache[metric]
         if self._is_large_file and not self._keeps_all_columns:
             return self._measure_by_blocks(metric)
+
         values = METRICS.values(metric)(self)
         if metric in CACHED_COLUMNS:
             self._cache[metric] = values
+
         return values
 
     def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
         """Compute a metric of a large file from one block at a time, which keeps memory small."""
         _release_file_memory(self._rows)
         values = np.empty(len(self), np.int64)
+
         first = 0
         for block in self.blocks():
             end = first + len(block)
             values[first:end] = block.measure(metric)
             first = end
+
         return values
 
     def forget(self) -> None:
@@ -505,10 +526,12 @@ class JoinedColumns:
         self._stages = stages
         self._keeps_columns = keeps_columns
         self._cache: dict[str, NDArray[np.int64]] = {}
+
         # Which rows of each stage are in the joined column.
         self._rows_of_stage: list[NDArray[Any] | slice] = [
             as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
         ]
+
         # For each stage, the indices in the joined column that its rows have there. None if the
         # joined column has the rows of the first stage, then those of the second one, and so on.
         self._joined_indices_of_stage: list[NDArray[np.int64]] | None = None
@@ -525,6 +548,7 @@ class JoinedColumns:
         """
         arranged_rows: list[NDArray[Any] | slice] = []
         joined_indices_of_stage = []
+
         first_number = 0  # the number that `order` gives to the first row of the stage
         for columns, selection in zip(self._stages, self._rows_of_stage, strict=True):
             stage_rows = np.arange(len(columns))[selection]
@@ -533,6 +557,7 @@ class JoinedColumns:
             arranged_rows.append(stage_rows[order[is_in_stage] - first_number])
             joined_indices_of_stage.append(np.flatnonzero(is_in_stage))
             first_number = end_number
+
         self._rows_of_stage = arranged_rows
         self._joined_indices_of_stage = joined_indices_of_stage
 
@@ -564,6 +589,8 @@ class JoinedColumns:
             stages = zip(self._joined_indices_of_stage, values_of_stages, strict=True)
             for joined_indices, values in stages:
                 column[joined_indices] = values
+
         if self._keeps_columns:
             self._cache[name] = column
+
         return column

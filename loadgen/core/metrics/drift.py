@@ -117,6 +117,7 @@ def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> 
     block_changes = dict.fromkeys(quantile.block_field for quantile in withheld_quantiles)
     drift_changes = dict.fromkeys(quantile.field for quantile in withheld_quantiles)
     blocks = tuple(msgspec.structs.replace(block, **block_changes) for block in drift.blocks)
+
     return msgspec.structs.replace(drift, blocks=blocks, **drift_changes)
 
 
@@ -191,11 +192,14 @@ def _add_to_blocks(
     """
     if not len(block_of_request):
         return
+
     while len(samples) <= int(block_of_request.max()):
         samples.append(BlockSamples())
+
     request_counts = np.bincount(block_of_request, minlength=len(samples))
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):
         block.requests += request_count
+
     # The rows are ordered by block once. The values of each metric then only have to be split.
     ordered_rows = _order_ok_rows(columns, block_of_request)
     ends_of_blocks = np.cumsum(request_counts)
@@ -246,6 +250,7 @@ def measure_drift(
     """
     if not time_blocks.samples:
         return Drift()
+
     blocks: list[Block] = []
     steady_blocks: list[Block] = []
     for listed in _list_blocks(time_blocks, steady):
@@ -254,6 +259,7 @@ def measure_drift(
         blocks.append(block)
         if listed.is_steady:
             steady_blocks.append(block)
+
     changes = _measure_changes(steady_blocks) if len(steady_blocks) >= MIN_BLOCKS else {}
     return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
 
@@ -270,6 +276,7 @@ def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_ListedBlock]:
         is_steady = _is_inside(span, steady)
         has_steady_state_begun = has_steady_state_begun or is_steady
         listed.append(_ListedBlock(samples, span, is_steady))
+
     return listed
 
 
@@ -297,6 +304,7 @@ def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) ->
         if values_ns.count:
             quantile_ns = values_ns.quantile(quantile.probability)
             quantiles_ms[quantile.block_field] = milliseconds(quantile_ns)
+
     return Block(
         start_s=span.start_s or 0.0,
         end_s=span.end_s or 0.0,
@@ -337,7 +345,9 @@ def _relative_change(first: Sequence[float | None], last: Sequence[float | None]
     known_last = [value for value in last if value is not None]
     if not known_first or not known_last:
         return None
+
     first_median = statistics.median(known_first)
     if first_median <= 0:
         return None
+
     return statistics.median(known_last) / first_median - 1

@@ -30,9 +30,11 @@ def summarize_energy(samples: Sequence[MetricSample], summary: Summary) -> Energ
     energy_use = energy.measure_energy(samples, steady.start_s, steady.end_s)
     if energy_use is None:
         return None
+
     watts = energy_use.watts
     tokens_per_s = summary.tokens.steady_output_per_s
     requests_per_s = summary.load.steady_completed_rps
+
     return msgspec.structs.replace(
         energy_use,
         declared_watts=_declared_watts(summary),

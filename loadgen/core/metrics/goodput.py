@@ -93,10 +93,12 @@ def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     every class is. The result has no terms of its own, because they belong to the classes.
     """
     is_met = _combine_class_outcomes(classes)
+
     # Good requests are counted only in a class with an SLO on requests, not on whole tasks alone.
     with_counts = [goodput for goodput in classes if goodput.has_slo]
     if not with_counts:
         return Goodput(met=is_met)
+
     good = _sum_unless_withheld(goodput.good for goodput in with_counts)
     counted = _sum_unless_withheld(goodput.counted for goodput in with_counts)
     return Goodput(
@@ -190,13 +192,16 @@ def measure_goodput(sample: SloSample, window: Window) -> Goodput:
     slo = sample.slo
     if slo is None:
         return Goodput()
+
     terms = judge_terms(sample, slo)
     good = _certain_good_requests(sample, slo)
     share = None
+
     good_in_steady_state = None
     if good is not None:
         share = good / sample.counted if sample.counted else None
         good_in_steady_state = _good_requests_within(sample, window.steady)
+
     return Goodput(
         rps=per_second(good, window),
         steady_rps=per_second(good_in_steady_state, window.steady),
@@ -255,11 +260,13 @@ def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     """Return the number of requests that meet every term, or None if it is too uncertain."""
     if _has_undecidable_requests(sample, slo) or _lacks_tpot(sample, slo):
         return None
+
     good = sample.accumulator.sum("good")
     possible_range = bound_good_requests(sample.accumulator, slo)
     is_certain = possible_range is None or not possible_range.exceeds(
         good, MAX_UNCERTAIN_GOOD_SHARE
     )
+
     return good if is_certain else None
 
 
@@ -276,14 +283,17 @@ def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> 
     """
     if _has_undecidable_requests(sample, slo):
         return None
+
     fewest_good, most_good = _possible_good_counts(sample, slo)
     is_met_by_fewest = _is_required_share(sample, fewest_good, share_limit)
     is_met_by_most = _is_required_share(sample, most_good, share_limit)
     if is_met_by_fewest is not is_met_by_most:
         return None
+
     # Responses without a TPOT counted as good. If there are many, a share that is met is not sure.
     if is_met_by_fewest and _lacks_tpot(sample, slo):
         return None
+
     return is_met_by_fewest
 
 

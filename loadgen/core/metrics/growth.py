@@ -119,6 +119,7 @@ def measure_replicas(
     requests = _select_tested_requests(measured, tested_time)
     in_flight_by_replica = _measure_in_flight([*measured, *warmup], tested_time)
     nothing_in_flight = np.zeros(BLOCKS)
+
     return [
         ReplicaSeries(
             name=replica_name(key, manifest),
@@ -150,6 +151,7 @@ def _select_tested_requests(
     ttft_ns = (_ok_ttft_ns(columns) for columns in measured)
     prompt_tokens = (columns["input_tokens"] for columns in measured)
     output_tokens = (requested_output_tokens(columns) for columns in measured)
+
     return _TestedRequests(
         replica_key=join_selected((replica_keys(columns) for columns in measured), is_tested),
         block=join_selected(block_columns, is_tested),
@@ -198,6 +200,7 @@ def _measure_in_flight(
         tested_time.start_ns, tested_time.end_ns, sample_count, endpoint=False
     )
     no_counts = np.zeros(sample_count, np.int64)
+
     counts_by_replica: dict[int, NDArray[np.int64]] = {}
     for columns in all_stages:
         was_sent = as_selection(columns["sent_ns"] >= 0)
@@ -206,6 +209,7 @@ def _measure_in_flight(
         for key, rows in group_by_key(replica_keys(columns)[was_sent]):
             counts = _count_in_flight_at(sample_times_ns, sent_ns[rows], done_ns[rows])
             counts_by_replica[key] = counts_by_replica.get(key, no_counts) + counts
+
     # A row of the reshaped counts has the samples of one block.
     return {
         key: counts.reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1)
@@ -294,9 +298,11 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     test = _test_series(replicas)
     if not test.certain and not test.possible:
         return test
+
     work_growth_share = max(_work_growth_share(replica) for replica in replicas)
     if work_growth_share == 0:
         return test
+
     relative_test = _test_series([_relative_to_work(replica) for replica in replicas])
     return relative_test._replace(work_growth_share=work_growth_share)
 
@@ -351,12 +357,14 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     """
     trends_by_replica = _find_trends(replicas)
     certain: list[Growth] = []
+
     possible: list[Growth] = []
     for series_trend in chain.from_iterable(trends_by_replica):
         if series_trend.is_growth_certain:
             certain.append(series_trend.describe_growth())
         elif series_trend.is_growth_possible:
             possible.append(series_trend.describe_growth())
+
     # Growth has to be visible at every replica, so the one with the noisiest series counts.
     visible_share = max(_visible_share(series_trends) for series_trends in trends_by_replica)
     return GrowthTest(certain, possible, visible_share)
@@ -371,6 +379,7 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
     """
     all_values = [values for replica in replicas for _, values in replica.tested]
     all_trends = iter(trend.find_trends(all_values))
+
     trends_by_replica = []
     for replica in replicas:
         series_trends = []
@@ -379,6 +388,7 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
             if series_trend is not None and series_trend.mean > 0:
                 series_trends.append(_SeriesTrend(replica.name, series_name, values, series_trend))
         trends_by_replica.append(series_trends)
+
     return trends_by_replica
 
 

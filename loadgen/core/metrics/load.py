@@ -89,6 +89,7 @@ def summarize_load(
     columns_of_all_stages = [columns for stage in all_stages for columns in stage.columns]
     in_flight = count_in_flight(columns_of_all_stages, window)
     variations = _measure_gap_variations(accumulator.columns, stages)
+
     return Load(
         offered_rps=_request_rate(accumulator, "open_due", run_total),
         achieved_rps=_request_rate(accumulator, "sent", run_total),
@@ -132,12 +133,15 @@ def _request_rate(
     """
     if run_total is None:
         return times_per_s(accumulator, time_name)
+
     requests_of_part = accumulator.sum(time_name)
     if not requests_of_part:
         return None
+
     run_rate = times_per_s(run_total, time_name)
     if run_rate is None:
         return None
+
     return run_rate * requests_of_part / run_total.sum(time_name)
 
 
@@ -166,10 +170,12 @@ def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFli
     """
     if interval.start_s is None or interval.end_s is None:
         return InFlight(mean=None, maximum=None)
+
     start_ns = round(interval.start_s * 1e9)
     end_ns = round(interval.end_s * 1e9)
     sent_ns, done_ns = _times_in_flight(stages, start_ns, end_ns)
     total_ns = _time_in_flight_ns(sent_ns, done_ns, start_ns, end_ns)
+
     # Sorting copies a large array. The unsorted one is replaced, so that its memory is freed.
     sent_ns = sort_times(sent_ns)
     done_ns = sort_times(done_ns)
@@ -255,6 +261,7 @@ def _max_in_flight(
     sent_until_start = int(np.searchsorted(sent_ns, start_ns, side="right"))
     done_until_start = int(np.searchsorted(done_ns, start_ns, side="right"))
     maximum = sent_until_start - done_until_start
+
     sent_until_end = int(np.searchsorted(sent_ns, end_ns, side="right"))
     for first in range(sent_until_start, sent_until_end, SENDS_PER_SLICE):
         end = min(first + SENDS_PER_SLICE, sent_until_end)
@@ -262,6 +269,7 @@ def _max_in_flight(
         sent_until_send = np.arange(first + 1, end + 1)
         done_until_send = np.searchsorted(done_ns, sent_ns[first:end], side="right")
         maximum = max(maximum, int((sent_until_send - done_until_send).max()))
+
     return maximum
 
 
@@ -285,8 +293,10 @@ def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> flo
         relative_gaps = _relative_gaps(times_ns[is_of_stage])
         if relative_gaps is not None:
             relative_gaps_of_stages.append(relative_gaps)
+
     if not relative_gaps_of_stages:
         return None
+
     return float(join_arrays(relative_gaps_of_stages).std())
 
 

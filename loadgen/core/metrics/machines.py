@@ -69,6 +69,7 @@ def summarize_machines(
     """
     if manifest.cluster is None:
         return ()
+
     workers_by_machine = _group_workers(manifest.cluster.workers)
     lost_machines = [
         MachineSummary(name=name, workers=0, state="lost before the load")
@@ -76,15 +77,18 @@ def summarize_machines(
     ]
     if len(workers_by_machine) + len(lost_machines) < 2:
         return ()
+
     allowed_lag_ns = None
     if reference_latency_ms is not None:
         allowed_lag_ns = manifest.limits.send_lag_share * reference_latency_ms * 1e6
+
     requests = _MachineRequests(measured, allowed_lag_ns)
     full_seconds = full_seconds_within(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
         for name, workers in workers_by_machine.items()
     ]
+
     return (*machines, *lost_machines)
 
 
@@ -134,9 +138,11 @@ class _MachineRequests:
         """Return the requests of some workers, which are those of one machine."""
         is_selected = np.isin(self._worker, worker_numbers)
         send_lag_ns = drop_undefined(self._send_lag_ns[is_selected])
+
         late = None
         if self._allowed_lag_ns is not None:
             late = int((send_lag_ns > self._allowed_lag_ns).sum())
+
         return _RequestsOfMachine(
             requests=int(is_selected.sum()),
             lost=int(self._is_lost[is_selected].sum()),
@@ -162,12 +168,14 @@ def _summarize_machine(
     worker_numbers = [worker.worker for worker in workers]
     of_machine = all_requests.of_workers(worker_numbers)
     mean_shares = []  # for each worker, the share of a core that it used on average
+
     largest_shares = []
     for number in worker_numbers:
         shares = [sample.cpu_share for sample in full_seconds if sample.worker == number]
         if shares:
             mean_shares.append(sum(shares) / len(shares))
             largest_shares.append(max(shares))
+
     return MachineSummary(
         name=name,
         workers=len(workers),

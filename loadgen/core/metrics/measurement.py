@@ -357,6 +357,7 @@ class _RunMeasurement:
         summary = self._add_measurement_quality(summary)
         summary = self._add_parts(summary, parts)
         summary = self._add_analyses(summary, explained=explained)
+
         return withhold_unsound_metrics(summary)
 
     def _summarize_requests(self, metrics: PartMetrics, parts: SummaryParts) -> Summary:
@@ -372,10 +373,12 @@ class _RunMeasurement:
         statistics = self._statistics
         cut_conversations = self._accumulator.count_cut_conversations()
         tasks = summarize_tasks(self._measured, cut_conversations, self._window)
+
         # If each event carries one token, the gaps between events are the inter-token latencies.
         has_itl = not statistics.itl_absent
         itl_ms = statistics.distributions["inter_chunk"] if has_itl else None
         distribution_by_field = _distribution_fields(statistics.distributions)
+
         return Summary(
             schema=SCHEMA,
             run=_run_facts(manifest),
@@ -493,6 +496,7 @@ class _RunMeasurement:
         full_load = find_full_load_time(self._accumulator.stages, [stage])
         window = measure_window(accumulator, [accumulator], full_load)
         metrics = self._measure_stage(stage, window, run_metrics)
+
         return StageSummary(
             name=plan.name,
             arrival=plan.arrival,
@@ -534,6 +538,7 @@ class _RunMeasurement:
             output_per_s = whole_output_per_s(self.accumulated, window)
             tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
             return run_metrics._replace(tokens=tokens)
+
         scope = Scope(
             window,
             self.accumulated,
@@ -541,6 +546,7 @@ class _RunMeasurement:
             timeline=self._data.timeline[stage : stage + 1],
             arrival=self._data.stage_plans[stage].arrival,
         )
+
         return self._parts.measure_stages(
             self._accumulator.stages[stage],
             scope,
@@ -591,11 +597,13 @@ class _RunMeasurement:
         """Return the percentiles that the user requested, without those that are too uncertain."""
         if not self._manifest.percentiles:
             return {}
+
         percentiles = {}
         for definition in METRICS.shown_in("latency"):
             if definition.name == "itl" and self._statistics.itl_absent:
                 continue
             percentiles[definition.field] = self._certain_percentiles(definition)
+
         return percentiles
 
     def _certain_percentiles(self, definition: MetricDefinition) -> dict[str, float]:
@@ -612,6 +620,7 @@ class _RunMeasurement:
         else:
             sample = self._measured.sample(definition.name)
             sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
+
         quantiles = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._manifest)
         return quantiles_ms(sample, quantiles)
 
@@ -694,6 +703,7 @@ def _distribution_fields(distributions: Mapping[str, Distribution]) -> dict[str,
             other_metrics[definition.field] = distribution
         else:
             own_fields[definition.field] = distribution
+
     return {**own_fields, "other_metrics": other_metrics}
 
 
@@ -708,6 +718,7 @@ def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list
     if data.manifest.state == "running":
         dropped = sum(stage.sum("dropped") for stage in stages)
         return _count_unrecorded_of_cut_run(data.worker_samples, recorded, dropped)
+
     planned = [plan.slots or 0 for plan in data.stage_plans]
     return [
         max(0, planned_requests - records)
@@ -731,9 +742,11 @@ def _count_unrecorded_of_cut_run(
     sent_by_worker: dict[int, int] = {}
     for sample in sorted(samples, key=lambda sample: sample.t_s):
         sent_by_worker[sample.worker] = sample.sent  # replaces the count of an earlier sample
+
     expected_records = sum(sent_by_worker.values()) + dropped
     stages_with_records = [stage for stage, records in enumerate(recorded) if records]
     last_stage = max(stages_with_records, default=0)
     unrecorded = [0] * len(recorded)
     unrecorded[last_stage] = max(0, expected_records - sum(recorded))
+
     return unrecorded

@@ -36,13 +36,16 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
     definition = METRICS.get(term.metric)
     if definition is None or definition.least is None or not was_cut.any():
         return no_request
+
     # `least` is the function of the metric that computes lower bounds. With `guard`, an error in
     # that function is reported as one of the package that defines the metric.
     compute_lower_bounds_ns = METRICS.guard(definition, definition.least)
     is_over: NDArray[np.bool_] = was_cut & (compute_lower_bounds_ns(columns) > term.limit_ns)
+
     is_metric_of_output = bool(definition.needs)
     if is_metric_of_output:
         is_over &= ~columns.request_no_output
+
     return is_over
 
 
@@ -93,6 +96,7 @@ def meets_slo(
         if values is None:
             values = columns.measure(term.metric)
         is_good = is_good & _meets_term(columns, term, values)
+
     return is_good
 
 
@@ -189,6 +193,7 @@ def _least_per_token(
     least_per_token_ns = elapsed_ns // np.maximum(most_tokens, 1)
     has_bound = (first_token_ns >= 0) & (most_tokens > 0)
     values: NDArray[np.int64] = np.where(has_bound, least_per_token_ns, 0)
+
     return values
 
 

@@ -345,6 +345,7 @@ class PartSummarizer:
         load = summarize_load(
             accumulator, scope.all_stages, scope.window, self._manifest.stages, scope.run_total
         )
+
         return PartMetrics(
             requests=count_requests(accumulator, sample.unrecorded),
             bytes=total_bytes(accumulator),
@@ -414,6 +415,7 @@ class PartSummarizer:
         )
         if is_slo_missed(run_sample):
             return True
+
         class_samples = [
             self._slo_sample_of_part(request_class.measured, counts_dropped=False)
             for request_class in self._accumulator.classes
@@ -460,6 +462,7 @@ class PartSummarizer:
         own_window = measure_window(part.measured, part)
         output_tokens = part.measured.sum_known("output_tokens")
         metrics = self._measure_part(part, window, target.gpus)
+
         return TargetSummary(
             target=target,
             requests=metrics.requests,
@@ -498,6 +501,7 @@ class PartSummarizer:
         metrics = self._measure_part(part, window)
         cut_conversations = self._accumulator.count_cut_conversations(index)
         tasks = summarize_tasks(part.measured, cut_conversations, window)
+
         return ClassSummary(
             name=plan.name,
             share=plan.share,
@@ -529,8 +533,10 @@ class PartSummarizer:
         classes_of_model: dict[str, list[int]] = {}
         for index, plan in enumerate(self._manifest.classes):
             classes_of_model.setdefault(plan.model or default_model, []).append(index)
+
         if len(classes_of_model) < 2:
             return ()
+
         return tuple(
             self._summarize_model(model, class_indices, classes, window)
             for model, class_indices in classes_of_model.items()
@@ -625,12 +631,14 @@ def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
         return TargetFacts()
     if len(combined_targets) == 1:
         return combined_targets[0]
+
     fields = _common_fields(combined_targets)
     gpus = [target.gpus for target in combined_targets if target.gpus is not None]
     are_all_gpus_known = len(gpus) == len(combined_targets)
     fields["name"] = format.counted(len(combined_targets), "target")
     fields["gpus"] = sum(gpus) if are_all_gpus_known else None
     fields["simulated"] = any(target.simulated for target in combined_targets)
+
     return TargetFacts(**fields)
 
 
@@ -677,6 +685,7 @@ def summarize_rack(
     rates = [target.own_output_per_s or 0.0 for target in targets]
     if not rates:
         return None
+
     median = statistics.median(rates)
     rate_range = max(rates) - min(rates)
     return RackTokens(

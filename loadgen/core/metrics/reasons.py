@@ -324,11 +324,14 @@ def format_reason(
     """
     if sentences is None:
         sentences = SENTENCES
+
     if formats is None:
         formats = FORMATS
+
     sentence = sentences.get(reason.code)
     if sentence is None:
         return reason.code
+
     try:
         return _ReasonFormatter(reason.values, formats).format_sentence(sentence)
     except _MISFIT_ERRORS:
@@ -383,12 +386,15 @@ class _ReasonFormatter(string.Formatter):
         """
         if format_spec == "part":
             return self.format_sentence(_PARTS[value])
+
         if "|" in format_spec:
             singular, plural = format_spec.split("|")
             return format.counted(value, singular, plural)
+
         if format_spec in self._formats:
             format_value = self._formats[format_spec]
             return format_value(value)
+
         return str(super().format_field(value, format_spec))
 
 

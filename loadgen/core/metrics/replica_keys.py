@@ -63,18 +63,22 @@ def number_keys(keys: NDArray[Any]) -> NumberedKeys:
     """
     if not len(keys):
         return NumberedKeys(*np.unique(keys, return_inverse=True))
+
     first_table_key = min(int(keys.min()), 0)
     if int(keys.max()) - first_table_key > MAX_KEY_RANGE:
         return NumberedKeys(*np.unique(keys, return_inverse=True))
+
     # The tables have an entry for each possible key, from `first_table_key` on.
     entries = keys - first_table_key
     is_key_present = np.zeros(int(entries.max()) + 1, bool)
     is_key_present[entries] = True
     present_entries = np.flatnonzero(is_key_present)
+
     # The smallest integer type that holds all indices saves memory.
     index_type = np.min_scalar_type(len(present_entries))
     index_of_entry = np.zeros(len(is_key_present), index_type)
     index_of_entry[present_entries] = np.arange(len(present_entries))
+
     return NumberedKeys(keys=present_entries + first_table_key, key_index=index_of_entry[entries])
 
 
@@ -89,8 +93,10 @@ def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         for key_index, key in enumerate(numbered.keys.tolist()):
             yield key, np.flatnonzero(numbered.key_index == key_index)
         return
+
     requests_by_key = np.argsort(numbered.key_index, kind="stable")
     first = 0
+
     counts = np.bincount(numbered.key_index).tolist()
     for key, count in zip(numbered.keys.tolist(), counts, strict=True):
         yield key, requests_by_key[first : first + count]

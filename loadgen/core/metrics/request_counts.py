@@ -145,6 +145,7 @@ def _count_errors(accumulator: MetricAccumulator, unrecorded: int) -> dict[str, 
     if unrecorded:
         text = "planned or sent, but its record is missing"
         errors["no_record"] = ErrorKind(count=unrecorded, first_text=text)
+
     most_frequent_first = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
     return dict(most_frequent_first)
 
@@ -179,10 +180,12 @@ def _count_distinct(numbers: NDArray[np.int64]) -> int:
     """
     if not len(numbers):
         return 0
+
     lowest = int(numbers.min())
     number_range = int(numbers.max()) - lowest
     if number_range >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS:
         return len(np.unique(numbers))
+
     is_present = np.zeros(number_range + 1, bool)
     is_present[numbers - lowest] = True
     return int(np.count_nonzero(is_present))

@@ -87,6 +87,7 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
     reasoning_tokens = columns["reasoning_tokens"]
     if not len(columns) or int(reasoning_tokens.max()) <= 0:
         return output_tokens
+
     starts_with_answer = columns["first_token_ns"] == columns["first_answer_ns"]
     has_hidden_reasoning = (reasoning_tokens > 0) & starts_with_answer
 
@@ -141,12 +142,14 @@ def accepted_length(columns: Columns) -> NDArray[np.int64]:
     """
     if int(columns["draft_tokens"].max(initial=0)) <= 0:  # no request has drafts
         return np.broadcast_to(np.int64(UNDEFINED), len(columns))
+
     drafted = columns["draft_tokens"].astype(np.int64)
     accepted = columns["accepted_tokens"].astype(np.int64)
     output = columns["output_tokens"].astype(np.int64)
     steps = output - accepted
     is_reported = (drafted > 0) & (accepted >= 0) & (steps > 0)
     tokens_per_step = output * MILLIONTHS // np.maximum(steps, 1)
+
     return np.where(is_reported, tokens_per_step, UNDEFINED)
 
 

@@ -86,11 +86,13 @@ class RunAccumulator:
         self._manifest = manifest
         self._plans = manifest.stages or (StagePlan(),)
         self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
+
         # A single target has the records of the run, so it is not accumulated once more.
         target_count = len(manifest.targets) if len(manifest.targets) > 1 else 0
         self.targets = _new_parts([manifest.slo] * target_count)
         self.classes = _new_parts([plan.slo for plan in manifest.classes])
         self.steps = _new_parts([None] * len(manifest.steps))
+
         # One table for each measured stage.
         self._cut_conversations: list[_CutConversationTable] = []
         for stage in range(len(self._plans)):
@@ -105,12 +107,14 @@ class RunAccumulator:
             texts: Error texts and other texts of records, which `rows["text"]` indexes.
         """
         plan = self._plans[stage]
+
         # Columns that are read once more for each target, class or step stay in memory.
         has_parts = bool(self.targets or self.classes or self.steps)
         columns = Columns(rows, rows["stage"] == stage, keep_all=has_parts)
         self.stages[stage].add(columns, texts, is_open_loop=not plan.closed)
         if not len(columns):
             return
+
         self._add_conversations(stage, columns)
         self._add_user_times(stage, columns)
         self._add_to_parts(plan, columns, texts)
@@ -148,9 +152,11 @@ class RunAccumulator:
         """Yield how the records are divided among targets, among classes and among steps."""
         if self.targets:
             yield _PartGrouping(self.targets, columns["target"])
+
         if self.classes:
             start_ids = columns["request"] // self._manifest.turns_per_session
             yield _PartGrouping(self.classes, class_indices(self._manifest, start_ids))
+
         if self.steps:
             step_of_record = step_indices(self._manifest, columns["request"], columns["turn"])
             yield _PartGrouping(self.steps, step_of_record)
@@ -175,6 +181,7 @@ class RunAccumulator:
         _add_ended_tasks(self.stages[stage], ended)
         if not self.classes:
             return
+
         class_of_ended = class_indices(self._manifest, table.numbers[table.has_ended])
         for class_index, part in enumerate(self.classes):
             accumulator = part.of_stage(self._plans[stage])
@@ -199,6 +206,7 @@ class RunAccumulator:
             cancelled_in_stage = int(is_cancelled.sum())
             cancelled += cancelled_in_stage
             by_end_of_load += len(is_cancelled) - cancelled_in_stage
+
         return CutConversations(by_end_of_load, cancelled)
 
     def measured_and_warmup(self) -> MeasuredAndWarmup:

@@ -76,6 +76,7 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     due_ns = requests.column("due_ns")
     if len(due_ns) < 2 or int(due_ns.min()) == int(due_ns.max()):
         return None
+
     test = _DeliveryTest(due_ns)
     prompt_factors = test.find_delay_factors(requests.column("input_tokens"))
     missing_tokens = test.compare_events(
@@ -83,10 +84,13 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     )
     if missing_tokens is not None:
         return missing_tokens
+
     end_ns = requests.ok_end_ns()
+
     # How long the requests of a session take together depends on more than the server.
     if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
+
     output_factors = test.find_delay_factors(requests.requested_output_tokens())
     return test.compare_events(
         "responses", end_ns, delay_factors=_multiply_factors(prompt_factors, output_factors)
@@ -239,10 +243,12 @@ class _DeliveryTest:
         second_half_tokens = tokens[is_known & is_in_second_half]
         if not first_quarter_tokens.any() or not len(second_half_tokens):
             return None
+
         first_quarter_mean = float(first_quarter_tokens.mean())
         second_half_mean = float(second_half_tokens.mean())
         if second_half_mean <= (1 + MIN_GROWTH_SHARE) * first_quarter_mean:
             return None
+
         return np.where(is_known, tokens / first_quarter_mean, 1.0)
 
     def compare_events(
@@ -259,12 +265,14 @@ class _DeliveryTest:
         delays_ns = event_ns[has_known_delay] - self._due_ns[has_known_delay]
         if not len(delays_ns):
             return None
+
         expected = self._count_expected(delays_ns, delay_factors)
         is_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
         observed = int(is_in_second_half.sum())
         is_negligible = observed >= MIN_DELIVERED_SHARE * expected
         if is_negligible or self._may_be_chance(expected, observed):
             return None
+
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
 
     def _may_be_chance(self, expected: float, observed: int) -> bool:
@@ -325,6 +333,7 @@ class _DeliveryTest:
             probability_by_end = _share_of_delays(delays_ns, delay_until_end_ns)
             probability_by_start = _share_of_delays(delays_ns, delay_until_start_ns)
             probabilities[rows] = probability_by_end - probability_by_start
+
         return float(probabilities.sum())
 
     def _count_due(self, times_ns: NDArray[np.float64]) -> NDArray[np.int64]:

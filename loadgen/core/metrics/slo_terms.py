@@ -121,6 +121,7 @@ def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
             results.append(_judge_gap_term(sample, term))
         else:
             results.append(_judge_request_term(sample, term, term_number))
+
     return tuple(results)
 
 
@@ -137,11 +138,13 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
         return _undecided_term(term, counts, sample.undecidable_metrics[term.metric])
     if not gaps.count:
         return _undecided_term(term, counts, _no_value_reason(term.metric))
+
     value_ns = gaps.quantile(term.quantile)
     if sample.has_too_many_unfinished:
         outcome = _TermOutcome(None, _TOO_MANY_UNFINISHED)
     else:
         outcome = _TermOutcome(value_ns <= term.limit_ns)
+
     return _term_result(term, counts, outcome, _TermValue(value_ns))
 
 
@@ -174,10 +177,12 @@ def _value_at_quantile(sample: SloSample, term: Term, counts: _SampleCounts) -> 
     value_index = _quantile_index(counts, term)
     if value_index >= counts.with_value:
         return _NO_VALUE
+
     value_ns = sample.accumulator.nth_value(term.metric, value_index)
     uncertain_range = _find_uncertain_range(sample, term.metric, value_index, value_ns)
     if uncertain_range is not None:
         return _TermValue(uncertain_range=uncertain_range)
+
     return _TermValue(value_ns)
 
 
@@ -204,6 +209,7 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
     unfinished_over_limit = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
     undecided = accumulator.sum("unfinished") - unfinished_over_limit
     misses_without_value = sample.not_cancelled - undecided - accumulator.sum("ok")
+
     return _SampleCounts(
         total=ok_with_value + misses_without_value,
         with_value=ok_with_value,
@@ -249,6 +255,7 @@ def _decide_request_term(
     """
     if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
         return _TermOutcome(None, _limit_in_range_reason(term.metric, uncertain_range))
+
     is_met = _is_request_term_met(sample, term, counts)
     if is_met is not None:
         return _TermOutcome(is_met)
@@ -256,6 +263,7 @@ def _decide_request_term(
         return _TermOutcome(None)  # the range in the result shows the uncertainty
     if counts.without_tpot:
         return _TermOutcome(None, _no_time_span_reason(counts.without_tpot))
+
     return _TermOutcome(None, _TOO_MANY_UNFINISHED)
 
 
@@ -306,11 +314,13 @@ def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -
     """
     if term.metric in sample.undecidable_metrics:
         return sample.undecidable_metrics[term.metric]
+
     is_missed_without_value = counts.total > 0 and sample.accumulator.sum("ok") == 0
     if counts.with_value or is_missed_without_value:
         return ""
     if counts.without_tpot:
         return _no_time_span_reason(counts.without_tpot)
+
     return _no_value_reason(term.metric)
 
 
@@ -365,6 +375,7 @@ def _term_result(
     value_ns = value.value_ns
     value_range = value.uncertain_range
     needed_count = _needed_samples(term.quantile)
+
     return TermResult(
         metric=term.metric,
         quantile=term.quantile,

@@ -70,9 +70,11 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
     """
     if not manifest.steps:
         return []
+
     requests = JoinedColumns(measured, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
     time_of_step: dict[int, StepTime] = {}  # by the index of the step in the manifest
+
     class_names = {step.of_class for step in manifest.steps}
     for class_name in class_names:
         indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]
@@ -80,6 +82,7 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
         is_of_class = np.isin(step_of_request, indices)
         step_times = _measure_steps_of_class(requests, is_of_class, steps)
         time_of_step.update(zip(indices, step_times, strict=True))
+
     return [time_of_step[i] for i in range(len(manifest.steps))]
 
 
@@ -100,10 +103,12 @@ def _measure_steps_of_class(
     tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
     if not len(tasks.due_ns):
         return [UNKNOWN] * len(steps)
+
     turn_times = _measure_turn_times(tasks, preceding_turns)
     task_start_ns = tasks.due_ns[:, 0]
     task_end_ns = tasks.end_ns[:, -1]
     total_ns = float((task_end_ns - task_start_ns).sum())
+
     return [_step_time(step, turn_times, total_ns) for step in steps]
 
 
@@ -150,6 +155,7 @@ def _select_ok_tasks(
     layout = _TaskLayout(row_of_request, turn_of_request, len(task_numbers), turns)
     is_request_ok = layout.tabulate(requests["status"][is_of_class] == OK).astype(bool)
     is_task_ok = (requests_of_task == turns) & is_request_ok.all(axis=1)
+
     return _TaskTimes(
         due_ns=layout.tabulate(requests["due_ns"][is_of_class])[is_task_ok],
         end_ns=layout.tabulate(requests["end_ns"][is_of_class])[is_task_ok],
@@ -171,6 +177,7 @@ def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
     pauses_ns = _measure_pauses(tasks, preceding_turns)
     request_ns = np.where(is_on_path, durations_ns, 0).sum(axis=0)
     pause_ns = np.where(is_on_path, pauses_ns, 0).sum(axis=0)
+
     return _TurnTimes(
         request_ns=request_ns.astype(np.float64),
         pause_ns=pause_ns.astype(np.float64),
@@ -192,18 +199,21 @@ def _find_critical_paths(
     """
     turns = tasks.due_ns.shape[1]
     is_on_path = np.zeros(tasks.due_ns.shape, bool)
+
     is_on_path[:, -1] = True
     for turn in reversed(range(turns)):
         # All later turns are done, so it is known by now which tasks have this turn on their path.
         awaited_turns = preceding_turns[turn]
         if not awaited_turns:
             continue
+
         # For each task, the position in `awaited_turns` of the turn that ended last.
         position_of_last = tasks.end_ns[:, awaited_turns].argmax(axis=1)
         for position, awaited_turn in enumerate(awaited_turns):
             is_last_to_end = position_of_last == position
             leads_to_awaited_turn = is_on_path[:, turn] & is_last_to_end
             is_on_path[leads_to_awaited_turn, awaited_turn] = True
+
     return is_on_path
 
 

@@ -69,10 +69,12 @@ def find_breach(
     recent = Columns(select_rows(rows, _has_ended(rows) & in_window))
     if len(recent) < MIN_REQUESTS:
         return None
+
     for rule in rules:
         reason = _judge_rule(rule, recent, now_ns)
         if reason is not None:
             return reason
+
     return None
 
 
@@ -87,6 +89,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
     requests_over = int(_is_over(rule, requests).sum())
     if not _is_broken(rule, len(requests), requests_over):
         return None
+
     values = {
         "rule": rule.written,
         "requests": len(requests),
@@ -95,6 +98,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
     }
     if rule.quantile is None:
         return ReasonCode(code="stopped_by_errors", values={**values, "failed": requests_over})
+
     return ReasonCode(code="stopped_by_latency", values={**values, "over": requests_over})
 
 

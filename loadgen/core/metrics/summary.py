@@ -244,6 +244,7 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
         return codes.SLO_MISSED
     if strict and is_inconclusive(summary):
         return codes.INCONCLUSIVE
+
     return codes.OK
 
 

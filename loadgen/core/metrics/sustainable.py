@@ -109,13 +109,17 @@ def judge_load(
     reason = _reason_not_to_judge(stages, manifest)
     if reason:
         return Sustainable(reason=reason)
+
     judgement = _judge_by_growth(measured, warmup, window, manifest)
     is_open_loop = not any(stage.closed for stage in stages)
+
     has_grown = judgement.sustained is False
     if is_open_loop and not has_grown:
         judgement = _judge_by_delivery(judgement, measured)
+
     if judgement.sustained is True and _have_many_failed(measured):
         return _undecided_by_failures(judgement, measured)
+
     return judgement
 
 
@@ -181,13 +185,16 @@ def _judge_by_growth(
     steady = window.steady
     if steady.start_s is None or steady.end_s is None:
         return _judge_without_steady_state(measured)
+
     median_e2e_ns = _median_e2e_ns(measured)
     if median_e2e_ns is None:
         return Sustainable(reason="no request succeeded")
+
     middle_s = (steady.start_s + steady.end_s) / 2
     tested_time = TestedTime(start_ns=middle_s * 1e9, end_ns=steady.end_s * 1e9)
     if tested_time.end_ns - tested_time.start_ns < MIN_DURATIONS * median_e2e_ns:
         return _too_short(load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9)
+
     replicas = measure_replicas(measured, warmup, tested_time, manifest)
     return _judge_series(replicas, tested_time)
 
@@ -216,6 +223,7 @@ def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
             code="not_judged",
             reason="all requests are scheduled at the same time, so nothing can grow over time",
         )
+
     return Sustainable(
         code="too_short",
         reason="too short: at no time was the load only that of measured requests",
@@ -248,11 +256,13 @@ def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) ->
     """
     if not replicas:
         return _too_few_requests(0, "", tested_time, replica_count=0)
+
     for replica in replicas:
         if replica.due_requests < MIN_REQUESTS:
             return _too_few_requests(
                 replica.due_requests, replica.name, tested_time, replica_count=len(replicas)
             )
+
     return _GrowthReport(replicas, tested_time, find_growth(replicas)).judge()
 
 
@@ -275,10 +285,12 @@ def _too_few_requests(
         f"too few requests: {due_requests} in the second half of the load "
         f"({tested_time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
     )
+
     needed_s = None
     if due_requests:
         load_s = 2 * tested_time.duration_s
         needed_s = load_s * MIN_REQUESTS / due_requests
+
     return Sustainable(code="too_few", reason=reason, parts=replica_count, needed_s=needed_s)
 
 
@@ -312,10 +324,12 @@ class _GrowthReport:
         self._test = test
         self._replicas = replicas
         self._time = tested_time
+
         # A replica is named by its number, such as "replica 3", and a target by its name.
         are_replicas = replicas[0].name.startswith("replica ")
         self._replica_noun = "replica" if are_replicas else "target"
         self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
+
         self._time_phrase = f"the second half ({tested_time.duration_s:,.0f} s)"
         if test.work_growth_share is not None:
             growth = f"{test.work_growth_share:.0%}"
@@ -331,6 +345,7 @@ class _GrowthReport:
             return self._steady()
         if _has_short_queues(self._replicas):
             return self._steady_by_few_in_flight()
+
         return self._too_noisy()
 
     def _make_judgement(
@@ -359,11 +374,13 @@ class _GrowthReport:
         largest = growths[0]
         growing_replicas = dict.fromkeys(growth.replica for growth in growths if growth.replica)
         replica_count = len(self._replicas)
+
         affected = ""
         if replica_count > 1:
             affected = (
                 f"; {len(growing_replicas)} of {replica_count} {self._replica_noun}s are affected"
             )
+
         reason = (
             f"upward trend in {_series_of(largest)}, {_format_change(largest)} in "
             f"{self._time_phrase}{affected}"
@@ -419,6 +436,7 @@ class _GrowthReport:
         load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
         length_factor = min((threshold_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
         judgement = self._make_judgement("too_noisy", reason, sustained=None)
+
         return msgspec.structs.replace(judgement, needed_s=load_s * length_factor)
 
 

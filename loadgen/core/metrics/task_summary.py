@@ -96,11 +96,13 @@ def summarize_tasks(
     recorded_to_the_last = accumulator.sum("sessions")
     if not recorded_to_the_last and not cut.by_end_of_load and not cut.cancelled:
         return None
+
     ok = accumulator.sum("sessions_ok")
     cancelled = accumulator.sum("sessions_cancelled")
     cut_by_end_of_run = accumulator.sum("sessions_cut")
     with_outcome = recorded_to_the_last - cancelled - cut_by_end_of_run
     has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
+
     return Sessions(
         count=with_outcome,
         cut=cut.by_end_of_load + cut_by_end_of_run,
@@ -142,13 +144,16 @@ def _measure_task_goodput(
     """
     if accumulator.slo is None or accumulator.slo.task is None:
         return None
+
     term = accumulator.slo.task
     good = accumulator.sum("sessions_good")
     share = None
+
     is_met = None
     if counted_tasks:
         share = good / counted_tasks
         is_met = good >= term.share * counted_tasks
+
     return TaskGoodput(
         within_ms=None if term.within_ns is None else milliseconds(term.within_ns),
         wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),

@@ -167,6 +167,7 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     requests = _TaskRequests(columns)
     if not len(requests.order):
         return _empty_table()
+
     status = requests.column("status")
     wait_ns = requests.wait_ns()
     tasks = TaskColumns(
@@ -185,6 +186,7 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
         output_tokens=requests.total_tokens("output_tokens"),
     )
     last_slots = requests.largest(requests.column("slot"))
+
     # A task has ended if its last turn is among the requests.
     has_ended = is_last_slot_of_task(last_slots, turns)
     return TaskTable(requests.task_numbers(), tasks, has_ended)

@@ -76,12 +76,14 @@ def explain_lateness(
     if most_delayed is None or most_writing is None or busiest is None:
         # No worker was sampled over a full second, so nothing is known of the workers.
         return {"remedy": "shared_host" if is_local else "lower_load"}
+
     waited_share = most_delayed.waited_share or 0.0
     write_share = most_writing.write_share
     if write_share > max(MIN_WAITED_SHARE, waited_share):
         return {"remedy": "disk", "write_share": write_share, "at_s": most_writing.t_s}
     if is_local:
         return {"remedy": "shared_host"}
+
     if waited_share > MIN_WAITED_SHARE:
         return {
             "remedy": "other_processes",
@@ -89,8 +91,10 @@ def explain_lateness(
             "waited_share": waited_share,
             "at_s": most_delayed.t_s,
         }
+
     if busiest.cpu_share < MAX_IDLE_CPU_SHARE:
         return {"remedy": "host", "cpu_share": busiest.cpu_share}
+
     return {"remedy": "lower_load"}
 
 
@@ -116,6 +120,7 @@ def explain_withheld(
     if is_tpot_uncertain_by_tokens:
         tpot_reason = format_reason(ReasonCode(code="first_event_uncertain"))
         withheld["tpot"] = WithheldStatistics(ranges=ranges["tpot"], reason=tpot_reason)
+
     return withheld
 
 
@@ -129,11 +134,13 @@ def explain_uncertain_times(evidence: TimingEvidence) -> str:
     uncertain_share = evidence.unsure_share
     are_most_uncertain = uncertain_share is not None and uncertain_share > MIN_HELD_BACK_SHARE
     are_held_back = are_most_uncertain and evidence.is_read_promptly
+
     cause: dict[str, str | float | None]
     if are_held_back:
         cause = {"remedy": "held_back"}
     else:
         cause = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
+
     values = {"unsure_share": uncertain_share, **cause}
     return format_reason(ReasonCode(code="times_uncertain", values=values))
 

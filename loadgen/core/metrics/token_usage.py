@@ -93,6 +93,7 @@ def summarize_tokens(
     steady_output_per_s = _steady_output_per_s(accumulator, window.steady, timeline)
     steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
     steady_total_per_s = _add_known(steady_output_per_s, steady_input_per_s)
+
     return Tokens(
         # Tokens of ok requests, and those of failed ones, which a provider may bill.
         input=prompt,
@@ -162,6 +163,7 @@ def _steady_output_per_s(
     """
     if accumulator.sum_known("output_tokens") is None:
         return None
+
     all_events = accumulator.sum("output_events")
     steady_events = windows.count_events_within(timeline, steady) if all_events else None
     if steady_events is None:
@@ -170,6 +172,7 @@ def _steady_output_per_s(
         # All tokens that the server counts, also those that it does not stream.
         all_tokens = accumulator.sum("billed_tokens")
         steady_tokens = steady_events * all_tokens / all_events
+
     return per_second(steady_tokens, steady)
 
 
@@ -264,9 +267,11 @@ def output_tokens_over_time(
     events = measured.sum("output_events")
     if not events:
         return _no_tokens
+
     events_before_bins = windows.cumulate_event_counts(timeline)
     if events_before_bins is None:
         return _spread_tokens_over_responses(measured)
+
     billed_tokens = measured.sum("billed_tokens")
 
     def count_tokens(interval: Span) -> float:
@@ -304,12 +309,15 @@ def itl_absent_reason(accumulator: MetricAccumulator, inter_chunk: Distribution)
     """
     if inter_chunk.count == 0:
         return "no response had two output events"
+
     events = accumulator.sum("exact_events")
     if not events:
         return "tokens were not counted, so the number of tokens per event is not known"
+
     if accumulator.sum("surplus_tokens") > ITL_TOKENS_PER_EVENT * events:
         tokens_per_event = accumulator.sum("exact_tokens") / events
         return f"events carry {tokens_per_event:.2f} tokens on average"
+
     return ""
 
 

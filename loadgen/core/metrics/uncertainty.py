@@ -135,6 +135,7 @@ class GapBounds:
         self._smallest_maximum_ns = smallest_maximum_ns
         self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
         self._events_above = np.array([threshold.events_above for threshold in thresholds])
+
         # For each bucket of the histogram, the number of gaps in it and in all smaller ones.
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
 
@@ -215,12 +216,15 @@ def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
     events_above_bucket = event_errors.count - np.cumsum(event_errors.counts)
     thresholds = [ErrorThreshold(error_ns=0.0, events_above=int(events_above_bucket[0]))]
     error_buckets = np.flatnonzero(event_errors.counts[1:]) + 1
+
     step = max(len(error_buckets) // ERROR_SIZES, 1)
     for bucket in error_buckets[::step].tolist():
         error_ns = event_errors.bucket_middle(bucket)
         thresholds.append(ErrorThreshold(error_ns, int(events_above_bucket[bucket])))
+
     if len(error_buckets):
         thresholds.append(ErrorThreshold(float(event_errors.largest_ns), events_above=0))
+
     return thresholds
 
 
@@ -242,6 +246,7 @@ def bound_values(
     """
     if all(_is_certain(block, compute_bounds) for block in _blocks_of(stages)):
         return None
+
     lower_bounds: list[NDArray[np.int64]] = []
     upper_bounds: list[NDArray[np.int64]] = []
     for block in _blocks_of(stages):
@@ -249,6 +254,7 @@ def bound_values(
         is_defined = block.where(OK) & (lower != UNDEFINED)
         lower_bounds.append(lower[is_defined])
         upper_bounds.append(upper[is_defined])
+
     all_lower = np.concatenate(lower_bounds)
     lower_bounds.clear()  # frees memory before the second array is made
     return ValueBounds(all_lower, np.concatenate(upper_bounds))
@@ -335,6 +341,7 @@ def find_uncertain_ranges(
     """
     if ranges is None:
         return {}
+
     uncertain_ranges: RangesMs = {}
     for name, statistic_range in ranges.by_name.items():
         value_ms = getattr(distribution, name)
@@ -344,6 +351,7 @@ def find_uncertain_ranges(
             lower_ms = milliseconds(statistic_range.lower)
             upper_ms = milliseconds(statistic_range.upper)
             uncertain_ranges[name] = (lower_ms, upper_ms)
+
     return uncertain_ranges
 
 
@@ -370,12 +378,15 @@ def find_uncertain_statistics(
             ranges: StatisticRanges | None = gap_bounds.bound_statistics()
         else:
             ranges = measured.statistic_ranges(definition.name)
+
         if ranges is None:
             continue
+
         limit = _uncertainty_limit(definition, limits)
         uncertain_ranges = find_uncertain_ranges(distributions[definition.name], ranges, limit)
         if uncertain_ranges:
             uncertain_statistics[definition.name] = uncertain_ranges
+
     return uncertain_statistics
 
 
@@ -422,6 +433,7 @@ def certain_quantiles(
     requested_probabilities = manifest.percentiles
     if sample_bounds is None or not sample.count:
         return requested_probabilities
+
     limit = _uncertainty_limit(definition, manifest.limits)
     certain_probabilities = []
     for probability in requested_probabilities:
@@ -429,6 +441,7 @@ def certain_quantiles(
         value_bounds = sample_bounds.bound_quantile(probability)
         if not value_bounds.exceeds(value_ns, limit):
             certain_probabilities.append(probability)
+
     return tuple(certain_probabilities)
 
 
@@ -490,6 +503,7 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
     bound_functions = _find_bound_functions(accumulator, slo)
     if not bound_functions:
         return None
+
     fewest = 0
     most = 0
     for block in _blocks_of(accumulator.columns):
@@ -499,8 +513,10 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
             metric_bounds = compute_bounds(block)
             largest_values[metric] = metric_bounds.upper
             smallest_values[metric] = metric_bounds.lower
+
         fewest += int(outcomes.meets_slo(block, slo, largest_values).sum())
         most += int(outcomes.meets_slo(block, slo, smallest_values).sum())
+
     return Range(fewest, most)
 
 

@@ -29,6 +29,7 @@ def withhold_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
     contradicting = accumulator.sum("conflicting_counts")
     if contradicting <= limits.CONTRADICTING_SHARE * counted_responses:
         return {}
+
     understated = accumulator.sum("understated_counts")
     reason = make_code(
         "counts_contradict",
@@ -40,6 +41,7 @@ def withhold_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
         limit=limits.CONTRADICTING_SHARE,
     )
     withheld_metrics = ("tokens", *guarded("counts_contradict"))
+
     return dict.fromkeys(withheld_metrics, format_reason(reason))
 
 
@@ -62,6 +64,7 @@ def withhold_kernel_time_metrics(
     has_first_tokens = accumulator.sum("with_first_token") > 0
     if is_virtual_time or has_kernel_times or not has_first_tokens:
         return {}
+
     reason = format_reason(make_code("no_kernel_times"))
     withheld_metrics = (*guarded("no_kernel_times"), "stalls")
     return dict.fromkeys(withheld_metrics, reason)
@@ -81,6 +84,7 @@ def withhold_first_token_metrics(accumulator: MetricAccumulator) -> dict[str, st
     without_output_event = accumulator.sum("tpot_no_output")
     if without_output_event <= limits.UNSEEN_OUTPUT * ok:
         return {}
+
     reason = make_code(
         "output_unseen",
         unseen=without_output_event,

@@ -73,6 +73,7 @@ def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
     yield from _check_dropped_requests(evidence)
     yield from _check_failures(evidence, "client_failures", failed_by_client)
     yield from _check_worker_deaths(evidence)
+
     if evidence.manifest.stopped_by is None:
         yield from reasons_of_state(evidence.summary.run.state)
     else:
@@ -101,6 +102,7 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """
     manifest = evidence.manifest
     summary = evidence.summary
+
     errors = (
         ("sent_late", summary.send_lag_ms, manifest.limits.send_lag_share),
         ("arrivals_unsure", summary.stamp_error_ms, manifest.limits.stamp_error_share),
@@ -131,6 +133,7 @@ def _describe_excessive_error(
     latency_ms = latency.p50_ms
     if error is None or latency_ms is None or error.value_ms <= limit_share * latency_ms:
         return None
+
     return {
         "quantile": error.name,
         "value_ms": error.value_ms,
@@ -203,6 +206,7 @@ def _check_worker_deaths(evidence: RunEvidence) -> Iterator[ReasonCode]:
             placement.worker: f"{placement.node} ({placement.address})"
             for placement in cluster.workers
         }
+
     for worker in evidence.inputs.dead_workers:
         yield make_code("worker_died", worker=worker, node=node_of_worker.get(worker))
 
@@ -247,6 +251,7 @@ def _check_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
             got=inputs.received_tokens,
             share=inputs.received_tokens / inputs.requested_tokens,
         )
+
     if evidence.has_wrong_prompt_lengths:
         yield make_code(
             "prompt_lengths", share=inputs.prompt_count_difference, limit=limits.PROMPT_LENGTHS

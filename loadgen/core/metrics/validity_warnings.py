@@ -30,17 +30,21 @@ def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     summary = evidence.summary
     yield from _list_stored_warnings(manifest, summary.hardware)
     yield from _check_declared_hardware(manifest.metadata, summary.hardware)
+
     if summary.run.state == "cut_off":
         yield make_code("cut_off")
+
     yield from _check_unfinished_requests(manifest, summary)
     yield from _list_changed_limits(manifest.limits)
     yield from _check_tokens(evidence)
     yield from _check_replica_count(summary)
     yield from _list_remarks(evidence)
     yield from _check_server_timing(manifest, summary)
+
     # Random prompts are hard to predict, so that fewer drafted tokens are accepted than usual.
     if summary.speculation is not None and manifest.random_words:
         yield make_code("drafts_random")
+
     yield from _list_unsupported_terms(summary)
     yield from _check_send_gaps(evidence)
     yield from _check_steady_state(evidence)
@@ -109,11 +113,13 @@ def _check_declared_hardware(
     """
     if hardware is None:
         return
+
     power_limit = None if hardware.power_limit_w is None else f"{hardware.power_limit_w:g}"
     for key, reported in (("driver", hardware.driver), ("power_limit_w", power_limit)):
         declared = metadata.get(f"{SYSTEM}accelerator.{key}")
         if not declared or not reported:
             continue
+
         agrees = reported == declared or reported.startswith(f"{declared}.")
         if not agrees:
             yield make_code(
@@ -131,6 +137,7 @@ def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Itera
     unfinished = summary.requests.unfinished
     if not unfinished:
         return
+
     not_cancelled = summary.requests.scheduled - summary.requests.cancelled
     values = {
         "unfinished": unfinished,
@@ -186,6 +193,7 @@ def _check_count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
         missing = ok - without_output - counted_by_server
         if missing:
             yield make_code("usage_missing", missing=missing, ok=ok)
+
     # A request may have both estimates, so their sum would count it twice.
     estimated = max(sources.input.get("estimate", 0), sources.output.get("estimate", 0))
     if estimated:
@@ -201,6 +209,7 @@ def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
     difference = evidence.inputs.prompt_count_difference
     if difference is None or evidence.has_wrong_prompt_lengths:
         return
+
     if abs(difference) > limits.COUNT_DISAGREEMENT:
         yield make_code(
             "prompt_counts_differ",
@@ -224,6 +233,7 @@ def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
         return
+
     if requested_share is not None and _differs_from_requested(cached_share, requested_share):
         yield make_code(
             "cache_differs", asked=requested_share, share=cached_share, limit=limits.CACHED_SHARE
@@ -308,6 +318,7 @@ def _check_send_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
     planned_variation = evidence.summary.load.gap_variation_planned
     if variation is None or planned_variation is None:
         return
+
     has_enough_gaps = evidence.inputs.sends > limits.GAPS_NEEDED
     differs = abs(variation - planned_variation) > limits.GAP_VARIATION
     if has_enough_gaps and differs:

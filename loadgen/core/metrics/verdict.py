@@ -62,6 +62,7 @@ def make_verdict(
     reason_codes = tuple(reasons)
     warning_codes = tuple(warnings)
     caveat_codes = tuple(caveats)
+
     return Verdict(
         valid=not reason_codes,
         reasons=tuple(map(format_reason, reason_codes)),

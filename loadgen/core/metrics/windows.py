@@ -105,6 +105,7 @@ def measure_window(
     full_run = span(0, run_end_ns)
     if not accumulator.sum("due"):
         return Window(full_run=full_run)
+
     first_due_ns = accumulator.minima["due"]
     measured = span(first_due_ns, _last_token_ns(accumulator))
     return Window(
@@ -162,6 +163,7 @@ def find_full_load_time(
     user_ends_ns = all_stages[last_stage].sample("user_end")
     if not user_ends_ns.count:  # an open loop, or a closed loop with a duration
         return FullLoadTime(start_ns)
+
     return FullLoadTime(start_ns, end_ns=round(user_ends_ns.quantile(ENDED_USERS_SHARE)))
 
 
@@ -204,6 +206,7 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
+
     session_count = plan.slots // turns if plan.sessions is None else plan.sessions
     first_of_last_sessions = session_count - plan.concurrency
     first_slot_of_last_sessions = plan.first_slot + first_of_last_sessions * turns
@@ -211,6 +214,7 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
     is_single_request = columns["session"] < 0
     ends_session = is_single_request | is_last_slot_of_task(columns["slot"], turns)
     is_last: NDArray[np.bool_] = is_in_last_sessions & ends_session & columns.where(OK)
+
     return is_last
 
 

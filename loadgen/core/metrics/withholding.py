@@ -59,11 +59,13 @@ class ReportedStatistics(NamedTuple):
         undecided = {}
         if self.itl_absent:
             undecided["itl"] = f"ITL is not defined: {self.itl_absent}"
+
         undecided |= self.unsound
         terms = [term for slo in manifest.slos for term in slo.terms]
         for term in terms:
             if term.metric in pooled_metrics() and self._is_withheld(term):
                 undecided[term.metric] = "it is too uncertain to be reported"
+
         return undecided
 
     def _is_withheld(self, term: Term) -> bool:
@@ -108,9 +110,11 @@ def select_statistics(
     withheld = timing_evidence.explain_withheld(
         uncertain_ranges, evidence, is_tpot_uncertain_by_tokens=is_tpot_uncertain_by_tokens
     )
+
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
     if "inter_chunk" in withheld and not itl_absent:
         withheld["itl"] = withheld["inter_chunk"]
+
     unsound = _find_unsound_metrics(manifest, measured, evidence)
     return ReportedStatistics(
         distributions=certain_distributions,
@@ -133,12 +137,16 @@ def _find_unsound_metrics(
     """
     unsound = untrusted_metrics.withhold_token_metrics(measured)
     unsound |= missing_metrics(manifest.slos)
+
     if manifest.stream:
         unsound |= untrusted_metrics.withhold_first_token_metrics(measured)
+
     without_kernel_times = untrusted_metrics.withhold_kernel_time_metrics(measured, manifest)
     unsound |= without_kernel_times
+
     if not without_kernel_times and uncertainty.are_stalls_uncertain(measured, manifest.limits):
         unsound["stalls"] = timing_evidence.explain_uncertain_times(evidence)
+
     return unsound
 
 
@@ -157,12 +165,14 @@ def withhold_unsound_metrics(summary: Summary) -> Summary:
     unsound = summary.unsound
     if not unsound:
         return summary
+
     changes = _withhold_in_part(summary, unsound) | _withhold_in_run(summary, unsound)
     for field in _PARTS:
         changes[field] = tuple(
             msgspec.structs.replace(part, **_withhold_in_part(part, unsound))
             for part in getattr(summary, field)
         )
+
     return msgspec.structs.replace(summary, **changes)
 
 
@@ -184,14 +194,17 @@ def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, 
     if "itl" in unsound:
         changes["itl_ms"] = None
         changes["itl_absent"] = summary.itl_absent or unsound["itl"]
+
     if "stalls" in unsound:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
+
     if "tokens" in unsound:
         changes["drift"] = drift.without_tokens(summary.drift)
         # The field `rack` has the output rates over all targets, and nothing else.
         changes["rack"] = None
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
+
     return changes
 
 
@@ -238,10 +251,12 @@ def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -
     changes: dict[str, object] = {}
     for field, distribution in _distributions_of(part, unsound).items():
         changes[field] = distribution.withheld()
+
     if "tokens" in unsound:
         changes["tokens"] = without_output_counts(part.tokens)
         if isinstance(part, TargetSummary):  # only a target has a rate over its own time
             changes["own_output_per_s"] = None
+
     return changes
 
 

@@ -71,8 +71,10 @@ class Amounts:
         """
         if start_s is None or end_s is None:
             return 0.0
+
         start_ns = round(start_s * 1e9)
         end_ns = round(end_s * 1e9)
+
         # Times are whole nanoseconds: "after start_ns - 1" is the same as "from start_ns on".
         after_ns = start_ns - 1 if includes_start else start_ns
         total = 0.0
@@ -81,6 +83,7 @@ class Amounts:
                 total += _sum_at_instants(part, after_ns, end_ns)
             else:
                 total += _sum_overlapping(part, after_ns, end_ns)
+
         return total
 
     def curve(self) -> TimeCurve:
@@ -128,6 +131,7 @@ def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
         is_instant_inside = (end_ns > after_ns) & (end_ns <= until_ns)
         fraction_inside = np.where(duration_ns > 0, overlap_fraction, is_instant_inside)
         amounts_inside[rows] = fraction_inside * part.amounts[rows]
+
     return float(amounts_inside.sum())
 
 
@@ -162,6 +166,7 @@ class TimeCurve:
         """
         if len(start_ns) == 0:
             return
+
         start_s = np.maximum(start_ns, 0) / 1e9
         end_s = np.maximum(end_ns / 1e9, start_s)
         self._extend_to(float(end_s.max()))

@@ -35,6 +35,7 @@ def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
         + max_events * math.log(probability)
         + (trials - max_events) * math.log1p(-probability)
     )
+
     # Terms are relative to the top one, so that they neither overflow nor underflow.
     term = 1.0
     sum_of_terms = 1.0
@@ -43,6 +44,7 @@ def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
         sum_of_terms += term
         if term < sum_of_terms * NEGLIGIBLE_TERM:
             break
+
     return min(1.0, math.exp(log_of_top_term) * sum_of_terms)
 
 
@@ -69,12 +71,14 @@ def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 
     while not _passes(upper, over_limit, quantile, confidence):
         lower = upper + 1
         upper = 2 * upper
+
     while lower < upper:
         middle = (lower + upper) // 2
         if _passes(middle, over_limit, quantile, confidence):
             upper = middle
         else:
             lower = middle + 1
+
     return lower + over_limit
 
 
@@ -111,6 +115,7 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     """
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
+
     # The allowed number is from `lower` to `upper`. The added 1 makes up for rounding down.
     lower = 0
     upper = max(1, int(queries * (1 - quantile)) + 1)
@@ -120,4 +125,5 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
             lower = middle
         else:
             upper = middle - 1
+
     return lower

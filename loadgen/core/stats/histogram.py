@@ -78,8 +78,10 @@ class Histogram:
             is_counted = repetitions > 0
             values_ns = values_ns[is_counted]
             repetitions = repetitions[is_counted]
+
         if len(values_ns) == 0:
             return
+
         self.smallest_ns = min(self.smallest_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
         sum_ns = values_ns.sum() if repetitions is None else (values_ns * repetitions).sum()
@@ -179,16 +181,19 @@ class Histogram:
         has_valid_length = _HEAD_NUMBERS <= number_count <= _HEAD_NUMBERS + BUCKETS
         if trailing_bytes or not has_valid_length:
             raise ValueError(f"{len(data)} bytes are no histogram")
+
         numbers = np.frombuffer(data, "<i8")
         file_format, total_ns, smallest_ns, largest_ns = map(int, numbers[:_HEAD_NUMBERS])
         counts = numbers[_HEAD_NUMBERS:]
         if file_format != _FORMAT or (counts < 0).any():
             raise ValueError(f"no histogram of format {_FORMAT}")
+
         histogram = cls()
         histogram.total_ns = total_ns
         histogram.smallest_ns = smallest_ns
         histogram.largest_ns = largest_ns
         histogram.counts[: len(counts)] = counts
+
         return histogram
 
 

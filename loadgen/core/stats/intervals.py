@@ -102,9 +102,11 @@ def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
     count = len(data)
     if count == 0:
         return _symmetric(math.nan, math.inf, count, "replications", level)
+
     mean = float(data.mean())
     if count < 2:
         return _symmetric(mean, math.inf, count, "replications", level)
+
     standard_deviation = float(data.std(ddof=1))
     half_width = t_quantile(0.5 + level / 2, count - 1) * standard_deviation / math.sqrt(count)
     return _symmetric(mean, half_width, count, "replications", level)
@@ -128,9 +130,11 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     if count < 2:
         mean = float(data.mean()) if len(data) else math.nan
         return _symmetric(mean, math.inf, count, "batch means", level)
+
     means = _means_of_batches(data, count)
     of_independent_means = replications(means, level)
     half_width = of_independent_means.half_width * math.sqrt(variance_inflation(means))
+
     return _symmetric(of_independent_means.value, half_width, count, "batch means", level)
 
 
@@ -164,10 +168,12 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     count = len(data)
     if count < 3 or not np.isfinite(data).all():
         return math.inf
+
     inflation = variance_inflation(data)
     independent_count = count / inflation
     if independent_count <= 1:
         return math.inf
+
     # The variance of a sample around its own mean is too small on average, by the factor
     # 1 - 1 / n for n independent values (Bessel's correction).
     variance = data.var() * count / (count - inflation)
@@ -262,19 +268,23 @@ def ratio_of_means(
     """
     x = np.asarray(numerators, float)
     y = np.asarray(denominators, float)
+
     count = min(len(x), len(y))
     if count < 2:
         has_ratio = count > 0 and y.mean() != 0
         value = float(x.mean() / y.mean()) if has_ratio else math.nan
         return _unbounded_ratio(value, count, level)
+
     if paired and len(x) != len(y):
         raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
+
     means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
     value = means.x / means.y if means.y else math.nan
     t = t_quantile(0.5 + level / 2, means.degrees_of_freedom)
     ends = _fieller_ends(means, t)
     if ends is None:
         return _unbounded_ratio(value, count, level)
+
     low, high = ends
     return Interval(value, low, high, level, count, "ratio")
 
@@ -290,6 +300,7 @@ def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans
     x_mean = float(x.mean())
     y_mean = float(y.mean())
     covariance_of_pair = float(((x - x_mean) * (y - y_mean)).sum()) / (count - 1)
+
     return _TwoMeans(
         x=x_mean,
         y=y_mean,
@@ -314,6 +325,7 @@ def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]
     degrees_of_freedom = welch_degrees_of_freedom(
         x_variance, len(x) - 1, r_squared * y_variance, len(y) - 1
     )
+
     return _TwoMeans(
         x=x_mean,
         y=y_mean,
@@ -350,6 +362,7 @@ def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
     discriminant = b * b - a * c
     if a <= 0 or discriminant < 0:
         return None
+
     low = (b - math.sqrt(discriminant)) / a
     high = (b + math.sqrt(discriminant)) / a
     return low, high
@@ -369,6 +382,7 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     has_ratio = 0 < numerator.value < math.inf and 0 < denominator.value < math.inf
     if not has_ratio:
         return Interval(math.nan, 0.0, math.inf, numerator.level)
+
     log_ratio = math.log(numerator.value / denominator.value)
     numerator_distances = _log_distances(numerator)
     denominator_distances = _log_distances(denominator)
@@ -377,6 +391,7 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     low = math.exp(log_ratio - distance_to_low)
     is_bounded = distance_to_high < MAX_EXPONENT
     high = math.exp(log_ratio + distance_to_high) if is_bounded else math.inf
+
     return Interval(math.exp(log_ratio), low, high, numerator.level)
 
 
@@ -474,6 +489,7 @@ def widen_by_runs(
         return interval
     if on_log_scale and min(*data, value) <= 0:
         return interval
+
     if on_log_scale:
         log_half_width = replications(np.log(data), interval.level).half_width
         low = value * math.exp(-log_half_width)
@@ -482,6 +498,7 @@ def widen_by_runs(
         half_width = replications(data, interval.level).half_width
         low = value - half_width
         high = value + half_width
+
     return replace(interval, low=min(interval.low, low), high=max(interval.high, high))
 
 
@@ -500,6 +517,7 @@ def startup_length(values: ArrayLike) -> int | None:
     count = len(data)
     if count < 4:
         return None
+
     # Entry i of each array describes the values that remain if the first i are cut off.
     remaining_counts = np.arange(count, 0, -1)
     remaining_sums = _sums_to_end(data)
@@ -508,6 +526,7 @@ def startup_length(values: ArrayLike) -> int | None:
     squared_standard_errors = squared_deviations / remaining_counts**2
     half = count // 2
     best_cut = int(np.argmin(squared_standard_errors[: half + 1]))
+
     return best_cut if best_cut < half else None
 
 
@@ -534,6 +553,7 @@ def extrapolate_growth(
     count = len(data)
     if count < MIN_VALUES_OF_TREND:
         return 0.0, math.inf
+
     # The mean of these times is 0, so the line is: mean of the values + slope * time.
     times = np.arange(count) - (count - 1) / 2
     sum_of_time_squares = float((times * times).sum())
@@ -544,4 +564,5 @@ def extrapolate_growth(
     slope_variance = residual_variance / sum_of_time_squares
     standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
     highest_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
+
     return slope * steps_ahead, highest_slope * steps_ahead

@@ -184,8 +184,10 @@ class Values:
         for array in arrays:
             buffer[count : count + len(array)] = array
             count += len(array)
+
         sample = cls()
         sample.add(buffer[:count])
+
         # If `add` has copied the values as int32, the buffer is not needed any more. It is freed
         # before sorting, which needs memory too.
         del buffer
@@ -199,13 +201,17 @@ class Values:
         """
         if self._is_sorted:
             return
+
         if len(self._parts) != 1:
             self._parts = [np.concatenate(self._parts)]
+
         values = self._parts[0]
+
         # The lags of a simulated run are all equal. To see that is faster than to sort them.
         is_ascending = bool((values[1:] >= values[:-1]).all())
         if not is_ascending:
             values.sort()
+
         self._is_sorted = True
 
     def add(self, values_ns: NDArray[np.int64]) -> None:
@@ -241,13 +247,16 @@ class Values:
         count = self.count
         if count == 0:
             return Distribution()
+
         self._sort()
         values = self._parts[0]
         largest = int(values[-1])
+
         # The sum of many large values does not fit into int64, so they are added in several parts.
         part_count = 1 + count * largest // MAX_PARTIAL_SUM
         parts = np.array_split(values, part_count)
         total = sum(int(part.sum(dtype=np.int64)) for part in parts)
+
         return describe_sample(self, total / count, int(values[0]), largest)
 
 
@@ -288,6 +297,7 @@ def ks_distance(
     differs_from_previous = np.append(True, ordered[1:] != ordered[:-1])
     starts = np.flatnonzero(differs_from_previous)
     ends = np.append(starts[1:], len(ordered))
+
     distance = 0.0
     for rows in block_slices(len(starts)):
         values = ordered[starts[rows]]
@@ -296,4 +306,5 @@ def ks_distance(
         distance_below = np.abs(share_below - cdf_below(values)).max()
         distance_up_to = np.abs(share_up_to - cdf(values)).max()
         distance = max(distance, float(distance_below), float(distance_up_to))
+
     return distance

@@ -81,10 +81,12 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """
     if probability < 0.5:
         return -t_quantile(1 - probability, degrees_of_freedom)  # the distribution is symmetric
+
     low = 0.0
     high = 1.0
     while t_cdf(high, degrees_of_freedom) < probability:
         high *= 2
+
     for _ in range(MAX_BISECTIONS):
         middle = (low + high) / 2
         if high - low <= QUANTILE_TOLERANCE * max(1.0, middle):
@@ -93,6 +95,7 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
             low = middle
         else:
             high = middle
+
     return (low + high) / 2
 
 
@@ -142,9 +145,11 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
         return 0.0
     if x >= 1:
         return 1.0
+
     converges_fast = x <= (a + 1) / (a + b + 2)
     if not converges_fast:
         return 1 - _regularized_beta(1 - x, b, a)  # the symmetry of the function
+
     log_inverse_of_beta = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     log_factor = log_inverse_of_beta + a * math.log(x) + b * math.log1p(-x)
     return math.exp(log_factor) / a * _beta_continued_fraction(x, a, b)
@@ -162,6 +167,7 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     d1 = -(a + b) * x / (a + 1)
     numerator_ratio = 1.0
     inverse_denominator_ratio = 1 / max(TINY, 1 + d1)
+
     fraction = inverse_denominator_ratio
     for m in range(1, MAX_FRACTION_TERMS):
         d_even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))  # d2, d4, ...
@@ -170,9 +176,11 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
             numerator_ratio = _tiny_if_zero(1 + term / numerator_ratio)
             inverse_denominator_ratio = 1 / _tiny_if_zero(1 + term * inverse_denominator_ratio)
             fraction *= numerator_ratio * inverse_denominator_ratio
+
         last_factor = numerator_ratio * inverse_denominator_ratio
         if abs(last_factor - 1) < FRACTION_TOLERANCE:
             break
+
     return fraction
 
 

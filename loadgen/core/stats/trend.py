@@ -157,10 +157,12 @@ def find_trends(
     tests_by_index = _test_all_series(series)
     if not tests_by_index:
         return [None] * len(series)
+
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
     test_count = _TESTS_PER_SERIES * len(tests_by_index)
     bonferroni_level = significance_level / test_count
+
     trends: list[Trend | None] = [None] * len(series)
     for index, tests in tests_by_index.items():
         known_values = series[index][np.isfinite(series[index])]
@@ -171,6 +173,7 @@ def find_trends(
             p_value=p_values[index],
             grows=index in growing_indices,
         )
+
     return trends
 
 
@@ -184,11 +187,13 @@ def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendT
     common_correlation = None
     if len(series) >= MANY_SERIES:
         common_correlation = _mean_correlation(fitted_lines)
+
     tests_by_index = {}
     for index, line in enumerate(fitted_lines):
         if line is not None:
             slope_test = _test_slope(line, common_correlation)
             tests_by_index[index] = _TrendTests(slope_test, _test_steps(line.values))
+
     return tests_by_index
 
 
@@ -206,6 +211,7 @@ def _reject_by_holm(p_values: dict[int, float], significance_level: float) -> se
         if p_value > significance_level / hypotheses_left:
             break
         rejected.add(index)
+
     return rejected
 
 
@@ -246,8 +252,10 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     blocks = np.flatnonzero(np.isfinite(series))
     if len(blocks) < MIN_BLOCKS:
         return None
+
     values = _without_rounding(series[blocks].astype(float))
     times = _scale_times(blocks)
+
     # The mean of the times is 0, so the line is: mean of the values + slope * time.
     time_squares = float((times * times).sum())
     slope = float((times * values).sum()) / time_squares
@@ -256,6 +264,7 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     )
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
     noise = _measure_noise(residuals_of_parabola, largest_rounding_error)
+
     return _FittedLine(values, slope, time_squares, noise)
 
 
@@ -370,10 +379,12 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
     parameters = CURVE_DEGREE + 1  # of the curve around which the noise is measured
     if line.noise is None:
         return _TrendTest(line.slope, standard_error=0.0, degrees_of_freedom=count - parameters)
+
     correlation = _upper_correlation(line.noise.correlation, count, common_correlation)
     variance_inflation = (1 + correlation) / (1 - correlation)
     noise_variance = line.noise.sum_of_squares / (count - parameters)
     slope_variance = noise_variance / line.time_squares * variance_inflation
+
     is_correlation_well_known = common_correlation is not None
     if is_correlation_well_known:
         independent_blocks = _independent_blocks_of_variance(count, correlation)
@@ -381,6 +392,7 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
         # A correlation that was estimated from few blocks may be larger than it looks. So the
         # number of blocks that would show a mean as well is used, because it is smaller.
         independent_blocks = count / variance_inflation
+
     degrees_of_freedom = max(independent_blocks - parameters, MIN_DEGREES_OF_FREEDOM)
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
 

@@ -70,6 +70,7 @@ def estimate_components(
     mean_squares = _compute_mean_squares(cell_means)
     between_parts = (mean_squares.parts - mean_squares.residuals) / block_count
     over_time = (mean_squares.blocks - mean_squares.residuals) / part_count
+
     # The residuals of cell means come from the interaction of part and time, and from chance: the
     # mean of n values has a variance of 1 / n of that of one value.
     chance_variance_of_means = variance_within * float((1 / cell_counts).mean())
@@ -93,6 +94,7 @@ def _compute_mean_squares(cell_means: NDArray[np.float64]) -> _MeanSquares:
     part_squares = float(((part_means - grand_mean) ** 2).sum())
     block_squares = float(((block_means - grand_mean) ** 2).sum())
     residual_squares = float((residuals**2).sum())
+
     return _MeanSquares(
         parts=block_count * part_squares / (part_count - 1),
         blocks=part_count * block_squares / (block_count - 1),
@@ -116,19 +118,24 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
     data = np.asarray(values, float)
     remaining_indices = list(range(len(data)))
     removed_indices: list[int] = []
+
     outlier_count = 0
     for _ in range(max_outliers):
         remaining = data[remaining_indices]
         if len(remaining) < MIN_VALUES:
             break
+
         standard_deviation = float(remaining.std(ddof=1))
         if standard_deviation == 0:
             break
+
         distances = np.abs(remaining - remaining.mean()) / standard_deviation
         farthest = int(distances.argmax())
         removed_indices.append(remaining_indices.pop(farthest))
+
         if float(distances[farthest]) > _critical_distance(len(remaining), level):
             outlier_count = len(removed_indices)
+
     return removed_indices[:outlier_count]
 
 

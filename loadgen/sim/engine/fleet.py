@@ -143,10 +143,12 @@ class _FleetReplica:
         has_work_now = replica.begin_iteration(now_ns)
         if has_work_now:
             return now_ns
+
         self.last_end_ns = now_ns
         has_later_request = replica.queued_count > 0
         if not has_later_request:
             return now_ns
+
         arrival_ns = replica.next_due_ns
         replica.begin_iteration(arrival_ns)
         return arrival_ns
@@ -162,6 +164,7 @@ class _FleetReplica:
         iteration = replica.iteration
         decoding_count = replica.decoding_count
         done_requests = replica.end_iteration()
+
         # A request for one token does not start: its first token is emitted as its last one.
         started_requests = [
             request
@@ -171,10 +174,12 @@ class _FleetReplica:
 
         first_tokens = _build_first_tokens(started_requests, end_ns)
         last_tokens = self._build_last_tokens(done_requests, iteration, end_ns)
+
         # A request emits only once per iteration. So the full events are built when the requests
         # that are done have left the event groups, and before those that start enter them.
         for request in done_requests:
             self._event_groups.remove(request, request.resumed_iteration)
+
         full_events = self._build_full_events(iteration, end_ns)
         for request in started_requests:
             self._event_groups.add(request, iteration)
@@ -218,13 +223,16 @@ class _FleetReplica:
             has_tokens = last_iteration >= first_iteration
             if not has_tokens:
                 continue
+
             self._event_groups.remove(request, first_iteration)
             tokens_after_first = last_iteration - first_iteration
+
             tokens_since_event = tokens_after_first % self._tokens_per_event
             if tokens_since_event:
                 emissions.append(
                     Emission(request.key, tokens_since_event, is_last=False, due_ns=now_ns)
                 )
+
         return emissions
 
     def _count_last_tokens(self, request: SimRequest, last_iteration: int) -> int:
@@ -259,12 +267,14 @@ class _FleetReplica:
         has_first_token = request.resumed_iteration >= 0  # since its last admission to the batch
         if has_first_token:
             self._event_groups.remove(request, request.resumed_iteration)
+
         self.replica.cancel(request)
         remaining_emissions = deque(
             emission for emission in self.unsent_emissions if emission.key != request.key
         )
         has_dropped_emissions = len(remaining_emissions) < len(self.unsent_emissions)
         self.unsent_emissions = remaining_emissions
+
         return has_dropped_emissions
 
 
@@ -320,8 +330,10 @@ class Fleet:
         self._changes = deque(system.changes)
         self._first_request_ns: int | None = None
         self._requests: dict[Hashable, _RequestAssignment] = {}
+
         # A heap with the end of the current iteration of each busy replica.
         self._iteration_ends: list[_ReplicaTime] = []
+
         # A heap with the due time of the next unsent emission of each replica that has one.
         self._next_due_times: list[_ReplicaTime] = []
 
@@ -418,10 +430,13 @@ class Fleet:
         times_ns = []
         if self._iteration_ends:
             times_ns.append(self._iteration_ends[0].time_ns)
+
         if self._next_due_times:
             times_ns.append(self._next_due_times[0].time_ns)
+
         if self._changes and self._first_request_ns is not None:
             times_ns.append(self._first_request_ns + self._changes[0].at_ns)
+
         return min(times_ns, default=None)
 
     def advance(self, now_ns: int) -> list[Emission]:
@@ -432,14 +447,17 @@ class Fleet:
         """
         self._apply_replica_changes(now_ns)
         emissions: list[Emission] = []
+
         ends = self._iteration_ends
         while ends and ends[0].time_ns <= now_ns:
             end_ns, replica_index = heapq.heappop(ends)
             emissions += self._end_iteration(replica_index, end_ns)
+
         emissions += self._take_due_emissions(now_ns)
         for emission in emissions:
             if emission.is_last:
                 del self._requests[emission.key]
+
         return emissions
 
     def cancel(self, key: Hashable) -> None:
@@ -482,11 +500,13 @@ class Fleet:
         arrival_ns = requests[0].due_ns
         if self._first_request_ns is None:
             self._first_request_ns = arrival_ns
+
         replica_index = self._choose_serving_replica()
         fleet_replica = self._fleet_replicas[replica_index]
         for request in requests:
             fleet_replica.replica.submit(request)
             self._requests[request.key] = _RequestAssignment(request, replica_index)
+
         is_idle = fleet_replica.replica.end_ns == NEVER
         if is_idle:
             start_ns = max(arrival_ns, fleet_replica.last_end_ns)
@@ -524,6 +544,7 @@ class Fleet:
         new_replicas = range(self.serving_count, new_count)  # empty if replicas are removed
         for replica_index in new_replicas:
             self._fleet_replicas[replica_index].replica.reset_cache()
+
         self.serving_count = new_count
         lost_keys = [
             key
@@ -532,6 +553,7 @@ class Fleet:
         ]
         for key in lost_keys:
             self.cancel(key)
+
         self.lost_keys += lost_keys
 
     def _begin_iteration(self, replica_index: int, now_ns: int) -> list[Emission]:
@@ -559,10 +581,12 @@ class Fleet:
 
         if not emissions or not self._emission_spacing_ns:
             return emissions
+
         # All are sent within half an iteration, so that they are gone before the next ones come.
         max_spacing_ns = ended_iteration.duration_ns // (2 * len(emissions))
         spacing_ns = min(self._emission_spacing_ns, max_spacing_ns)
         self._schedule_emissions(replica_index, end_ns, spacing_ns, emissions)
+
         return []
 
     def _record_iteration(self, replica_index: int, ended_iteration: _EndedIteration) -> None:
@@ -604,14 +628,18 @@ class Fleet:
         """
         unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
         had_unsent_emissions = bool(unsent_emissions)
+
         start_ns = end_ns
         if had_unsent_emissions:
             start_ns = max(end_ns, unsent_emissions[-1].due_ns + spacing_ns)
+
         for group_start in range(0, len(emissions), EMISSIONS_PER_GROUP):
             group_due_ns = start_ns + group_start * spacing_ns
             for emission in emissions[group_start : group_start + EMISSIONS_PER_GROUP]:
                 emission.due_ns = group_due_ns
+
         unsent_emissions += emissions
+
         # The heap has one entry per replica with unsent emissions: the due time of the first one.
         if not had_unsent_emissions:
             self._push_next_emission(replica_index)
@@ -624,12 +652,15 @@ class Fleet:
         """
         due_times = self._next_due_times
         emissions: list[Emission] = []
+
         due_replica_count = 0
         while due_times and due_times[0].time_ns <= now_ns:
             replica_index = heapq.heappop(due_times).replica_index
             emissions += self._fleet_replicas[replica_index].take_due_emissions(now_ns)
             self._push_next_emission(replica_index)
             due_replica_count += 1
+
         if due_replica_count > 1:
             emissions.sort(key=attrgetter("due_ns"))
+
         return emissions

@@ -75,6 +75,7 @@ def draw_uniform(seed: int, *stream_path: int) -> float:
         step_count = number + 1
         state = (state + _SPLITMIX_STEP * step_count) & _MASK_64_BITS
         state = _mix_bits(state)
+
     upper_53_bits = state >> 11  # as many as the significand of a float has
     return upper_53_bits * 2.0**-53
 
@@ -154,6 +155,7 @@ def parse_distribution(text: str, option: str = "") -> DurationDistribution:
     kind = kind.strip()
     if not colon:
         return DurationDistribution(center_ns=parse_duration_ns(text, option))
+
     match kind:
         case "fixed":
             return DurationDistribution(center_ns=parse_duration_ns(parameters, option))
@@ -161,6 +163,7 @@ def parse_distribution(text: str, option: str = "") -> DurationDistribution:
             return _parse_normal(parameters, option)
         case "lognormal":
             return _parse_lognormal(parameters, option)
+
     hint = "use fixed, normal or lognormal"
     raise UserError("unknown_name", f'unknown distribution "{kind}"', option, hint)
 
@@ -198,9 +201,11 @@ def _parse_sigma(text: str, option: str) -> float:
         sigma = float(text)
     except ValueError:
         sigma = math.nan  # which is in no range
+
     if not 0.0 <= sigma < _MAX_SIGMA:
         problem = f'the deviation "{text}" must be a number from 0 to {_MAX_SIGMA:g}'
         raise UserError("invalid_value", problem, option, "for example lognormal:120ms,0.25")
+
     return sigma
 
 
@@ -334,6 +339,7 @@ class LatencyModel:
 
         self._streams: dict[Hashable, _TokenStream] = {}  # all that are not finished, by key
         self._queue: deque[_TokenStream] = deque()  # those that wait for a slot
+
         # A heap of started streams: (due time of the next emission in ns, arrival index, stream).
         self._heap: list[tuple[int, int, _TokenStream]] = []
 
@@ -358,10 +364,12 @@ class LatencyModel:
             raise ValueError(
                 f"needs a new key and at least one output token: {key!r}, {output_tokens}"
             )
+
         self._now_ns = now_ns
         stream = _TokenStream(key, self._submitted_count, now_ns, input_tokens, output_tokens)
         self._streams[key] = stream
         self._submitted_count += 1
+
         if self._max_active is None or self.active_count < self._max_active:
             self._start(stream, now_ns)
         else:
@@ -395,6 +403,7 @@ class LatencyModel:
             if not is_cancelled:
                 return due_ns
             heapq.heappop(heap)
+
         return None
 
     def advance(self, now_ns: int) -> list[Emission]:
@@ -407,17 +416,21 @@ class LatencyModel:
         """
         self._now_ns = now_ns
         heap = self._heap
+
         emissions: list[Emission] = []
         while heap:
             due_ns, arrival_index, stream = heap[0]  # the stream that emits next
             if due_ns > now_ns:
                 break
+
             if stream.key is None:  # cancelled
                 heapq.heappop(heap)
                 continue
+
             tokens_left = stream.remaining_tokens - stream.next_tokens  # after this emission
             is_last = tokens_left <= 0
             emissions.append(Emission(stream.key, stream.next_tokens, is_last, due_ns))
+
             if is_last:
                 heapq.heappop(heap)
                 del self._streams[stream.key]
@@ -426,6 +439,7 @@ class LatencyModel:
                 next_due_ns = self._plan_next_emission(stream, due_ns, tokens_left)
                 # One operation on the heap instead of two, a pop and a push.
                 heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
+
         return emissions
 
     def cancel(self, key: Hashable) -> None:
@@ -450,6 +464,7 @@ class LatencyModel:
         tokens = self._tokens_per_emission
         if tokens > tokens_left:
             tokens = tokens_left  # a call of `min` would cost more, once per emission
+
         if self._has_no_gaps:
             # Just after the current call of `advance`, so that the next call emits it. If it were
             # due in this call, one stream would emit all of its tokens before the others.
@@ -458,6 +473,7 @@ class LatencyModel:
             next_due_ns = due_ns + self._fixed_gap_ns * tokens
         else:
             next_due_ns = due_ns + self._sum_drawn_gaps_ns(stream, tokens)
+
         stream.next_tokens = tokens
         stream.remaining_tokens = tokens_left
         return next_due_ns
@@ -486,11 +502,13 @@ class LatencyModel:
         options = self._options
         ttft_ns = options.ttft.draw(options.seed, _TTFT_STREAM, stream.arrival_index)
         ttft_ns += round(options.per_input_token_ns * stream.input_tokens)
+
         due_ns = start_ns + ttft_ns
         if options.lockstep:
             period_ns = options.itl.center_ns
             period_count = -(-due_ns // period_ns)  # rounded up
             due_ns = period_count * period_ns
+
         heapq.heappush(self._heap, (due_ns, stream.arrival_index, stream))
 
     def _free_slot(self, now_ns: int) -> None:
@@ -503,6 +521,7 @@ class LatencyModel:
         self.active_count -= 1
         if self._max_active is None:
             return  # without a limit, no request waits
+
         while self._queue and self.active_count < self._max_active:
             stream = self._queue.popleft()
             is_cancelled = stream.key is None

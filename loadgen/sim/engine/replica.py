@@ -444,6 +444,7 @@ class Replica:
         self._kv_tokens = 0  # tokens of decoding requests in the cache
         self._private_block_count = 0  # blocks in use that are not shared
         self._shared = _SharedBlocks()
+
         # Not used with `reserves_output_blocks`, because decoding then takes no new blocks.
         self._block_demand = _BlockDemand(limits.tokens_per_block)
 
@@ -500,16 +501,19 @@ class Replica:
         self.recent_pauses = []
         if not self._limits.reserves_output_blocks:
             self._take_decoding_blocks()  # may pause requests, which then are not computed
+
         work = self._schedule_work(now_ns)
         has_work = work.decoding_count > 0 or work.context_tokens > 0
         if not has_work:
             self.end_ns = NEVER
             return False
+
         self.context_tokens = work.context_tokens
         self.context_requests = work.context_requests
         self.end_ns = now_ns + work.duration_ns(self._costs)
         self.iteration_ends_ns.append(self.end_ns)
         self._is_computing = True
+
         return True
 
     def end_iteration(self) -> list[SimRequest]:
@@ -521,10 +525,12 @@ class Replica:
         finished_iteration = self.iteration
         self.iteration += 1
         self._is_computing = False
+
         # Each decoding request has got a token, and has stored the token before it in the cache.
         # Requests that get their last token still count here, and are removed next.
         self._kv_tokens += self.decoding_count
         self.decoded_tokens += self.decoding_count
+
         done_requests = self._requests_by_last_iteration.pop(finished_iteration, [])
         for request in done_requests:
             request.state = DONE
@@ -538,6 +544,7 @@ class Replica:
             needs_only_one_token = request.state == DONE
             if needs_only_one_token:
                 done_requests.append(request)
+
         return done_requests
 
     @staticmethod
@@ -633,6 +640,7 @@ class Replica:
             return False  # a request gets its last token
         if self._limits.reserves_output_blocks:
             return True  # no request is ever paused
+
         next_demand = self._block_demand.count_blocks(self.iteration + 1)
         return next_demand <= self._count_free_blocks()
 
@@ -678,11 +686,13 @@ class Replica:
         chunk_tokens = min(request.prefill_tokens_left, budget)
         work.add_prompt_chunk(computed_tokens, chunk_tokens)
         request.prefill_tokens_left -= chunk_tokens
+
         if request.prefill_tokens_left:
             self._partly_prefilled = request
         else:
             self._partly_prefilled = None
             self._finishing_prefill.append(request)
+
         return chunk_tokens
 
     def _admit_first_waiting(self, budget: int, now_ns: int) -> SimRequest | None:
@@ -695,6 +705,7 @@ class Replica:
         limits = self._limits
         if not self._waiting or self.active_count >= limits.max_batch_size:
             return None
+
         request = self._waiting[0]
         if request.due_ns > now_ns:
             return None
@@ -702,11 +713,14 @@ class Replica:
             return None
         if not self._allocate_blocks(request):
             return None
+
         self._waiting.popleft()
         request.state = PREFILLING
         self.active_count += 1
+
         if request.admitted_ns < 0:
             request.admitted_ns = now_ns
+
         return request
 
     def _allocate_blocks(self, request: SimRequest) -> bool:
@@ -718,6 +732,7 @@ class Replica:
         """
         shared_blocks = self._find_cached_prefix(request)
         private_count = self._count_blocks_to_admit(request) - len(shared_blocks)
+
         # Shared blocks without users are free now, but not once this request uses them.
         needed_count = private_count + self._shared.count_unused(shared_blocks)
         if needed_count > self._count_free_blocks():
@@ -729,6 +744,7 @@ class Replica:
         cached_tokens = len(shared_blocks) * self._limits.tokens_per_block
         request.prefill_tokens_left = request.prefill_tokens - cached_tokens
         self._record_cache_hits(request)
+
         return True
 
     def _take_blocks_to_admit(self, shared_blocks: Sequence[Hashable], private_count: int) -> None:
@@ -771,6 +787,7 @@ class Replica:
         is_first_admission = request.cached_tokens < 0
         if not is_first_admission:
             return
+
         hits = len(request.shared_blocks)
         request.cached_tokens = hits * self._limits.tokens_per_block
         if self._limits.block_reuse:
@@ -787,13 +804,16 @@ class Replica:
         has_had_tokens = request.first_iteration >= 0  # before a pause
         if not has_had_tokens:
             request.first_iteration = iteration
+
         request.resumed_iteration = iteration
+
         # A decoding request gets one token per iteration, so the iteration of its last token is
         # known now. With one token, it is this iteration.
         request.last_iteration = iteration + request.remaining_output_tokens - 1
 
         if self._limits.block_reuse and request.blocks:
             self._share_prompt_blocks(request)
+
         if request.remaining_output_tokens > 1:
             self._start_decoding(request)
         else:
@@ -805,8 +825,10 @@ class Replica:
         """Add a request to the decoding ones. It has been in the batch since its admission."""
         request.state = DECODING
         self._kv_tokens += request.prefill_tokens
+
         if not self._limits.reserves_output_blocks:
             self._block_demand.add(request)
+
         self._decoding_requests[request] = None
         self.decoding_count += 1
         ending_together = self._requests_by_last_iteration.setdefault(request.last_iteration, [])
@@ -826,6 +848,7 @@ class Replica:
         computed_blocks = request.blocks[reused_count:full_block_count]
         newly_shared_blocks = self._shared.create(computed_blocks)
         request.shared_blocks = [*request.shared_blocks, *newly_shared_blocks]
+
         # They are private no more, neither in the count of the request nor in that of the replica.
         request.private_block_count -= len(newly_shared_blocks)
         self._private_block_count -= len(newly_shared_blocks)
@@ -840,11 +863,13 @@ class Replica:
         while needed_count > self._count_free_blocks():
             self._pause_newest_request()
             needed_count = self._block_demand.count_blocks(self.iteration)
+
         if self.recent_pauses:
             # Blocks in the cache that no request uses count as free. What is free after the new
             # blocks are taken is the room for them.
             free_count_afterwards = self._count_free_blocks() - needed_count
             self._shared.evict(capacity=free_count_afterwards)
+
         self._private_block_count += needed_count
 
     def _pause_newest_request(self) -> None:
@@ -861,6 +886,7 @@ class Replica:
         else:
             request = next(reversed(self._decoding_requests))
             self._pause_decoding(request)
+
         request.prefill_tokens_left = request.prefill_tokens
         request.state = WAITING
         self._waiting.appendleft(request)
@@ -907,8 +933,10 @@ class Replica:
         # Counted first, because both counts depend on the state before the removal.
         cached_tokens = self._count_cached_tokens(request)
         private_count = self._count_private_blocks(request, cached_tokens)
+
         if not self._limits.reserves_output_blocks:
             self._block_demand.remove(request)
+
         del self._decoding_requests[request]
         self._kv_tokens -= cached_tokens
         self.decoding_count -= 1
@@ -947,12 +975,14 @@ class Replica:
         limits = self._limits
         if limits.reserves_output_blocks:
             return request.private_block_count
+
         block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
         has_empty_block = self._is_computing and self._block_demand.needs_block(
             request, self.iteration
         )
         if has_empty_block:
             block_count += 1
+
         shared_count = len(request.shared_blocks)
         return block_count - shared_count
 

@@ -28,6 +28,7 @@ def build_routing_order(speeds: Sequence[float], routing: str) -> list[int]:
     """
     if routing == "round_robin":
         return list(range(len(speeds)))
+
     total_speed = sum(speeds)
     turns: list[tuple[float, int]] = []  # (position in the period, replica index)
     for replica_index, speed in enumerate(speeds):
@@ -35,6 +36,7 @@ def build_routing_order(speeds: Sequence[float], routing: str) -> list[int]:
         for turn in range(turn_count):
             position = (turn + 0.5) / turn_count
             turns.append((position, replica_index))
+
     return [replica_index for _, replica_index in sorted(turns)]
 
 

@@ -271,6 +271,7 @@ class Preset(Part):
         effective_tflops = hardware.peak_tflops.value * hardware.compute_share.value
         bytes_per_ns = effective_tb_per_s * BYTES_PER_NS_OF_1_TB_PER_S * gpus
         flops_per_ns = effective_tflops * FLOPS_PER_NS_OF_1_TFLOPS * gpus
+
         return Costs(
             overhead_ns=hardware.overhead_ms.value * NS_PER_MS,
             weights_ns=model.weight_bytes / bytes_per_ns,
@@ -296,11 +297,13 @@ class Preset(Part):
         """
         requests_per_replica = max(1.0, concurrency / self.replicas)
         sequences = min(requests_per_replica, self.server.max_batch_size)
+
         # Averaged over its output, a sequence has its prompt and half of the output in the cache.
         mean_cached_tokens = input_tokens + output_tokens / 2
         iteration_ns = self._decoding_iteration_ns(sequences, mean_cached_tokens)
         output_ns = output_tokens * iteration_ns
         prompts_ns = sequences * self._prompt_ns(input_tokens)
+
         return output_ns + prompts_ns
 
     def _decoding_iteration_ns(self, sequences: float, mean_cached_tokens: float) -> float:
@@ -336,6 +339,7 @@ class Preset(Part):
         usable_bytes = usable_gib_per_gpu * self.gpus_per_replica * GIB
         cache_bytes = (usable_bytes - self.model.memory_bytes) * server.kv_cache_share
         block_bytes = self.model.kv_token_bytes * server.tokens_per_block
+
         return ServerLimits(
             max_batch_size=server.max_batch_size,
             max_num_tokens=server.max_num_tokens,
@@ -390,6 +394,7 @@ def _load(name: str, where: str, extended_by: tuple[str, ...]) -> _LoadedPreset:
     """
     if name in extended_by:
         raise UserError("cycle", "the preset extends itself", where)
+
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else _path_of_packaged(name, where)
     file_document, syntax_errors = _read_document(path)
@@ -401,8 +406,10 @@ def _load(name: str, where: str, extended_by: tuple[str, ...]) -> _LoadedPreset:
         )
     else:
         complete_document = file_document
+
     if is_named_after_file:
         complete_document["name"] = path.stem
+
     preset = _validate_preset(file_document, complete_document, path, syntax_errors)
     return _LoadedPreset(complete_document, preset)
 
@@ -460,9 +467,11 @@ def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) 
         place = locate(document, ("extends",)).place(str(path))
         hint = f"known: {', '.join(names())}"
         raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
+
     base = _load(base_name, f"{path} (extends)", extended_by)
     changes = _copy_without(document, "extends")
     complete_document = overlay(base.document, changes)
+
     changed_constants = _list_constants(changes)
     if changed_constants and "fitted_on" not in changes:
         # The constants of a preset were chosen (fitted) to agree with the measurements that
@@ -470,6 +479,7 @@ def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) 
         complete_document["fitted_on"] = _describe_lost_fit(
             changed_constants, base_name, base.preset.fitted_on
         )
+
     return complete_document
 
 
@@ -520,11 +530,13 @@ def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[Loadge
         problem = "model.hidden must be a multiple of model.heads, and heads of model.kv_heads"
         yield _conflict(problem, ("model", "heads"), document, file)
         return
+
     has_integer_replicas = preset.gpus_per_vm % preset.gpus_per_replica == 0
     if not has_integer_replicas:
         problem = "gpus_per_vm must be a multiple of gpus_per_replica"
         yield _conflict(problem, ("gpus_per_replica",), document, file)
         return
+
     problems = [
         *_find_vm_problems(preset),
         *_find_batch_problems(preset),

@@ -60,6 +60,7 @@ class CompletionFormatter(ResponseFormatter):
         self._is_trtllm = context.flavor == "trtllm"
         self._common_fields = _build_common_fields(request, context)
         self._null_usage = {"usage": None} if self._has_null_usage() else {}
+
         # OpenAI's API sends the finish reason of a chat in a separate event. trtllm-serve and both
         # completions APIs send it in the last event that has text.
         self._has_finish_event = self._is_chat and not self._is_trtllm
@@ -68,6 +69,7 @@ class CompletionFormatter(ResponseFormatter):
         _, self._after_last_text = self._encode_around_text(
             finish_reason=None if self._has_finish_event else request.finish_reason
         )
+
         # The same for an event that is sent as an HTTP chunk, with the length of the chunk.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
@@ -118,10 +120,12 @@ class CompletionFormatter(ResponseFormatter):
                 text = TOOL_ARGUMENTS_START + text
             if is_last:
                 text += TOOL_ARGUMENTS_END
+
         after_text = self._after_last_text if is_last else self._after_text
         event = self._before_text + text + filler + after_text
         if self._request.continuous_usage:
             return _with_usage(event, self._build_usage(stop))
+
         return event
 
     def format_closing(
@@ -141,6 +145,7 @@ class CompletionFormatter(ResponseFormatter):
         if self._has_finish_event and has_finish_reason:
             choice = _build_openai_chat_choice({}, self._request.finish_reason)
             events.append(self._format_choice_event(choice))
+
         if self._request.include_usage:
             value: JsonObject = {
                 **self._common_fields,
@@ -149,7 +154,9 @@ class CompletionFormatter(ResponseFormatter):
             }
             if self._request.include_metrics:
                 value["metrics"] = build_vllm_metrics(timing)
+
             events.append(format_sse_event(value))
+
         return events
 
     def format_body(
@@ -171,6 +178,7 @@ class CompletionFormatter(ResponseFormatter):
         }
         if self._request.include_metrics:
             value["metrics"] = build_vllm_metrics(timing)
+
         return msgspec.json.encode(value)
 
     def _build_whole_choice(self, finish_reason: str | None, timing: RequestTiming) -> JsonObject:
@@ -194,9 +202,11 @@ class CompletionFormatter(ResponseFormatter):
             choice["stop_reason"] = None
             choice["disaggregated_params"] = None  # prefill and decoding are on the same machine
             choice["avg_decoded_tokens_per_iter"] = DECODED_TOKENS_PER_ITERATION
+
         if self._request.return_meta_info:
             meta_info = build_sglang_meta_info(timing)
             choice["meta_info"] = {**meta_info, "cached_tokens": self._request.cached_tokens}
+
         return choice
 
     def format_engine_failure(self) -> tuple[list[bytes], bool]:
@@ -240,6 +250,7 @@ class CompletionFormatter(ResponseFormatter):
             return self._build_chat_choice(TEXT_PLACEHOLDER, finish_reason)
         if self._request.detokenize:
             return self._build_completion_choice(TEXT_PLACEHOLDER, finish_reason)
+
         # Only trtllm-serve can send token ids. They are numbers, so their placeholder has to be
         # encoded without quotes. `Raw` is for bytes that are JSON already, and adds nothing.
         unquoted_placeholder = msgspec.Raw(PLACEHOLDER_BYTES)
@@ -298,6 +309,7 @@ class CompletionFormatter(ResponseFormatter):
         """
         if not self._request.called_tool:
             return delta
+
         call = {
             "index": 0,
             "id": self._tool_call_id(),
@@ -319,9 +331,11 @@ class CompletionFormatter(ResponseFormatter):
         if not request.detokenize:
             ids = token_ids(request.digest, 0, request.output_tokens)
             return {"text": "", "token_ids": ids}
+
         text = token_text(request.digest, 0, request.output_tokens).decode()
         if self._is_chat:
             return {"message": self._build_message(text)}
+
         return {"text": text}
 
     def _build_message(self, text: str) -> JsonObject:
@@ -334,6 +348,7 @@ class CompletionFormatter(ResponseFormatter):
             message |= {"reasoning_content": "", "reasoning": None, "tool_calls": []}
         else:
             message["refusal"] = None
+
         called_tool = self._request.called_tool
         if called_tool:
             arguments = msgspec.json.encode({"input": text}).decode()
@@ -343,6 +358,7 @@ class CompletionFormatter(ResponseFormatter):
                 "function": {"name": called_tool, "arguments": arguments},
             }
             message |= {"content": None, "tool_calls": [call]}
+
         return message
 
 

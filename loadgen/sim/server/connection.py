@@ -89,9 +89,11 @@ class Connection:
             return
         except OSError:
             data = b""
+
         if not data:
             self.close()
             return
+
         self.idle_since_ns = time.monotonic_ns()
         if not self._is_draining:
             self._parse(data)
@@ -110,6 +112,7 @@ class Connection:
             pass  # an upgrade to another protocol, which is ignored; the request itself was read
         except httptools.HttpParserError:
             self._refuse(400)
+
         has_long_headers = not self._has_all_headers and self._header_bytes > MAX_HEADER_BYTES
         if has_long_headers:
             self._refuse(431)
@@ -159,6 +162,7 @@ class Connection:
         self._is_request_incomplete = False
         if self._close_after_response:
             return
+
         request = HttpRequest(
             method=self._parser.get_method().decode("latin-1"),
             path=self._url.partition(b"?")[0].decode("latin-1"),
@@ -168,8 +172,10 @@ class Connection:
             arrival_ns=time.monotonic_ns(),
         )
         self._pending.append(request)
+
         if len(self._pending) > MAX_PIPELINED_REQUESTS:
             self._refuse(400)
+
         self._reset_request()
 
     def _reset_request(self) -> None:
@@ -190,6 +196,7 @@ class Connection:
         """
         if self._close_after_response:
             return
+
         self._close_after_response = True
         invalid_request = HttpRequest(
             method="",
@@ -218,6 +225,7 @@ class Connection:
         """
         if self.closed:
             return
+
         buffer = self._unsent
         if buffer is None:
             self._send_or_buffer(data)
@@ -249,6 +257,7 @@ class Connection:
         buffer = self._unsent
         if buffer is None:
             return
+
         try:
             sent_bytes = self.sock.send(buffer)
         except (BlockingIOError, InterruptedError):
@@ -256,11 +265,14 @@ class Connection:
         except OSError:
             self.close()
             return
+
         del buffer[:sent_bytes]
         if buffer:
             return
+
         self._unsent = None
         self.owner.watch_writable(self, False)
+
         has_ended_last_response = self.response is None and not self._pending
         if has_ended_last_response and self._close_after_response:
             self._close_gracefully()
@@ -273,12 +285,15 @@ class Connection:
         """
         self.response = None
         self.responses_sent += 1
+
         self.idle_since_ns = time.monotonic_ns()
         if keep_alive and not self._close_after_response:
             self._handle_next_request()
             return
+
         self._close_after_response = True
         self._pending.clear()
+
         if self._unsent is None:
             self._close_gracefully()
 
@@ -292,6 +307,7 @@ class Connection:
         if not self._is_request_incomplete:
             self.close()
             return
+
         self._is_draining = True
         try:
             self.sock.shutdown(socket.SHUT_WR)
@@ -313,11 +329,13 @@ class Connection:
         is_busy = self.response is not None or self._unsent is not None
         if is_busy:
             return False
+
         is_between_requests = self.responses_sent > 0 and not self._is_request_incomplete
         if is_between_requests or self._is_draining:
             limit_ns = keep_alive_ns
         else:
             limit_ns = INCOMPLETE_REQUEST_TIMEOUT_NS
+
         return now_ns - self.idle_since_ns > limit_ns
 
     def close(self) -> None:
@@ -327,9 +345,11 @@ class Connection:
         """
         if self.closed:
             return
+
         self.closed = True
         self.owner.remove_connection(self)
         self.sock.close()
+
         # The parser refers to this connection. Without it there is no cycle, so the connection is
         # freed without the garbage collector.
         self._parser = None

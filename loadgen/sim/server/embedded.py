@@ -45,11 +45,13 @@ class EmbeddedServer:
         child = self._child
         if child.stdin is not None and not child.stdin.closed:
             child.stdin.close()
+
         try:
             child.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
         if child.stdout is not None:
             child.stdout.close()
 
@@ -72,6 +74,7 @@ def start(options: Options | None = None) -> EmbeddedServer:
     command = child_process.command(SERVER_MODULE)
     if threading.current_thread() is threading.main_thread():
         command.append("--die-with-parent")
+
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -92,9 +95,11 @@ def wait_until_ready(child: subprocess.Popen[bytes], options: Options) -> Embedd
         child.stdin.flush()
     except BrokenPipeError:
         pass  # the child has ended; the missing ready line reports it
+
     ready = _read_ready_message(child)
     if "url" in ready:
         return EmbeddedServer(child, str(ready["url"]))
+
     _kill(child)
     cause = str(ready["error"])
     problem = f"the simulated server did not start: {cause.removeprefix('error: ')}"
@@ -123,18 +128,23 @@ def _read_line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None
     """
     assert child.stdout is not None
     deadline_s = time.monotonic() + timeout_s
+
     line = b""
     while not line.endswith(b"\n"):
         remaining_s = deadline_s - time.monotonic()
         if remaining_s <= 0:
             return None
+
         readable, _, _ = select.select([child.stdout], [], [], remaining_s)
         if not readable:
             return None
+
         data = os.read(child.stdout.fileno(), READ_BYTES)
         if not data:  # the child has closed its output
             return None
+
         line += data
+
     return line
 
 

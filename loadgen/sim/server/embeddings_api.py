@@ -67,13 +67,16 @@ def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     request: _EmbeddingsBody = _decode_body(body, _decode_embeddings_body, rules)
     check_model(request.model, rules)
     inputs = _normalize_inputs(request.input, rules)
+
     dimensions = request.dimensions
     if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
         text = f"dimensions must be from 1 to {MAX_DIMENSIONS}"
         raise refusal(rules.flavor, text, "dimensions")
+
     lengths = tuple(_count_input_tokens(value) for value in inputs)
     _check_sequences("embeddings", lengths, rules)
     normalized_request = msgspec.structs.replace(request, input=inputs)
+
     return _build_parsed_request("embeddings", normalized_request, body, lengths, rules)
 
 
@@ -90,10 +93,12 @@ def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     ]
     if not texts:
         raise malformed_body(rules.flavor, "documents must not be empty")
+
     query_tokens = _count_input_tokens(request.query)
     lengths = tuple(query_tokens + _count_input_tokens(text) for text in texts)
     _check_sequences("rerank", lengths, rules)
     normalized_request = msgspec.structs.replace(request, documents=texts)
+
     return _build_parsed_request("rerank", normalized_request, body, lengths, rules)
 
 
@@ -119,11 +124,13 @@ def _normalize_inputs(
         inputs = [value]  # the token ids of one text
     else:
         inputs = value
+
     # A list must not mix token ids with texts or lists, and no input may be empty.
     is_valid = all(isinstance(item, str | list) and item for item in inputs)
     if not inputs or not is_valid:
         problem = "input must be a text, a list of token ids, or a list of these; none empty"
         raise malformed_body(rules.flavor, problem)
+
     return inputs
 
 
@@ -146,6 +153,7 @@ def _check_sequences(
     if sequence_count > MAX_SEQUENCES:
         text = f"at most {MAX_SEQUENCES} at once, got {sequence_count}"
         raise refusal(rules.flavor, text, param=api)
+
     max_input_tokens = rules.max_num_tokens or rules.max_seq_len - 1
     longest = max(sequence_lengths)
     if longest > max_input_tokens:
@@ -251,6 +259,7 @@ class EmbeddingsFormatter(ResponseFormatter):
         """
         body = self._request.decoded_body
         dimensions = body.dimensions or DEFAULT_DIMENSIONS
+
         embeddings = []
         for index, value in enumerate(body.input):
             vector = _unit_vector(msgspec.json.encode(value), dimensions)
@@ -258,6 +267,7 @@ class EmbeddingsFormatter(ResponseFormatter):
             if body.encoding_format == "base64":
                 embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode()
             embeddings.append({"object": "embedding", "index": index, "embedding": embedding})
+
         return embeddings
 
     def _rank_documents(self) -> list[dict[str, Any]]:
@@ -276,6 +286,7 @@ class EmbeddingsFormatter(ResponseFormatter):
                 result["document"] = {"text": text}
             result["relevance_score"] = score
             results.append(result)
+
         results.sort(key=lambda result: -result["relevance_score"])
         return results if body.top_n is None else results[: max(0, body.top_n)]
 

@@ -68,6 +68,7 @@ class SimServer:
         """
         has_epoll = hasattr(select, "epoll")  # Linux has it, other systems have only `poll`
         self._poll: Any = select.epoll() if has_epoll else select.poll()
+
         # The timeout of an epoll is in s, and that of a poll is in ms.
         self._timeout_units_per_s = 1 if has_epoll else 1000
         self._poll.register(self._listener.fileno(), select.POLLIN)
@@ -86,6 +87,7 @@ class SimServer:
         """
         if stdin_fd >= 0:
             self._poll.register(stdin_fd, select.POLLIN)
+
         listener_fd = self._listener.fileno()
         while not self._is_stopping:
             timeout_s = self._prepare_wait()
@@ -97,6 +99,7 @@ class SimServer:
                     self._accept()
                 elif fd == stdin_fd:
                     self._read_stdin(stdin_fd)
+
             self._sender.send_due(time.monotonic_ns())
             self._close_idle_connections()
 
@@ -120,13 +123,17 @@ class SimServer:
         if self._log_path:
             with open(self._log_path, "wb") as file:
                 file.write(self._handler.log.drain())
+
         for connection in list(self._connections.values()):
             connection.close()
+
         self._listener.close()
         self._wake_receiver.close()
         self._wake_sender.close()
+
         if self._timer is not None:
             self._timer.close()
+
         if hasattr(self._poll, "close"):  # select.poll has no such method
             self._poll.close()
 
@@ -192,16 +199,19 @@ class SimServer:
         due_ns = self._sender.next_due_ns()
         if due_ns is None:
             return max_wait_s
+
         wait_ns = due_ns - time.monotonic_ns()
         is_due_now = wait_ns <= 0
         if is_due_now:
             return 0
         if self._timer is None:
             return min(max_wait_s, wait_ns / NS_PER_S)
+
         is_timer_set = due_ns == self._timer_due_ns
         if not is_timer_set:
             self._timer.arm(due_ns)
             self._timer_due_ns = due_ns
+
         return max_wait_s
 
     def _accept(self) -> None:
@@ -214,10 +224,13 @@ class SimServer:
                 sock, _address = self._listener.accept()
             except OSError:
                 return  # none is left, or there is no free file descriptor for it
+
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
             connection = Connection(sock, self)
             self._connections[connection.fd] = connection
             self._poll.register(connection.fd, select.POLLIN)
@@ -231,6 +244,7 @@ class SimServer:
         now_ns = time.monotonic_ns()
         if now_ns < self._last_idle_check_ns + IDLE_CHECK_S * NS_PER_S:
             return
+
         self._last_idle_check_ns = now_ns
         overdue = [
             connection
@@ -273,6 +287,7 @@ def _listen(options: Options) -> socket.socket:
             f"{options.host}:{options.port}",
             "another --port, or 0 for any free one",
         ) from None
+
     listener.setblocking(False)
     return listener
 

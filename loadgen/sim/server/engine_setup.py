@@ -66,6 +66,7 @@ def create_engine(options: Options) -> EngineSetup:
     )
     if options.preset:
         return _create_fleet(options, rules)
+
     return _create_latency_model(options, rules)
 
 
@@ -82,6 +83,7 @@ def _create_latency_model(options: Options, rules: RequestRules) -> EngineSetup:
     else:
         tokens_per_event = options.stream_interval
         tokens_per_emission = options.stream_interval
+
     latency_options = LatencyOptions(
         ttft=parse_distribution(options.ttft, "--ttft"),
         itl=parse_distribution(options.itl, "--itl"),
@@ -92,6 +94,7 @@ def _create_latency_model(options: Options, rules: RequestRules) -> EngineSetup:
         flood=options.flood,
         seed=options.seed,
     )
+
     return EngineSetup(
         engine=LatencyModel(latency_options),
         fleet=None,
@@ -108,6 +111,7 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
     from loadgen.sim.presets.preset import load_preset
 
     preset = load_preset(options.preset)
+
     # The tokens of an iteration are sent one after the other, so much time apart.
     emission_spacing_us = preset.server.emit_us
     fleet = Fleet(
@@ -115,10 +119,12 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
         emission_spacing_ns=round(emission_spacing_us * NS_PER_US),
     )
     rules = _apply_preset(rules, options, preset)
+
     has_prefix_cache = rules.tokens_per_block > 0
     if has_prefix_cache:
         # Blocks are hashed with numpy. It is imported now, so that no request waits for it.
         importlib.import_module("numpy")
+
     return EngineSetup(
         engine=fleet,
         fleet=fleet,  # again, for callers that need a physical engine
@@ -152,6 +158,7 @@ def _apply_preset(rules: RequestRules, options: Options, preset: Preset) -> Requ
     limits = preset.limits
     default_model = Options().model
     has_specified_model = options.model != default_model
+
     return msgspec.structs.replace(
         rules,
         model=options.model if has_specified_model else preset.model.name,
@@ -172,6 +179,7 @@ def _check_process_count(process_count: int, process_index: int, preset: Preset)
     if preset.changes and process_count > 1:
         problem = f"{process_count} processes are configured, but replicas_at works with only one"
         raise UserError("out_of_range", problem, "--cores", hint)
+
     has_replica = process_index < preset.replicas
     if not has_replica:
         problem = (

@@ -66,6 +66,7 @@ def format_error(
         return msgspec.json.encode(
             {"object": "error", "message": text, "type": error_type, "param": None, "code": status}
         )
+
     error = {
         "message": text,
         "type": _openai_error_type(status),

@@ -109,12 +109,14 @@ class FailurePlan(msgspec.Struct, frozen=True):
         """
         if not self.fractions:
             return None
+
         uniform = draw_uniform(self.seed, _FAILURE_STREAM, request_number)
         cumulative_fraction = 0.0
         for entry in self.fractions:
             cumulative_fraction += entry.fraction
             if uniform < cumulative_fraction:
                 return choose_failing_token(entry.failure, output_tokens, self.seed, request_number)
+
         return None
 
 
@@ -129,11 +131,13 @@ def choose_failing_token(
     """
     if failure.name not in TOKEN_FAILURES:
         return failure
+
     specified_index = failure.argument
     if specified_index is None:
         token_index = int(draw_uniform(seed, _TOKEN_STREAM, request_number) * output_tokens)
     else:
         token_index = min(specified_index, output_tokens - 1)
+
     return InjectedFailure(failure.name, token_index)
 
 
@@ -152,8 +156,10 @@ def parse_failure(text: str, where: str = "") -> InjectedFailure:
     if name not in FAILURE_EFFECTS:
         hint = "known: " + ", ".join(FAILURE_EFFECTS)
         raise UserError("unknown_name", f'unknown failure "{name}"', where, hint)
+
     if not at_sign:
         return InjectedFailure(name, _default_argument(name))
+
     argument = _parse_argument(name, argument_text.strip(), where)
     return InjectedFailure(name, argument)
 
@@ -171,6 +177,7 @@ def _parse_argument(name: str, text: str, where: str) -> int:
         return parse_duration_ns(text, where)
     if name in TOKEN_FAILURES or name in COUNT_FAILURES:
         return _parse_token_number(name, text, where)
+
     names_with_argument = (*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES))
     problem = f'the failure "{name}" takes no "@"'
     hint = f"only these failures take it: {', '.join(names_with_argument)}"
@@ -208,12 +215,15 @@ def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> Fail
     for entry in text.split(","):
         if not entry.strip():
             continue
+
         name, colon, fraction = (piece.strip() for piece in entry.partition(":"))
         if name in fractions:
             raise UserError(
                 "duplicate", f"the failure {name} is specified twice", where, "remove one"
             )
+
         fractions[name] = fraction if colon else 1.0
+
     return parse_failure_fractions(fractions, seed, where)
 
 
@@ -237,13 +247,16 @@ def parse_failure_fractions(
             failure = parse_failure(str(text), where)
             fraction = _parse_fraction(str(text), value, where)
             entries.append(FailureFraction(failure, fraction))
+
     total_fraction = sum(entry.fraction for entry in entries)
     if not errors and total_fraction > 1.0 + _SUM_TOLERANCE:
         problem = "the fractions add up to more than 1"
         hint = "reduce them; a request has at most one failure"
         errors.append(UserError("out_of_range", problem, where, hint))
+
     if errors:
         raise CombinedError(errors)
+
     return FailurePlan(tuple(entries), seed)
 
 
@@ -255,7 +268,9 @@ def _parse_fraction(failure_text: str, value: Any, where: str) -> float:
         is_valid = False
     else:
         is_valid = 0.0 <= fraction <= 1.0
+
     if not is_valid:
         problem = f'the fraction of "{failure_text}" is {value!r}'
         raise UserError("out_of_range", problem, where, "use a number from 0 to 1")
+
     return fraction

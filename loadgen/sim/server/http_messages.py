@@ -58,9 +58,12 @@ def format_response_head(
         lines.append("transfer-encoding: chunked")
     elif framing != "until_close":
         lines.append(f"content-length: {framing}")
+
     if content_type:
         lines.append(f"content-type: {content_type}")
+
     lines += [f"{name}: {value}" for name, value in headers]
     if not keep_alive:
         lines.append("connection: close")
+
     return "\r\n".join((*lines, "", "")).encode("latin-1")

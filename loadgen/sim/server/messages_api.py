@@ -106,6 +106,7 @@ def _extract_text(value: Any) -> str:
         return " ".join(
             _extract_text(block.get("text")) for block in value if isinstance(block, dict)
         )
+
     return msgspec.json.encode(value).decode()
 
 
@@ -132,12 +133,14 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     """Parse and check a request to Anthropic's Messages API. Raises RefusalError."""
     request = _decode_messages_body(body)
     input_tokens, content = _read_prompt(request)
+
     digest = digest_prompt(content, rules.seed)
     with _converted_refusals():
         check_model(request.model, rules)
         output_tokens, finish_reason = choose_output_length(
             request.max_tokens, input_tokens, digest, rules
         )
+
     called_tool = _find_forced_tool(request)
     return ParsedRequest(
         api="messages",
@@ -161,10 +164,12 @@ def _decode_messages_body(body: bytes) -> Any:
         request = _decode_body(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _refusal(str(error)) from None
+
     if request.max_tokens < 1:
         raise _refusal("max_tokens: Input should be greater than or equal to 1")
     if not any(message.texts() for message in request.messages):
         raise _refusal("messages: at least one message is required")
+
     return request
 
 
@@ -188,11 +193,13 @@ def _read_prompt(request: Any) -> tuple[int, bytes]:
     """
     messages = [_MessageParam(role="system", content=request.system), *request.messages]
     pieces = [tool.description for tool in request.tools if tool.description]
+
     tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
     for message in messages:
         texts = message.texts()
         tokens += sum(map(count_tokens, texts))
         pieces += [*texts, message.role]
+
     return tokens, "".join(pieces).encode("utf-8", "surrogatepass")
 
 
@@ -227,6 +234,7 @@ class MessageFormatter(ResponseFormatter):
             "content_block_delta", index=0, delta=self._build_delta(TEXT_PLACEHOLDER)
         )
         self._before_text, self._after_text = split_at_placeholder(placeholder_event)
+
         # The same for an event that is sent as an HTTP chunk, with the length of the chunk.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
@@ -273,6 +281,7 @@ class MessageFormatter(ResponseFormatter):
                 content = TOOL_ARGUMENTS_START + content
             if is_last:
                 content += TOOL_ARGUMENTS_END
+
         return self._before_text + content + self._after_text
 
     def format_closing(

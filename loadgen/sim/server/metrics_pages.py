@@ -109,10 +109,12 @@ class _Histogram:
         """
         lines = [f"# TYPE {name} histogram"]
         bounds = [*(f"{bound:g}" for bound in self._upper_bounds), "+Inf"]
+
         cumulative_count = 0
         for bound, count in zip(bounds, self._counts, strict=True):
             cumulative_count += count
             lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {cumulative_count}')
+
         lines.append(f"{name}_sum{{{labels}}} {self._sum:.10g}")
         lines.append(f"{name}_count{{{labels}}} {cumulative_count}")
         return lines
@@ -185,8 +187,10 @@ class ServerMetrics:
         self._cached_tokens += request.cached_tokens
         self._generated_tokens += request.output_tokens
         self._finish_reasons[request.finish_reason] += 1
+
         for name, seconds in _compute_durations_s(request.output_tokens, timing).items():
             self._histograms[name].add(seconds)
+
         timing_metrics = {
             "arrival_time": timing.arrival_ns / 1e9,
             "first_scheduled_time": (timing.arrival_ns + timing.queue_ns) / 1e9,
@@ -220,11 +224,14 @@ class ServerMetrics:
         text = _PrometheusText(_format_labels(model_name=model, engine_type="simulated"))
         if isinstance(engine, Fleet) and engine.reports_serving_replicas:
             text.lines += _format_gateway_lines(engine.serving_count)
+
         if weights:
             precisions = _format_labels(quantization=weights, kv_cache_dtype=kv_cache)
             text.add_metric("model_config_info", "gauge", 1, precisions)
+
         for name, value in _read_gauges(engine).items():
             text.add_metric(name, "gauge", value)
+
         self._add_request_metrics(text)
         return "\n".join(text.lines) + "\n"
 
@@ -237,6 +244,7 @@ class ServerMetrics:
             "request_success_total", "counter", "finished_reason", self._finish_reasons
         )
         text.add_labeled_metric("request_error_total", "counter", "http_code", self._error_statuses)
+
         for name, histogram in self._histograms.items():
             text.add_histogram(name, histogram)
 
@@ -249,6 +257,7 @@ def _compute_durations_s(output_tokens: int, timing: RequestTiming) -> dict[str,
     """
     admitted_ns = timing.arrival_ns + timing.queue_ns
     decode_s = (timing.done_ns - timing.first_token_ns) / 1e9
+
     durations_s = {
         "time_to_first_token_seconds": (timing.first_token_ns - timing.arrival_ns) / 1e9,
         "e2e_request_latency_seconds": (timing.done_ns - timing.arrival_ns) / 1e9,
@@ -258,6 +267,7 @@ def _compute_durations_s(output_tokens: int, timing: RequestTiming) -> dict[str,
     }
     if output_tokens > 1:
         durations_s["time_per_output_token_seconds"] = decode_s / (output_tokens - 1)
+
     return durations_s
 
 
@@ -273,8 +283,10 @@ def _read_gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
     }
     if not isinstance(engine, Fleet):
         return gauges
+
     gauges["kv_cache_utilization"] = engine.cache_utilization
     gauges["kv_cache_hit_rate"] = engine.cache_hit_rate
+
     gauges["max_batch_size_runtime"] = engine.limits.max_batch_size
     if engine.iterations:
         last = engine.iterations[-1]
@@ -282,6 +294,7 @@ def _read_gauges(engine: LatencyModel | Fleet) -> dict[str, float]:
         gauges["num_generation_requests"] = last.decoding_count
         gauges["iteration_latency_seconds"] = last.duration_ns / 1e9
         gauges["avg_decoded_tokens_per_iter"] = 1.0
+
     return gauges
 
 

@@ -84,6 +84,7 @@ class ServerPages:
 
         is_trtllm = setup.rules.flavor == "trtllm"
         self.reports_timing_in_response = is_trtllm and _has_timing_in_response(options.version)
+
         # Pages are read with GET, commands are carried out with POST.
         self._pages = self._list_common_pages()
         self._commands: dict[str, Responder] = {}
@@ -196,6 +197,7 @@ class ServerPages:
         """
         fleet = self._setup.fleet
         counters = self._counters
+
         rows = []
         if fleet is not None:
             rows = [build_iteration_stats(iteration, fleet) for iteration in fleet.iterations]
@@ -206,6 +208,7 @@ class ServerPages:
                 counters.events, engine.active_count, engine.queued_count, counters.completed
             )
             rows = [row]
+
         self._reported_events = counters.events
         return _json_response(rows)
 
@@ -251,6 +254,7 @@ class ServerPages:
             "profiles": counters.profiles,
             "cpu_s": time.process_time(),
         }
+
         return _json_response(stats)
 
 

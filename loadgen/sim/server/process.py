@@ -36,6 +36,7 @@ def serve(options: Options, stdin_fd: int = -1) -> int:
     is_first_process = options.process_index == 0
     if options.cores == 1 or not is_first_process:
         return _serve_alone(options, stdin_fd)
+
     other_processes: list[EmbeddedServer] = []
     try:
         with _reserve_port(options) as shared_options:
@@ -53,10 +54,12 @@ def _serve_alone(options: Options, stdin_fd: int) -> int:
     _stop_on_signals(server)
     gc.freeze()  # these objects are never freed; later ones form no cycles
     print(msgspec.json.encode({"url": server.url, "pid": os.getpid()}).decode(), flush=True)
+
     try:
         server.run(stdin_fd)
     finally:
         server.close()
+
     return 0
 
 
@@ -90,6 +93,7 @@ def _reserve_port(options: Options) -> Iterator[Options]:
                 f"{options.host}:{options.port}",
                 "another --port",
             ) from None
+
         port = placeholder_socket.getsockname()[1]
         yield msgspec.structs.replace(options, port=port)
 
@@ -113,6 +117,7 @@ def _start_other_processes(options: Options) -> list[EmbeddedServer]:
         for server in servers:
             server.stop()
         raise
+
     return servers
 
 
@@ -133,10 +138,13 @@ def main() -> int:
     """
     if "--die-with-parent" in sys.argv:
         die_with_parent()
+
     with open(STDIN_FD, "rb", buffering=0, closefd=False) as stdin:
         options_line = stdin.readline()
+
     if not options_line:
         return 0  # the parent has ended
+
     try:
         options = msgspec.json.decode(options_line, type=Options)
         return serve(options, STDIN_FD)
@@ -147,6 +155,7 @@ def main() -> int:
         # Several errors may be combined. The parent gets the text of all, and the first code.
         first_code = codes(error)[0]
         _report_error(error, first_code)
+
     return ERROR_EXIT_CODE
 
 

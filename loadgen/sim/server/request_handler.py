@@ -112,6 +112,7 @@ class RequestHandler:
         if http_request.error_status:
             self._reply_to_invalid_request(connection, http_request)
             return
+
         path = http_request.path.rstrip("/") or "/"
         api = _API_PATHS.get(path)
         if api is not None:
@@ -119,9 +120,11 @@ class RequestHandler:
             self._check_authorization(http_request)
             self._start_response(connection, http_request, api)
             return
+
         self._check_method(http_request.method, self._pages.allowed_method(path))
         if path.startswith("/v1/"):
             self._check_authorization(http_request)
+
         self._reply(connection, http_request, self._pages.answer(path))
 
     def _reply_to_invalid_request(self, connection: Connection, http_request: HttpRequest) -> None:
@@ -177,11 +180,14 @@ class RequestHandler:
         if failure is not None and _replaces_response(failure):
             self._fail_without_response(connection, http_request, request, failure)
             return
+
         if failure is not None and failure.name == "clamp":
             _shorten_completion(request, failure.token_count)
+
         response = self._create_response(connection, http_request, request, failure)
         connection.response = response
         self._count_and_log_request(http_request, 200, request, response.failure_name)
+
         if failure is not None and failure.name == "slow_first_byte":
             start_ns = http_request.arrival_ns + failure.duration_ns
             self.sender.start_later(response, start_ns)
@@ -221,6 +227,7 @@ class RequestHandler:
         formatter = self._create_formatter(request, request_number)
         if isinstance(formatter, ResponsesFormatter) and formatter.is_stored:
             self._stored_responses.add(formatter.response_id, request)
+
         settings = ResponseSettings(
             formatter=formatter,
             request_number=request_number,
@@ -243,6 +250,7 @@ class RequestHandler:
             return parse_rerank_request(body, self._rules)
         if api == "messages":
             return parse_messages_request(body, self._rules)
+
         return parse_completions_request(body, api, self._rules)
 
     def _create_formatter(self, request: ParsedRequest, request_number: int) -> ResponseFormatter:
@@ -274,9 +282,11 @@ class RequestHandler:
             failure = self._failure_plan.draw_failure(self.counters.requests, request.output_tokens)
         else:
             failure = self._parse_requested_failure(header, request.output_tokens)
+
         is_first_request = connection.responses_sent == 0
         if failure is not None and failure.name == "idle_reset" and is_first_request:
             return None
+
         return failure
 
     def _parse_requested_failure(self, header: bytes, output_tokens: int) -> InjectedFailure:
@@ -307,10 +317,12 @@ class RequestHandler:
         """
         status = int(failure.name.removeprefix(_STATUS_FAILURE_PREFIX))
         self._count_and_log_request(http_request, status, request, failure.name)
+
         headers: Headers = ()
         if status == 429:
             retry_after_s = max(1, round(failure.duration_ns / NS_PER_S))
             headers = (("retry-after", f"{retry_after_s}"),)
+
         body = format_error(self._rules.flavor, f"simulated {status}", status)
         self._reply(connection, http_request, HttpResponse(status, body, headers=headers))
 
@@ -331,9 +343,11 @@ class RequestHandler:
         """
         request_number = self.counters.requests
         self.counters.requests += 1
+
         is_error = status >= HTTPStatus.BAD_REQUEST
         if is_error:
             self._metrics.add_error(status)
+
         logs_requests = self.log.logs_events or self._options.log_bodies
         if logs_requests:
             logged_request = self._describe_for_log(request_number, http_request, status, request)
@@ -362,8 +376,10 @@ class RequestHandler:
         if request is not None:
             logged_request.input_tokens = request.input_tokens
             logged_request.output_tokens = request.output_tokens
+
         if self._options.log_bodies:
             logged_request.body_sha256 = hashlib.sha256(http_request.body).hexdigest()
+
         return logged_request
 
 
@@ -391,10 +407,12 @@ def _read_authorization(path: str) -> bytes:
     """
     if not path:
         return b""
+
     try:
         with open(path, "rb") as file:
             api_key = file.read().strip()
     except OSError as error:
         problem = f"cannot be opened: {error.strerror}"
         raise UserError(of_reading(error), problem, str(error.filename)) from None
+
     return b"Bearer " + api_key

@@ -206,6 +206,7 @@ def create_body_decoder(
     added_fields: list[tuple[str, Any, None]] = []
     for names_by_type in ignored_fields:
         added_fields += _iterate_optional_fields(names_by_type)
+
     # `defstruct` does at run time what a class statement does: it creates a subclass.
     complete_type = msgspec.defstruct(
         "Body", added_fields, bases=(body_type,), kw_only=True, forbid_unknown_fields=True
@@ -249,6 +250,7 @@ def parse_completions_request(
     """
     request = _decode_completions_body(body, api, rules)
     max_tokens = _read_output_limit(request, api, rules)
+
     if rules.flavor == "openai":
         _check_openai_fields(request)
         check_model(request.model, rules)
@@ -259,14 +261,17 @@ def parse_completions_request(
     else:
         input_tokens, content = _read_completion_prompt(request.prompt, rules.flavor)
         called_tool = ""
+
     digest = digest_prompt(content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
         max_tokens, input_tokens, digest, rules, _read_stop_options(request)
     )
     if called_tool:
         finish_reason = "tool_calls"
+
     if rules.worse:  # the server imitates one with other outputs
         digest = _change_some_words(digest, fraction=rules.worse)
+
     stream_options = request.stream_options
     include_usage = stream_options is not None and bool(stream_options.include_usage)
     return ParsedRequest(
@@ -297,9 +302,11 @@ def _decode_completions_body(body: bytes, api: CompletionsApi, rules: RequestRul
         request = _DECODERS[rules.flavor, api](body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise malformed_body(rules.flavor, str(error)) from None
+
     if request.stream_options is not None and not request.stream:
         text = "stream_options can only be set if stream is true"
         raise malformed_body(rules.flavor, text)
+
     return request
 
 
@@ -325,11 +332,14 @@ def _read_output_limit(request: Any, api: CompletionsApi, rules: RequestRules) -
             text = "max_tokens and max_completion_tokens are one field: send one of them"
             raise malformed_body(rules.flavor, text)
         max_tokens = request.max_completion_tokens
+
     if (request.n or 1) != 1:
         raise refusal(rules.flavor, "n > 1 is not simulated", "n")
+
     if max_tokens is not None and max_tokens < 1:
         text = f"max_tokens must be at least 1, got {max_tokens}"
         raise refusal(rules.flavor, text, "max_tokens")
+
     return max_tokens
 
 
@@ -368,6 +378,7 @@ def _read_completion_prompt(
         # JSON may contain half of a surrogate pair, which UTF-8 has no bytes for.
         content = text_or_ids.encode("utf-8", "surrogatepass")
         return max(1, count_tokens(text_or_ids)), content
+
     try:
         return len(text_or_ids), msgspec.msgpack.encode(text_or_ids)
     except OverflowError:  # msgpack has no integers of more than 64 bits
@@ -389,11 +400,13 @@ def _unwrap_single_prompt(
         return prompt
     if not prompt or isinstance(prompt[0], int):
         return _check_token_ids(prompt, flavor)
+
     single_prompt = prompt[0]
     if len(prompt) > 1:
         raise refusal(flavor, "several prompts in one request are not simulated", "prompt")
     if isinstance(single_prompt, str):
         return single_prompt
+
     return _check_token_ids(single_prompt, flavor)
 
 
@@ -417,19 +430,23 @@ def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
     """
     if not request.messages:
         raise malformed_body(flavor, "messages must not be empty")
+
     tool_descriptions = [tool.function.description for tool in request.tools or ()]
     pieces = [description for description in tool_descriptions if description]
+
     text_tokens = sum(map(count_tokens, pieces))
     for message in request.messages:
         texts = message.texts()
         text_tokens += sum(map(count_tokens, texts))
         pieces += [*texts, message.role]
+
     content = "".join(pieces).encode("utf-8", "surrogatepass")  # may have half a surrogate pair
 
     # The token ids of the whole prompt, an extension of trtllm-serve, replace the count.
     prompt_token_ids = getattr(request, "prompt_token_ids", None)
     if prompt_token_ids:
         return len(prompt_token_ids), content
+
     return TEMPLATE_TOKENS + text_tokens, content
 
 
@@ -459,11 +476,13 @@ def _change_some_words(digest: bytes, fraction: float) -> bytes:
     """
     random_bytes = hashlib.blake2b(digest, digest_size=len(digest)).digest()
     threshold = fraction * BYTE_VALUES
+
     changed_digest = bytearray(digest)
     for position, random_byte in enumerate(random_bytes):
         is_changed = random_byte < threshold
         if is_changed:
             changed_digest[position] ^= CHANGED_WORD_MASK
+
     return bytes(changed_digest)
 
 
@@ -510,16 +529,20 @@ def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int
     """
     if not tokens_per_block:
         return ()
+
     full_block_count = tokens // tokens_per_block
+
     # Prompts of token ids may contain more spaces than tokens, so surplus ends are dropped.
     block_ends = _find_block_ends(content, tokens_per_block)[:full_block_count]
     hashes = []
     prefix_hash = 0
+
     block_start = 0
     for block_end in block_ends:
         prefix_hash = hash((prefix_hash, content[block_start:block_end]))
         hashes.append(prefix_hash)
         block_start = block_end
+
     return tuple(hashes)
 
 
@@ -575,10 +598,12 @@ def choose_output_length(
         RefusalError: The prompt is too long, or the completion would be.
     """
     _check_context_length(max_tokens, input_tokens, rules)
+
     # trtllm-serve reduces a limit that does not fit into the context, without an error.
     limit_tokens = rules.max_seq_len - input_tokens
     if max_tokens is not None:
         limit_tokens = min(max_tokens, limit_tokens)
+
     if stop_options.ignore_eos:
         _check_output_length(limit_tokens, rules)
         return limit_tokens, "length"
@@ -589,6 +614,7 @@ def choose_output_length(
     ends_by_itself = natural_tokens < limit_tokens
     if ends_by_itself:
         return natural_tokens, "stop"
+
     return min(limit_tokens, MAX_OUTPUT_TOKENS), "length"
 
 
@@ -627,6 +653,7 @@ def _check_openai_context(max_tokens: int | None, input_tokens: int, max_seq_len
     required_output_tokens = 1 if max_tokens is None else max_tokens
     if input_tokens + required_output_tokens <= max_seq_len:
         return
+
     reported_output_tokens = 0 if max_tokens is None else max_tokens
     text = (
         f"This model's maximum context length is {max_seq_len} tokens. However, you "
@@ -642,10 +669,12 @@ def _check_trtllm_context(input_tokens: int, rules: RequestRules) -> None:
     The text is that of trtllm-serve, because clients recognize the error by it.
     """
     exceeds_context = input_tokens >= rules.max_seq_len
+
     # 0 means that a prompt can be spread over several iterations.
     exceeds_iteration = 0 < rules.max_num_tokens < input_tokens
     if not exceeds_context and not exceeds_iteration:
         return
+
     limit = rules.max_num_tokens or rules.max_seq_len
     text = (
         f"The sum of prompt length ({input_tokens}.0), query length (0) should not exceed "

@@ -257,12 +257,14 @@ class SimResponse:
         """
         start = self.tokens_sent
         self.tokens_sent += tokens
+
         # The first event has the role and the last one the finish reason.
         is_in_middle = start > 0 and not is_last
         are_plain = self.has_plain_events and self._tokens_per_event == 1 and is_in_middle
         if are_plain:
             self.events_sent += tokens  # one event per token
             return Output(self._format_plain_events(start), Continuation.MORE_BYTES)
+
         events, continuation = self._build_stream_events(start, is_last, now_ns)
         return self._format_output(events, continuation)
 
@@ -293,9 +295,11 @@ class SimResponse:
             return Output(
                 b"".join(events), Continuation.CLOSE if is_complete else Continuation.MORE_BYTES
             )
+
         chunks = [format_chunk(event) for event in events]
         if continuation is Continuation.NEXT_REQUEST:
             chunks.append(LAST_CHUNK)
+
         return Output(b"".join(chunks), continuation)
 
     def build_timing(self, now_ns: int) -> RequestTiming:
@@ -308,6 +312,7 @@ class SimResponse:
         queue_ns = 0
         if self.engine_request is not None:
             queue_ns = max(0, self.engine_request.admitted_ns - arrival_ns)
+
         return RequestTiming(
             queue_ns=queue_ns,
             arrival_ns=arrival_ns,
@@ -340,12 +345,15 @@ class SimResponse:
         """
         events = self._formatter.format_opening() if start == 0 else []
         events += self._build_token_events(start, is_last)
+
         if self._is_stream_ended_by_failure(start, self.tokens_sent):
             end_of_stream = self._build_end_after_failure()
             return _Events(events + end_of_stream.events, end_of_stream.continuation)
+
         if is_last:
             closing_events = self._format_closing_events(now_ns)
             return _Events(events + closing_events, Continuation.NEXT_REQUEST)
+
         return _Events(events, Continuation.MORE_BYTES)
 
     def _build_token_events(self, start: int, is_last: bool) -> list[bytes]:
@@ -370,8 +378,10 @@ class SimResponse:
             elif is_last_event:
                 # It is not counted in `events_sent`, because it has no token.
                 events.append(self._format_event_without_text(event_stop))
+
             if self._is_stream_ended_by_failure(event_start, event_stop):
                 break
+
         return events
 
     def _is_text_withheld(self, event_start: int) -> bool:
@@ -417,6 +427,7 @@ class SimResponse:
         )
         if is_malformed:
             return event[:-MALFORMED_CUT] + b"\n\n"
+
         return event
 
     def _build_end_after_failure(self) -> _Events:
@@ -433,12 +444,15 @@ class SimResponse:
         is_cut = self.failure_name in _CONTINUATION_AFTER_CUT
         if is_cut:
             return _Events([], _CONTINUATION_AFTER_CUT[self.failure_name])
+
         if self.failure_name == "error_event":
             events = [format_error_event("simulated error"), DONE_EVENT]
             return _Events(events, Continuation.NEXT_REQUEST)
+
         events, has_end_of_body = self._formatter.format_engine_failure()
         if has_end_of_body:
             return _Events(events, Continuation.NEXT_REQUEST)
+
         return _Events(events, Continuation.CLOSE)
 
     def _format_closing_events(self, now_ns: int) -> list[bytes]:
@@ -449,13 +463,16 @@ class SimResponse:
         """
         timing = self.build_timing(now_ns)
         has_finish_reason = self.failure_name != "no_finish"
+
         events = self._formatter.format_closing(
             self._count_reported_tokens(), timing, has_finish_reason=has_finish_reason
         )
         if self.failure_name != "no_done" and self._formatter.end_marker:
             events.append(self._formatter.end_marker)
+
         if self._reports_timing:
             events.append(format_trtllm_timing_event(timing))
+
         return events
 
     def _count_reported_tokens(self) -> int:
@@ -481,12 +498,15 @@ class SimResponse:
         self.events_sent = 1  # the whole response counts as one event
         if self.failure_name in _ENGINE_FAILURES:
             return self._build_engine_error_output()
+
         timing = self.build_timing(now_ns)
         body = self._format_whole_body(timing)
         head = self._format_whole_head(len(body), timing)
+
         is_cut = self.failure_name in _CONTINUATION_AFTER_CUT
         if is_cut:
             body = body[: len(body) // 2]
+
         return Output(head + body, self._find_continuation_after_body())
 
     def _find_continuation_after_body(self) -> Continuation:
@@ -530,6 +550,7 @@ class SimResponse:
             return body[:-MALFORMED_CUT]
         if self.failure_name == "oversized":
             return _lengthen_first_text(body, OVERSIZED_BYTES)
+
         return body
 
 

@@ -61,6 +61,7 @@ class ResponseSender:
         data, continuation = response.build_opening_output()
         if data:
             connection.write(data)
+
         if continuation is not Continuation.MORE_BYTES:
             self._end_response(response, continuation)
         elif not connection.closed:
@@ -98,11 +99,13 @@ class ResponseSender:
             if isinstance(key, PrefillSequence):
                 self._finish_sequence(key, emission)
                 continue
+
             response: SimResponse = key
             connection = response.connection
             has_ended = connection.closed or connection.response is not response
             if has_ended:
                 continue
+
             # The first event of a stream also has the role, and the last one the finish reason.
             is_in_middle = response.tokens_sent > 0 and not emission.is_last
             is_plain = is_in_middle and emission.tokens == 1 and response.has_plain_events
@@ -110,6 +113,7 @@ class ResponseSender:
                 self._send_plain_event(response, emission.due_ns)
             else:
                 self._send_emission(response, emission)
+
         self._cancel_lost_requests()
 
     def _send_plain_event(self, response: SimResponse, due_ns: int) -> None:
@@ -121,10 +125,12 @@ class ResponseSender:
         event_index = response.events_sent
         data = response.build_plain_event()
         self._counters.events += 1
+
         if self._log.logs_all:
             sent_ns = time.monotonic_ns()
             log_row = (response.request_number, event_index, due_ns, sent_ns)
             self._log.rows.extend(log_row)  # all rows are in one flat array of numbers
+
         response.connection.write(data)
 
     def _submit(self, response: SimResponse, start_ns: int) -> None:
@@ -166,6 +172,7 @@ class ResponseSender:
         has_ended = connection.closed or connection.response is not response
         if has_ended:
             return
+
         response.sequences.remove(sequence)
         if not response.sequences:
             self._send_emission(response, emission)
@@ -177,14 +184,17 @@ class ResponseSender:
         """
         self._report_cached_tokens(response)
         first_event = response.events_sent
+
         # Timings in the response are planned times, not the times of the sends.
         data, continuation = response.build_next_output(
             emission.tokens, emission.is_last, emission.due_ns
         )
         self._counters.events += response.events_sent - first_event
         self._write_events(response, data, first_event, emission)
+
         if continuation is Continuation.NEXT_REQUEST:
             self._count_completed(response, emission.due_ns)
+
         if continuation is not Continuation.MORE_BYTES:
             self._end_response(response, continuation)
 
@@ -239,6 +249,7 @@ class ResponseSender:
         event_indexes = range(first_event, response.events_sent)
         if not event_indexes or not self._log.logs_events:
             return
+
         if not self._log.logs_all:
             is_first_emission = first_event == 0
             if not is_first_emission and not emission.is_last:
@@ -246,6 +257,7 @@ class ResponseSender:
             # Only the last event of the emission is logged. The first emission of a response has
             # only one event, and the last emission ends with the last event.
             event_indexes = event_indexes[-1:]
+
         sent_ns = time.monotonic_ns()
         for event_index in event_indexes:
             log_row = (response.request_number, event_index, emission.due_ns, sent_ns)
@@ -259,6 +271,7 @@ class ResponseSender:
         """
         connection: Connection = response.connection
         self.cancel(response)
+
         if continuation is Continuation.NEXT_REQUEST:
             connection.finish_response(response.keep_alive)
         elif continuation is Continuation.CLOSE:

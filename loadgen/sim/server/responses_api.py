@@ -107,6 +107,7 @@ class StoredResponses:
         tokens = request.input_tokens + request.output_tokens
         self._conversations[response_id] = StoredConversation(content, tokens)
         self._stored_bytes += len(content)
+
         while self._stored_bytes > MAX_STORED_BYTES:
             oldest_id = next(iter(self._conversations))
             oldest_conversation = self._conversations.pop(oldest_id)
@@ -126,6 +127,7 @@ def parse_responses_request(
     request = _decode_responses_body(body, rules)
     conversation = _read_conversation(request, rules, stored)
     input_tokens = conversation.tokens
+
     # The completion is a function of the prompt, which is the conversation, and of the seed.
     digest = digest_prompt(conversation.content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
@@ -158,11 +160,13 @@ def _decode_responses_body(body: bytes, rules: RequestRules) -> Any:
         request = _decode_body(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise malformed_body(rules.flavor, str(error)) from None
+
     check_model(request.model, rules)
     max_tokens = request.max_output_tokens
     if max_tokens is not None and max_tokens < 1:
         text = f"max_output_tokens must be at least 1, got {max_tokens}"
         raise refusal(rules.flavor, text, "max_output_tokens")
+
     return request
 
 
@@ -206,6 +210,7 @@ def _append_items(
         texts = item.texts()
         tokens += sum(map(count_tokens, texts))
         pieces += [*texts, item.role]
+
     content = conversation.content + "".join(pieces).encode("utf-8", "surrogatepass")
     return StoredConversation(content, tokens)
 
@@ -220,11 +225,13 @@ def _find_previous_conversation(
     """
     if not response_id:
         return StoredConversation(b"", TEMPLATE_TOKENS)
+
     previous = stored.find(response_id)
     if previous is None:
         text = f"Previous response with id '{response_id}' not found."
         param = "previous_response_id"
         raise refusal(rules.flavor, text, param, code="previous_response_not_found")
+
     return previous
 
 
@@ -258,6 +265,7 @@ class ResponsesFormatter(ResponseFormatter):
         response = self._build_response("in_progress")
         item = self._build_message_item("in_progress", [])
         part = _build_text_part("")
+
         return [
             self._format_event("response.created", response=response),
             self._format_event("response.in_progress", response=response),
@@ -293,6 +301,7 @@ class ResponsesFormatter(ResponseFormatter):
         text = self._build_text()
         part = _build_text_part(text)
         item = self._build_message_item(self._get_final_status(), [part])
+
         events = [
             self._format_event("response.output_text.done", **position, text=text, logprobs=[]),
             self._format_event("response.content_part.done", **position, part=part),
@@ -303,6 +312,7 @@ class ResponsesFormatter(ResponseFormatter):
             events.append(
                 self._format_event(f"response.{self._get_final_status()}", response=response)
             )
+
         return events
 
     def format_body(

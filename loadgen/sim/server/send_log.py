@@ -66,8 +66,10 @@ class SendLog:
         requests = self.requests
         self.rows = array("q")
         self.requests = []
+
         if sys.byteorder == "big":
             rows.byteswap()
+
         header = _LogHeader(SCHEMA, COLUMNS, len(rows) // len(COLUMNS), requests)
         return msgspec.json.encode(header) + b"\n" + rows.tobytes()
 
@@ -95,6 +97,7 @@ def parse_log(data: bytes) -> SentRequests:
     table = np.frombuffer(row_bytes, "<i8").reshape(-1, len(COLUMNS))
     if len(table) != header.events:
         raise ValueError(f"the log should have {header.events} events and has {len(table)}")
+
     # In the table, the numbers of a column are far apart in memory. In an array of their own they
     # are neighbors, which makes computations with a column faster.
     request_numbers, event_indexes, planned_ns, sent_ns = np.ascontiguousarray(table.T)

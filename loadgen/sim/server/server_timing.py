@@ -28,6 +28,7 @@ def build_trtllm_timing_headers(timing: RequestTiming) -> dict[str, str]:
     e2e_ms = (timing.done_ns - timing.arrival_ns) / NS_PER_MS
     start_s = timing.arrival_ns / NS_PER_S
     end_s = timing.done_ns / NS_PER_S
+
     return {
         "Server-Timing": (
             f"server_queue;dur={queue_ms:.6f}, server_ttft;dur={ttft_ms:.6f},"

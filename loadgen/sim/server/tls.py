@@ -29,6 +29,7 @@ def create_context(certificate_path: str, key_path: str) -> ssl.SSLContext:
             f"{certificate_path}, {key_path}",
             "use a certificate and its private key in PEM format",
         ) from None
+
     context.sslsocket_class = TlsSocket
     return context
 
@@ -52,9 +53,11 @@ class TlsSocket(ssl.SSLSocket):
                 if not plaintext:
                     raise BlockingIOError from None
                 return bytes(plaintext)
+
             is_closed_by_client = not data
             if is_closed_by_client:
                 return bytes(plaintext)
+
             plaintext += data
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:

@@ -79,6 +79,7 @@ class OperationRecorder:
         }
         started_ns = perf_counter_ns()
         span = self._start_span(operation, name, {**metric_attributes, **attributes})
+
         # `use_span` makes the span the current one. By default it would also end the span, and
         # record the text of an exception. Both are done below, without the text.
         current_span = self.trace.use_span(

@@ -53,6 +53,7 @@ def run_in_background(function: Callable[[], object]) -> None:
     _State.queue.put(function)
     if _State.is_started:
         return
+
     # This is set before the start, so that no other thread starts a second background thread.
     _State.is_started = True
     try:

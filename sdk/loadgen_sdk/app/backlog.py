@@ -44,9 +44,11 @@ class Backlog(Generic[ItemT]):
         self._max_pending = max_pending
         self._pending: deque[ItemT] = deque()
         self._is_scheduled = False  # The background thread is going to process the items.
+
         # A thread that processes items may fork the process, for example in an observer. The hook
         # `prepare_fork` then takes the lock a second time in the same thread.
         self._processing_lock = threading.RLock()
+
         # All items are processed at the exit of the process and before a fork.
         _instances.add(self)
 

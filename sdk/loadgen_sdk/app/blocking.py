@@ -57,11 +57,13 @@ class BlockingClient:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
         # A Client needs a running event loop. It gets one in a thread of its own.
         self._loop = asyncio.new_event_loop()
         self._stop_requested = asyncio.Event()
         self._thread = threading.Thread(target=self._run_loop, name="loadgen_sdk", daemon=True)
         self._thread.start()
+
         try:
             self.client = self._wait_for(_create_client(url, options))
         except BaseException:
@@ -114,6 +116,7 @@ class BlockingClient:
         # The call runs in the client's thread, in a copy of the caller's context variables.
         context = copy_context()
         relay = _EventRelay(self.client.stream(request, labels=labels))
+
         future = self._submit(relay.run(), context)
         try:
             yield from relay.events()
@@ -139,6 +142,7 @@ class BlockingClient:
             # This prevents the start of a task that has not started yet.
             future.cancel()
             return
+
         # `Task.cancel` takes a message. With LOOP_LEFT, the call counts as abandoned by its reader,
         # and not as cancelled.
         self._loop.call_soon_threadsafe(relay.task.cancel, LOOP_LEFT)

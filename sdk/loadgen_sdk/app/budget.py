@@ -95,14 +95,17 @@ class MemoryBudgetStore:
             is_earlier_period = period < self._period
             if is_earlier_period:
                 return BudgetEntry(self._spent, is_booked=False)
+
             is_new_period = period > self._period
             if is_new_period:
                 self._period = period
                 self._spent = 0.0
+
             is_allowed = self._spent + amount <= limit
             if is_allowed:
                 # A correction may be negative. Rounding must not make the sum negative, too.
                 self._spent = max(0.0, self._spent + amount)
+
             return BudgetEntry(self._spent, is_allowed)
 
     def set_spent(self, period: str, spent: float) -> None:
@@ -144,6 +147,7 @@ class FileBudgetStore:
                 file.seek(0)
                 file.write(content)
                 file.truncate(len(content))
+
             return entry
 
 
@@ -159,10 +163,12 @@ def _read_budget_file(content: bytes) -> MemoryBudgetStore:
     store = MemoryBudgetStore()
     if not content:
         return store
+
     try:
         store.set_spent(**msgspec.json.decode(content, type=dict[str, Any]))
     except (msgspec.MsgspecError, TypeError) as error:
         raise OSError(f"not a budget file: {error}") from None
+
     return store
 
 
@@ -257,6 +263,7 @@ class Budget:
                 f"{limit!r} is not a budget",
                 'write budget="50 USD/day", with /hour, /day, /month or no period',
             )
+
         amount, currency, period = match.groups()
         self.limit = float(amount.replace(",", "").replace("_", ""))
         self.currency = currency
@@ -288,6 +295,7 @@ class Budget:
                 "cannot be checked. Add the model to prices="
             )
             raise BudgetExceeded(message, self.limit, 0.0)
+
         period = self._current_period()
         entry = self._add(period, cost, self.limit)
         if not entry.is_booked:
@@ -296,6 +304,7 @@ class Budget:
                 f"{entry.spent:.4g} of the budget of {self._limit_text} is spent"
             )
             raise BudgetExceeded(message, self.limit, entry.spent)
+
         return BudgetHold(self, period, cost)
 
     def select_book_function(
@@ -321,10 +330,13 @@ class Budget:
         """
         if not difference:
             return
+
         add_difference = partial(self._add, period, difference, _NO_LIMIT)
+
         # The garbage collector may have called this, in the middle of code that holds the lock.
         # To wait for the lock in the same thread would be a deadlock.
         may_deadlock = is_collecting_garbage()
+
         # A store that processes share is a file or Redis, whose input and output take time.
         would_block_event_loop = self._store is not None and event_loop.is_running()
         if may_deadlock or would_block_event_loop:
@@ -392,24 +404,29 @@ def validate_budget(
     """
     if budget is None:
         return None
+
     if isinstance(budget, str):
         budget = Budget(budget)
+
     if not isinstance(budget, Budget):
         raise WrongUse(
             "wrong_type",
             f"budget must be a text or a Budget, not a {type(budget).__name__}",
             'give budget="50 USD/day"',
         )
+
     if not has_prices:
         raise WrongUse(
             "missing_option",
             "a budget needs prices to know what a call costs",
             "give prices= as well",
         )
+
     other_currencies = sorted(currencies - {"", budget.currency})
     if other_currencies:
         message = (
             f"the budget is in {budget.currency}, but prices are in {', '.join(other_currencies)}"
         )
         raise WrongUse("conflict", message, "one currency")
+
     return budget

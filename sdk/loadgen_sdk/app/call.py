@@ -111,6 +111,7 @@ class CallSettings(msgspec.Struct):
         """
         if self.has_warned_about_headers or self.hides_inner_calls:
             return
+
         self.has_warned_about_headers = True
         module = sys.modules.get(self.package)
         package = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
@@ -226,8 +227,10 @@ class Call:
             self._context = copy_context()
             if policy.has_call_observers:
                 self.spans = policy.begin_observation(self)
+
         if policy.record is not None and self.api in TEXT_APIS:
             self._shape = policy.record.begin(self.started, self._arguments)
+
         if policy.retry is not None:
             # Each call adds to the balance from which retries are paid.
             policy.retry.call_started()
@@ -257,13 +260,16 @@ class Call:
         """
         throttle = self.policy.throttle
         total_tokens = 0
+
         output_tokens = 0
         if throttle is not None and throttle.counts_tokens:
             total_tokens, output_tokens = self._estimated_tokens()
+
         api_key = self.settings.key
         if not api_key:
             # A function of LiteLLM has no client with a key, so that each call may pass its own.
             api_key = str(self._arguments.get("api_key") or "")
+
         return ThrottleArguments(
             key=api_key,
             model=self.model,
@@ -281,10 +287,12 @@ class Call:
         price = find_price(self.policy.prices, self.model)
         if price is None:
             return None
+
         total_tokens, output_tokens = self._estimated_tokens()
         prompt_tokens = total_tokens - output_tokens
         uncached_cost = price.cost(prompt_tokens, output_tokens)
         written_cost = price.cost(prompt_tokens, output_tokens, written=prompt_tokens)
+
         return max(uncached_cost, written_cost)
 
     def record_headers(self, headers: Mapping[str, str], *, is_refused: bool = False) -> None:
@@ -319,15 +327,18 @@ class Call:
                 has reached the caller, or because the throttle or the budget refused the call.
         """
         is_refused = failure.http_status in REFUSED_STATUSES
+
         # The headers of a refused request may make the throttle pause all calls. They are therefore
         # applied while the call still has its permit.
         self.record_headers(headers, is_refused=is_refused)
         retry_wait_s = self._retry_wait_s(failure, headers, can_retry=can_retry)
         will_retry = retry_wait_s is not None
         self._return_permit_after_failure(failure, will_retry=will_retry)
+
         if will_retry:
             # The retry books an estimated cost of its own.
             self._settle_budget(cost=None, failure=failure)
+
         public_failure = self._public_failure(failure, error_code)
         self._end_attempt(ended_at, public_failure, retry_wait_s or 0.0)
         return retry_wait_s
@@ -366,6 +377,7 @@ class Call:
         retry = self.policy.retry
         if retry is None:
             return None
+
         useful_headers = read_useful_headers(headers)
         attempts_made = len(self.attempts) + 1  # the current one is added later
         return retry.wait_s(
@@ -399,13 +411,16 @@ class Call:
         """
         if self.budget_hold is None:
             return
+
         if cost is None and failure is not None:
             has_error_status = failure.http_status >= 400
             has_never_arrived = failure.kind in NEVER_ARRIVED_KINDS
             if has_error_status or has_never_arrived:
                 cost = 0.0
+
         if cost is not None:
             self.budget_hold.settle(cost)
+
         self.budget_hold = None
 
     def _public_failure(self, failure: Failure, error_code: str) -> Failure:
@@ -433,6 +448,7 @@ class Call:
         """
         started = self.attempt_started
         was_sent = started != NEVER
+
         is_added_already = bool(self.attempts) and self.attempts[-1].started == started
         if was_sent and not is_added_already:
             attempt = Attempt(
@@ -478,13 +494,16 @@ class Call:
         self.is_reported = True
         if failure is not None:
             failure = self._public_failure(failure, error_code)
+
         self._end_attempt(done, failure)
 
         # The throttle and the budget replace their estimates by what the call has used.
         usage = self._without_contradictions(observation.usage)
         cost = self._cost(usage, observation.response_model)
+
         if self.permit is not None:
             self._return_permit(self._total_tokens(usage), usage.output)
+
         if self.budget_hold is not None:
             self._settle_budget(cost, failure)
 
@@ -518,9 +537,11 @@ class Call:
         """
         if usage.input is None or usage.output is None or self.api == "batches":
             return None
+
         price = find_price(self.policy.prices, response_model or self.model, self.model)
         if price is None:
             return None
+
         cached_tokens = usage.cached or 0
         cache_written_tokens = usage.cache_written or 0
         return price.cost(usage.input, usage.output, cached_tokens, cache_written_tokens)
@@ -548,6 +569,7 @@ class Call:
         timing = timing_headers(headers)
         if observation.server_timing:
             timing = timing | observation.server_timing
+
         output_tokens = usage.output
         token_source: TokenSource = "server"
         if output_tokens is None:
@@ -555,6 +577,7 @@ class Call:
             token_source = "events" if self.is_streamed and self.instants else ""
             if self.is_streamed:
                 output_tokens = len(self.instants)
+
         content = self._content(observation.choices) if self.policy.keep_content else None
         return Measurement(  # by position, in the order of the fields, which is faster
             self.api,
@@ -605,9 +628,11 @@ class Call:
         is_thread_of_start = self._thread == get_ident()
         if wait_at_start_ns is None or not is_thread_of_start:
             return None
+
         wait_at_end_ns = processor_wait_ns()
         if wait_at_end_ns is None:
             return None
+
         return (wait_at_end_ns - wait_at_start_ns) / 1e6
 
     def _content(self, choices: tuple[Choice, ...]) -> Content:
@@ -634,7 +659,9 @@ def context_of_spans(spans: Sequence[ObserverSpan | None]) -> AbstractContextMan
     if len(spans_of_call) == 1:
         # The usual case, without the cost of an ExitStack.
         return spans_of_call[0].current()
+
     stack = ExitStack()
     for span in spans_of_call:
         stack.enter_context(span.current())
+
     return stack

@@ -96,6 +96,7 @@ def to_request(prompt: RequestLike) -> Request:
     """
     if isinstance(prompt, Request):
         return prompt
+
     messages: list[dict[str, Any]]
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
@@ -107,6 +108,7 @@ def to_request(prompt: RequestLike) -> Request:
             f"a {type(prompt).__name__} cannot be sent as a prompt",
             'give a text, messages ([{"role": …}]), or a Request',
         )
+
     return Request(id=secrets.token_hex(8), messages=messages, exact_output=False)
 
 
@@ -216,6 +218,7 @@ class Client:
 
         specified_profile = _select_profile(all_options["server_profile"], all_options["server"])
         self.server_profile = specified_profile or SERVER_PROFILES["generic"]
+
         # A probe finds out the model and the kind of server when the client opens. None if the
         # options specify both.
         self._probe_options: dict[str, Any] | None = None
@@ -257,9 +260,11 @@ class Client:
         keep_text = options["keep_text"]
         if keep_text is None:
             keep_text = is_url or options["keep_content"]
+
         keep_headers = options["keep_headers"]
         if keep_headers is None:
             keep_headers = is_url
+
         # The other options of the pool are among those of the client, under the same names.
         pool_option_names = SendingOptions.__annotations__
         sending_options = {name: options[name] for name in pool_option_names}
@@ -344,6 +349,7 @@ class Client:
             events = self._stream_here(parsed_request, labels)
         else:
             events = self._stream_with_fallback(self._fallback, parsed_request, labels)
+
         async with aclosing(events):
             async for event in events:
                 yield event
@@ -377,8 +383,10 @@ class Client:
                 partial(self._complete_here, parsed_request, labels),
                 partial(fallback.client.complete, parsed_request, labels=labels),
             )
+
         if raise_on_failure and completion.failure is not None:
             raise _request_failed(completion.failure)
+
         return completion
 
     async def _probe(self, options: dict[str, Any]) -> None:
@@ -436,6 +444,7 @@ class Client:
             else:
                 fallback.circuit.record_success()
                 return
+
         async with aclosing(fallback.client.stream(request, labels=labels)) as events:
             async for event in events:
                 yield event
@@ -477,10 +486,12 @@ class Client:
         """
         self._check_usable()
         call = self._begin_call(request, labels)
+
         retry_wait_s: float | None = 0.0  # None after the last attempt
         while retry_wait_s is not None:
             await self._prepare_attempt(call, retry_wait_s)
             attempt = self._begin_attempt(call, request, with_events=with_events)
+
             has_output = False
             try:
                 event = await attempt.next_event()
@@ -548,6 +559,7 @@ class Client:
             on_output=put_event if with_events else None,
         )
         self._exchanges.add(exchange)
+
         return _Attempt(exchange, queue, timeline)
 
     def _cancel_attempt(self, call: Call, attempt: _Attempt, error: BaseException) -> None:
@@ -581,8 +593,10 @@ class Client:
         try:
             if backoff_s:
                 await asyncio.sleep(backoff_s)
+
             if not self._pool.is_open:
                 await self.open()
+
             # A probe may have found the name of the model when the client was opened just now.
             call.model = self.model
             if throttle is not None:
@@ -590,6 +604,7 @@ class Client:
                 call.permit = await throttle.acquire(**arguments)
                 # The application may have closed the client while the call waited.
                 self._check_usable()
+
             if budget is not None:
                 call.budget_hold = await self._book_cost(budget, call)
         except BaseException as error:
@@ -617,6 +632,7 @@ class Client:
         """
         if call.permit is not None:
             call.permit.done(0)
+
         if isinstance(error, Exception):
             # Any error but those of throttle and budget is raised while the client is opened.
             kind = _UNSENT_KINDS.get(type(error), "connect")
@@ -625,6 +641,7 @@ class Client:
         else:
             failure = _CALLER_LEFT
             status = "cancelled"
+
         call.report(status, failure, CallObservation(), done=monotonic_ns())
 
     def _redacted(self, completion: Completion) -> Completion:
@@ -670,6 +687,7 @@ class Client:
             # has interrupted may hold any lock, so that another thread does the work.
             run_in_background(partial(self._report_abandoned, call, completion, error))
             return
+
         call.record_headers(completion.headers or {})
         if completion.failure is None:
             status: Status = "ok"  # The response was complete before the caller left.
@@ -677,6 +695,7 @@ class Client:
             status = "cancelled"
         else:
             status = "abandoned"
+
         self._report(call, completion, status)
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
@@ -695,6 +714,7 @@ class Client:
             finish_reason=completion.finish_reason,
             tool_calls=completion.tool_calls,
         )
+
         observation = CallObservation(
             sent=completion.sent,
             first_token=completion.first_token,
@@ -782,10 +802,12 @@ def _with_defaults(options: ClientOptions) -> dict[str, Any]:
     all_options: dict[str, Any] = {**_DEFAULTS, **options}
     if all_options["timeout_s"] is not None:
         all_options["timeout_ns"] = _timeout_ns("timeout_s", all_options["timeout_s"])
+
     if all_options["stall_timeout_s"] is not None:
         all_options["stall_timeout_ns"] = _timeout_ns(
             "stall_timeout_s", all_options["stall_timeout_s"]
         )
+
     return all_options
 
 
@@ -819,11 +841,13 @@ def _select_profile(profile: ServerProfile | None, server: str) -> ServerProfile
     """
     if server == "auto":
         return profile
+
     named_profile = SERVERS.find(server)
     if named_profile is None:
         raise WrongUse(
             "unknown_name", f"unknown server {server!r}", f"known: {', '.join(server_names())}"
         )
+
     return profile or named_profile
 
 
@@ -850,6 +874,7 @@ def _client_signature() -> inspect.Signature:
         for name, default in _DEFAULTS.items()
     ]
     positional_parameters = [signature.parameters["self"], signature.parameters["target"]]
+
     return signature.replace(parameters=[*positional_parameters, *options])
 
 

@@ -79,6 +79,7 @@ class ContentCollector:
             completion = self._completions[index]
             if choice.finish_reason:
                 completion.finish_reason = choice.finish_reason
+
             message = _message_of(choice)
             if message is None:
                 completion.texts.append(choice.text or "")
@@ -95,6 +96,7 @@ class ContentCollector:
         completion = self._completions[0]
         if with_text:
             completion.texts.append(response.output_text)
+
         completion.finish_reason = finish_reason
         completion.tool_calls = {}
         for position, item in enumerate(response.output or ()):

@@ -165,6 +165,7 @@ class Fallback:
         """
         if not self.circuit.allows_call(monotonic_ns()):
             return await send_to_second()
+
         try:
             completion = await send_to_first()
         except BaseException as error:
@@ -173,6 +174,7 @@ class Fallback:
         else:
             if not self._handle_completion(completion):
                 return completion
+
         return await send_to_second()
 
     def _handle_completion(self, completion: Completion) -> bool:
@@ -203,10 +205,12 @@ class Fallback:
             # The request was not sent, which says nothing about the first endpoint.
             self.circuit.record_cancellation()
             return True
+
         if not isinstance(error, Exception):
             # The caller was cancelled, for example by CancelledError.
             self.circuit.record_cancellation()
             return False
+
         failure = failure_from_error(error)
         is_endpoint_to_blame = self._record_failure(failure)
         return is_endpoint_to_blame and not has_output
@@ -265,8 +269,10 @@ class _MethodWithFallback:
             else:
                 circuit.record_success()
                 return response
+
         if "model" in kwargs:
             kwargs["model"] = self.fallback.model_for(kwargs["model"])
+
         send_to_second = partial(self._second_method(), *args, **kwargs)
         second_response = yield send_to_second
         return second_response
@@ -307,12 +313,14 @@ def validate_fallback(
     """
     if fallback is None:
         return None
+
     if not isinstance(fallback, Fallback):
         raise WrongUse(
             "wrong_type",
             f"fallback must be a Fallback, not a {type(fallback).__name__}",
             "give Fallback(client)",
         )
+
     if get_client_kind(fallback.client) != get_client_kind(first_client):
         second_class = type(fallback.client).__name__
         first_class = type(first_client).__name__
@@ -321,4 +329,5 @@ def validate_fallback(
             f"a {second_class} behind a {first_class}",
             "give clients of one package, both blocking or both async",
         )
+
     return fallback

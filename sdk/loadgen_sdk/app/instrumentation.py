@@ -106,6 +106,7 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
     if valid_fallback is not None:
         _instrument_fallback(valid_fallback, options)
         options = options._replace(fallback=valid_fallback)
+
     instrumented_client = copy.copy(client)
     measure_resources(instrumented_client, client, options)
     return instrumented_client
@@ -187,6 +188,7 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
     """
     if existing is None:
         return new
+
     old_policy = existing.policy
     new_policy = new.policy
     _refuse_conflicts(old_policy, new_policy)
@@ -201,6 +203,7 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
         budget=_first_set(new_policy.budget, old_policy.budget),
     )
     ask_usage = _first_set(new.ask_usage, existing.ask_usage)
+
     return InstrumentOptions(policy, ask_usage, fallback=existing.fallback)
 
 
@@ -209,6 +212,7 @@ def _refuse_conflicts(old_policy: Policy, new_policy: Policy) -> None:
     for name in _SINGLE_OPTIONS:
         old_value = getattr(old_policy, name)
         new_value = getattr(new_policy, name)
+
         has_both = old_value is not None and new_value is not None
         if has_both and old_value is not new_value:
             raise WrongUse(

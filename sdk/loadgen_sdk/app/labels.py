@@ -48,11 +48,13 @@ def validate_labels(labels: Labels | None) -> dict[str, str]:
     """
     if not labels:
         return NO_LABELS
+
     hint = 'give names and short values: labels={"feature": "search"}'
     if not isinstance(labels, Mapping):
         raise WrongUse(
             "wrong_type", f"labels must be a mapping, not a {type(labels).__name__}", hint
         )
+
     for name, value in labels.items():
         if not _is_label_name(name):
             raise WrongUse("invalid_value", f"{name!r} is not a valid name of a label", hint)
@@ -62,6 +64,7 @@ def validate_labels(labels: Labels | None) -> dict[str, str]:
                 f"the label {name} must be a short text or number, not a {type(value).__name__}",
                 hint,
             )
+
     return {name: str(value) for name, value in labels.items()}
 
 
@@ -74,9 +77,11 @@ def keep_valid_labels(labels: Any) -> dict[str, str]:
         return validate_labels(labels)
     except WrongUse as error:
         _log_once(str(error))
+
     # At least one label is invalid. The others are kept.
     if not isinstance(labels, Mapping):
         return {}
+
     return {
         name: str(value)
         for name, value in labels.items()

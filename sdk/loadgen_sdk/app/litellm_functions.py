@@ -68,6 +68,7 @@ def measure_functions(
             measured_functions[spec.name] = _measure_function(
                 function, spec, settings, argument_names=spec.argument_names
             )
+
     return measured_functions
 
 
@@ -115,14 +116,17 @@ class _MeasuredRouterType(type):
             method = getattr(router, spec.name, None)
             if method is None:
                 continue  # The installed version of LiteLLM does not have it.
+
             measured_method = _measure_function(
                 method,
                 spec,
                 cls._loadgen_sdk_settings,
                 argument_names=spec.router_argument_names,
             )
+
             # An attribute of the object hides the method of its class, which does not change.
             vars(router)[spec.name] = measured_method
+
         return router
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -208,5 +212,6 @@ def _with_recorded_headers(
         return response
 
     wrapper = as_function(call_and_record_headers, is_blocking=is_blocking)
+
     # The wrapper gets the name and the documentation of the function.
     return functools.update_wrapper(wrapper, function)

@@ -57,6 +57,7 @@ def measure_method(
         function = measured_method.create_blocking_function()
     else:
         function = measured_method.create_async_function()
+
     # The function gets the name and the documentation of the method.
     return functools.wraps(method)(function)
 
@@ -87,17 +88,21 @@ class _MeasuredMethod:
         self._settings = settings
         self._is_blocking = is_blocking
         self._find_request_fields = find_request_fields
+
         # Waits until the throttle allows a call, and returns its permit. None without a throttle.
         self._acquire_permit: Callable[..., Any] | None = None
         if throttle is not None:
             self._acquire_permit = throttle.acquire_blocking if is_blocking else throttle.acquire
+
         # Books the estimated cost of a call of a model in the budget. None without a budget.
         self._book_cost: Callable[[float | None, str], Any] | None = None
         if budget is not None:
             self._book_cost = budget.select_book_function(is_blocking=is_blocking)
+
         # Without limits and retries, a call is a single attempt that waits for nothing.
         has_limits = throttle is not None or budget is not None
         self._is_single_attempt = not has_limits and policy.retry is None
+
         # An iterator among the arguments can be read only once. It must become a list if the
         # estimate of the tokens, a second attempt or the recorder also reads the arguments.
         reads_arguments_later = policy.record is not None or policy.keep_content
@@ -117,16 +122,19 @@ class _MeasuredMethod:
             observed = self._begin_call(kwargs)
             if observed is None:
                 return method(*args, **kwargs)
+
             is_sent_directly = is_single_attempt and not observed.is_raw_requested
             if not is_sent_directly:
                 send = partial(method, *args, **kwargs)
                 return run_steps(self._run_attempts(observed, send))
+
             try:
                 with observed:
                     response = method(*args, **kwargs)
             except BaseException as error:
                 observed.end_failed_attempt(error)
                 raise
+
             return observed.observe_response(response, parsed_response=response, is_blocking=True)
 
         return call
@@ -145,10 +153,12 @@ class _MeasuredMethod:
             observed = self._begin_call(kwargs)
             if observed is None:
                 return await _await_if_needed(method(*args, **kwargs))
+
             is_sent_directly = is_single_attempt and not observed.is_raw_requested
             if not is_sent_directly:
                 send = partial(method, *args, **kwargs)
                 return await run_steps_async(self._run_attempts(observed, send))
+
             try:
                 with observed:
                     response = method(*args, **kwargs)
@@ -158,6 +168,7 @@ class _MeasuredMethod:
             except BaseException as error:
                 observed.end_failed_attempt(error)
                 raise
+
             return observed.observe_response(response, parsed_response=response, is_blocking=False)
 
         return call
@@ -177,8 +188,10 @@ class _MeasuredMethod:
         outer_call = current_call.get()
         if outer_call is not None and outer_call.call.settings.hides_inner_calls:
             return None
+
         if self._is_blocking:
             self._warn_in_event_loop()
+
         try:
             if self._needs_reusable_arguments:
                 replace_iterators(kwargs)
@@ -196,6 +209,7 @@ class _MeasuredMethod:
         """Warn once that a blocking client is called in an event loop of asyncio."""
         if self._settings.has_warned_about_event_loop or not event_loop.is_asyncio_running():
             return
+
         self._settings.has_warned_about_event_loop = True
         warn(
             (
@@ -221,6 +235,7 @@ class _MeasuredMethod:
         if may_sleep_in_event_loop:
             # Fail before the request is sent, and not when the first retry has to wait.
             event_loop.require_running()
+
         response = yield from self._send_with_retries(observed, send)
         parsed_response = response
         if observed.is_raw_requested:
@@ -228,6 +243,7 @@ class _MeasuredMethod:
                 parsed_response = yield response.parse
             except Exception as error:
                 return observed.report_unparsable(response, error)
+
         return observed.observe_response(response, parsed_response, is_blocking=self._is_blocking)
 
     def _send_with_retries(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
@@ -250,9 +266,11 @@ class _MeasuredMethod:
                 if retry_wait_s is not None:
                     backoff_s = retry_wait_s
                     continue
+
                 if isinstance(error, ThrottleTimeout):
                     client_package = sys.modules[self._settings.package]
                     raise _timeout_error_of_package(client_package, error) from error
+
                 raise
             return response
 
@@ -273,11 +291,14 @@ class _MeasuredMethod:
         if backoff_s:
             sleep = time.sleep if self._is_blocking else event_loop.sleep
             yield partial(sleep, backoff_s)
+
         keyword_arguments = send.keywords
         timeout = keyword_arguments.get("timeout", NOT_GIVEN)
         yield from self._acquire_permission(observed, timeout)
+
         with observed:
             response = yield send
+
         return response
 
     def _acquire_permission(self, observed: ObservedCall, timeout: object) -> Steps[None]:

@@ -207,6 +207,7 @@ class Measurement(msgspec.Struct, frozen=True):
         """
         if self.output_tokens is None:
             return None
+
         # Some servers count reasoning tokens without streaming them. The measure leaves them out if
         # the first output event is already part of the answer.
         streamed_tokens = measures.streamed_tokens(
@@ -218,6 +219,7 @@ class Measurement(msgspec.Struct, frozen=True):
         tokens_per_choice: float = streamed_tokens
         if self.choices > 1:
             tokens_per_choice = streamed_tokens / self.choices
+
         tpot_ns = measures.tpot(
             first_token=self.first_token,
             last_token=self.last_token,
@@ -368,12 +370,14 @@ def without_server_text(failure: Failure, code: str = "") -> Failure:
     """
     if failure.kind in _KINDS_WITH_TEXT_OF_CLIENT:
         return failure
+
     if _is_single_word(code):
         safe_text = code
     elif failure.http_status:
         safe_text = f"HTTP {failure.http_status}"
     else:
         safe_text = failure.kind
+
     return Failure(failure.kind, safe_text, failure.http_status)
 
 
@@ -436,6 +440,7 @@ def attach_measurement(result: object, measurement: Measurement) -> None:
     if _is_pydantic_1_model(result_class):
         _attach_to_pydantic_1_model(result, measurement)
         return
+
     try:  # noqa: SIM105 - `contextlib.suppress` would take as long as the rest of this function
         # The `__setattr__` of pydantic 2 would reject an attribute that is not a field. That of
         # `object`, which it overrides, sets any attribute.
@@ -505,6 +510,7 @@ def set_latest_measurement(measurement: Measurement) -> None:
     _latest.set(measurement)
     if not _WAIT_FOR_COPIES_CONTEXT:
         return
+
     # The public `asyncio.get_running_loop` would raise an exception if no loop is running.
     is_in_event_loop = asyncio._get_running_loop() is not None
     if is_in_event_loop:

@@ -199,6 +199,7 @@ class Squares(NamedTuple):
                 fitting_px = middle_px
             else:
                 too_long_px = middle_px
+
         return fitting_px
 
     def _fits(self, size: ImageSize, longer_px: int) -> bool:
@@ -307,6 +308,7 @@ def _read_size(data: bytes) -> ImageSize | None:
         return ImageSize(width=_little_endian(data[6:8]), height=_little_endian(data[8:10]))
     if data.startswith(_JPEG_MAGIC):
         return _read_jpeg_size(data)
+
     return None
 
 
@@ -372,6 +374,7 @@ def _read_webp_size(data: bytes) -> ImageSize:
     else:  # lossy: 6 bytes of tags, then both sides, 14 bits each, with 2 bits of scaling
         width = _little_endian(data[26:28]) & _WEBP_SIZE_MASK
         height = _little_endian(data[28:30]) & _WEBP_SIZE_MASK
+
     return ImageSize(width, height)
 
 
@@ -399,11 +402,13 @@ def _read_jpeg_size(data: bytes) -> ImageSize | None:
             height = _big_endian(data[start + 5 : start + 7])
             width = _big_endian(data[start + 7 : start + 9])
             return ImageSize(width, height)
+
         if marker == 0xFF:
             start += 1  # a fill byte before a marker
         else:
             segment_length = _big_endian(data[start + 2 : start + 4])
             start += 2 + segment_length
+
     return None
 
 

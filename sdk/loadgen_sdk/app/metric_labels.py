@@ -63,6 +63,7 @@ def validate_label_names(names: Sequence[str], option: str) -> tuple[str, ...]:
         raise WrongUse(
             "wrong_type", f"{option}={names!r}", f'give the names of labels: {option}=("feature",)'
         )
+
     return tuple(names)
 
 

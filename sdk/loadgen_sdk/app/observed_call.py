@@ -120,12 +120,14 @@ class ObservedCall:
         self.tracker = OutputTracker(
             api, is_streamed=is_streamed, keep_content=settings.policy.keep_content
         )
+
         # The tracker appends a timestamp to this list for each output event. The call reads them
         # from the same list at its end.
         self.call.instants = self.tracker.instants
         extra_headers = kwargs.get("extra_headers")
         if extra_headers:
             self._read_raw_response_header(extra_headers)
+
         has_usage_option = api in ("chat", "completions")
         if is_streamed and has_usage_option and settings.requests_usage:
             self._request_usage(kwargs)
@@ -142,14 +144,17 @@ class ObservedCall:
         call = self.call
         self._outer_call = current_call.get()
         current_call.set(self)
+
         if call.spans:
             # `__exit__` leaves this context manager, so that no `with` statement can surround it.
             self._current_span = context_of_spans(call.spans)
             self._current_span.__enter__()
+
         if self.is_streamed and call.api == "responses":
             # The openai package builds its types at their first use, which takes half a second.
             # That would count as time to the first token.
             build_response_event_types()
+
         # The start time is taken last, so that it does not include the preparations above.
         call.attempt_started = monotonic_ns()
 
@@ -185,12 +190,14 @@ class ObservedCall:
         if has_wrong_arguments:
             self.call.discard()
             return None
+
         if is_collecting_garbage():
             # The garbage collector closes a coroutine that nobody awaits any more. The code that it
             # has interrupted may hold any lock, so that another thread ends the attempt. There is
             # no retry, because nobody waits for its result.
             run_in_background(partial(self.end_failed_attempt, error))
             return None
+
         try:
             return self._retry_or_report(error)
         except Exception:
@@ -236,8 +243,10 @@ class ObservedCall:
         try:
             if not self.call.has_headers:
                 self.call.settings.warn_missing_headers()
+
             if is_plain_call:
                 return self.observe_parsed_response(response)
+
             self.raw_response = response
             if self.is_read_by_application:
                 observe_unread_response(response, self, is_blocking=is_blocking)
@@ -246,6 +255,7 @@ class ObservedCall:
         except Exception:
             # A defect of this package must not become an error of the application.
             self._log_not_measured()
+
         return response
 
     def report_unparsable(self, raw_response: Any, error: Exception) -> Any:
@@ -333,9 +343,11 @@ class ObservedCall:
         extra_body = kwargs.get("extra_body")
         if isinstance(extra_body, Mapping) and "stream_options" in extra_body:
             return
+
         options = kwargs.get("stream_options")
         if not isinstance(options, Mapping):
             options = {}
+
         if not options.get("include_usage"):
             kwargs["stream_options"] = {**options, "include_usage": True}
             self.hides_usage = True
@@ -350,6 +362,7 @@ class ObservedCall:
         error_code = _error_code(error)
         was_sent = not isinstance(error, ThrottleTimeout | BudgetExceeded)
         self.hidden_retries = _hidden_retries(error)
+
         retry_wait_s = self.call.end_failed_attempt(
             failure,
             _headers_of(error, "response"),
@@ -361,6 +374,7 @@ class ObservedCall:
             # The server may bill a response that the client could not parse.
             self.read_token_counts_from_body(self.http_response)
             self._report(_status_of(error), failure, error_code=error_code)
+
         return retry_wait_s
 
     def _report_left_loop(self) -> None:
@@ -402,13 +416,16 @@ class ObservedCall:
         """
         if self.call.is_reported or not self._claim_report():
             return
+
         error_event_text = self.tracker.error
         if error_event_text and status == "ok":
             status = "failed"
             failure = Failure("error_event", error_event_text)
+
         try:
             observation = self._make_observation()
             self._warn_uncounted(status, observation.usage)
+
             measurement = self.call.report(
                 status,
                 failure,
@@ -452,18 +469,22 @@ class ObservedCall:
         tracker = self.tracker
         usage = tracker.usage()
         first_token = NEVER
+
         last_token = NEVER
         if tracker.instants:
             last_token = tracker.instants[-1]
             if tracker.is_first_output_known:
                 first_token = tracker.instants[0]
+
         first_event_tokens = tracker.first_event_tokens
         if not self.is_streamed:
             # A response that is not streamed counts as a single event with all tokens.
             first_event_tokens = usage.output or 0
+
         choices: tuple[Choice, ...] = ()
         if tracker.content is not None:
             choices = tracker.content.choices(tracker.finish_reason)
+
         return CallObservation(
             sent=self.call.attempt_started,
             first_token=first_token,
@@ -508,12 +529,14 @@ def failure_from_error(error: BaseException) -> Failure:
         return Failure("timeout_total", str(error))
     if isinstance(error, BudgetExceeded):
         return Failure("over_budget", str(error))
+
     # Imported here, because most applications never need it: none of their calls fail.
     from ..wire_formats.library_errors import classify_library_error
 
     failure = classify_library_error(error)
     if _is_timeout_of_request(error):
         return Failure("timeout_total", str(error), failure.http_status)
+
     return failure
 
 

@@ -142,6 +142,7 @@ def _observe(
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
     clock = monotonic_ns
+
     hides_usage = observed.hides_usage
     try:
         for event in events:
@@ -176,6 +177,7 @@ async def _observe_async(
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
     clock = monotonic_ns
+
     hides_usage = observed.hides_usage
     try:
         async for event in events:
@@ -206,7 +208,9 @@ def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
     if is_openai_or_anthropic:
         _observe_in_place(remove_proxies(returned_stream), observed)
         return returned_stream
+
     wrapped_stream = ObservedStream(returned_stream, observed)
+
     # A weak reference: the call must not keep a stream alive that the application has dropped.
     observed.get_stream = weakref.ref(wrapped_stream)
     return wrapped_stream
@@ -286,6 +290,7 @@ class _UnreadResponse:
         observed = self._observed
         http_response = self._response.http_response
         is_consumed = bool(getattr(http_response, "is_stream_consumed", False))
+
         # If the application has called `parse` for a complete response, the call was reported. The
         # body of a stream is not a JSON document that could be parsed at once.
         needs_parsing = is_consumed and not observed.is_reported and not observed.is_streamed
@@ -295,7 +300,9 @@ class _UnreadResponse:
             except Exception:
                 # The body was cut off, or does not match the requested schema.
                 observed.read_token_counts_from_body(http_response)
+
         observed.report_closed_response(is_consumed=is_consumed)
+
         # Whoever runs this generator calls the yielded function, and awaits it in an async client.
         yield self._close_original
 
@@ -364,6 +371,7 @@ def _observe_closing(response: Any, events: Any, observed: ObservedCall) -> None
     close = getattr(response, close_method_name, None)
     if close is None:
         return
+
     # The iterator refers to the response. With a normal reference back to the iterator, they would
     # be a cycle, which stays in memory until the garbage collector runs.
     get_events = weakref.ref(events)
@@ -393,13 +401,16 @@ def _report_and_close_response(
     is_closed_by_stream = events is None or _is_running_or_ended(events)
     if is_closed_by_stream:
         return close()
+
     helper_error = _find_streaming_helper_error(observed, error_being_handled=sys.exception())
     if helper_error is None:
         observed.report_abandoned()
         return close()
+
     is_async = hasattr(events, "__anext__")
     if is_async:
         return _report_helper_error_async(observed, events, helper_error, close)
+
     _read_last_events(observed, events)
     observed.report_stream_error(helper_error)
     return close()
@@ -463,9 +474,11 @@ def _find_streaming_helper_error(
         if observed.was_left_by_streaming_helper:
             return ValueError("the response does not have the expected type")
         return None
+
     stream = observed.get_stream()
     if _has_passed_through_streaming_helper(error_being_handled, stream):
         return error_being_handled
+
     return None
 
 

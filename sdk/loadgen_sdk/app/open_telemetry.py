@@ -197,18 +197,22 @@ class OpenTelemetry:
                 "opentelemetry-api is not installed",
                 "pip install opentelemetry-api",
             ) from None
+
         self._trace = trace
         self._context = context
         self._provider = provider
         self._keeps_content = content
         self._metric_labels = validate_label_names(metric_labels, "metric_labels")
         self._reported_instrumentations: set[str] = set()
+
         self._tracer: Any = None
         if spans:
             self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL)
+
         meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
         self._create_call_instruments(meter, has_chunk_gaps=chunks)
         self._operations = self._create_operation_recorder(meter)
+
         # Calls that have ended wait here, because recording them takes too long for a call of the
         # application. It happens in the background, and before somebody reads the metrics.
         self._backlog = Backlog(self._record_metrics)
@@ -263,8 +267,10 @@ class OpenTelemetry:
         if other_instrumentation:
             self._log_other_instrumentation(other_instrumentation, call.settings.package)
             return CallSpan()
+
         if self._tracer is None:
             return None
+
         span_name = f"{_OPERATIONS[call.api]} {call.model}".rstrip()
         span = self._tracer.start_span(
             span_name,
@@ -279,10 +285,13 @@ class OpenTelemetry:
         attributes = self._call_attributes(call)
         if call.is_streamed:
             attributes["gen_ai.request.stream"] = True
+
         for name, value in call.parameters.items():
             attributes[_PARAMETERS[name]] = value
+
         for name, label in call.labels.items():
             attributes[f"loadgen.label.{name}"] = label
+
         return attributes
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
@@ -334,6 +343,7 @@ class OpenTelemetry:
             description="GenAI operation duration.",
             bounds=DURATION_BOUNDS_S,
         )
+
         self._token_histogram = _create_histogram(
             meter,
             "gen_ai.client.token.usage",
@@ -341,6 +351,7 @@ class OpenTelemetry:
             description="Input and output tokens used.",
             bounds=TOKEN_BOUNDS,
         )
+
         self._first_chunk_histogram = _create_histogram(
             meter,
             "gen_ai.client.operation.time_to_first_chunk",
@@ -357,6 +368,7 @@ class OpenTelemetry:
                 description="Between successive output events.",
                 bounds=DURATION_BOUNDS_S,
             )
+
         self._tpot_histogram = _create_histogram(
             meter,
             "loadgen.client.time_per_output_token",
@@ -383,6 +395,7 @@ class OpenTelemetry:
         """Log once that another instrumentation reports the calls of a package."""
         if other in self._reported_instrumentations:
             return
+
         self._reported_instrumentations.add(other)
         log.warning(
             "%s already reports the calls of %s, so OpenTelemetry() of loadgen_sdk does not",
@@ -402,14 +415,17 @@ class OpenTelemetry:
         duration_s = (measurement.done - measurement.started) / 1e9
         duration_attributes = {**attributes, **_error_attributes(measurement)}
         self._duration_histogram.record(duration_s, duration_attributes, context)
+
         if measurement.streamed:
             self._record_stream_metrics(measurement, attributes, context)
+
         # The number of input tokens is always that of the server. Without a count of the output
         # tokens, a measurement has the number of output events in place of it.
         is_output_counted_by_server = measurement.token_source == "server"
         if measurement.input_tokens is not None:
             input_attributes = {**attributes, "gen_ai.token.type": "input"}
             self._token_histogram.record(measurement.input_tokens, input_attributes, context)
+
         if measurement.output_tokens and is_output_counted_by_server:
             output_attributes = {**attributes, "gen_ai.token.type": "output"}
             self._token_histogram.record(measurement.output_tokens, output_attributes, context)
@@ -430,9 +446,11 @@ class OpenTelemetry:
         first_chunk_ms = measurement.ttft_from_sent_ms
         if first_chunk_ms is not None:
             self._first_chunk_histogram.record(first_chunk_ms / 1e3, attributes, context)
+
         if self._chunk_gap_histogram is not None:
             for gap_ns in measures.gaps(measurement.instants):
                 self._chunk_gap_histogram.record(gap_ns / 1e9, attributes, context)
+
         tpot_ms = measurement.tpot_ms
         if tpot_ms is not None:
             self._tpot_histogram.record(tpot_ms / 1e3, attributes, context)
@@ -459,9 +477,11 @@ class OpenTelemetry:
         }
         if call.model:
             attributes["gen_ai.request.model"] = call.model
+
         if host:
             attributes["server.address"] = host.strip("[]")
             attributes["server.port"] = int(port)
+
         return attributes
 
     def _end_span(self, measurement: Measurement, span: Any) -> None:
@@ -469,10 +489,12 @@ class OpenTelemetry:
         span.set_attributes(_response_attributes(measurement))
         if self._keeps_content:
             span.set_attributes(_content_attributes(measurement))
+
         self._add_span_events(measurement, span)
         if measurement.status == "failed":
             # The text of the failure may quote the prompt, so that the span gets its type only.
             span.set_status(self._trace.StatusCode.ERROR, error_type_of(measurement))
+
         span.end(_unix_ns(measurement, measurement.done))
 
     def _add_span_events(self, measurement: Measurement, span: Any) -> None:
@@ -553,6 +575,7 @@ def _response_attributes(measurement: Measurement) -> dict[str, Any]:
     known_attributes = {
         name: value for name, value in attributes.items() if value not in (None, "")
     }
+
     return {**_error_attributes(measurement), **known_attributes}
 
 
@@ -580,6 +603,7 @@ def _content_attributes(measurement: Measurement) -> dict[str, str]:
     content = measurement.content
     if content is None:
         return {}
+
     output_messages = [_output_message(choice) for choice in content.choices]
     return {
         "gen_ai.input.messages": json.dumps(_input_messages(content.input), default=str),

@@ -115,8 +115,10 @@ class OutputTracker:
             if generates_text:
                 self.instants.append(arrived_at)
                 self.first_answer = arrived_at
+
             self._usage = getattr(response, "usage", None)
             self.response_model = getattr(response, "model", "") or ""
+
             self.response_id = getattr(response, "id", "") or ""
             match self._api:
                 case "chat" | "completions":
@@ -154,17 +156,21 @@ class OutputTracker:
         with suppress(Exception):
             choices = chunk.choices
             has_output = self._observe_choices(choices, arrived_at)
+
             if self.content is not None:
                 self.content.add_choices(choices)
+
             if has_output:
                 self.instants.append(arrived_at)
             elif self._is_chat and not self.instants:
                 # The event may be the first output, in a field that is not part of the API.
                 self._count_event_with_unknown_text(choices)
+
             self._read_chunk_usage(getattr(chunk, "usage", None), has_output=has_output)
             if not self.response_id:
                 self.response_id = chunk.id or ""
                 self.response_model = chunk.model or ""
+
             if not self._needs_only_timestamps:
                 self._needs_only_timestamps = self._has_all_but_timestamps()
 
@@ -195,11 +201,14 @@ class OutputTracker:
             output_kind = self._output_kind(choice)
             if output_kind != _NO_OUTPUT:
                 has_output = True
+
             if output_kind == _ANSWER and self.first_answer == NEVER:
                 self.first_answer = arrived_at
+
             if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
                 self.finished = arrived_at
+
         return has_output
 
     def _output_kind(self, choice: Any) -> str:
@@ -247,9 +256,11 @@ class OutputTracker:
             if not event_type.endswith(".delta"):
                 self._observe_response_state(event, arrived_at)
                 return
+
             self.instants.append(arrived_at)
             if self.first_answer == NEVER and "reasoning" not in event_type:
                 self.first_answer = arrived_at
+
             if self.content is not None and event_type == "response.output_text.delta":
                 self.content.add_text(event.delta)
 
@@ -363,12 +374,15 @@ class OutputTracker:
         """
         if response.usage:
             self._usage = response.usage
+
         self.response_id = response.id or ""
         self.response_model = response.model or ""
         if response.status in _END_STATES:
             self.finish_reason = _finish_reason_of(response)
+
         if response.status == "failed":
             self.error = str(getattr(response.error, "message", "") or "the response failed")
+
         if self.content is not None:
             self.content.add_response(response, self.finish_reason, with_text=not self._is_streamed)
 

@@ -60,13 +60,16 @@ def read_usage(api: Api, usage: object) -> Usage:
         return Usage()
     if api == "messages":
         return _read_messages_usage(usage)
+
     names = _RESPONSE_NAMES if api in _APIS_LIKE_RESPONSES else _CHAT_NAMES
     counts = _fields_of(usage)
     prompt_details = _fields_of(counts.get(names.prompt_details))
     output_details = _fields_of(counts.get(names.output_details))
+
     output_tokens = token_count(counts.get(names.output))
     if api == "embeddings":
         output_tokens = 0  # Servers leave out a count that is always 0.
+
     server_usage = Usage(
         input=token_count(counts.get(names.prompt)),
         output=output_tokens,
@@ -87,9 +90,11 @@ def _read_messages_usage(usage: object) -> Usage:
     uncached_tokens = token_count(getattr(usage, "input_tokens", None))
     cached_tokens = token_count(getattr(usage, "cache_read_input_tokens", None))
     written_tokens = token_count(getattr(usage, "cache_creation_input_tokens", None))
+
     prompt_tokens = None
     if uncached_tokens is not None:
         prompt_tokens = uncached_tokens + (cached_tokens or 0) + (written_tokens or 0)
+
     return check_usage(
         Usage(
             input=prompt_tokens,
@@ -139,9 +144,12 @@ def _fields_of(usage_part: object) -> Mapping[str, object]:
     """
     if isinstance(usage_part, dict):
         return usage_part
+
     declared_fields: Mapping[str, object] = getattr(usage_part, "__dict__", _NO_FIELDS)
+
     # pydantic stores the fields that its class does not declare in another dictionary.
     undeclared_fields = getattr(usage_part, "__pydantic_extra__", None)
     if not undeclared_fields:
         return declared_fields
+
     return {**undeclared_fields, **declared_fields}

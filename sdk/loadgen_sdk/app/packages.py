@@ -138,6 +138,7 @@ def _unknown_client_error(client: object) -> WrongUse:
         description = f"the class {client.__name__}"
     else:
         description = f"a {type(client).__name__}"
+
     class_names = [
         name for package in PACKAGES for name in (package.blocking_class, package.async_class)
     ]
@@ -168,8 +169,10 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
     if options.policy.retry is not None:
         # The client must not retry as well, because the attempts would multiply.
         client.max_retries = 0
+
     _record_headers(client)
     _replace_resources(client, original_client, package)
+
     # The resources now belong to this client alone, so that their methods can be replaced.
     wrapper = _ResourceWrapper(
         _call_settings(original_client, package, options),
@@ -180,6 +183,7 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         resource = _get_by_path(client, path)
         if resource is not None:
             wrapper.wrap(resource, path, api)
+
     # `with_raw_response` and `with_streaming_response` are created from the measured resources.
     _replace_response_variants(client, original_client)
     _instrument_copies(client, options)
@@ -233,6 +237,7 @@ def _call_settings(client: Any, package: Package, options: InstrumentOptions) ->
     if url is not None:
         default_port = 443 if url.scheme == "https" else 80
         server = f"{url.host}:{url.port or default_port}"
+
     return CallSettings(
         options.policy,
         server=server,
@@ -282,8 +287,10 @@ class _ResourceWrapper:
             method = getattr(resource, name, None)
             if method is not None:
                 setattr(resource, name, self._wrap_method(resource, name, method, path, api))
+
         if api == "messages" and hasattr(resource, "stream"):
             self._wrap_message_stream(resource)
+
         for name in _RESPONSE_VARIANTS:
             # They are cached properties, which are computed again from the measured methods.
             vars(resource).pop(name, None)
@@ -308,6 +315,7 @@ class _ResourceWrapper:
         measured_method = self._measure(original_method, api)
         if self._fallback is None or api == "batches":
             return measured_method
+
         return self._fallback.wrap_method(
             measured_method,
             path,

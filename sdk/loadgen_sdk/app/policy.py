@@ -91,11 +91,13 @@ class Policy(msgspec.Struct, frozen=True):
         context_labels = current_labels.get()
         if call_labels:
             return {**self.labels, **context_labels, **keep_valid_labels(call_labels)}
+
         # Most calls have labels from one place only, which need not be merged.
         if not context_labels:
             return self.labels
         if not self.labels:
             return context_labels
+
         return {**self.labels, **context_labels}
 
     def begin_observation(self, call: Call) -> tuple[ObserverSpan | None, ...]:
@@ -126,8 +128,10 @@ class Policy(msgspec.Struct, frozen=True):
         set_latest_measurement(measurement)
         if call_shape is not None and self.record is not None:
             self.record.end(call_shape, measurement)
+
         if context is None:
             return
+
         spans_by_observer = spans or (None,) * len(self.observers)
         for observer, span in zip(self.observers, spans_by_observer, strict=True):
             try:
@@ -147,11 +151,13 @@ def _begin_call(observer: Observer, call: Call) -> ObserverSpan | None:
     begin_call = getattr(observer, "begin_call", None)
     if begin_call is None:
         return None
+
     try:
         span: ObserverSpan | None = begin_call(call)
     except Exception:
         log.exception("an observer of measurements failed")
         return None
+
     return span
 
 
@@ -216,6 +222,7 @@ def make_policy(
         raise _wrong_type("retry", retry, "give Retry(attempts=3)")
     if record is not None and not hasattr(record, "begin"):
         raise _wrong_type("record", record, 'give record_shape("traffic.jsonl")')
+
     valid_prices = validate_prices(prices)
     valid_budget = validate_budget(
         budget, _currencies(valid_prices), has_prices=valid_prices is not None
@@ -240,12 +247,14 @@ def _validate_observers(on_measurement: Observers) -> tuple[Observer, ...]:
     """
     if callable(on_measurement):
         return (on_measurement,)
+
     observers = tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
             raise _wrong_type(
                 "on_measurement", observer, "give a function that takes one Measurement"
             )
+
     return observers
 
 

@@ -56,9 +56,11 @@ class Prometheus:
         self._label_names = validate_label_names(labels, "labels")
         self._metrics: list[Any] = []
         self._create_metrics()
+
         self._backlog = Backlog(self._record, _max_pending())
         if registry is None:
             registry = self._client.REGISTRY
+
         registry.register(self)
 
     def _create_metrics(self) -> None:
@@ -129,13 +131,17 @@ class Prometheus:
         _series(self._requests, *label_values, *status_and_error).inc()
         duration_s = (measurement.done - measurement.started) / 1e9
         _series(self._duration, *label_values).observe(duration_s)
+
         if measurement.streamed:
             self._record_stream(measurement, label_values)
+
         for token_type, tokens in _server_counts(measurement).items():
             if tokens:
                 _series(self._tokens, *label_values, token_type).inc(tokens)
+
         if measurement.retries:
             _series(self._retries, *label_values).inc(measurement.retries)
+
         if measurement.cost:
             _series(self._cost, *label_values).inc(measurement.cost)
 

@@ -139,17 +139,21 @@ def read_prompt(arguments: Mapping[str, object]) -> Prompt:
         schema = arguments.get(name)
         if schema:
             char_count += _schema_chars(schema)
+
     media_tokens = 0
     message_texts: dict[str, list[tuple[str, ...]]] = {}
     for name in _PROMPT_ARGUMENTS:
         prompt_argument = passed_argument(arguments, name)
         if prompt_argument is None:
             continue
+
         messages = [_read_message(message, model) for message in _messages_in(prompt_argument)]
         message_texts[name] = [message.texts for message in messages]
+
         for message in messages:
             char_count += message.char_count
             media_tokens += message.media_tokens
+
     return Prompt(message_texts, char_count // CHARS_PER_TOKEN + media_tokens)
 
 
@@ -179,8 +183,10 @@ def _read_message(message: Any, model: str) -> _ReadMessage:
     plain_texts = _texts_of_plain_message(message)
     if plain_texts is not None:
         return _ReadMessage(plain_texts, sum(map(len, plain_texts)), media_tokens=0)
+
     char_count = 0
     media_tokens = 0
+
     texts = []
     for part in _find_parts(message, model):
         texts.append(part.text)
@@ -188,6 +194,7 @@ def _read_message(message: Any, model: str) -> _ReadMessage:
             char_count += len(part.text)
         else:
             media_tokens += part.tokens
+
     return _ReadMessage(tuple(texts), char_count, media_tokens)
 
 
@@ -219,10 +226,12 @@ def _texts_of_plain_message(message: Any) -> tuple[str, ...] | None:
         return (message,)
     if type(message) is not dict or len(message) != 2:
         return None
+
     role = message.get("role")
     content = message.get("content")
     if type(role) is str and role and _is_plain_text(content):
         return (role, content)
+
     return None
 
 
@@ -285,10 +294,12 @@ def _find_parts_of_fields(
     label = _label_of(value, part_type)
     if label:
         yield PromptPart(label)
+
     for name in _TEXT_FIELDS:
         field = value.get(name)
         if not field:
             continue
+
         is_tool_argument = name in ("input", "arguments") and isinstance(field, Mapping)
         if is_tool_argument:
             # The arguments of a tool may be any JSON, which is one text.
@@ -375,10 +386,12 @@ def _read_image(part: Mapping[str, Any], model: str) -> PromptPart:
     data = fields.get("data")
     if isinstance(data, str):
         return _image_part(data, model, detail)
+
     reference = str(fields.get("url") or fields.get("file_id") or "")
     if reference.startswith("data:"):
         data_of_url = reference.partition(",")[2]
         return _image_part(data_of_url, model, detail)
+
     return PromptPart(reference, estimate_image_tokens(model, UNKNOWN_SIZE, detail))
 
 
@@ -403,6 +416,7 @@ def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
     fields = _fields_of_file(part)
     data = fields.get("file_data") or fields.get("data")
     content_parts = fields.get("content")
+
     has_text_as_data = fields.get("type") == "text"
     if has_text_as_data or content_parts:
         yield from _find_parts(data or content_parts, model)

@@ -78,6 +78,7 @@ def read_useful_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """
     raw_headers = getattr(headers, "raw", None)
     names_and_values = headers.items() if raw_headers is None else raw_headers
+
     useful_headers: dict[str, str] = {}
     for raw_name, value in names_and_values:
         # This lookup never fails: `_UsefulNames.__missing__` adds a name that is not in the cache.
@@ -85,6 +86,7 @@ def read_useful_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if useful_name != _NOT_NEEDED:
             text = value if isinstance(value, str) else value.decode("latin-1")
             useful_headers[useful_name] = text
+
     return useful_headers
 
 
@@ -141,11 +143,13 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     if milliseconds:
         has_number = _is_finite_number(milliseconds)
         return _seconds_from_now(float(milliseconds) / _MS_PER_S) if has_number else None
+
     seconds_or_date = headers.get("retry-after")
     if not seconds_or_date:
         return None
     if _is_finite_number(seconds_or_date):
         return _seconds_from_now(float(seconds_or_date))
+
     date_s = _parse_http_date_s(seconds_or_date)
     return None if date_s is None else _seconds_from_now(date_s)
 
@@ -177,11 +181,14 @@ def read_server_limit(headers: Mapping[str, str], unit: str) -> ServerLimit | No
     reset = headers.get(f"x-ratelimit-reset-{unit}")
     if reset is None or not _is_finite_number(remaining_text):
         return None
+
     remaining = float(remaining_text)
     limit = parse_number(headers.get(f"x-ratelimit-limit-{unit}", ""), 0.0)
+
     is_refill_known = limit > remaining
     if not is_refill_known:
         limit = 0.0
+
     return ServerLimit(limit=limit, remaining=max(0.0, remaining), reset_ns=parse_reset_ns(reset))
 
 
@@ -220,9 +227,11 @@ def _parse_seconds_or_date(text: str) -> float:
         number = float(text)
         is_date_in_ms = number >= _MIN_EPOCH_S * _MS_PER_S
         return number / _MS_PER_S if is_date_in_ms else number
+
     may_be_iso_8601_time = "T" in text
     if not may_be_iso_8601_time:
         return 0.0
+
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

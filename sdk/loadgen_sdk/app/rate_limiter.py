@@ -137,14 +137,18 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
     limit = _parse_amount(amount_text)
     if period_ns is None or limit is None:
         raise WrongUse("invalid_value", f"{name}={text!r} is not a rate", hint)
+
     if limit <= 0:
         message = f"{name}={text!r} allows nothing"
         raise WrongUse("out_of_range", message, f"{hint}, or leave it out")
+
     if math.isinf(limit):
         raise WrongUse("out_of_range", f"{name}=inf limits nothing", f"{hint}, or leave it out")
+
     is_less_than_one_request = name == "requests" and limit < 1
     if is_less_than_one_request:
         return Rate(limit=1.0, period_ns=round(period_ns / limit))
+
     return Rate(limit, period_ns)
 
 
@@ -206,6 +210,7 @@ class RateLimiter:
         self._limits = limits
         self._paused_until = 0
         self._server_buckets: dict[str, _ServerBucket] = {}
+
         self._windows: dict[str, _SlidingWindow] = {}
         for unit, rate in limits.rates().items():
             merge_ns = 0
@@ -252,10 +257,12 @@ class RateLimiter:
         max_in_flight = self._limits.concurrency
         if max_in_flight is not None and self.in_flight >= max_in_flight:
             return FOREVER
+
         allowed_at = max(now, self._paused_until)
         amounts = call_amounts(tokens, output_tokens)
         for unit, bucket in self._server_buckets.items():
             allowed_at = max(allowed_at, bucket.allowed_at(amounts[unit]))
+
         return allowed_at
 
     def pause(self, until: int) -> None:
@@ -278,9 +285,11 @@ class RateLimiter:
         amounts = call_amounts(tokens, output_tokens)
         for unit, bucket in self._server_buckets.items():
             bucket.book(now, amounts[unit])
+
         booked_at: dict[str, int] = {}
         for unit, window in self._windows.items():
             booked_at[unit] = window.book(now, amounts[unit])
+
         return Booking(amounts, booked_at)
 
     def end_call(
@@ -323,11 +332,13 @@ class RateLimiter:
         new_buckets = _read_server_buckets(headers, now, max_pause_ns)
         self._server_buckets.update(new_buckets)
         requested_pause_ns = _retry_after_ns(headers) if is_refused else 0
+
         request_bucket = new_buckets.get("requests")
         if request_bucket is not None:
             # Too few tokens cause no pause, because calls need different numbers of them.
             next_request_at = request_bucket.available_at(amount=1)
             requested_pause_ns = max(requested_pause_ns, next_request_at - now)
+
         obeyed_pause_ns = min(requested_pause_ns, max_pause_ns)
         self.pause(now + obeyed_pause_ns)
         return Pause(requested_pause_ns, obeyed_pause_ns)
@@ -354,6 +365,7 @@ class RateLimiter:
         for name, window in self._windows.items():
             if name in window_states:
                 window.restore(window_states[name], now)
+
         paused_until = int(state.get("paused_until", 0))
         is_from_before_restart = paused_until > now + self._limits.max_pause_ns
         if not is_from_before_restart:
@@ -399,6 +411,7 @@ class _SlidingWindow:
         self._rate = rate
         self._burst_ns = burst_ns
         self._merge_ns = merge_ns
+
         # An entry is a time of `_times` and the amount at the same index of `_amounts`.
         self._times: list[int] = []
         self._amounts: list[float] = []
@@ -435,12 +448,14 @@ class _SlidingWindow:
         available = self._rate.limit - self._sum
         if amount <= available:
             return now
+
         last_left_at = now
         for index in range(self._first, len(self._times)):
             available += self._amounts[index]
             last_left_at = self._times[index] + self._rate.period_ns
             if amount <= available:
                 return last_left_at
+
         return last_left_at
 
     def book(self, now: int, amount: float) -> int:
@@ -457,6 +472,7 @@ class _SlidingWindow:
         """
         last_entry_time = self._times[-1] if self._times else now
         entry_time = max(now, last_entry_time)
+
         is_window_empty = self._first == len(self._times)
         if not is_window_empty and self._belongs_to_entry(now, last_entry_time):
             # The entry gets the later time, so that nothing leaves the window too early.
@@ -465,6 +481,7 @@ class _SlidingWindow:
         else:
             self._times.append(entry_time)
             self._amounts.append(float(amount))
+
         # Virtual time never lags behind: what was not used in the past cannot be used later.
         self._virtual_time_ns = max(self._virtual_time_ns, float(now))
         self._add_to_totals(amount)
@@ -508,6 +525,7 @@ class _SlidingWindow:
         is_from_before_restart = bool(times) and times[-1] > now + _MAX_FUTURE_NS
         if is_from_before_restart:
             times, amounts, used_until = [], [], 0.0
+
         self._first = 0
         self._times = [*times]
         self._amounts = [*amounts]
@@ -524,12 +542,15 @@ class _SlidingWindow:
         while first < len(self._times) and self._times[first] + self._rate.period_ns <= now:
             self._sum -= self._amounts[first]
             first += 1
+
         if first == len(self._times):
             self._sum = 0.0  # The window is empty: no rounding error stays.
+
         if first > _MAX_EXPIRED_ENTRIES and 2 * first > len(self._times):
             del self._times[:first]
             del self._amounts[:first]
             first = 0
+
         self._first = first
 
     def _add_to_totals(self, amount: float) -> None:
@@ -574,6 +595,7 @@ class _ServerBucket:
         self._longest_pause_ends_at = now + max_pause_ns
         self._refill_ns_per_unit = 0.0  # 0 if nothing is known of the refill
         is_limit_known = server_limit.limit > 0
+
         used = server_limit.limit - server_limit.remaining
         if is_limit_known and used > 0:
             self._refill_ns_per_unit = server_limit.reset_ns / used
@@ -591,6 +613,7 @@ class _ServerBucket:
             return 0
         if not is_limit_known:
             return self._full_at
+
         return self._updated_at + math.ceil(missing * self._refill_ns_per_unit)
 
     def allowed_at(self, amount: float) -> int:

@@ -100,22 +100,26 @@ class Retry:
                 f"{attempts!r} attempts",
                 "must be at least 1, because the first try counts",
             )
+
         if not 0 < first_wait_s <= max_wait_s:
             raise WrongUse(
                 "out_of_range",
                 f"first_wait_s is {first_wait_s} and max_wait_s is {max_wait_s}",
                 "use 0 < first_wait_s <= max_wait_s",
             )
+
         if budget < 0 or reserve < 0:
             raise WrongUse(
                 "out_of_range", f"budget is {budget} and reserve is {reserve}", "0 or more"
             )
+
         if retry_if is not None and not callable(retry_if):
             raise WrongUse(
                 "wrong_type",
                 f"retry_if must be a function, not a {type(retry_if).__name__}",
                 "give a function that takes one Failure",
             )
+
         self.attempts = attempts
         self.first_wait_s = first_wait_s
         self.max_wait_s = max_wait_s
@@ -160,12 +164,14 @@ class Retry:
             return None
         if server_wait_s is not None and server_wait_s > MAX_SERVER_WAIT_S:
             return None
+
         max_backoff_s = min(self.max_wait_s, self.first_wait_s * 2.0 ** (attempts_made - 1))
         with self._lock:
             if self._balance < 1:
                 return None
             self._balance -= 1
             backoff_s = self._random.uniform(0, max_backoff_s)
+
         return max(backoff_s, server_wait_s or 0.0)
 
     def _may_help(self, failure: Failure, server_says_retry: bool | None) -> bool:
@@ -185,11 +191,13 @@ class Retry:
         """Return the decision of `retry_if`, or None if there is none or the function fails."""
         if self._retry_if is None:
             return None
+
         try:
             decision = self._retry_if(failure)
         except Exception:
             log.exception("retry_if of a Retry raised an error")
             return None
+
         return None if decision is None else bool(decision)
 
 

@@ -117,6 +117,7 @@ class FileStore:
             new_content = msgspec.msgpack.encode(limiter.state())
             file.seek(0)
             file.write(new_content)
+
             # The old content may have been longer.
             file.truncate(len(new_content))
             return result
@@ -129,6 +130,7 @@ class FileStore:
         limiter = SharedRateLimiter(self._limits)
         if not content:
             return limiter
+
         try:
             limiter.restore(msgspec.msgpack.decode(content), now)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -138,6 +140,7 @@ class FileStore:
                 error,
             )
             return SharedRateLimiter(self._limits)
+
         return limiter
 
 
@@ -221,6 +224,7 @@ class RedisStore:
         self._script = connection.client.register_script(SCRIPT)
         self._redacted_url = redact_url(url)
         self._rules = _encode_rules(limits)
+
         # Redis deletes a state that was not used for this time.
         self._lifetime_ms = max(1, limits.state_lifetime_ns // 1_000_000)
 
@@ -282,6 +286,7 @@ def connect_to_redis(url: str, subject: str) -> RedisConnection:
     except ImportError:
         message = f"{subject} are shared through Redis, which needs the package redis"
         raise WrongUse("not_installed", message, "pip install redis") from None
+
     url_without_name, _, name = url.partition("#")
     try:
         client = redis.Redis.from_url(
@@ -292,6 +297,7 @@ def connect_to_redis(url: str, subject: str) -> RedisConnection:
     except ValueError as error:
         message = f"shared={redact_url(url)!r}: {error}"
         raise WrongUse("invalid_url", message, 'shared="redis://HOST:6379/0#NAME"') from None
+
     return RedisConnection(client, name, errors=(redis.RedisError, OSError))
 
 
@@ -320,6 +326,7 @@ def _encode_rules(limits: Limits) -> str:
         else:
             # At most this many entries are stored for a period of the rate.
             merge_interval_us = period_us / limits.entries_per_period
+
         rule = {
             "name": name,
             "limit": rate.limit,
@@ -328,6 +335,7 @@ def _encode_rules(limits: Limits) -> str:
             "grain": merge_interval_us,
         }
         rules.append(rule)
+
     return json.dumps(rules)
 
 
@@ -388,6 +396,7 @@ class SharedLimits:
         store = self._store
         if monotonic_ns() < self._failed_until:
             return None
+
         try:
             return step(store)
         except store.errors as error:  # OSError for a file, and the errors of the package redis

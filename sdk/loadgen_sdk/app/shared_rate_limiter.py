@@ -76,10 +76,12 @@ class SharedRateLimiter:
         is_granted_already = entry_id in self._unfetched_grants
         if not is_granted_already:
             self._put_into_queue(_QueueEntry(entry_id, tokens, output_tokens))
+
         self._grant_allowed_calls(now)
         grant = self._unfetched_grants.pop(entry_id, None)
         if grant is None:
             return self._expected_turn(now, entry_id)
+
         # The grant may be for a call of the process that was cancelled since. The tokens of that
         # call are replaced by those of this one.
         self.correct(grant, tokens, output_tokens)
@@ -132,6 +134,7 @@ class SharedRateLimiter:
             for entry_id, tokens, output_tokens in queue_entries
         ]
         self._unfetched_grants = {}
+
         grant_fields_by_process: Mapping[str, Sequence[Any]] = state.get("ready", {})
         for entry_id, grant_fields in grant_fields_by_process.items():
             grant = Grant(*grant_fields)
@@ -167,6 +170,7 @@ class SharedRateLimiter:
         """
         simulated_limiter = RateLimiter(self._limits)
         simulated_limiter.restore(self._limiter.state(), now)
+
         turn = now
         for entry in self._queue:
             retry_at = simulated_limiter.retry_at(turn, entry.tokens, entry.output_tokens)
@@ -175,4 +179,5 @@ class SharedRateLimiter:
             if entry.entry_id == entry_id:
                 break
             simulated_limiter.book(turn, entry.tokens, entry.output_tokens)
+
         return turn

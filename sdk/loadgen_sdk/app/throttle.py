@@ -85,6 +85,7 @@ def priority(level: int) -> Iterator[None]:
             f"priority({level!r})",
             "give an integer; 0 is the default, and higher values go first",
         )
+
     token = _priority.set(level)
     try:
         yield
@@ -295,12 +296,15 @@ class _CallQueue:
         self._name = name
         self._obeys_headers = obeys_headers
         self._shared_limits = shared_limits
+
         # Protects the limits. It stays locked during the input and output of a store, which would
         # block an event loop. If there is a store, only other threads take this lock.
         self._limiter_lock = threading.Lock()
+
         # Protects the waiters. It is never locked for long.
         self._waiters_lock = threading.Lock()
         self._waiters: list[_Waiter] = []  # a heap, in the order of `_Waiter.sort_key`
+
         # The store has a queue of processes. This identifies the entry of this process in it.
         self._entry_id = secrets.token_hex(8)
         self._is_in_shared_queue = False
@@ -324,6 +328,7 @@ class _CallQueue:
         waiter = _Waiter(wait_method.wake, _priority.get())
         with self._waiters_lock:
             heapq.heappush(self._waiters, waiter)
+
         try_acquire = partial(self._try_acquire, waiter, tokens)
         try:
             while True:
@@ -333,6 +338,7 @@ class _CallQueue:
                     return permit_or_wait_ns
                 if wait_method.has_timed_out():
                     raise self.timeout_error(wait_method.timeout_s)
+
                 wait_s = wait_method.next_wait_s(retry_after_ns=permit_or_wait_ns)
                 yield partial(wait_method.wait, wait_s)
         except BaseException:
@@ -426,6 +432,7 @@ class _CallQueue:
         limit_text = ""
         if pause.obeyed_ns < pause.requested_ns:
             limit_text = f"; calls continue after {pause.obeyed_ns / 1e9:g} s (limit max_pause_s)"
+
         log.warning(
             "the server asks to pause calls of %s for %g s%s",
             self._name or "any key",  # The name is empty if all calls are counted together.
@@ -453,12 +460,16 @@ class _CallQueue:
         """
         with self._waiters_lock:
             is_first = self._first_waiter() is waiter
+
         if not is_first:
             return FOREVER
+
         with self._limiter_lock:
             permit_or_wait_ns = self._book_if_allowed(tokens)
+
         if isinstance(permit_or_wait_ns, Permit):
             self._grant_permit(waiter, permit_or_wait_ns)
+
         return permit_or_wait_ns
 
     def _grant_permit(self, waiter: _Waiter, permit: Permit) -> None:
@@ -473,8 +484,10 @@ class _CallQueue:
             was_cancelled = waiter.has_left
             waiter.has_left = True
             waiter.permit = permit
+
         if was_cancelled:
             permit.done(tokens=0)
+
         # The limits may allow the next call as well.
         self._wake_first_waiter()
 
@@ -498,9 +511,11 @@ class _CallQueue:
                     return min(grant_or_wait_ns, _MAX_SHARED_WAIT_NS)
                 if grant_or_wait_ns is not None:
                     return self._book(now, tokens, shared_grant=grant_or_wait_ns)
+
         retry_at = self.limiter.retry_at(now, *tokens)
         if retry_at == ALLOWED_NOW:
             return self._book(now, tokens, shared_grant=None)
+
         return FOREVER if retry_at == FOREVER else retry_at - now
 
     def _book(self, now: int, tokens: _CallTokens, shared_grant: Grant | None) -> Permit:
@@ -551,11 +566,14 @@ class _CallQueue:
         with self._waiters_lock:
             waiter.has_left = True
             is_queue_empty = self._first_waiter() is None
+
         if waiter.permit is not None:
             # A thread got the permit before the caller was cancelled, so that nobody will use it.
             waiter.permit.done(tokens=0)
+
         if is_queue_empty and self._is_in_shared_queue:
             self._run_without_blocking(self._leave_shared_queue)
+
         self._wake_first_waiter()
 
     def _leave_shared_queue(self) -> None:
@@ -634,6 +652,7 @@ class Throttle:
         is_throttler = hasattr(requests, "acquire") and hasattr(requests, "rate_limit")
         if is_throttler:
             _check_throttler(requests)
+
         _check_concurrency(concurrency)
         _check_each(each)
         _check_seconds("burst_s", burst_s)
@@ -710,10 +729,12 @@ class Throttle:
         deadline_ns = _deadline_after(timeout_s)
         queue = self._get_call_queue(key, model)
         wakeup = event_loop.create_wakeup()
+
         if queue.throttler is not None:
             # The application has chosen the package asyncio-throttle for the limit of requests. The
             # queue limits everything else.
             await self._wait_for_throttler(queue.throttler, queue, timeout_s)
+
         wait_method = _WaitMethod(
             wake=wakeup.wake,
             wait=wakeup.wait,
@@ -746,9 +767,11 @@ class Throttle:
                 "a Throttler of asyncio cannot make a thread wait",
                 'give requests="10/s" instead',
             )
+
         timeout_s = self._timeout_s(max_wait_s)
         wait_method = _create_thread_wait_method(timeout_s)
         queue = self._get_call_queue(key, model)
+
         # The queue yields the functions that wait, and `run_steps` calls them in this thread.
         return run_steps(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
 
@@ -808,6 +831,7 @@ class Throttle:
         if self._shared_limits is not None:
             # The store needs different names for the queues of different API keys.
             queue_name = self._shared_limits.state_name(queue_id, model=queue_name)
+
         throttler = None if self._create_throttler is None else self._create_throttler()
         return _CallQueue(
             RateLimiter(self._limits),
@@ -905,12 +929,14 @@ def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, has_other_options: bo
         raise WrongUse(
             "unknown_name", f"pacer={pacer!r}", 'give "asyncio-throttle", or leave it out'
         )
+
     if "requests" not in rates:
         raise WrongUse(
             "missing_option",
             "asyncio-throttle limits requests, so it needs a limit of requests",
             'add requests="10/s"',
         )
+
     if has_other_options:
         raise WrongUse(
             "conflict",

@@ -131,14 +131,17 @@ class ShapeRecorder:
                 f"labels={labels!r}",
                 'give the names of the labels to write: labels=("feature",)',
             )
+
         self.path = Path(path)
         self._labels = tuple(labels)
         self._hash_key = _derive_hash_key(salt)
         self._file_descriptor: int | None = _open_for_append(self.path)
+
         # The work for the background thread, as functions without arguments. Each of them hashes a
         # prompt or adds a row, and the thread calls them in order.
         self._backlog: Backlog[Callable[[], None]] = Backlog(_call_function)
         self._reset()
+
         # Every recorder of this set is reset in a forked child (`_reset_after_fork`).
         _recorders.add(self)
         atexit.register(self.close)
@@ -151,9 +154,11 @@ class ShapeRecorder:
         """
         self.lost = 0  # rows
         self.written = 0  # rows
+
         # Session ids have to be unique among the processes that append to the file.
         self._session_prefix = secrets.token_hex(3)
         self._session_count = 0
+
         # The recent turns, oldest first. A turn has two keys: the hash of its messages, and the
         # hash of the id of its response.
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
@@ -209,6 +214,7 @@ class ShapeRecorder:
         with self._lock:
             if self._file_descriptor is None:
                 return
+
             self._write(monotonic_ns())
             unwritten_count = len(self._rows)
             if unwritten_count:
@@ -221,6 +227,7 @@ class ShapeRecorder:
                     ),
                     stacklevel=3,  # the caller of this method
                 )
+
             os.close(self._file_descriptor)
             self._file_descriptor = None
             atexit.unregister(self.close)
@@ -248,9 +255,11 @@ class ShapeRecorder:
         assert shape.prompt is not None
         texts_by_argument = shape.prompt.joined_texts
         shape.prompt = None  # It may be large and is not needed any more.
+
         encoded_texts = []
         for texts in texts_by_argument.values():
             encoded_texts += [text.encode("utf-8", "surrogatepass") for text in texts]
+
         shape.block_hashes = self._hash_blocks(_MESSAGE_SEPARATOR.join(encoded_texts))
         conversation = shape.conversation
         if conversation is not None:
@@ -268,8 +277,10 @@ class ShapeRecorder:
         with self._lock:
             if shape.turn is not None:
                 self._end_turn(shape.turn, measurement)
+
             self._queue_row(row)
             now = monotonic_ns()
+
             # `_retry_at` is later than the usual time if the last write has failed.
             next_write_at = max(self._retry_at, self._flushed_at + _FLUSH_INTERVAL_NS)
             if now >= next_write_at:
@@ -304,9 +315,11 @@ class ShapeRecorder:
         else:
             input_tokens = measurement.input_tokens
             input_source = "server"
+
         tokens_per_block = 0.0
         if shape.block_hashes:
             tokens_per_block = input_tokens / len(shape.block_hashes)
+
         row: dict[str, Any] = {
             "timestamp": round(measurement.started_unix_ns / 1e6, 3),
             "input_length": input_tokens,
@@ -329,11 +342,14 @@ class ShapeRecorder:
         }
         if labels:
             fields["labels"] = labels
+
         if shape.turn is not None:
             fields["session_id"] = shape.turn.session
             fields["turn"] = shape.turn.number
+
         if shape.delay_ns is not None:
             fields["delay"] = round(shape.delay_ns / 1e6, 3)
+
         return fields
 
     def _digest(self, data: bytes) -> bytes:
@@ -376,6 +392,7 @@ class ShapeRecorder:
             else:
                 shape.turn = _Turn(previous_turn.session, number=previous_turn.number + 1)
                 shape.delay_ns = _delay_since(previous_turn, shape.started)
+
             if prefix_keys:
                 # The next turn repeats all of these messages and is found by their hash.
                 key_of_all_messages = prefix_keys[-1]
@@ -396,11 +413,13 @@ class ShapeRecorder:
             turn = self._turns.get(self._response_id_key(previous_id))
             if turn is not None:
                 return turn
+
         keys_of_earlier_messages = prefix_keys[:-1]
         for key in reversed(keys_of_earlier_messages):
             turn = self._turns.get(key)
             if turn is not None:
                 return turn
+
         return None
 
     def _hash_prefixes(self, messages: list[str]) -> list[bytes]:
@@ -438,6 +457,7 @@ class ShapeRecorder:
             self.lost += len(self._rows)
             self._rows.clear()
             return
+
         try:
             self._write_rows(self._file_descriptor)
         except OSError as error:
@@ -465,6 +485,7 @@ class ShapeRecorder:
         """Warn once that rows are kept in memory because the file cannot be written."""
         if self._has_warned:
             return
+
         self._has_warned = True
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
         consequence = (
@@ -497,12 +518,14 @@ def _derive_hash_key(salt: str | bytes | None) -> bytes:
         secret = secrets.token_bytes(16)
     else:
         secret = salt.encode() if isinstance(salt, str) else bytes(salt)
+
     if not secret:
         raise WrongUse(
             "out_of_range",
             "the salt is empty, so it would hide nothing",
             "leave it out, or give every process the same secret",
         )
+
     return hashlib.blake2b(secret, digest_size=32).digest()
 
 
@@ -530,9 +553,11 @@ def _conversation_fields(arguments: Mapping[str, object]) -> _ConversationFields
     messages = arguments.get(messages_argument)
     if isinstance(messages, list | tuple):
         return _ConversationFields(messages_argument, previous_response_id)
+
     may_be_first_turn = isinstance(messages, str)
     if may_be_first_turn or previous_response_id:
         return _ConversationFields(None, previous_response_id)
+
     return None
 
 

@@ -104,9 +104,11 @@ class HttpFetcher:
             TargetUnusable: There is no response in time, or none that can be read.
         """
         reader, writer = await self._open_connection()
+
         # A page takes the server less time than a generation, which is a POST with a body.
         is_page = not body
         timeout_s = min(self._timeout_s, PAGE_TIMEOUT_S) if is_page else self._timeout_s
+
         reading = _ResponseReading(self._target, method)
         try:
             # A TimeoutError of `asyncio.timeout` becomes an error for the user.
@@ -118,6 +120,7 @@ class HttpFetcher:
                 duration_ns = monotonic_ns() - started_ns
         finally:
             writer.transport.abort()
+
         return reading.result(duration_ns)
 
     async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -137,12 +140,15 @@ class HttpFetcher:
         all_headers = merge_headers(
             [("Host", target.host_header), ("Connection", "close")], headers
         )
+
         request_target = path
         if self._proxy is not None and not target.tls:
             request_target = f"http://{target.host_header}{path}"
             all_headers += self._proxy.headers
+
         if body:
             all_headers.append(("Content-Length", str(len(body))))
+
         return build_request_head(method, request_target, all_headers) + b"\r\n" + body
 
     async def _resolved_address(self) -> str:
@@ -155,6 +161,7 @@ class HttpFetcher:
         """
         if self._address is not None:
             return self._address
+
         failure = TargetUnusable(
             "dns", f"the host {self._peer_host!r} has no address", "check the host name"
         )
@@ -164,9 +171,11 @@ class HttpFetcher:
             except TargetUnusable as error:
                 failure = error
                 continue
+
             writer.transport.abort()
             self._address = address
             return address
+
         raise failure
 
     async def _look_up_addresses(self) -> list[str]:
@@ -185,12 +194,15 @@ class HttpFetcher:
             raise self._lookup_error("DNS did not respond") from None
         except (OSError, UnicodeError) as error:
             raise self._lookup_error(getattr(error, "strerror", "") or "unknown") from None
+
         duration_ns = monotonic_ns() - started_ns
+
         # A socket address is (address, port, ...). The resolver may repeat it for each protocol.
         addresses = [str(socket_address[0]) for _family, socket_address in resolved]
         unique_addresses = list(dict.fromkeys(addresses))
         if self._peer_host not in unique_addresses:
             self.dns_ns = duration_ns
+
         return unique_addresses
 
     async def _open_tcp(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -230,10 +242,12 @@ class HttpFetcher:
         reader, writer = await asyncio.open_connection(address, self._peer_port)
         writer.write(proxy.connect_request(self._target))
         response_head = await reader.readuntil(b"\r\n\r\n")
+
         refusal = tunnel_refusal(response_head)
         if refusal:
             writer.transport.abort()
             raise TargetUnusable("proxy", refusal, _PROXY_HINT)
+
         await writer.start_tls(tls, server_hostname=self._target.host)
         return reader, writer
 
@@ -294,6 +308,7 @@ class HttpFetcher:
         else:
             reason = error.strerror or type(error).__name__
             message = f"cannot connect ({reason}) to {address}"
+
         hint = self._unused_proxy_hint() or "start the server, or check host and port"
         return TargetUnusable("connect", message, hint)
 
@@ -313,6 +328,7 @@ class HttpFetcher:
             return ""
         if not self._has_proxy_in_environment():
             return ""
+
         return (
             "the proxy in the environment is not used. The load goes directly to the "
             "server, so use a host that can reach it"
@@ -351,6 +367,7 @@ class _ResponseReading:
                 if not self._response.feed_end():
                     self._raise_closed_early()
                 return
+
             self._body_pieces += self._response.feed(data)
             self._received_bytes += len(data)
             if self._received_bytes > MAX_BODY_BYTES:

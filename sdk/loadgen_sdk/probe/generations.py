@@ -131,15 +131,18 @@ class GenerationPair(NamedTuple):
         short_ns = self.short.duration_ns
         long_ns = self.long.duration_ns
         are_durations_known = short_ns > 0 and long_ns > 0
+
         # The short generation is taken to have reached its limit. The longer one may have ended
         # before its limit, so that the server's count is used if there is one.
         short_output_tokens = self.short.requested_tokens
         long_output_tokens = self.long.usage.output
         if long_output_tokens is None:
             long_output_tokens = self.long.requested_tokens
+
         additional_tokens = long_output_tokens - short_output_tokens
         if not are_durations_known or additional_tokens < 1:
             return None
+
         additional_ms = max(0, long_ns - short_ns) / _NS_PER_MS
         return additional_ms / additional_tokens
 
@@ -202,6 +205,7 @@ class Generator:
         self._client = client
         self._models = models
         self._output_lengths = output_lengths or OutputLengths(shortest=USUAL_MINIMUM_TOKENS)
+
         # Most servers accept USUAL_MINIMUM_TOKENS. A lower limit is used if the load also has one.
         short_limit = min(self._output_lengths.shortest, USUAL_MINIMUM_TOKENS)
         self._limits = self._limits_from(short_limit)
@@ -217,6 +221,7 @@ class Generator:
         has_model_list = bool(self._models.ids) or self._models.status == 200
         if has_model_list or not self.profile.rejects_unknown_models:
             return ""
+
         request = Request(id="probe", prompt="hello", max_tokens=self._limits.short)
         body_format = BodyFormat(
             self.profile, self._client.target.api, model=_NONEXISTENT_MODEL, stream=False
@@ -224,6 +229,7 @@ class Generator:
         response = await self._client.post(encode_body(request, body_format))
         if response.status != 400:
             return ""
+
         server_text = error_text(response.body)
         pinned_model = _PINNED_MODEL.search(server_text)
         return pinned_model[1] if pinned_model else ""
@@ -283,6 +289,7 @@ class Generator:
             raise short
         if isinstance(long, BaseException):
             raise long
+
         return GenerationPair(short, long)
 
     async def _generate(self, model: str, prompt: str, output_limit: int) -> Generation:
@@ -317,10 +324,12 @@ class Generator:
         is_success = response.status < 300
         if is_success:
             return self._read_generation(response, output_limit)
+
         self._raise_if_other_limit_may_work(response, model, output_limit)
         if _is_limit_reached_in_reasoning(response):
             # The request is valid. The model has only used up its limit before its answer.
             return _generation_without_output(response, output_limit)
+
         raise client.explainer.create_error(response, model, self._models)
 
     def _read_generation(self, response: HttpResponse, output_limit: int) -> Generation:
@@ -333,15 +342,18 @@ class Generator:
         self._check_encoding(response)
         is_stream = is_event_stream(response.status, response.headers)
         reader = self._read_body(response.body, is_stream=is_stream)
+
         # The fetcher has already checked the HTTP framing: it returns only complete responses.
         failure = reader.find_failure(
             is_framing_complete=True, ends_with_connection=False, is_stream=is_stream
         )
         if failure is not None:
             raise self._generation_error(failure, output_limit)
+
         # A server may state its own timing in the header Server-Timing, in the body, or in both.
         timing_in_body = reader.server_timing or {}
         timing = {HEADER: response.headers.get(HEADER), **timing_in_body}
+
         # The reader remarks that one JSON object came although a stream was requested.
         ignores_stream = reader.remark == NOT_STREAMED
         return Generation(
@@ -380,10 +392,12 @@ class Generator:
         is_about_request_body = response.status in (400, 422)
         if not is_about_request_body:
             return
+
         names_other_field = _OTHER_LIMIT_FIELD in refusal_text(response)
         was_other_field_sent = self.profile.output_limit_field == _OTHER_LIMIT_FIELD
         if names_other_field and not was_other_field_sent:
             raise LimitFieldRefusedError
+
         higher_limit = self._higher_output_limit(response, model, output_limit)
         if higher_limit is not None:
             raise OutputLimitTooLowError(higher_limit)
@@ -409,6 +423,7 @@ class Generator:
             if _has_other_reason(response, model):
                 return None
             higher_limit = load_outputs.shortest
+
         is_higher = higher_limit > refused_limit
         is_above_load = load_outputs.longest is not None and higher_limit > load_outputs.longest
         return higher_limit if is_higher and not is_above_load else None
@@ -436,6 +451,7 @@ class Generator:
             was_stream_requested = self._client.stream
             feed_whole_body(reader, body, _UNKNOWN_ARRIVAL, was_stream_requested)
             return reader
+
         decoder = SseDecoder()
         try:
             events = [*decoder.feed(body), *decoder.end()]
@@ -444,6 +460,7 @@ class Generator:
             message = f"{self._client.target.path} streams {error}"
             hint = "check that this is the URL of the API"
             raise TargetUnusable("invalid_answer", message, hint) from None
+
         return reader
 
 

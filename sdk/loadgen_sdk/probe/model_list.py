@@ -75,6 +75,7 @@ class ModelList:
         Return None if neither has one.
         """
         model_fields = self._fields_by_model.get(model, {})
+
         # The entry of a LoRA adapter names the model that it adapts as its parent.
         parent = model_fields.get("parent")
         parent_fields = self._fields_by_model.get(parent, {}) if isinstance(parent, str) else {}
@@ -83,6 +84,7 @@ class ModelList:
                 context_tokens = token_count(fields.get(field_name))
                 if context_tokens:
                     return context_tokens
+
         return None
 
     def default_model(self, *, rejects_unknown_models: bool) -> str:
@@ -99,12 +101,14 @@ class ModelList:
         """
         if len(self.base_ids) == 1:
             return self.base_ids[0]
+
         if self.ids:
             raise TargetUnusable(
                 "no_model",
                 f"the server has {len(self.ids)} models, so one has to be chosen",
                 f"choose one with --model: {self}",
             )
+
         if self.unprintable_count:
             subject = "the name" if self.unprintable_count == 1 else "each name"
             raise TargetUnusable(
@@ -112,6 +116,7 @@ class ModelList:
                 f"{subject} in the server's list of models has control characters",
                 "set the model with --model, because this server's list cannot be shown",
             )
+
         raise self._empty_list_error(rejects_unknown_models=rejects_unknown_models)
 
     def _empty_list_error(self, *, rejects_unknown_models: bool) -> TargetUnusable:
@@ -131,16 +136,20 @@ class ModelList:
                     "proxy. With --model NAME the list is not needed"
                 ),
             )
+
         if self.status == 200:
             problem = "the server lists no models"
         else:
             problem = f"the server returns HTTP {self.status} for the list of models"
+
         if self.status == 404:
             hint = "check the path of the URL, or set the model with --model"
         else:
             hint = "set the model with --model"
+
         if not rejects_unknown_models:
             hint += "; this server accepts any name"
+
         return TargetUnusable("no_model", f"{problem}, and no model was specified", hint)
 
 
@@ -152,12 +161,15 @@ def _read_entries(response: HttpResponse) -> list[_ModelEntry]:
     """
     if response.status != 200:
         return []
+
     try:
         entries = decode_leniently(response.body)["data"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
+
     if not isinstance(entries, list):
         return []
+
     return [
         _ModelEntry(entry["id"], entry)
         for entry in entries

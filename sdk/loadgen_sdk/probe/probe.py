@@ -203,6 +203,7 @@ async def probe(
 
     pages = await _fetch_first_pages(client, is_list_required=not options.model)
     identified = await _identify_server(client, options.server, pages)
+
     profile = find_server_profile(identified.name)
     if options.server_timing:
         client.request_server_timing(profile)
@@ -226,6 +227,7 @@ async def probe(
         corrections=generator.corrections,
         generations=generations,
     )
+
     return _build_result(client, options, observations)
 
 
@@ -251,6 +253,7 @@ async def _fetch_first_pages(client: ProbeClient, *, is_list_required: bool) -> 
         client.get_model_list(is_required=is_list_required), client.get_optional(version_path)
     )
     _check_model_list(client, model_list, is_required=is_list_required)
+
     return _FirstPages(hosted_service, model_list, version)
 
 
@@ -292,6 +295,7 @@ def _build_result(
     prompt_tokens = _compare_token_counts(generations, client_token_counts)
     has_exact_length = _has_exact_length(long_generation, options.extra_body or {})
     info = observations.info
+
     return ProbeResult(
         target=client.target,
         # the server and its models
@@ -400,13 +404,16 @@ async def _identify_server(
         return _confirm_requested_server(requested_server, first_texts)
     if pages.hosted_service:
         return _IdentifiedServer(pages.hosted_service, f"the host is {client.target.host}")
+
     detected = detect_builtin_server(first_texts)
     if detected is None:
         further_texts = await _fetch_further_pages(client)
         detected = detect_server(first_texts | further_texts)
+
     if detected is None:
         evidence = "unknown server software, so only fields that all servers accept are sent"
         return _IdentifiedServer("generic", evidence)
+
     matched_text = client.explainer.redact(detected.matched_text)[:_MAX_EVIDENCE_CHARS]
     return _IdentifiedServer(detected.name, f"{detected.page} says {matched_text}")
 
@@ -467,6 +474,7 @@ def _compare_token_counts(
     server_long = generations.long.usage.input
     if server_short is None or server_long is None or client_short == client_long:
         return _PromptTokens(template_tokens=None, token_ratio=None)
+
     ratio = (server_long - server_short) / (client_long - client_short)
     template_tokens = round(server_short - ratio * client_short)
     return _PromptTokens(template_tokens=template_tokens, token_ratio=ratio)
@@ -521,11 +529,13 @@ def _request_warnings(client: ProbeClient) -> list[str]:
             "the API key is not sent, because the header "
             f"{client.replaced_key_header} was set instead"
         )
+
     if client.failures:
         warnings.append(
             f"{len(client.failures)} preflight requests failed before one succeeded: "
             f"{client.failures[0]}"
         )
+
     return warnings
 
 
@@ -552,11 +562,14 @@ def _response_warnings(
             "the server answers a streaming request with one JSON object, so "
             "responses are not streamed"
         )
+
     if client.target.api in NON_GENERATIVE_APIS:
         return warnings
+
     warnings += _usage_warnings(generations.long)
     warnings += _length_warnings(profile, generations.long, has_exact_length)
     tokens_per_event = _tokens_per_event(client, generations)
+
     sends_several_tokens_per_event = (
         tokens_per_event is not None and tokens_per_event > _BUNDLED_TOKENS_PER_EVENT
     )
@@ -565,6 +578,7 @@ def _response_warnings(
             "the server sends several tokens per event, so the times between events "
             "are inter-chunk latencies, not ITL"
         )
+
     return warnings
 
 
@@ -577,16 +591,19 @@ def _usage_warnings(generation: Generation) -> list[str]:
     """
     warnings = []
     reader = generation.reader
+
     usage = reader.usage()
     if usage.contradiction:
         warnings.append(
             "the server's token counts contradict each other "
             f"({usage.contradiction}), so they are not used"
         )
+
     if reader.has_hidden_output:
         # The remark continues the sentence "the server's responses ...".
         remark = reader.remark or "have output only in fields that loadgen does not know"
         warnings.append(f"the server's responses {remark}, so there is no time of the first token")
+
     if reader.has_impossible_usage:
         warnings.append(
             "the server's usage states an impossible number of tokens. It is "
@@ -596,6 +613,7 @@ def _usage_warnings(generation: Generation) -> list[str]:
         warnings.append(
             "the server's responses contain no usage, so output tokens are estimated by the client"
         )
+
     return warnings
 
 
@@ -614,9 +632,11 @@ def _length_warnings(
     """
     if not profile.length_fields:
         return [f"{profile.title} cannot force the output length, so responses may end early"]
+
     has_other_length = has_exact_length is False
     if not has_other_length:
         return []
+
     requested = f"{generation.requested_tokens} tokens were requested and forced"
     output_tokens = generation.reader.usage().output
     return [f"{requested}, but {output_tokens} were generated, so output lengths are not exact"]

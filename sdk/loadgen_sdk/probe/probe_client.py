@@ -100,10 +100,13 @@ class ProbeClient:
         self._send_request = send_request
         self._sleep = options.sleep
         self._headers: Headers = merge_headers(target.auth_headers(api_key), options.headers)
+
         # The user is warned that the key is not sent if this has a name.
         self.replaced_key_header = _find_credential_header(options.headers) if api_key else ""
+
         # Error messages quote texts of the server, in which these secrets are redacted.
         secrets = (api_key, *header_secrets(tuple(self._headers)))
+
         # `target.basic` has the user name and password of a URL such as http://user:pw@host.
         has_credential = bool(api_key or target.basic)
         self.explainer = RefusalExplainer(target, has_key=has_credential, secrets=secrets)

@@ -140,9 +140,11 @@ class RefusalExplainer:
             return self._explain_missing_path(status, text)
         if 300 <= status < 400:
             return self._explain_redirect(response)
+
         message = f"{self.target.redacted} answers {status}: {text}"
         if self.expects_tls(response):
             return Explanation("wrong_protocol", message, self.target.tls_hint)
+
         return Explanation(_code_of_status(status), message, self._hint(status, text))
 
     def _explain_unknown_model(
@@ -159,6 +161,7 @@ class RefusalExplainer:
             hint = "it lists only this model; check the server's log, or try another --api"
         else:
             hint = f"choose one with --model: {models}"
+
         message = f"{self.target.redacted} does not serve the model {model!r}: {text}"
         return Explanation("unknown_model", message, hint)
 
@@ -173,6 +176,7 @@ class RefusalExplainer:
         """
         target = self.target
         message = f"{target.redacted} returns HTTP {status} for {target.path}: {text}"
+
         is_embeddings_or_rerank = target.api in NON_GENERATIVE_APIS
         if is_embeddings_or_rerank:
             hint = (
@@ -183,6 +187,7 @@ class RefusalExplainer:
             # Many servers with one API for text generation have the other one, too.
             other_api = "completions" if target.api == "chat" else "chat"
             hint = f"check the path of the URL, or try --api {other_api}"
+
         return Explanation("http_4xx", message, hint)
 
     def _explain_redirect(self, response: HttpResponse) -> Explanation:
@@ -236,11 +241,13 @@ def minimum_output_tokens(response: HttpResponse) -> int | None:
         return None
     if is_prompt_too_long(response):
         return None
+
     stated_minimum = _MINIMUM.search(text)
     if stated_minimum:
         return int(stated_minimum[1])
     if _BELOW_MINIMUM.search(text):
         return USUAL_MINIMUM_TOKENS
+
     return None
 
 
@@ -282,4 +289,5 @@ def _code_of_status(status: int) -> Code:
         return "http_5xx"
     if status >= 400:
         return "http_4xx"
+
     return "http_3xx" if status >= 300 else "invalid_answer"

@@ -63,11 +63,13 @@ def parse_server_info(profile: ServerProfile, version: str, page: str) -> Server
     texts_by_name = _read_json_texts(page) if is_json else _read_info_labels(page)
     if not version and profile.version_field:
         version = texts_by_name.get(profile.version_field, "")
+
     engine = ""
     if profile.engine_pattern:
         engine_match = re.search(profile.engine_pattern, page)
         if engine_match is not None:
             engine = engine_match[1]
+
     return ServerInfo(
         version=_printable_start(version),
         engine=_printable_start(engine),
@@ -86,11 +88,14 @@ def _describe_precision(texts_by_name: Mapping[str, str]) -> str:
     """
     weight_precision = _first_meaningful(texts_by_name, _WEIGHT_PRECISION_NAMES)
     kv_cache_precision = _first_meaningful(texts_by_name, _KV_CACHE_PRECISION_NAMES)
+
     precisions = []
     if weight_precision:
         precisions.append(weight_precision)
+
     if kv_cache_precision:
         precisions.append(f"KV cache {kv_cache_precision}")
+
     return ", ".join(precisions)
 
 
