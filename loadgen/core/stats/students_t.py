@@ -173,8 +173,10 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
         d_even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))  # d2, d4, ...
         d_odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))  # d3, d5, ...
         for term in (d_even, d_odd):
-            numerator_ratio = _tiny_if_zero(1 + term / numerator_ratio)
-            inverse_denominator_ratio = 1 / _tiny_if_zero(1 + term * inverse_denominator_ratio)
+            # TINY stands for a divisor of 0, as in Lentz's method. This is no function of its own,
+            # because the steps of a fraction are many and its result is needed while a run ends.
+            numerator_ratio = (1 + term / numerator_ratio) or TINY
+            inverse_denominator_ratio = 1 / ((1 + term * inverse_denominator_ratio) or TINY)
             fraction *= numerator_ratio * inverse_denominator_ratio
 
         last_factor = numerator_ratio * inverse_denominator_ratio
@@ -182,8 +184,3 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
             break
 
     return fraction
-
-
-def _tiny_if_zero(divisor: float) -> float:
-    """Return a divisor, or TINY if it is 0."""
-    return TINY if divisor == 0 else divisor
