@@ -93,13 +93,13 @@ def context_lengths(
     """
     added_tokens = 0 if template_tokens is None else template_tokens
     ratio = token_ratio or 1.0
-    context_tokens = []
-    for lengths in first_requests.values():
-        generates_text = lengths.non_generative_requests == 0
-        if generates_text:
-            prompt_tokens = round(lengths.input_tokens * ratio) + added_tokens
-            context_tokens.append(prompt_tokens + lengths.output_tokens)
-    return context_tokens
+    generative_requests = [
+        lengths for lengths in first_requests.values() if lengths.non_generative_requests == 0
+    ]
+    return [
+        round(lengths.input_tokens * ratio) + added_tokens + lengths.output_tokens
+        for lengths in generative_requests
+    ]
 
 
 def task_lengths(
