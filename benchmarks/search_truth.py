@@ -232,7 +232,7 @@ def run_search(problem: SearchProblem, guess: float, seed: int, *, near: bool) -
     """Run a search to its end and return it; for `near` see `create_search`."""
     search = create_search(problem, guess, seed, near=near)
     while (trial := search.next_trial()) is not None:
-        search.add_result(run_trial(problem, trial, seeds.derived(seed, "probe", trial.number)))
+        search.add_result(run_trial(problem, trial, seeds.derive_seed(seed, "probe", trial.number)))
     return search
 
 
@@ -252,7 +252,7 @@ def run_bisection(problem: SearchProblem, guess: float, seed: int) -> Bisection:
     trial_count = 0
     while high / low > 1 + problem.precision:
         rate = math.sqrt(low * high)
-        trial_seed = seeds.derived(seed, "bisect", trial_count)
+        trial_seed = seeds.derive_seed(seed, "bisect", trial_count)
 
         simulated = simulate_from_empty(problem, rate, trial_seed, problem.full_s)
         if passes_slo(problem, simulated):

@@ -148,7 +148,9 @@ async def measure(url: str, server: str, model: str | None, count: int) -> Measu
     probed_target = await probe_url(Settings(url=url, server=server, model=model), TIMEOUT_S)
     target = probed_target.target
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
-    requests = build_prompts(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
+    requests = build_prompts(
+        workload, seeds.random_seed(), seeds.random_seed(), tokenizer.load_tokenizer(None)
+    )
 
     # Dynamo reports its times only on request.
     extra = {"nvext": {"extra_fields": ["timing"]}} if probed_target.server == "dynamo" else None

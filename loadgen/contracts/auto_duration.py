@@ -299,7 +299,7 @@ def _estimate_mean_output_tokens(workload: Workload) -> float:
     """
     fixed_seed = 0
     tokenizer = load_tokenizer(PACKAGED_NAME)  # the tokenizer that comes with loadgen
-    salt = seeds.salt_number(seeds.salt_of(fixed_seed, None))
+    salt = seeds.salt_number(seeds.resolve_salt(fixed_seed, None))
     prompts = build_prompts(workload, fixed_seed, salt, tokenizer)
     _, mean_output_tokens = mean_tokens(prompts)
     return mean_output_tokens

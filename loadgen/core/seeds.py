@@ -27,7 +27,7 @@ MOST = 2**64
 """Seeds are below this, as in LoadGen."""
 
 
-def fresh() -> int:
+def random_seed() -> int:
     """Return a new seed from the entropy of the operating system.
 
     It has 53 bits, so that every JSON reader keeps it exactly.
@@ -35,20 +35,22 @@ def fresh() -> int:
     return int.from_bytes(os.urandom(8), "little") >> 11
 
 
-def salt_of(seed: int, requested: str | None) -> str:
+def resolve_salt(seed: int, requested: str | None) -> str:
     """Return the salt of a run, a text that decides how its prompts begin.
 
-    Runs with different salts share no prompts, so a server cannot answer one from the prefix cache
-    that another one filled. There are three cases:
+    Runs with different salts share no prompts, so no run finds its prompts in the prefix cache that
+    another run filled.
 
-    - The user requested a salt: it is returned.
-    - The user requested FRESH: a random salt, another one in every call.
-    - None, the user requested none: the salt follows from the seed, so a run can be repeated.
+    Args:
+        seed: The seed of the run.
+        requested: The salt that the user requested, which is returned unchanged. There are two
+            special values. With FRESH every call returns a new random salt. With None the salt
+            follows from the seed, so that a run with the same seed has the same prompts.
     """
     if requested is None:
-        return f"{derived(seed, 'salt'):x}"
+        return f"{derive_seed(seed, 'salt'):x}"
     if requested == FRESH:
-        return f"{fresh():x}"
+        return f"{random_seed():x}"
     return requested
 
 
@@ -67,27 +69,27 @@ def salt_of_run(seed: int, requested: str | None, run_name: str) -> str:
         return FRESH
     if requested is not None:
         return f"{requested}.{run_name}"
-    return f"{derived(seed, 'salt', run_name):x}"
+    return f"{derive_seed(seed, 'salt', run_name):x}"
 
 
 def salt_number(salt: str) -> int:
     """Return the number with which prompts are drawn for a salt."""
-    return derived(0, "salt word", salt)
+    return derive_seed(0, "salt word", salt)
 
 
 def reproduction_options(seed: int | None, salt: str) -> str:
     """Return the options that reproduce a run: its seed, and its salt if the seed has another."""
     if seed is None:
         return "a seed that is not known"
-    return f"--seed {seed}" + ("" if salt == salt_of(seed, None) else f" --salt {salt}")
+    return f"--seed {seed}" + ("" if salt == resolve_salt(seed, None) else f" --salt {salt}")
 
 
 def run_seed(seed: int, *names: str | int) -> int:
-    """Return the seed of one of several runs with one seed, with 53 bits as that of `fresh`."""
-    return derived(seed, *names) >> 11
+    """Return the seed of one of several runs with one seed. It has 53 bits, as `random_seed`."""
+    return derive_seed(seed, *names) >> 11
 
 
-def derived(seed: int, *names: str | int) -> int:
+def derive_seed(seed: int, *names: str | int) -> int:
     """Return a 64-bit seed that follows from another seed and the names of a purpose.
 
     Different names give independent seeds. `generator` does the same for NumPy's own generator.
@@ -122,9 +124,11 @@ def draw_fractions(seed: int, name: str, ids: NDArray[np.int64]) -> NDArray[np.f
     """
     import numpy as np
 
-    # The state of splitmix64 for an id is a multiple of the golden ratio after the seed.
-    state = ids.astype(np.uint64) * np.uint64(_GOLDEN_RATIO_64) + np.uint64(derived(seed, name))
-    random_bits = _mix_bits(state)
+    # Splitmix64 starts with a seed, and each of its numbers comes from a state that is one constant
+    # higher than the state before. The number of an id comes from the state after `id` such steps.
+    initial_state = np.uint64(derive_seed(seed, name))
+    states = initial_state + ids.astype(np.uint64) * np.uint64(_GOLDEN_RATIO_64)
+    random_bits = _mix_bits(states)
     # A float has 53 significant bits, so the highest 53 of 64 bits are used.
     highest_bits = random_bits >> np.uint64(64 - 53)
     return highest_bits.astype(np.float64) * 2.0**-53
@@ -164,8 +168,8 @@ def draw_classes(
     cumulative_weights = np.cumsum(weights)
     upper_bounds = cumulative_weights / cumulative_weights[-1]
     fractions = draw_fractions(seed, "class", session_ids)
-    # The class of a fraction is how many bounds are at or below it: with the bounds 0.75 and 1, 0.8
-    # is in class 1. The last bound is above every fraction, so it need not be compared.
+    # A fraction belongs to the first class whose upper bound is above it. If it is above all other
+    # bounds, it belongs to the last class, so the bound of that one is not needed.
     return np.searchsorted(upper_bounds[:-1], fractions, side="right")
 
 

@@ -496,8 +496,8 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
     workload = official.workload
 
     # Seed and salt decide the texts of the prompts.
-    seed = workload.seed if workload.seed is not None else seeds.fresh()
-    salt = seeds.salt_of(seed, workload.salt)
+    seed = workload.seed if workload.seed is not None else seeds.random_seed()
+    salt = seeds.resolve_salt(seed, workload.salt)
     with _loop_thread() as thread:
         lengths = planned_output_lengths(workload)
         probe = thread.run(probe_url(settings, workload.timeout_ns / NS_PER_S, lengths))

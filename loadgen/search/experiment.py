@@ -215,7 +215,7 @@ def choose_seed(output_dir: Path, requested: int | None) -> int:
         return requested
     plan_file = output_dir / PLAN_FILE
     stored_seed = _decode_plan(plan_file).seed if plan_file.is_file() else None
-    return seeds.fresh() if stored_seed is None else stored_seed
+    return seeds.random_seed() if stored_seed is None else stored_seed
 
 
 def begin_experiment(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:

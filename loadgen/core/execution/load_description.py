@@ -64,8 +64,8 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
     decides all random choices, and the salt how prompts begin. What only the probe of a target
     shows is left out, such as the tokens of its chat template.
     """
-    seed = workload.seed if workload.seed is not None else seeds.fresh()
-    salt = seeds.salt_of(seed, workload.salt)
+    seed = workload.seed if workload.seed is not None else seeds.random_seed()
+    salt = seeds.resolve_salt(seed, workload.salt)
     schedule = build_schedule(workload, seed)
     tokenizer = tokens.load_tokenizer(settings.tokenizer)
     prompts = build_prompts(

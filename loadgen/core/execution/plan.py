@@ -375,13 +375,13 @@ def _create_job(
     context: PreparationContext,
 ) -> Job:
     """Return the job of a run, from which each worker builds the plan again."""
-    seed = workload.seed if workload.seed is not None else seeds.fresh()
+    seed = workload.seed if workload.seed is not None else seeds.random_seed()
     return Job(
         workload=workload,
         settings=settings,
         probe_results=probe_results,
         seed=seed,
-        salt=seeds.salt_of(seed, workload.salt),
+        salt=seeds.resolve_salt(seed, workload.salt),
         folder=context.folder,
         run_id=context.folder.name,
         simulated=context.simulated,

@@ -156,7 +156,7 @@ def random_samples(
     tokenizer: tokens.Tokenizer, word_counts: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Return random texts of so many words, which no cache can contain, with their tokens."""
-    generator = seeds.generator(seeds.fresh(), "probe")
+    generator = seeds.generator(seeds.random_seed(), "probe")
     texts = [tokens.random_text(tokenizer, word_count, generator) for word_count in word_counts]
     return [(text, tokenizer.count(text)) for text in texts]
 

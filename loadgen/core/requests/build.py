@@ -114,7 +114,9 @@ def _build_mix(
 ) -> MixPrompts:
     """Return the requests of a mix of classes. The texts of each class have another salt."""
     class_prompts = [
-        build_prompts(request_class, seed, seeds.derived(salt, "class", index), tokenizer, target)
+        build_prompts(
+            request_class, seed, seeds.derive_seed(salt, "class", index), tokenizer, target
+        )
         for index, request_class in enumerate(requests.classes.values())
     ]
     return MixPrompts(requests.classes, seed, class_prompts)

@@ -70,14 +70,14 @@ def find_resonance(
 def _is_likely_harmless(common_factor: int, excess_load: float | None) -> bool:
     """Return True if the servers have similar loads although each always gets the same samples.
 
-    If the lengths of responses are not known, the number of samples that a server gets decides: the
-    means of many samples differ little, but those of a few may differ much.
+    With a known load, it is harmless if the load of the busiest server is less than UNEQUAL_SHARE
+    above the mean. If the load is not known, the number of samples of a server decides: a small
+    factor means that each server gets many samples, whose means differ little.
 
     Args:
-        common_factor: Each server gets one of so many samples, for example every second one with a
-            factor of 2.
-        excess_load: By which fraction the load of the most loaded server is above the mean, or None
-            if it is not known.
+        common_factor: With a factor of 3, each server gets every third sample.
+        excess_load: By which fraction the load of the busiest server is above the mean, or None if
+            it is not known.
     """
     if excess_load is None:
         return common_factor <= SMALL_FACTOR
@@ -102,27 +102,33 @@ def _data_set_size(requests: Requests, prompts: Prompts) -> int | None:
 def _excess_of_largest_group(
     requests: Requests, sample_count: int, common_factor: int
 ) -> float | None:
-    """Return by which fraction the largest group of samples has more output than the mean group.
+    """Return how many more output tokens the largest group of samples has than the mean group.
 
     A sample is a row of the data set. The samples are divided into `common_factor` groups, and a
     server always gets the same group: with the factor 2, some servers get the samples 0, 2, 4, ...
-    and the others 1, 3, 5, ... With the output tokens 300, 100, 300 and 100, the groups have 600
-    and 200 tokens. The mean is 400, so the result is 0.5.
+    and the others 1, 3, 5, ...
 
-    Return None if the output tokens of the samples are not known.
+    For example, 4 samples have 300, 100, 300 and 100 output tokens. The samples of one group have
+    300 tokens on average, those of the other 100, and all samples 200. 300 is 50 % more than 200,
+    so the result is 0.5.
+
+    Args:
+        requests: The requests as the workload describes them.
+        sample_count: The number of samples, a multiple of `common_factor`.
+        common_factor: The number of groups.
+
+    Returns:
+        The excess as a fraction, or None if the output tokens of the samples are not known.
     """
     output_tokens = _listed_values(requests, "output_tokens")
     if output_tokens is None or sample_count % len(output_tokens) != 0:
         return None
-    # The listed lengths repeat until each sample has one.
+    # The list of lengths is repeated until each sample has one.
     repetitions = sample_count // len(output_tokens)
     tokens_by_sample = np.tile(output_tokens, repetitions)
-    tokens_by_group = [
-        tokens_by_sample[first_sample::common_factor] for first_sample in range(common_factor)
-    ]
-    # All groups have equally many samples, so their means compare like their sums.
-    largest_mean = max(tokens.mean() for tokens in tokens_by_group)
-    return float(largest_mean / tokens_by_sample.mean() - 1)
+    # In a table with one column per group, filled row by row, each sample is in its group's column.
+    mean_tokens_by_group = tokens_by_sample.reshape(-1, common_factor).mean(axis=0)
+    return float(mean_tokens_by_group.max() / tokens_by_sample.mean() - 1)
 
 
 def _listed_values(requests: Requests, field: str) -> NDArray[np.int64] | None:

@@ -252,28 +252,27 @@ class _GraphBuilder:
         return len(self.requests) - 1
 
     def _build_first_request(self, step_name: str, predecessors: tuple[int, ...]) -> TaskRequest:
-        """Return the first request of a step.
+        """Return the first request of a step, which begins or continues a conversation.
 
-        It begins a new conversation or continues that of an earlier request. Requests are
-        identified by their turn, which is their position in the task.
+        Other requests are identified by their turn, which is their position in the task.
 
         Args:
             step_name: The name of the step.
-            predecessors: The turns of earlier steps that must have ended before.
+            predecessors: The turns of the requests that must have ended before this one starts.
+                Empty for the request that begins the task.
         """
         step = self._steps[step_name]
         continued_turn = self._find_continued_turn(step, predecessors)
         has_message = step.input_tokens is not None
         tool = self._draw_first_tool(step_name, continued_turn, has_message=has_message)
-        # Nobody thinks before the message that begins the task.
+        # The user thinks before a message, except before the one that begins the task.
         has_think_time = has_message and len(predecessors) > 0
         return TaskRequest(
             step=step_name,
             predecessors=predecessors,
             pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_think_time),
             is_first_of_step=True,
-            # What it sends: the conversation so far, the responses of parallel branches, the result
-            # of a tool, and a new user message or one that was sent before.
+            # The other fields say what the request sends.
             continued_turn=continued_turn,
             branch_turns=self._find_branch_turns(step, predecessors, continued_turn),
             tool_of_result=self._tool_of_result(step_name, tool),
@@ -424,13 +423,15 @@ def _find_turn_of_message(requests: list[TaskRequest], turn: int) -> int:
 def _find_steps_with_tool_results(task: Task) -> set[str]:
     """Return the names of the steps whose requests send the result of a tool to the model.
 
-    The model must know all tools of the step, because which of them runs is drawn.
+    A tool has a result for the model if the workload defines `result_tokens` for it. Before each
+    request of a step, one of the step's tools is chosen at random. So the step is returned only if
+    all of its tools have a result.
     """
-    known_tools = task.known_tools
+    tools_with_result = task.known_tools
     return {
         name
         for name, step in task.steps.items()
-        if step.tool and all(tool in known_tools for tool in step.tool)
+        if step.tool and all(tool in tools_with_result for tool in step.tool)
     }
 
 

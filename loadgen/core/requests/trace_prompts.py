@@ -125,13 +125,17 @@ class TracePrompts(GeneratedPrompts):
         """Return the row, session and turn of a request id in a replay of sessions.
 
         A session is a conversation, or a single request. Each session that is sent has a block of
-        `turns` ids. The sessions of the trace are sent one after the other, and then again from the
-        first (in the next cycle). For example, with blocks of 5 ids and 3 recorded sessions, id 21
-        is position 1 in the block of session 4, which is recorded session 1 in cycle 1.
+        consecutive ids, as many as the longest session of the trace needs. After the last session
+        of the trace, the first one is sent again, as a new session with a block of its own.
 
-        Raises IndexError for an id that the session does not use.
+        For example, with blocks of 5 ids, id 21 has position 1 in the block of the session 4. If
+        the trace has 3 sessions, sessions 0 to 2 are sent in cycle 0 and again as sessions 3 to 5
+        in cycle 1. So session 4 repeats session 1 of the trace.
+
+        Raises IndexError for an id in a block that its session does not need.
         """
-        sent_session, position = divmod(request_id, self.turns)
+        ids_per_session = self.turns
+        sent_session, position = divmod(request_id, ids_per_session)
         cycle, recorded_session = divmod(sent_session, len(sessions))
         turn = self._turn_at_position(sessions, recorded_session, position)
         if turn is None:
@@ -165,8 +169,9 @@ class TracePrompts(GeneratedPrompts):
         last_turn = int(sessions.turn_counts[recorded_session]) - 1
         if position == last_position:
             return last_turn
-        is_used = position < last_turn
-        return position if is_used else None
+        if position < last_turn:
+            return position
+        return None  # Position 2 or 3 in the example.
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -177,10 +182,10 @@ class TracePrompts(GeneratedPrompts):
     def _ids_by_session(self, sessions: TraceSessions) -> Iterator[int]:
         """Yield the ids of all requests, one session after the other, without end.
 
-        Each session has `self.turns` ids, of which a shorter session does not use all. Its last
-        turn always has the last id, so that the schedule recognizes the end of a session by the id
-        alone. With 5 ids, session 2 uses 10, 11 and 14 for its 3 turns. A row that belongs to no
-        session uses the first id of its own.
+        Each session has a block of `self.turns` ids. The last turn of a conversation always has the
+        last id of the block, so that the schedule recognizes the end of a session by the id alone.
+        With blocks of 5 ids, session 2 has the ids 10 to 14. It uses 10, 11 and 14 for a
+        conversation of 3 turns, and 10 for a single request.
         """
         for session_number in itertools.count():
             recorded_index = session_number % len(sessions)
@@ -225,11 +230,11 @@ class TracePrompts(GeneratedPrompts):
     # -- texts -----------------------------------------------------------------------------------
 
     def _prompt_text(self, request_id: int, request: TraceRequest) -> Text:
-        """Return a prompt: a text for each block that has a hash, and a unique text after them.
+        """Return a prompt: the text of each of its hashes, and then a text of its own.
 
-        A hash of the trace stands for a block of tokens that other prompts with this hash have as
-        well. A prompt without hashes shares nothing with others: its first words, the head, already
-        differ from those of all other prompts.
+        A trace records hashes instead of texts, one for each block of a prompt, such as 512 tokens.
+        Two prompts with the same hash have the same text in that block. A prompt without hashes
+        shares nothing, and differs from all other prompts from its first words (the head) on.
         """
         prompt_tokens = self.requested_input_tokens(request_id)
         shared_blocks = self._shared_block_texts(request, prompt_tokens)

@@ -102,7 +102,7 @@ def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeed
         loadgen_seed = base_seed
     else:
         # With one seed for all of them, two Poisson stages would have the same arrival times.
-        loadgen_seed = seeds.derived(base_seed, "arrivals", stage_index)
+        loadgen_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
     # `seeds.generator` adds the index of the stage to this seed later.
     return _StageSeeds(loadgen_seed=loadgen_seed, numpy_seed=base_seed)
 

@@ -32,6 +32,11 @@ class DispatchedSlot(msgspec.Struct, frozen=True, gc=False):
     drop_reason: str = ""
     """One of the constants above, a reason that the caller gave, or an empty string."""
 
+    @property
+    def is_single_request(self) -> bool:
+        """Return True if the slot is a session of its own, not a turn of a conversation or task."""
+        return self.session is None
+
 
 class InterruptedSlots:
     """Creates the slots of a schedule that were not sent because the run was stopped."""
@@ -92,8 +97,12 @@ class InterruptedSlots:
     ) -> Iterator[DispatchedSlot]:
         """Yield the slots of a virtual user from session `next_session` to the end of its stage.
 
-        Nothing is yielded if a duration ends the stage: how many sessions the user reaches then
-        depends on the server, so none of them counts as planned and not sent.
+        The virtual users take turns in sending the sessions of the stage: with 8 users, user 3
+        sends the sessions 3, 11, 19 and so on. With `next_session` 11 the slots of session 11 come
+        first, and then those of session 19.
+
+        Nothing is yielded if a duration ends the stage. How many sessions the user would have sent
+        depends on the speed of the server then.
 
         Args:
             stage: The closed loop that the user belongs to.
@@ -103,8 +112,10 @@ class InterruptedSlots:
         """
         if not has_planned_slots(stage):
             return
-        session_end = stage.first_session + (stage.session_count or 0)
-        for session_index in range(next_session, session_end, stage.concurrency):
+        assert stage.session_count is not None, "a closed loop with planned slots has a count"
+        session_end = stage.first_session + stage.session_count
+        remaining_sessions = range(next_session, session_end, stage.concurrency)
+        for session_index in remaining_sessions:
             session_due_ns = due_ns if session_index == next_session else NOT_APPLICABLE
             yield from self.slots_of_session(stage, session_index, virtual_user, session_due_ns)
 

@@ -303,10 +303,10 @@ class Dispatcher:
     ) -> None:
         """Report that a request ended at `now_ns`, and schedule what follows it.
 
-        A request is one turn of a conversation or task, or a session of its own. The turns that
-        waited for it follow, or are dropped if it failed. When the session has ended, its virtual
-        user begins its next session, or ends too if the stage is over. In an open loop there are no
-        virtual users, so nothing follows a session.
+        A session is a conversation, a task or a single request, and a turn is one request of it.
+        The turns that waited for this one follow, or are dropped if it failed. When the session has
+        ended, its virtual user begins its next session, or ends too if the stage is over. In an
+        open loop there are no virtual users, so nothing follows a session.
 
         Args:
             slot_id: The slot of the request.
@@ -326,10 +326,10 @@ class Dispatcher:
         if self._is_stopped:
             return
 
-        is_cut_by_stage_end = False
+        does_stage_end_first = False
         if slot.session is not None:
             progress = self._sessions[slot.session]
-            is_cut_by_stage_end = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
+            does_stage_end_first = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
             has_turns_in_progress = progress.open_turns > 0
             if has_turns_in_progress:
                 return
@@ -338,9 +338,11 @@ class Dispatcher:
         # The session has ended.
         if slot.virtual_user is None:
             self._release_capacity(slot.stage, now_ns)
-        elif is_cut_by_stage_end:
-            # The virtual user ends too, because its stage is over before its next turn is due.
-            self._release_capacity(slot.stage, now_ns + pause_ns)
+        elif does_stage_end_first:
+            # The session has more turns, but its stage ends before the next one is due. So the
+            # virtual user ends too, after its usual pause.
+            user_end_ns = now_ns + pause_ns
+            self._release_capacity(slot.stage, user_end_ns)
         else:
             self._continue_user(slot, slot.virtual_user, now_ns, pause_ns)
 
@@ -355,18 +357,20 @@ class Dispatcher:
         ]
 
     def stop(self) -> None:
-        """Start nothing from now on. Requests in flight may still be reported as finished."""
+        """Start nothing from now on. Requests in flight may still be reported as finished.
+
+        Later, `unsent_slots` yields the sessions that each virtual user would have sent next. For
+        this it needs the session that the user was sending at the time of the stop. Conversations
+        and tasks stay in `_sessions`. Single requests are removed when they end, so this method
+        stores those that are in flight.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
-        # `unsent_slots` must know which virtual users were sending, because their later sessions
-        # are unsent. It finds the users of conversations and tasks in `_sessions`. The other users
-        # are known only from their requests in flight, which may end before it is called, so these
-        # requests are stored here.
         self._single_requests_at_stop = [
             slot
             for slot in self._in_flight.values()
-            if slot.virtual_user is not None and slot.session is None
+            if slot.is_single_request and slot.virtual_user is not None
         ]
 
     def unsent_slots(self) -> Iterator[DispatchedSlot]:
@@ -390,23 +394,22 @@ class Dispatcher:
     # Which slot is next
 
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
-        """Remove and return the next slot that is due and may start, or None if there is none.
+        """Remove and return the next slot that is due, or None if there is none.
 
-        Slots that waited for room in prefill (the number of requests without a first output is
-        limited) come first, then all others by their due times. This also begins the next stage if
-        that is due before the next slot, because the stage brings slots of its own.
+        Slots that waited for room in prefill come first, then all others by their due times. A
+        request is in prefill until its first output, and `max_in_prefill` limits how many are.
 
-        While there is no room in prefill, due slots of virtual users move to the queue for it. A
-        slot of an open loop is returned even then: the caller drops it instead of letting it wait.
+        While there is no room in prefill, a slot of a virtual user is not returned: it waits in a
+        queue for room. A slot of an open loop is returned even then, and the caller drops it.
         """
         if self._waiting_for_prefill:
             waiting_slot = self._take_slot_waiting_for_prefill()
             if waiting_slot is not None:
                 return waiting_slot
         while True:
-            # Several stages can be due at once: some may be empty, or this call comes late.
-            while self._next_stage_ns <= now_ns and self._next_stage_precedes_next_slot():
-                self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
+            # A stage that begins now brings slots of its own, which may be the next ones.
+            if self._next_stage_ns <= now_ns:
+                self._begin_due_stages(now_ns)
             slot = self._pop_due_slot(now_ns)
             if slot is None:
                 return None
@@ -429,6 +432,14 @@ class Dispatcher:
                 return slot
             self._discard_waiting_slot(slot)
         return None
+
+    def _begin_due_stages(self, now_ns: int) -> None:
+        """Begin each stage that is due at `now_ns` and comes before the next slot.
+
+        Several stages can be due at once: some may be empty, or this call comes late.
+        """
+        while self._next_stage_ns <= now_ns and self._next_stage_precedes_next_slot():
+            self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
 
     def _next_stage_precedes_next_slot(self) -> bool:
         """Return True if the next stage begins before the next slot of the current stage is due.
@@ -453,14 +464,14 @@ class Dispatcher:
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached.
 
-        A slot is one request of the schedule. One of a closed loop is never dropped, because the
-        number of virtual users limits it. Return the slot; its `drop_reason` is "" if it was
-        started. If a turn of a conversation or task is dropped, the rest is dropped with it.
+        A slot is one request of the schedule. It is never dropped in a closed loop, which its
+        number of virtual users limits. If a turn of a conversation or task is dropped, the rest is
+        dropped with it. Return the slot. Its `drop_reason` is the limit, or "" if it was started.
         """
         drop_reason = self._reached_limit() if pending_slot.virtual_user is None else ""
         if self._max_turns == 1:
-            # All sessions are single requests, so the id of a slot is the number of its session.
-            # The general case below gives the same values, but costs two more calls per request.
+            # If all sessions are single requests, the id of a slot is the number of its session.
+            # The other branch gives the same values, but costs two more calls per request.
             session = SINGLE_REQUEST
             slot_id = pending_slot.session_index
         else:
@@ -476,7 +487,8 @@ class Dispatcher:
             due_ns=pending_slot.due_ns,
             drop_reason=drop_reason,
         )
-        if not drop_reason:
+        is_started = drop_reason == ""
+        if is_started:
             self._record_start(slot, session)
         elif slot.session is not None:
             self._drop_session_at_limit(slot, session)
@@ -541,25 +553,26 @@ class Dispatcher:
             drop_reason: The reason that is recorded for dropped turns.
 
         Returns:
-            True if the end of the stage cuts the session short: a next turn would be due after it,
-            so no further turn starts.
+            True if the stage ends before one of the waiting turns is due, so that this turn ended
+            the session early.
         """
         progress.open_turns -= 1
         if progress.is_over:
-            return False  # The session was over before; this turn was only still in flight.
+            # A parallel turn has ended the session before, while this one was in flight.
+            return False
         if succeeded:
-            self._schedule_next_turns(progress, slot, now_ns)
-            return progress.is_over  # True if a next turn would be due after the stage.
+            return self._schedule_next_turns(progress, slot, now_ns)
         self._fail_session(progress, slot, now_ns, drop_reason)
         return False
 
     def _schedule_next_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
-    ) -> None:
+    ) -> bool:
         """Schedule the turns of a session that waited for `slot`, which has ended at `now_ns`.
 
         A turn is due one pause after the end of the last of the turns that it waits for. One that
-        would be due after the end of its stage never starts. The session is marked as over then.
+        would be due after the end of its stage never starts, and the session is marked as over.
+        Return True if there is such a turn.
         """
         stage_end_ns = self._stages[slot.stage].end_ns
         for next_turn in progress.session.successors[slot.turn]:
@@ -572,6 +585,7 @@ class Dispatcher:
             progress.has_due_time[next_turn] = True
             progress.open_turns += 1
             self._schedule(due_ns, progress.index, next_turn, slot.stage, slot.virtual_user)
+        return progress.is_over
 
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
@@ -590,23 +604,25 @@ class Dispatcher:
         """Drop the rest of a conversation or task after its turn `slot` was dropped at a limit.
 
         The prompts of later turns contain the response to the dropped one, so they cannot be sent.
-        If turn 0 was dropped, the session never begins, and there is no progress of it to update.
+        Turns that have started continue, and the session ends with the last of them.
         """
-        if slot.turn == 0:
+        has_session_begun = slot.turn > 0
+        if has_session_begun:
+            progress = self._sessions[self._session_index_of(slot.slot_id)]
+            progress.cancel_due_turn()
+            self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
+            self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
+        else:
             later_turns = range(1, session.turn_count)
             self._drop_turns(slot, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED)
-            return
-        progress = self._sessions[self._session_index_of(slot.slot_id)]
-        progress.cancel_due_turn()
-        self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
-        self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
 
     def _remove_session_if_idle(
         self, progress: _SessionProgress, stage_index: int, now_ns: int
     ) -> None:
-        """Remove a session that is over, unless some of its turns are still in flight or pending.
+        """Remove a session that is over, and let a waiting virtual user begin in its place.
 
-        A session with such turns is removed when the last of them has ended.
+        While some of its turns are in flight, nothing is done: `report_finished` removes the
+        session when the last of them has ended.
         """
         if progress.open_turns == 0:
             del self._sessions[progress.index]
@@ -680,9 +696,10 @@ class Dispatcher:
     def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
         """Discard a slot that was still waiting for room in prefill when its stage ended.
 
-        Only slots of virtual users wait for that. With the end of its stage a virtual user ends
-        after the session that it is sending, and leaves its place to a user of a later stage: at
-        once if the slot is the first turn of the session, else when no turn is in flight any more.
+        Only slots of virtual users wait for that, and the user ends with its stage. If the slot is
+        the first turn of a session, the user is sending nothing, so it ends at once. Otherwise it
+        ends when no turn of the session is in flight any more. A user of a later stage can begin
+        then.
         """
         has_session_begun = slot.turn > 0
         if has_session_begun:
@@ -724,12 +741,13 @@ class Dispatcher:
     ) -> None:
         """Count a finished session of a closed loop, and schedule the next stage if it can begin.
 
-        The stage has a fixed number of sessions. There are two rules for the next stage:
+        The stage has a fixed number of sessions, and the next stage begins after the last of them.
+        If the next stage is a closed loop too, it begins earlier: when the first virtual user of
+        this stage has no session left. Users of the next stage then replace those of this stage one
+        by one, so that the number of requests in flight stays the same.
 
-        - It begins when the last session of this stage has finished.
-        - If it is a closed loop too, it begins earlier: when the first virtual user of this stage
-          has no session left. Its users then replace those of this stage one by one, so that the
-          number of requests in flight stays the same.
+        For example, 2 virtual users send 5 sessions. User 1 has no session left after session 3. A
+        closed loop begins then, and an open loop when user 0 has finished session 4.
 
         Args:
             stage: The stage of the session.
@@ -738,11 +756,12 @@ class Dispatcher:
         """
         progress = self._stages[stage.index]
         progress.unfinished_sessions -= 1
+        has_next_stage_begun = stage is not self._current_stage
+        if has_next_stage_begun:
+            return
         is_stage_finished = progress.unfinished_sessions == 0
-        hands_over = is_last_of_user and self._is_followed_by_closed_loop(stage)
-        can_next_stage_begin = is_stage_finished or hands_over
-        # After a hand-over, sessions of this stage still finish when the next one has begun.
-        if stage is self._current_stage and can_next_stage_begin:
+        can_user_be_replaced = is_last_of_user and self._is_followed_by_closed_loop(stage)
+        if is_stage_finished or can_user_be_replaced:
             self._schedule_next_stage(now_ns)
 
     def _session_index_of(self, slot_id: int) -> int:
@@ -996,11 +1015,12 @@ def _end_of_virtual_users_ns(stage: ScheduledStage, start_ns: int) -> int:
 
 
 def _known_end_ns(stage: ScheduledStage, start_ns: int, sessions_in_shard: int) -> int | None:
-    """Return when a stage that begins at `start_ns` ends, or None if its last response decides.
+    """Return when a stage that begins at `start_ns` ends, or None if that is not known yet.
 
-    A worker sends one shard of the schedule. With more workers than virtual users, some shards have
-    no session of a stage that ends with its last session. There the stage ends at once, because no
-    session would ever end it.
+    The end of a stage with a duration is known. A stage with a number of sessions ends with its
+    last response, at a time that is not known. If it has no session in this shard (the part of the
+    schedule that this worker sends), it ends at once, because no response would ever end it. This
+    happens with more workers than virtual users.
 
     Args:
         stage: The stage.

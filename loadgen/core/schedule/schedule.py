@@ -516,14 +516,14 @@ def _build_columns(
     # From here on each array has one value per slot: `np.repeat` repeats the value of a session for
     # each of its turns.
     turn = _number_turns(sessions.turn_counts)
+    is_first_turn = turn == 0
     session_of_slot = np.repeat(session_numbers, sessions.turn_counts)
     is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
     first_slot_id = session_of_slot * schedule.max_turns
-    start_conditions = _start_conditions(
-        first_turns=_start_conditions_of_first_turns(schedule, stage, session_numbers),
-        is_first_turn=turn == 0,
-        predecessor_in_session=first_slot_id + sessions.predecessor,
-    )
+    # Only the last turn of a session may have another id than this, and no turn waits for that one.
+    predecessor_in_session = first_slot_id + sessions.predecessor
+    first_turns = _start_conditions_of_first_turns(schedule, stage, session_numbers)
+    start_conditions = _start_conditions(first_turns, is_first_turn, predecessor_in_session)
     return SlotColumns(
         slot_id=first_slot_id + _id_positions(turn, sessions, schedule.max_turns),
         due_ns=start_conditions.due_ns,
@@ -569,9 +569,9 @@ def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
 
 
 class _StartConditions(NamedTuple):
-    """When each of several slots starts: at a due time, or after another slot.
+    """What the start of each of several slots depends on: a due time, or the end of another slot.
 
-    A value that a slot does not have is NOT_APPLICABLE.
+    A slot has one of the two values, and the other one is NOT_APPLICABLE.
     """
 
     due_ns: Ints
@@ -582,18 +582,24 @@ class _StartConditions(NamedTuple):
 def _start_conditions(
     first_turns: _StartConditions, is_first_turn: NDArray[np.bool_], predecessor_in_session: Ints
 ) -> _StartConditions:
-    """Return when each slot of several sessions starts.
+    """Return what the start of each slot of several sessions depends on.
+
+    The first turn of a session has the condition in `first_turns`. Each later turn starts after
+    another turn of its session, and has no due time.
+
+    For example, two conversations of 2 turns are due at 0 ns and 1000 ns, and have the slot ids 0
+    to 3. The due times are 0, NOT_APPLICABLE, 1000 and NOT_APPLICABLE, and the predecessors are
+    NOT_APPLICABLE, 0, NOT_APPLICABLE and 2.
 
     Args:
-        first_turns: When the first turn of each session starts.
+        first_turns: The conditions of the first turns, one per session.
         is_first_turn: For each slot, whether it is the first turn of its session.
-        predecessor_in_session: For each slot that is a later turn, the slot of the same session
-            that it waits for. That is never the last turn, so its id is the first slot id of the
-            session plus its turn. The values of first turns are not used, and are overwritten.
+        predecessor_in_session: For each slot, the id of the slot of the same session that it waits
+            for. The values of first turns have no meaning.
     """
     due_ns = np.full(len(is_first_turn), NOT_APPLICABLE)
     due_ns[is_first_turn] = first_turns.due_ns
-    predecessor = predecessor_in_session
+    predecessor = predecessor_in_session.copy()
     predecessor[is_first_turn] = first_turns.predecessor
     return _StartConditions(due_ns, predecessor)
 
@@ -601,7 +607,7 @@ def _start_conditions(
 def _start_conditions_of_first_turns(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
 ) -> _StartConditions:
-    """Return when the first turn of each session is due, or which slot it waits for.
+    """Return what the start of the first turn of each session depends on.
 
     In an open loop every session has an arrival time and waits for no slot. `session_indexes` are
     consecutive sessions of the stage.
@@ -618,12 +624,13 @@ def _start_conditions_of_first_turns(
 def _start_conditions_of_users(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
 ) -> _StartConditions:
-    """Return when the first turn of each session of a closed loop is due, or what it waits for.
+    """Return what the start of the first turn of each session of a closed loop depends on.
 
-    Virtual users take turns in sending the sessions. With a concurrency of 3, user 0 sends the
-    sessions 0, 3, 6, ... of the stage. Only session 0 has a due time, the start of the user. Each
-    of the others waits for the last slot of the session 3 numbers before it. A value that does not
-    exist is NOT_APPLICABLE. `session_indexes` are consecutive sessions of the stage.
+    The first session of each virtual user has a due time. Each later session waits for the last
+    slot of the user's previous session. With 3 users, sessions 0, 1 and 2 of the stage have due
+    times, session 3 waits for session 0, and session 4 for session 1.
+
+    `session_indexes` are consecutive sessions of the stage.
     """
     index_in_stage = session_indexes - stage.first_session
     is_first_of_user = index_in_stage < stage.concurrency

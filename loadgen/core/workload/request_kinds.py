@@ -238,21 +238,28 @@ def _smallest_value(length: Length) -> int:
 
 
 def _resolve_file(value: Any, info: ValidationInfo) -> Any:
-    """Return the path of an existing file. A relative path is relative to the workload file.
+    """Return the path for a file name in a workload file. Pydantic calls this for a field.
 
-    The name of a data set of Hugging Face (`hf:...`) is not resolved before the data set is read.
-    Raises `InvalidValueError` if the value is no text, or if there is no such file.
+    The name of a data set of Hugging Face, such as `hf:owner/name`, stays as it is. If the workload
+    is built in Python, there is no workload file (no `FileContext`), and `value` is returned
+    unchanged. Raises `InvalidValueError` if `value` is not a text, or if there is no such file.
     """
     if not isinstance(info.context, FileContext):
-        # The workload is built in Python, so the value is a path already.
         return value
     if not isinstance(value, str) or not value:
-        hint = "requests: {from: prompts.jsonl}"
-        raise units.InvalidValueError("wrong_type", "is not a file name", hint)
+        example = "requests: {from: prompts.jsonl}"
+        raise units.InvalidValueError("wrong_type", "is not a file name", example)
     if value.startswith("hf:"):
         return Path(value)
-    directory = info.context.directory
-    path = directory / value
+    return _find_file(value, info.context.directory)
+
+
+def _find_file(file_name: str, directory: Path) -> Path:
+    """Return the path of a file with a name relative to the directory of the workload file.
+
+    Raises `InvalidValueError` if it does not exist, or if it is a directory itself.
+    """
+    path = directory / file_name
     hint = f"give a file, with a path relative to the folder of the workload ({directory})"
     if path.is_dir():
         raise units.InvalidValueError("unreadable_file", "is a folder", hint)

@@ -171,10 +171,12 @@ def _unused_name(base_name: str, used_names: set[str]) -> str:
 def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
     """Return the arrival process that the options describe, or None if they describe none.
 
-    A concurrency makes a closed loop, with a ramp (`--stagger`) if there is one. A rate makes an
-    open loop, with a burstiness if there is one. An error is added if the options describe both.
-    The values of options are checked already, so processes are built without validation
-    (`model_construct`).
+    - `--concurrency` describes a closed loop: virtual users that each send one request after the
+      other. `--stagger` is the time over which these users start.
+    - `--request-rate` describes an open loop: requests at random times. `burstiness` is how
+      irregular these times are.
+
+    An error is added if the options describe both.
     """
     rate_per_s = overrides.request_rate
     has_open_loop_options = rate_per_s is not None or overrides.burstiness is not None
@@ -182,6 +184,7 @@ def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> Arrival
         _add_error_for_two_loops(overrides, errors)
         return None
     if overrides.concurrency is not None:
+        # `model_construct` skips the validation, because the values of options are valid already.
         return Closed.model_construct(concurrency=overrides.concurrency, ramp_ns=overrides.stagger)
     if rate_per_s is not None:
         return _open_loop_arrival(rate_per_s, overrides, errors)
@@ -222,15 +225,17 @@ def _open_loop_arrival(
 def _with_load_options(
     stages: list[Stage], arrival: ArrivalOption | None, overrides: Overrides, errors: DocumentErrors
 ) -> list[Stage]:
-    """Return the stages with the load of the options: arrival process, burstiness and ramp.
+    """Return the stages with the load of the options: arrival process, burstiness and stagger.
 
-    A rate or a concurrency describes a new load, which replaces the stages of the file. Without
-    them, a burstiness changes the open loops of the file, and a ramp its closed loops.
+    - A rate or a concurrency describes a new load, which replaces the measured stages of the file.
+      A burstiness is a part of a new load with a rate, and a stagger of one with a concurrency.
+    - A burstiness without a rate changes the open loops of the file.
+    - A stagger (the time over which virtual users start) without a concurrency changes the closed
+      loops of the file.
 
     Args:
         stages: The stages of the file.
-        arrival: The arrival process that a rate or a concurrency of the options describes, with the
-            burstiness or the ramp that goes with it. None without a rate and a concurrency.
+        arrival: The arrival process of the new load, or None if the options describe no new load.
         overrides: The options.
         errors: Mistakes are added here.
     """
@@ -238,11 +243,11 @@ def _with_load_options(
         stages = _replace_measured_stages(arrival, stages)
     elif overrides.burstiness is not None:
         stages = [_with_burstiness(stage, overrides.burstiness, errors) for stage in stages]
-    # With a concurrency, the ramp (`--stagger`) is a part of `arrival` already.
-    has_concurrency = overrides.concurrency is not None
-    if overrides.stagger is not None and not has_concurrency:
-        stages = _with_ramp(stages, overrides.stagger, errors)
-    return stages
+
+    is_stagger_in_new_load = overrides.concurrency is not None
+    if overrides.stagger is None or is_stagger_in_new_load:
+        return stages
+    return _with_staggered_users(stages, overrides.stagger, errors)
 
 
 def _replace_measured_stages(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage]:
@@ -254,23 +259,15 @@ def _replace_measured_stages(arrival: ArrivalOption, stages: list[Stage]) -> lis
     it, so warm-up stages keep their own process.
     """
     measured_stages = [stage for stage in stages if stage.measured]
-    load_stage = _merge_stages(arrival, measured_stages)
+    warmup_stages = [stage for stage in stages if not stage.measured]
     sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
-    has_load_stage = False
-    new_stages: list[Stage] = []
-    for stage in stages:
-        if stage.measured:
-            # All measured stages together become one, in the place of the first of them.
-            if not has_load_stage:
-                new_stages.append(load_stage)
-            has_load_stage = True
-        elif sends_all_at_once:
-            new_stages.append(stage)
-        else:
-            new_stages.append(stage.model_copy(update={"arrival": arrival}))
-    if not has_load_stage:
-        new_stages.append(load_stage)
-    return new_stages
+    if not sends_all_at_once:
+        warmup_stages = [stage.model_copy(update={"arrival": arrival}) for stage in warmup_stages]
+
+    load_stage = _merge_stages(arrival, measured_stages)
+    # All stages before the first measured one are warm-up stages.
+    load_position = stages.index(measured_stages[0]) if measured_stages else len(stages)
+    return [*warmup_stages[:load_position], load_stage, *warmup_stages[load_position:]]
 
 
 def _merge_stages(arrival: ArrivalOption, stages: list[Stage]) -> Stage:
@@ -301,17 +298,21 @@ def _sum_if_all_set(values: list[int | None]) -> int | None:
     return sum(value for value in values if value)
 
 
-def _with_ramp(stages: list[Stage], ramp_ns: int, errors: DocumentErrors) -> list[Stage]:
-    """Return the stages with the users of every closed loop started evenly over `ramp_ns`.
+def _with_staggered_users(
+    stages: list[Stage], stagger_ns: int, errors: DocumentErrors
+) -> list[Stage]:
+    """Return the stages with the users of every closed loop started evenly over `stagger_ns`.
 
     Other stages do not change. An error is added if there is no closed loop.
     """
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
         problem = "only the virtual users of a closed loop can start staggered"
-        option = describe_option("stagger", f"{ramp_ns / NS_PER_S:g}s")
+        option = describe_option("stagger", f"{stagger_ns / NS_PER_S:g}s")
         errors.add_option("no_effect", problem, option, "add --concurrency 8")
     return [
-        _change_arrival(stage, {"ramp_ns": ramp_ns}) if isinstance(stage.arrival, Closed) else stage
+        _change_arrival(stage, {"ramp_ns": stagger_ns})
+        if isinstance(stage.arrival, Closed)
+        else stage
         for stage in stages
     ]
 
@@ -434,8 +435,9 @@ def _with_limits_of_data(
 ) -> list[Stage]:
     """Return the stages, limited to the length of a trace or data set if they have no limit.
 
-    Mistakes in the file of the trace or data set are added to `errors`. Its length is not known
-    then, so stages get a count that is not used.
+    If the file of the trace or data set has mistakes, they are added to `errors` and its length is
+    not known. The stages then get a placeholder as their limit, which is never used, because the
+    command ends with these mistakes.
     """
     if isinstance(requests, FromTrace):
         requests = requests.model_copy(update=changed_trace_fields(overrides))
@@ -445,10 +447,10 @@ def _with_limits_of_data(
     if not reads_requests and not reads_arrivals:
         return stages
     limited_stages: list[Stage] | None = None
-    # `collecting` adds an error that is raised inside to `errors` and continues after the block.
+    # If the file has mistakes, `collecting` adds them to `errors` and continues after the block.
     with collecting(errors.errors):
         limited_stages = _with_counts(stages, requests)
-    if limited_stages is None:  # The file has mistakes.
+    if limited_stages is None:
         return _with_placeholder_counts(stages)
     return limited_stages
 

@@ -522,22 +522,25 @@ def _count_block_tokens(
 ) -> Integers:
     """Return how many tokens each of several blocks has.
 
-    The block at position p of a prompt covers its tokens from p * size to (p + 1) * size, but not
-    more than the prompt has. With blocks of 16 tokens, a prompt of 40 tokens has blocks of 16, 16
-    and 8. A trace may record more blocks than the tokens of the prompt fill. Those count as one
-    token each, because no block may be empty.
+    A prompt is divided into blocks of equal size, and its last block is as long as the rest. With
+    blocks of 16 tokens, the blocks at the positions 0, 1 and 2 of a prompt of 40 tokens have 16, 16
+    and 8 tokens.
+
+    Traces can be inconsistent: if this prompt also has a block at position 3, no token is left for
+    it. Such a block counts as one token, because no block may be empty.
 
     Args:
         block_positions: The position of each block in its prompt, from 0.
-        block_sizes: The size of the blocks of its prompt, which can be a fraction.
+        block_sizes: The size of the blocks of its prompt. It can be a mean size such as 2.5. Blocks
+            then start at the nearest whole tokens: 0, 2, 5, 8.
         prompt_tokens: The tokens of its prompt.
     """
-    # A size that is a fraction gives limits between two tokens, so they are rounded.
     block_starts = np.rint(block_positions * block_sizes)
     block_ends = np.rint((block_positions + 1) * block_sizes)
-    first_tokens = np.minimum(prompt_tokens, block_starts)
-    end_tokens = np.minimum(prompt_tokens, block_ends)
-    tokens_in_blocks: Integers = np.maximum(1, end_tokens - first_tokens).astype(np.int64)
+    starts_in_prompt = np.minimum(block_starts, prompt_tokens)
+    ends_in_prompt = np.minimum(block_ends, prompt_tokens)
+    tokens_in_prompt = ends_in_prompt - starts_in_prompt
+    tokens_in_blocks: Integers = np.maximum(tokens_in_prompt, 1).astype(np.int64)
     return tokens_in_blocks
 
 

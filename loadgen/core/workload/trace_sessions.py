@@ -181,7 +181,7 @@ class TraceSessions:
         """
         rows = self.rows(session_index)
         times = _RequestTimes.of_rows(self.trace, rows)
-        # The column `session` of a trace has another number for the requests of each agent.
+        # In the trace, the agents of a session share a `group`, and each has another `session`.
         agent_of_turn = self.trace.session[rows].tolist()
         predecessors = _find_predecessors(_group_turns_by_agent(agent_of_turn), times)
         pauses_ns = [
@@ -269,42 +269,54 @@ def _max_agents(session_of_row: Integers, agent_of_row: Integers) -> int:
     return int(np.bincount(session_of_agent).max())
 
 
-def _find_predecessors(turns_of_agents: list[list[int]], times: _RequestTimes) -> list[set[int]]:
+class _Wait(NamedTuple):
+    """One request of a session that waits for another one. Both are identified by their turns."""
+
+    waiting_turn: int
+    awaited_turn: int
+
+
+def _find_predecessors(turns_by_agent: list[list[int]], times: _RequestTimes) -> list[set[int]]:
     """Return for each request of a session the requests that it waits for.
 
-    Three rules apply. The requests of an agent follow each other. A sub-agent runs between two
-    requests of the main agent. The last request of the session waits for all requests that no other
-    request waits for, so that the session ends with one request.
+    Requests are identified by their turns, their positions in the session in order of time. The
+    last request waits for all that no other request waits for, so that the session ends with it.
+
+    For example, [[0, 1, 4], [2, 3]] are the turns of a main agent and a sub-agent. If request 1
+    started the sub-agent, and request 4 was sent after its end, the result is [{}, {0}, {1}, {2},
+    {1, 3}].
 
     Args:
-        turns_of_agents: The turns of each agent. The first one is the main agent, which sent the
+        turns_by_agent: The turns of each agent. The first one is the main agent, which sent the
             first request of the session.
         times: When each request was sent and ended.
     """
+    main_turns = turns_by_agent[0]
+    waits = [wait for agent_turns in turns_by_agent for wait in _waits_within_agent(agent_turns)]
+    for sub_agent_turns in turns_by_agent[1:]:
+        waits += _waits_around_sub_agent(main_turns, sub_agent_turns, times)
+
     predecessors: list[set[int]] = [set() for _ in times.sent_ns]
-    for agent_turns in turns_of_agents:
-        for earlier_turn, later_turn in itertools.pairwise(agent_turns):
-            predecessors[later_turn].add(earlier_turn)
-
-    main_turns = turns_of_agents[0]
-    for sub_agent_turns in turns_of_agents[1:]:
-        _join_sub_agent(predecessors, main_turns, sub_agent_turns, times)
-
-    turns_with_successor = set(itertools.chain.from_iterable(predecessors))
+    for wait in waits:
+        predecessors[wait.waiting_turn].add(wait.awaited_turn)
     last_turn = len(predecessors) - 1
-    for turn in range(last_turn):
-        if turn not in turns_with_successor:
-            predecessors[last_turn].add(turn)
+    awaited_turns = {wait.awaited_turn for wait in waits}
+    predecessors[last_turn].update(set(range(last_turn)) - awaited_turns)
     return predecessors
 
 
-def _join_sub_agent(
-    predecessors: list[set[int]],
-    main_turns: list[int],
-    sub_agent_turns: list[int],
-    times: _RequestTimes,
-) -> None:
-    """Add to `predecessors` how a sub-agent begins and ends between requests of the main agent.
+def _waits_within_agent(agent_turns: list[int]) -> list[_Wait]:
+    """Return the waits of an agent: each of its requests waits for its previous one."""
+    return [
+        _Wait(waiting_turn=later_turn, awaited_turn=earlier_turn)
+        for earlier_turn, later_turn in itertools.pairwise(agent_turns)
+    ]
+
+
+def _waits_around_sub_agent(
+    main_turns: list[int], sub_agent_turns: list[int], times: _RequestTimes
+) -> list[_Wait]:
+    """Return how a sub-agent begins and ends between requests of the main agent.
 
     Its first request waits for the request of the main agent that probably started it. The next
     request of the main agent after its end waits for its last request.
@@ -312,10 +324,11 @@ def _join_sub_agent(
     first_turn = sub_agent_turns[0]
     last_turn = sub_agent_turns[-1]
     starting_turn = _find_starting_turn(main_turns, first_turn, times)
-    predecessors[first_turn].add(starting_turn)
-    waiting_turn = _find_waiting_turn(main_turns, last_turn, times)
-    if waiting_turn is not None:
-        predecessors[waiting_turn].add(last_turn)
+    waits = [_Wait(waiting_turn=first_turn, awaited_turn=starting_turn)]
+    next_main_turn = _find_waiting_turn(main_turns, last_turn, times)
+    if next_main_turn is not None:
+        waits.append(_Wait(waiting_turn=next_main_turn, awaited_turn=last_turn))
+    return waits
 
 
 def _find_starting_turn(main_turns: list[int], first_turn: int, times: _RequestTimes) -> int:

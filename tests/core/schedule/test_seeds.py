@@ -52,13 +52,13 @@ def words_file(folder: Path, *words: str) -> str:
 
 
 def test_a_salt_comes_from_the_seed_the_word_or_is_fresh() -> None:
-    assert seeds.salt_of(7, None) == seeds.salt_of(7, None) != seeds.salt_of(8, None)
-    assert seeds.salt_of(7, "blue") == "blue"
-    assert seeds.salt_of(7, "fresh") != seeds.salt_of(7, "fresh")
+    assert seeds.resolve_salt(7, None) == seeds.resolve_salt(7, None) != seeds.resolve_salt(8, None)
+    assert seeds.resolve_salt(7, "blue") == "blue"
+    assert seeds.resolve_salt(7, "fresh") != seeds.resolve_salt(7, "fresh")
     assert (
         len(
             {
-                seeds.salt_of(7, None),
+                seeds.resolve_salt(7, None),
                 seeds.salt_of_run(7, None, "c1"),
                 seeds.salt_of_run(7, None, "c2"),
             }
@@ -74,7 +74,7 @@ def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
         for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))
     )
     assert one.fingerprints == again.fingerprints
-    assert one.run.salt == again.run.salt == seeds.salt_of(3, None)
+    assert one.run.salt == again.run.salt == seeds.resolve_salt(3, None)
     assert one.fingerprints.prompts != fresh.fingerprints.prompts
     assert one.fingerprints.schedule == fresh.fingerprints.schedule
     notes = compare(

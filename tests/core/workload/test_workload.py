@@ -918,12 +918,12 @@ def test_streams_are_reproducible_and_apart() -> None:
     assert draws == [seeds.generator(*name).integers(0, 2**63, 4).tolist() for name in names]
     assert len({tuple(draw) for draw in draws}) == len(names)
     # frozen: a stored seed must mean the same run in every later version
-    assert draws[0][0] == 3859242912598124199 and seeds.derived(0, "a") == 450643532380275732
+    assert draws[0][0] == 3859242912598124199 and seeds.derive_seed(0, "a") == 450643532380275732
     assert abs(seeds.generator(7, "x").random(4_000).mean() - 0.5) < 0.03
 
 
 def test_fresh_seeds_differ_and_survive_json() -> None:
-    drawn = {seeds.fresh() for _ in range(50)}
+    drawn = {seeds.random_seed() for _ in range(50)}
     assert len(drawn) == 50 and max(drawn) < 2**53
 
 
