@@ -453,20 +453,24 @@ static int64_t deliver_for_slice(Receiver *receiver, int64_t slice_ns, PyObject 
     return now;
 }
 
-/* Receiver.deliver_queued(slice_ns, deliver): deliver the queued buffers for at most `slice_ns`.
+/* Receiver.deliver_queued(slice_ns, deliver_in_python): pass the reads of the queued buffers on to
+ * their requests, for at most about `slice_ns`.
  *
- * `deliver` is called with each buffer whose reads are not delivered in C. Return the monotonic
- * time in ns. */
+ * This is done in C in the usual case. Otherwise the function `deliver_in_python` is called with
+ * the buffer. Return the monotonic time in ns. */
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
+    enum { SLICE_NS, DELIVER_IN_PYTHON, ARGUMENT_COUNT }; /* indexes of `args` */
     int64_t slice_ns;
-    if (count != 2 || !read_int64(args[0], &slice_ns)) {
+    if (count != ARGUMENT_COUNT || !read_int64(args[SLICE_NS], &slice_ns)) {
         PyErr_SetString(PyExc_TypeError,
                         "deliver_queued() takes a slice in ns (an int) and a function");
         return NULL;
     }
-    int called_python = 0; /* is not used here */
-    int64_t now = deliver_for_slice((Receiver *)self, slice_ns, args[1], &called_python);
+    /* This tells a loop in C to return to Python. Here that happens in any case. */
+    int called_python = 0;
+    int64_t now =
+        deliver_for_slice((Receiver *)self, slice_ns, args[DELIVER_IN_PYTHON], &called_python);
     return now < 0 ? NULL : PyLong_FromLongLong(now);
 }
 

@@ -616,26 +616,38 @@ static const char *parse_field_name(const char *cursor, const char *end, const F
     return skip_colon(name_end, end);
 }
 
+/* Parse the value of a field whose name is not in the table `fields`, and store in `*scan` whether
+ * it may be output.
+ *
+ * Only in a delta, which is the new part of the output, may an unknown field have output. Elsewhere
+ * the value is skipped. Return the position after it, or NULL if it is malformed. */
+static const char *parse_unknown_field_value(const char *cursor, const char *end,
+                                             const Field *fields, EventScan *scan)
+{
+    int is_in_delta = fields == delta_fields;
+    if (is_in_delta)
+        return skip_unknown_delta_value(cursor, end, scan);
+    return parse_field_value(ANY_VALUE, cursor, end, scan);
+}
+
 /* Parse one field of a JSON object, its name and its value, and store what it says in `*scan`.
  *
- * `fields` is the table of the known fields, and `is_found` has a flag for each of them. Return the
- * position after the value, or NULL if the event has to be left to Python. */
+ * `fields` is the table of the known fields, and `was_parsed` has a flag for each of them. Return
+ * the position after the value. Return NULL if Python has to parse the event: the field is
+ * malformed, has a value that is not understood here, or occurs for the second time. */
 static const char *parse_field(const char *cursor, const char *end, const Field *fields,
-                               char *is_found, EventScan *scan)
+                               char *was_parsed, EventScan *scan)
 {
     const Field *field;
     cursor = parse_field_name(cursor, end, fields, &field);
     if (cursor == NULL)
         return NULL;
-    if (field == NULL) {
-        if (fields == delta_fields)
-            return skip_unknown_delta_value(cursor, end, scan);
-        return parse_field_value(ANY_VALUE, cursor, end, scan);
-    }
-    Py_ssize_t index = field - fields;
-    if (is_found[index])
+    if (field == NULL)
+        return parse_unknown_field_value(cursor, end, fields, scan);
+    Py_ssize_t field_index = field - fields;
+    if (was_parsed[field_index])
         return NULL; /* In Python, the last of several fields of one name counts. */
-    is_found[index] = 1;
+    was_parsed[field_index] = 1;
     return parse_field_value(field->kind, cursor, end, scan);
 }
 
@@ -647,7 +659,7 @@ static const char *parse_field(const char *cursor, const char *end, const Field 
 static const char *parse_object(const char *cursor, const char *end, const Field *fields,
                                 EventScan *scan)
 {
-    char is_found[MAX_FIELDS] = {0};
+    char was_parsed[MAX_FIELDS] = {0};
     if (cursor >= end || *cursor != '{')
         return NULL;
     cursor = skip_space(cursor + 1, end);
@@ -656,7 +668,7 @@ static const char *parse_object(const char *cursor, const char *end, const Field
         return cursor + 1;
     int is_last = 0;
     while (!is_last) {
-        cursor = parse_field(cursor, end, fields, is_found, scan);
+        cursor = parse_field(cursor, end, fields, was_parsed, scan);
         if (cursor == NULL)
             return NULL;
         cursor = skip_element_end(cursor, end, '}', &is_last);

@@ -915,24 +915,28 @@ static int append_unhandled(PyObject **unhandled, int fd, uint32_t events)
     return append_stealing(*unhandled, Py_BuildValue("iI", fd, events));
 }
 
-/* Handle a descriptor that the first epoll has reported: read it if it is a connected socket with
- * data or an end.
+/* Handle one descriptor that a poll has reported.
  *
- * Other descriptors, such as the timer and sockets that are still connecting, and sockets that can
- * be written are appended to `*unhandled` for the caller. Return the time after the read, or `now`
- * without a read, or -1 with an exception. */
+ * - A connected socket that has data, or whose connection has ended, is read.
+ * - A connected socket that can be written is appended to `*unhandled`, for the caller.
+ * - Any other descriptor, the timer or a socket that is still connecting, is appended there too.
+ *
+ * Return the time after the read, in ns. That is `now` if nothing was read, or -1 with an
+ * exception. */
 static int64_t handle_ready_descriptor(Receiver *receiver, const struct epoll_event *event,
                                        int64_t previous_poll_at, int64_t now, PyObject **unhandled)
 {
     SocketBuffer *buffer = find_buffer(receiver, event->data.fd);
     int is_connected_socket = buffer != NULL && buffer->is_readable;
     int can_be_written = (event->events & EPOLLOUT) != 0;
-    if (!is_connected_socket || can_be_written) {
-        if (append_unhandled(unhandled, event->data.fd, event->events) < 0)
-            return -1;
-    }
+    int is_for_caller = !is_connected_socket || can_be_written;
+    if (is_for_caller && append_unhandled(unhandled, event->data.fd, event->events) < 0)
+        return -1;
+    if (!is_connected_socket)
+        return now;
     int has_data_or_end = (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
-    if (!is_connected_socket || !has_data_or_end || buffer->ended_at != 0)
+    int was_end_read_before = buffer->ended_at != 0;
+    if (!has_data_or_end || was_end_read_before)
         return now;
     return read_socket(receiver, buffer, previous_poll_at);
 }
@@ -995,8 +999,11 @@ static int64_t read_sockets(Receiver *receiver, int ready_count, int was_deferri
     return should_poll_deferred ? receive_deferred(receiver, read_at) : read_at;
 }
 
-/* End a pass of polling and reading: decide whether to defer sockets (to read them late), and plan
- * the next poll, if it is time for that.
+/* End a pass, which is one poll with the reads of the sockets that it has reported.
+ *
+ * First, at the end of a decision period, decide whether sockets are read late ("deferred"). While
+ * they are, the time of the next poll is known. Otherwise plan the next poll, if the planned time
+ * has passed or is so near that another poll would tell nothing new.
  *
  * The timer is set for `timer_limit` at the latest, or not at all if that is NO_TIMER. Return 0, or
  * -1 with an exception. */
@@ -1005,10 +1012,15 @@ static int plan_after_pass(Receiver *receiver, int64_t now, int64_t timer_limit)
     receiver->now = now;
     receiver->poll_started_at = now;
     int is_period_over = now - receiver->period_start > DECISION_PERIOD_NS;
-    if (is_period_over && end_decision_period(receiver, now) < 0)
-        return -1;
-    int is_time_to_plan = !receiver->is_deferring && now > receiver->next_poll_at - PLAN_AHEAD_NS;
-    return is_time_to_plan ? plan_next_poll(receiver, now, timer_limit) : 0;
+    if (is_period_over) {
+        int status = end_decision_period(receiver, now);
+        if (status < 0)
+            return -1;
+    }
+    if (receiver->is_deferring)
+        return 0;
+    int is_next_poll_near = now > receiver->next_poll_at - PLAN_AHEAD_NS;
+    return is_next_poll_near ? plan_next_poll(receiver, now, timer_limit) : 0;
 }
 
 /* Update the time and the counts after a poll that reported `ready` descriptors. */

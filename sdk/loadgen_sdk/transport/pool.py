@@ -740,18 +740,26 @@ class Pool:
     def _update_read_urgency(
         self, connection: ClientConnection, exchange: Exchange, last_read: Read | PlainRun
     ) -> None:
-        """Let the receiver read the rest of a response late, if its events are not urgent.
+        """Tell the receiver how soon it has to read and pass on the rest of a response.
 
-        A *deferred* socket does not wake the process, and is read about every millisecond together
-        with others (see `receiver.py`). That pays off for a stream of many small reads. A socket
-        that is deferred already is updated in any case, because it must be read at once again near
-        the end of the response.
+        The exchange says whether reads may be collected before they are passed on, and by which
+        bytes (the template) the receiver recognises events that it only has to count.
+
+        A stream of many small reads may also be *deferred*: data at its socket then does not wake
+        the process, and the socket is read about every millisecond, together with others.
+
+        Args:
+            connection: The connection.
+            exchange: The request and the response that it carries.
+            last_read: The latest read. A `PlainRun` stands for several small ones.
         """
         connection.can_batch_reads = exchange.can_batch_reads
         connection.template = exchange.template
-        deferrable_events = exchange.deferrable_events
-        is_worth_deferring = deferrable_events >= MIN_DEFERRED_EVENTS and _is_small_read(last_read)
-        if connection.is_deferred or is_worth_deferring:
+        deferrable_events = exchange.deferrable_events  # 0 if the next event is urgent
+        should_begin = deferrable_events >= MIN_DEFERRED_EVENTS and _is_small_read(last_read)
+        # A socket that is deferred already gets the new number in any case, because a small number
+        # ends the deferring before the last events of the response.
+        if connection.is_deferred or should_begin:
             self.reactor.defer(connection, deferrable_events)
 
     def response_completed(self, connection: ClientConnection) -> None:

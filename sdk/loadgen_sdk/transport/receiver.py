@@ -431,19 +431,26 @@ class Receiver:
         return None
 
     def send(self, buffer: SocketBuffer, parts: Sequence[bytes | memoryview]) -> tuple[int, int]:
-        """Write the first MAX_WRITE_BYTES of some parts to a socket with one system call.
+        """Write bytes to a socket with one system call, which does not wait.
+
+        Args:
+            buffer: The buffer of the socket.
+            parts: The bytes in pieces, such as the head and the body of a request. The first
+                MAX_WRITE_BYTES of them are written.
 
         Returns:
-            The time before the first byte, monotonic in ns, and how many bytes the socket accepted,
-            or WRITE_FAILED.
+            Two numbers: the monotonic time just before the system call, in ns, and how many bytes
+            the socket accepted. The second number is 0 if the socket cannot take more now, and
+            WRITE_FAILED if the connection is broken.
         """
         started_at = monotonic_ns()
         try:
-            return started_at, buffer.sock.sendmsg(first_bytes(parts, MAX_WRITE_BYTES))
+            accepted_bytes = buffer.sock.sendmsg(first_bytes(parts, MAX_WRITE_BYTES))
         except BlockingIOError:
-            return started_at, 0
+            accepted_bytes = 0
         except OSError:
-            return started_at, WRITE_FAILED
+            accepted_bytes = WRITE_FAILED
+        return started_at, accepted_bytes
 
     def receive(self, max_wait_ms: int, return_at: int, timer_limit: int) -> list[tuple[int, int]]:
         """Poll and read repeatedly, until there is work for the caller or the time `return_at`.

@@ -304,34 +304,42 @@ class ExchangeState:
         self.reset_response()
 
     def reset_response(self) -> None:
-        """Start with an empty response, before the request is sent or sent again."""
+        """Start with an empty response, before the request is sent or sent again.
+
+        The class docstring describes each field.
+        """
         self.sent_at = NEVER
 
-        # The parsers of the response, from the bytes to the meaning of its events.
+        # The three parsers of the response: of HTTP, of the stream of events in the body, and of
+        # the JSON of each event.
         self.response = self.response_class()
         self.decoder = self.decoder_class()
-        # The reader learns a template to recognise events that differ in their text alone. In a
-        # short response, learning it costs more than it saves.
-        expects_few_events = 0 < self.requested_output_tokens <= LAST_EVENTS
+        # From a long response the third one, the reader, learns the bytes around the text of an
+        # event (the template), by which it recognises later events without decoding them. That
+        # does not pay off if only a few output tokens are requested.
+        is_length_known = self.requested_output_tokens > 0
+        expects_few_events = is_length_known and self.requested_output_tokens <= LAST_EVENTS
         self.reader = self.reader_class(
             self.timeline, self.keep_text, self.on_output, expects_few_events=expects_few_events
         )
 
-        # What has arrived.
+        # The head of the response, and a body that is not a stream of events.
+        self.head_received_at = NEVER
+        self.has_kernel_timestamp = False
         self.is_event_stream = False
         self.response_body_parts: list[bytes] = []
         self.response_body_bytes = 0
-        self.head_received_at = NEVER
-        self.has_kernel_timestamp = False
+
+        # How soon the process has read what arrived, in ns.
         self.last_event_read_at = 0
         self.client_lag = 0
 
-        # How the next read may be treated.
+        # Whether the next read may wait, and where in a chunk of the body it begins.
         self.can_batch_reads = False
         self.template: tuple[bytes, bytes] | None = None
         self.is_at_chunk_start = False
-        self.incomplete_chunk = b""
-        self.has_split_chunks = False
+        self.incomplete_chunk = b""  # the first bytes of a chunk whose rest has not arrived
+        self.has_split_chunks = False  # becomes true when the server sends a chunk in parts
 
     def feed_reads(self, reads: Sequence[Read | PlainRun]) -> bool:
         """Process reads in their order. Return True when the response is over.

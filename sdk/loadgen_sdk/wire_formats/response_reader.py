@@ -109,8 +109,10 @@ class ResponseReader(ResponseReaderState):
     ) -> None:
         """Process the events of a read of which some may have arrived before its timestamp.
 
-        The uncertainty is recorded for the last output event (an event with a piece of the output),
-        for the event timeline, and for the largest gap between output events.
+        The timestamp of a read is the arrival of its newest packet. An example: a socket was empty
+        at 70, and a read of the events A and B has the timestamp 100. B arrived at 100, and A at
+        any time from 70 to 100. So A is uncertain by 30. The uncertainty is recorded in the event
+        timeline, for the last output event, and for the longest gap between output events.
 
         Args:
             uncertain: The events that may have arrived earlier than `timestamp`.
@@ -118,27 +120,32 @@ class ResponseReader(ResponseReaderState):
             timestamp: The timestamp of the read.
             uncertainty: How much earlier the uncertain events may have arrived, in ns.
             is_one_write: All events came in one write of the server, so that they arrived together.
-                Their times in the timeline, and the largest gap, are exact then.
+                Their times in the timeline, and the longest gap, are exact then.
         """
-        max_gap_before_read = self.max_gap
+        longest_gap_before_read = self.max_gap
         uncertain_outputs = self._feed_and_count_outputs(uncertain, timestamp, uncertainty)
         certain_outputs = self._feed_and_count_outputs(certain, timestamp, uncertainty=0)
 
-        is_last_output_uncertain = uncertain_outputs > 0 and certain_outputs == 0
-        if is_last_output_uncertain:
-            self._note_uncertain_last_output(timestamp, uncertainty)
-        elif certain_outputs:
+        is_last_output_certain = certain_outputs > 0
+        if is_last_output_certain:
             self.uncertain_timestamp = NEVER  # The timestamp of the last output is exact.
+        elif uncertain_outputs:
+            self._note_uncertain_last_output(timestamp, uncertainty)
 
-        inexact_outputs = 0 if is_one_write else uncertain_outputs
-        if inexact_outputs and is_last_output_uncertain and self.finish_reason:
-            # Servers send the last output together with the finish reason, so the client is not to
-            # blame for that one. `_note_uncertain_last_output` has the details.
-            inexact_outputs -= 1
+        if is_one_write:
+            inexact_outputs = 0
+        elif self.finish_reason and not is_last_output_certain:
+            # The last output does not count: servers send the finish reason so soon after it that
+            # both often share a read, even if the client reads without delay.
+            inexact_outputs = max(0, uncertain_outputs - 1)
+        else:
+            inexact_outputs = uncertain_outputs
+
+        has_new_longest_gap = self.max_gap > longest_gap_before_read
         if inexact_outputs:
             self.timeline.uncertainties.append((uncertainty, inexact_outputs))
-        elif self.max_gap > max_gap_before_read:
-            # The largest gap ends in this read, all of whose times are exact.
+        elif has_new_longest_gap:
+            # The gap ends with an output of this read, and all outputs of this read are exact.
             self.max_gap_uncertainty = 0
 
     def _feed_and_count_outputs(
@@ -167,13 +174,15 @@ class ResponseReader(ResponseReaderState):
     def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
         """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns.
 
-        A plain event differs from an earlier event of the response in its text alone. The bytes
-        before and after that text are the template, which is None until it is known. Consecutive
-        plain events are counted together, and every other event is decoded.
+        A plain event differs from an earlier event of the response in its text alone. Plain events
+        are only counted, and every other event is decoded. There are two ways to recognise them:
+        the caller has already replaced them by a number, or their payload matches the template, the
+        bytes around the text. For example, `[b'{"error": ...}', 3, b"[DONE]"]` is an event to
+        decode, three plain events, and the mark of the end, which says nothing.
 
         Args:
-            events: Payloads of events. A number stands for that many plain events, which were
-                recognised by the template before.
+            events: Payloads of events, and numbers, each of which stands for that many plain
+                events. There is no number before the template is known.
             timestamp: When the newest of the events arrived, monotonic in ns.
             uncertainty: By how much they may have arrived earlier, in ns.
         """
@@ -181,29 +190,35 @@ class ResponseReader(ResponseReaderState):
             self.first_event = timestamp
         index = 0
         while index < len(events):
+            plain_items = 0  # how many of the next items of the list are plain events
+            plain_events = 0  # how many plain events these items stand for
             if self.template is not None:
                 before_text, after_text = self.template
                 plain_items, plain_events = count_leading_plain_events(
                     events, index, before_text, after_text
                 )
-                if plain_items:
-                    self.count_plain_events(plain_events, timestamp, uncertainty)
-                    index += plain_items
-                    continue
-            payload = events[index]
-            assert not isinstance(payload, int), "numbers come only after the template is known"
-            if payload != b"[DONE]":
-                self._feed_payload(payload, timestamp, uncertainty)
-            index += 1
+            if plain_items:
+                self.count_plain_events(plain_events, timestamp, uncertainty)
+                index += plain_items
+            else:
+                payload = events[index]
+                assert not isinstance(payload, int), "numbers come only after the template is known"
+                if payload != b"[DONE]":
+                    self._feed_payload(payload, timestamp, uncertainty)
+                index += 1
 
     def count_plain_events(self, count: int, timestamp: int, uncertainty: int = 0) -> None:
-        """Count plain events that came together, as one gap and `count` output events.
+        """Count plain events that came together. Nothing is done if `count` is 0.
 
         A plain event differs from an earlier event of the response in its text alone. That earlier
-        event was an output event, so `last_token` is known.
+        event had output, so the time of the last output is known. The first of the plain events
+        ends the gap since then, and each further one has a gap of 0. An example: the last output
+        came at 10, and three plain events come at 30. They have the gaps 20, 0 and 0. Only the
+        first one is stored in `gaps` and `timestamps`, and the other two as the pair (30, 2) in
+        `simultaneous_counts`.
 
         Args:
-            count: The number of events. Nothing is done if it is 0.
+            count: The number of events.
             timestamp: When they arrived, monotonic in ns.
             uncertainty: By how much they may have arrived earlier, in ns.
         """
@@ -215,8 +230,9 @@ class ResponseReader(ResponseReaderState):
             self.max_gap_uncertainty = uncertainty
         self.timeline.gaps.append(gap)
         self.timeline.timestamps.append(timestamp)
-        if count > 1:  # the events after the first one have a gap of 0
-            self.timeline.simultaneous_counts.append((timestamp, count - 1))
+        if count > 1:
+            events_without_gap = count - 1
+            self.timeline.simultaneous_counts.append((timestamp, events_without_gap))
         self.output_events += count
         self.plain_events += count
         self.last_token = timestamp
@@ -260,18 +276,20 @@ class ResponseReader(ResponseReaderState):
     def has_impossible_usage(self) -> bool:
         """Whether the server sent a number of output tokens that no response can have.
 
-        Such a number is negative, has a fraction, or needs more than 31 bits. It is not used,
-        and the probe warns of it.
+        Such a number is negative, has a fraction, or needs more than 31 bits. It is not used, and
+        the first request to a server, which checks what it supports, warns about it.
         """
         counts = self.usage_counts
         if counts is None:
             return False
-        sent_tokens = counts.completion_tokens
-        if sent_tokens is msgspec.UNSET:
-            sent_tokens = counts.output_tokens
-        is_sent = sent_tokens is not None
-        is_possible = counts.output() is not None
-        return is_sent and not is_possible
+        # The chat API names the number `completion_tokens`, and other APIs `output_tokens`.
+        sent_number = counts.completion_tokens
+        if sent_number is msgspec.UNSET:
+            sent_number = counts.output_tokens
+        if sent_number is None:
+            return False
+        usable_number = counts.output()  # None if the number that was sent is impossible
+        return usable_number is None
 
     @property
     def has_hidden_output(self) -> bool:
@@ -298,15 +316,16 @@ class ResponseReader(ResponseReaderState):
 
         Args:
             is_framing_complete: The body ended as its HTTP framing announced.
-            ends_with_connection: The framing announced no end, so that the body ended with the
-                connection. For a stream of events, only a finish reason tells this from a broken
-                connection.
+            ends_with_connection: The server announced neither a length nor chunks, so the body
+                ended when the connection was closed.
             is_stream: The response is a stream of events.
         """
-        is_end_doubtful = ends_with_connection and is_stream and not self.finish_reason
         if self.error:
             return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
-        if not is_framing_complete or is_end_doubtful:
+        # If the end of the connection is the end of the body, a broken connection looks the same.
+        # Only the finish reason in the last events of a stream tells that it is complete.
+        is_stream_cut_off = ends_with_connection and is_stream and not self.finish_reason
+        if not is_framing_complete or is_stream_cut_off:
             text = f"the body ended early, after {self.output_events} output events"
             return Failure("truncated", text)
         if self.parse_error:
@@ -341,38 +360,37 @@ class ResponseReader(ResponseReaderState):
     def _feed_payload(self, payload: bytes | NamedEvent, timestamp: int, uncertainty: int) -> None:
         """Decode one event and process its fields. Nothing is done if it has no fields.
 
-        The usual event is one of a chat, which is decoded in one step. Every other one is converted
-        to the fields of a chat event first.
+        Nearly every event is that of a chat: its JSON has a list of choices. An event of another
+        API or of an unexpected form is converted to the same fields first.
 
-        A usual event may become the template: the bytes around its text, by which later events that
-        differ in the text alone are counted without being decoded. That is not possible if an
-        application needs the texts.
+        The event may also become the template of the response. A template is the bytes before and
+        after the text of an event. Later events with the same bytes around their text are only
+        counted, without being decoded. So there is no template if the texts are needed.
 
         Args:
             payload: The data of the event, with its name if it has one.
             timestamp: When the event arrived, monotonic in ns.
             uncertainty: By how much it may have arrived earlier, in ns.
         """
-        event: EventFields | None = None
+        decoded: EventFields | None = None
         if isinstance(payload, bytes):
             try:
-                event = decode_event(payload)
+                decoded = decode_event(payload)
             except NOT_JSON:
-                event = None  # `_read_unusual_event` decodes it leniently.
-        is_usual = event is not None and event.choices is not None
-        if not is_usual:
-            event = self._read_unusual_event(payload, event)
+                decoded = None  # `_read_unusual_event` decodes it leniently.
+        is_chat_event = decoded is not None and decoded.choices is not None
+        event = decoded if is_chat_event else self._read_unusual_event(payload, decoded)
         if event is None:
             return
 
-        is_text_kept = self.text_pieces is not None
-        if is_text_kept and not self.response_id:
+        keeps_text = self.text_pieces is not None
+        if keeps_text and not self.response_id:
             self.response_id = id_of(payload)
         if event.choices:
             has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
-            is_text_needed = is_text_kept or self.on_output is not None
-            can_be_template = is_usual and has_output and not is_text_needed
-            if can_be_template:
+            needs_each_text = keeps_text or self.on_output is not None
+            may_be_template = is_chat_event and has_output and not needs_each_text
+            if may_be_template:
                 self._learn_template(event, payload)
         self._read_other_fields(event, payload)
 
@@ -555,18 +573,19 @@ class ResponseReader(ResponseReaderState):
         self.learned_templates += 1
 
     def _read_usage(self, counts: UsageFields) -> None:
-        """Store the token counts of an event, if they say more than those stored before.
+        """Store the token counts of an event, or leave those of an earlier event in place.
 
-        A server may send counts once at the end, or with each event the counts so far. The latest
-        counts with output tokens are stored, because they include those before them. Until there
-        are any, the first counts are stored. If the later counts lack the prompt tokens, those of
-        the earlier ones are added.
+        A server sends token counts once at the end, or with each event the counts so far. In both
+        cases the latest counts with output tokens are right. Counts without output tokens are
+        stored only as long as there are no others. If the new counts lack the prompt tokens, which
+        some servers send only at the start, those of the earlier counts are added.
         """
-        # The value of a field that was not sent is UNSET for one name and None for the other.
-        has_prompt_count = (
-            counts.input_tokens is not None or counts.prompt_tokens is not msgspec.UNSET
+        # Chat names the prompt tokens `prompt_tokens`, and other APIs `input_tokens`. A missing
+        # field is UNSET under the first name and None under the second one.
+        has_prompt_tokens = (
+            counts.prompt_tokens is not msgspec.UNSET or counts.input_tokens is not None
         )
-        if not has_prompt_count and self.usage_counts is not None:
+        if not has_prompt_tokens and self.usage_counts is not None:
             counts = _with_prompt_counts(counts, self.usage_counts)
         output_tokens = counts.output()
         if output_tokens:
@@ -675,7 +694,11 @@ class ResponseReader(ResponseReaderState):
             self.error = error_text(_json_of(payload))
 
     def _read_timing(self, event: EventFields) -> None:
-        """Keep the server's own timing of llama-server, Dynamo or vLLM."""
+        """Store how long the server itself says that it worked on the request, if the event has it.
+
+        Three servers send such a timing with an event, each in a field of its own: llama-server in
+        `timings`, Dynamo in `nvext`, and vLLM in `metrics`.
+        """
         timing_by_field = {
             "timings": event.timings,
             "nvext": event.nvext,
@@ -712,21 +735,22 @@ def _kind_of_output_without_text(
 ) -> _OutputKind | None:
     """Return which kind of output a choice without text has, or None if it has no output.
 
-    The two kinds are "reasoning" and "answer". Tool calls, refusals and token ids are parts of the
-    answer.
+    Everything that is not reasoning belongs to the answer: tool calls, refusals, and the ids of
+    tokens, which some servers send instead of their text.
 
     Args:
         choice: The choice, whose text is empty.
         delta: Its delta or its message, or None for a completion, which has neither.
     """
-    if delta is not None:
-        has_reasoning = bool(delta.reasoning_content or delta.reasoning)
-        if has_reasoning:
-            return "reasoning"
-        has_tool_calls = _tool_calls_of(delta) is not None
-        if has_tool_calls or delta.refusal or delta.token_ids:
-            return "answer"
-    return "answer" if choice.token_ids else None
+    if delta is None:
+        return "answer" if choice.token_ids else None
+    has_reasoning = bool(delta.reasoning_content or delta.reasoning)
+    if has_reasoning:
+        return "reasoning"
+    has_tool_calls = _tool_calls_of(delta) is not None
+    has_token_ids = bool(delta.token_ids or choice.token_ids)
+    has_answer = has_tool_calls or bool(delta.refusal) or has_token_ids
+    return "answer" if has_answer else None
 
 
 def _tool_calls_of(delta: DeltaFields) -> msgspec.Raw | None:
@@ -772,10 +796,15 @@ def _has_error_or_timing(event: EventFields) -> bool:
 
 
 def _with_prompt_counts(counts: UsageFields, earlier: UsageFields) -> UsageFields:
-    """Return a usage that has no prompt tokens with the prompt tokens of an earlier one.
+    """Return token counts without prompt tokens, completed by the prompt tokens of earlier counts.
 
     Anthropic's messages state the prompt tokens when they start and the output tokens at their end.
-    Details of the prompt may come with either. Those of the later usage take precedence.
+    Both may have details of the prompt, such as how many tokens were cached. Then those of the
+    later counts are used.
+
+    Args:
+        counts: The later counts, without prompt tokens.
+        earlier: The counts of an earlier event of the same response.
     """
     cache_written = counts.cache_creation_input_tokens or earlier.cache_creation_input_tokens
     return msgspec.structs.replace(

@@ -39,10 +39,12 @@ def is_response_event(event: dict[str, Any]) -> bool:
 def read_response_event(event: dict[str, Any]) -> EventFields:
     """Convert an event of the Responses API to the form of a chat event.
 
-    `event` is an event of a stream, or a whole response, whose `object` is "response". Only two
-    kinds of events have something to read: those with a piece of output, such as
-    `response.output_text.delta`, and the last one, which has the response in its field `response`.
-    Any other, such as `response.created`, becomes an event without choices.
+    There are four cases:
+
+    1. An event with a piece of output, such as `response.output_text.delta`.
+    2. A whole response that was not streamed, whose `object` is "response".
+    3. The last event of a stream, which has the whole response in its field `response`.
+    4. Any other event, such as `response.output_item.done`. It becomes an event without choices.
     """
     delta = event.get("delta")
     event_type = str(event.get("type"))
@@ -50,10 +52,10 @@ def read_response_event(event: dict[str, Any]) -> EventFields:
         return EventFields(choices=[ChoiceFields(delta=_read_delta(event, event_type, delta))])
     is_whole_response = event.get("object") == "response"
     if is_whole_response:
-        return _read_ended_response(event, is_streamed=False)
+        return _read_ended_response(event, was_output_streamed=False)
     response = event.get("response")
     if isinstance(response, dict):
-        return _read_ended_response(response, is_streamed=True)
+        return _read_ended_response(response, was_output_streamed=True)
     return EventFields()
 
 
@@ -75,16 +77,18 @@ def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaField
     return DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
 
 
-def _read_ended_response(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
-    """Return the finish reason, the usage and the error of a response that has ended.
+def _read_ended_response(
+    response: dict[str, Any], *, was_output_streamed: bool
+) -> EventFields:
+    """Return the output, the finish reason, the usage and the error of a response that has ended.
 
-    The output is returned too if the response was not streamed. A stream has sent it in earlier
-    events, so that it would be counted twice. A response that has not ended, as in the event
+    The last event of a stream repeats all output of the events before it. That output was counted
+    already, so it is left out. A response that has not ended, as in the event
     `response.in_progress`, gives an event without choices.
 
     Args:
-        response: The response object.
-        is_streamed: It comes from an event of a stream.
+        response: The response object, from a body of its own or from an event of a stream.
+        was_output_streamed: Earlier events of a stream have sent the output.
     """
     status = response.get("status")
     has_ended = status in _END_STATES
@@ -94,8 +98,9 @@ def _read_ended_response(response: dict[str, Any], *, is_streamed: bool) -> Even
         error = response.get("error") or {"message": "the response failed"}
         return EventFields(error=msgspec.Raw(msgspec.json.encode(error)))
     output_items = [item for item in response.get("output") or () if isinstance(item, dict)]
-    new_output = None if is_streamed else _read_output(output_items)
-    choice = ChoiceFields(message=new_output, finish_reason=_finish_reason(response, output_items))
+    choice = ChoiceFields(finish_reason=_finish_reason(response, output_items))
+    if not was_output_streamed:
+        choice.message = _read_output(output_items)
     usage = response.get("usage")
     counts = read_counts(usage) if isinstance(usage, dict) else None
     return EventFields(choices=[choice], usage=counts)
@@ -125,8 +130,8 @@ def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str
 def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
     """Convert the output of a response that was not streamed to a message of a chat.
 
-    In the Responses API, each function call is an item of the output, beside messages and
-    reasoning. In a chat, all calls are in one field of the message.
+    The output is a list of items: a message with text, reasoning, or a function call, each of which
+    is an item of its own. In a chat, one message has all of them in its fields.
 
     Args:
         items: The output of the response.
@@ -139,11 +144,12 @@ def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
         for item in items
         if item.get("type") == "function_call"
     ]
-    return DeltaFields(
-        content=_joined_texts(items, "message"),
-        reasoning=_joined_texts(items, "reasoning"),
-        tool_calls=msgspec.Raw(msgspec.json.encode(calls)) if calls else ABSENT,
+    message = DeltaFields(
+        content=_joined_texts(items, "message"), reasoning=_joined_texts(items, "reasoning")
     )
+    if calls:
+        message.tool_calls = msgspec.Raw(msgspec.json.encode(calls))
+    return message
 
 
 def _joined_texts(items: list[dict[str, Any]], item_type: str) -> str | None:
