@@ -135,8 +135,8 @@ static const char *skip_last_head(const char *data, const char *end)
 
 /* Look up a head, from `data` to `head_end`, among those that Python has parsed before.
  *
- * If it is known and that of a stream of events, it becomes the last head. Return whether it is. No
- * exception is left set. */
+ * Return 1 if it is known and that of a stream of events. It has become `last_head` then. Otherwise
+ * return 0. An error of the look-up counts as an unknown head, and its exception is cleared. */
 static int look_up_stream_head(const char *data, const char *head_end)
 {
     PyObject *lines = PyBytes_FromStringAndSize(data, head_end - data);
@@ -145,28 +145,34 @@ static int look_up_stream_head(const char *data, const char *head_end)
         return 0;
     }
     PyObject *head = PyDict_GetItemWithError(known_heads, lines);
+    if (head == NULL)
+        PyErr_Clear();
     int is_known_stream = head != NULL && is_stream_head(head);
     if (is_known_stream) {
         set_field(&last_head.head, head);
         set_field(&last_head.lines, lines);
     }
     Py_DECREF(lines);
-    PyErr_Clear();
     return is_known_stream;
 }
 
-/* Parse the head of a response at the beginning of a read, if Python has parsed it before.
+/* Parse the head of a response at the beginning of a read, if Python has parsed the same head
+ * before and it is that of a successful stream of events.
  *
- * `*head` becomes the tuple `ResponseHead` (borrowed). Return the position after the head, or NULL
- * if it is unknown or incomplete, or not that of a successful stream of events. */
+ * `*head` becomes the tuple `ResponseHead` (borrowed from `last_head`). Return the position after
+ * the head, or NULL if Python has to parse it. */
 static const char *parse_known_head(const char *data, const char *end, PyObject **head)
 {
     if (!begins_with_success(data, end - data))
         return NULL;
     const char *body = skip_last_head(data, end);
-    if (body == NULL) {
+    int is_another_head = body == NULL;
+    if (is_another_head) {
         const char *head_end = find_head_end(data, end);
-        if (head_end == NULL || !look_up_stream_head(data, head_end))
+        if (head_end == NULL)
+            return NULL; /* The head is incomplete. */
+        int is_known_stream = look_up_stream_head(data, head_end); /* This sets `last_head`. */
+        if (!is_known_stream)
             return NULL;
         body = head_end + HEAD_END_BYTES;
     }
@@ -176,16 +182,21 @@ static const char *parse_known_head(const char *data, const char *end, PyObject 
 
 /* -- parsing a read ---------------------------------------------------------------------------- */
 
-/* Parse the events in the content of a chunk, and add them to the read. Return 1, or 0 if one of
- * them has to be left to Python, such as an event of several lines. */
+/* Parse the events in the content of a chunk, and append them to `fast_read->events`.
+ *
+ * Return 1, or 0 if Python has to parse the read, because an event has several lines, is not of the
+ * most common kind, or exceeds MAX_EVENTS. */
 static int parse_chunk_events(const char *content, const char *end, FastPathRead *fast_read)
 {
     int has_carriage_return = memchr(content, '\r', (size_t)(end - content)) != NULL;
     if (has_carriage_return)
         return 0;
     while (content < end) {
+        int has_room = fast_read->event_count < MAX_EVENTS;
+        if (!has_room)
+            return 0;
         const char *event_end = skip_line_event(content, end);
-        if (event_end == NULL || fast_read->event_count == MAX_EVENTS)
+        if (event_end == NULL)
             return 0;
         const char *payload = content + DATA_PREFIX_BYTES;
         const char *payload_end = event_end - EVENT_END_BYTES;
@@ -228,26 +239,15 @@ static int is_between_events(const ResponseParser *response, const SseDecoder *d
            !decoder->_is_after_cr;
 }
 
-/* Return whether the next read of a response may be parsed in C, by what came before it.
+/* Return whether the next byte of a response is the first one of its head, or of a chunk of events.
  *
- * Python parses the read in these cases:
- * - The texts of the response are kept or passed on.
- * - The read is older than the first output, which can happen if the clock of the kernel is set.
- * - The last read ended within an event or a chunk.
- * - The response is not a stream of events in chunks, or it is over. */
-static int may_use_fast_path(const Exchange *exchange, const Read *read)
+ * It is not if an earlier read ended within the head, a chunk or an event, if the body is not a
+ * stream of events in chunks, or if the response is over. */
+static int is_at_head_or_chunk(const Exchange *exchange)
 {
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    const SseDecoder *decoder = (SseDecoder *)exchange->decoder;
-    const ResponseReader *reader = (ResponseReader *)exchange->reader;
-
-    int needs_texts = reader->text_pieces != Py_None || reader->on_output != Py_None;
-    int is_before_first_output = read->timestamp < reader->first_token;
-    if (needs_texts || is_before_first_output || read->size == 0)
+    if (!is_between_events(response, (SseDecoder *)exchange->decoder))
         return 0;
-    if (!is_between_events(response, decoder))
-        return 0;
-
     int is_head_complete = response->status != 0;
     if (!is_head_complete)
         return response->_mode == mode_head; /* Both are the same interned string. */
@@ -255,25 +255,49 @@ static int may_use_fast_path(const Exchange *exchange, const Read *read)
     return is_chunked_stream && exchange->is_at_chunk_start && !response->is_complete;
 }
 
-/* Return whether a reader has a template of plain events, or may still learn one.
+/* Return whether the next read of a response may be parsed in C, which depends on what came before
+ * it.
  *
- * A template recognises events that differ in their text alone. Three templates may be learned in
- * any case, and one more for every four events that were recognised. */
-static int uses_templates(const ResponseReader *reader)
+ * Python parses the read if a part of the response is incomplete (see `is_at_head_or_chunk`), if
+ * the texts of the response are stored or passed on, and if the read seems to be older than the
+ * first output. That is possible if the clock of the kernel was set meanwhile. */
+static int may_use_fast_path(const Exchange *exchange, const Read *read)
 {
-    const int free_templates = 3;
-    const int events_per_template = 4;
-    if (reader->template != Py_None)
-        return 1;
-    int64_t earned_templates = reader->plain_events / events_per_template;
-    return reader->learned_templates <= free_templates + earned_templates;
+    const ResponseReader *reader = (ResponseReader *)exchange->reader;
+    if (read->size == 0)
+        return 0;
+    int needs_texts = reader->text_pieces != Py_None || reader->on_output != Py_None;
+    if (needs_texts)
+        return 0;
+    int was_clock_set = read->timestamp < reader->first_token; /* This is NEVER (-1) at first. */
+    if (was_clock_set)
+        return 0;
+    return is_at_head_or_chunk(exchange);
 }
 
-/* Parse a read of a response, if it is of the most common kind, into `*fast_read`. The exchange
- * (the request and its response) is not changed.
+/* Return whether a reader has a template of plain events, or may still learn one.
  *
- * Return 1, or 0 if the read has to be left to Python. `*fast_read` may hold references to token
- * usages in both cases, so the caller always calls `release_usages`. */
+ * A template is the bytes around the text of an event, by which later events with the same bytes
+ * are recognised. The first four templates of a response are learned in any case. After that, each
+ * further one is learned only after four more events were recognised. */
+static int uses_templates(const ResponseReader *reader)
+{
+    const int free_templates = 4;
+    const int events_per_further_template = 4;
+    int has_template = reader->template != Py_None;
+    if (has_template)
+        return 1;
+    int64_t earned_templates = reader->plain_events / events_per_further_template;
+    /* For a short response, the constructor has set the number of learned templates so high that
+     * no template is learned. */
+    return reader->learned_templates < free_templates + earned_templates;
+}
+
+/* Parse a read of a response into `*fast_read`, if it is of the most common kind. The exchange (the
+ * request and its response) is not changed.
+ *
+ * Return 1, or 0 if Python has to process the read. After both results the caller must call
+ * `release_usages`, because the parsed events have references to token usages. */
 static int parse_fast_path_read(const Exchange *exchange, const Read *read, FastPathRead *fast_read)
 {
     init_fast_path_read(fast_read);
@@ -290,10 +314,12 @@ static int parse_fast_path_read(const Exchange *exchange, const Read *read, Fast
     }
     if (!parse_chunks(body, end, fast_read))
         return 0;
-    /* Only Python recognises events by a template, and learns templates from events with output. */
     int has_output = fast_read->output_count > 0;
-    int needs_templates = has_output && uses_templates((ResponseReader *)exchange->reader);
-    return !needs_templates;
+    if (!has_output)
+        return 1;
+    /* The templates, which are the bytes around the text of an event, are used and learned by the
+     * reader in Python. */
+    return !uses_templates((ResponseReader *)exchange->reader);
 }
 
 /* -- the event timeline ------------------------------------------------------------------------ */
@@ -308,12 +334,12 @@ static struct {
     PyObject *timestamps; /* of output events, in ns */
 } last_timeline;
 
-/* Look up the lists of an event timeline, which collects the times of output events, unless it is
- * the one that was used last. They are in `last_timeline` then. Return 0, or -1 with an
- * exception. */
+/* Make `last_timeline` the timeline that is given, and look up its lists, unless it is that one
+ * already. A timeline collects the times of output events. Return 0, or -1 with an exception. */
 static int load_timeline(PyObject *timeline)
 {
-    if (timeline == last_timeline.timeline)
+    int is_loaded = timeline == last_timeline.timeline;
+    if (is_loaded)
         return 0;
     PyObject *gaps = PyObject_GetAttr(timeline, name_gaps);
     if (gaps == NULL)
@@ -360,8 +386,9 @@ static int append_uncertainty(PyObject *timeline, int64_t uncertainty_ns, int64_
 
 /* -- feeding events to the reader -------------------------------------------------------------- */
 
-/* Return a float as an int, or NULL without an exception if it is no count of tokens: a whole
- * number of at most 31 bits. Some servers write 8.0 for 8. */
+/* Return a float as an int if it is a count of tokens: a whole number from 0 to MAX_TOKEN_COUNT,
+ * such as 8.0, which some servers write for 8. Return NULL without an exception for any other
+ * float. */
 static PyObject *token_count_of_float(PyObject *value)
 {
     double number = PyFloat_AsDouble(value);
@@ -499,9 +526,10 @@ static int feed_events(ResponseReader *reader, const EventContent *events, int e
 /* Return by how many ns the last output event may have arrived before its timestamp, if the end of
  * the response came in the same read.
  *
- * A server sends the end together with the last output or one step later, and a step takes about as
- * long as the mean gap between output events. So the uncertainty is limited to this gap. With a
- * single output event there is no gap, and `uncertainty_ns` is returned as it is. */
+ * A server computes one output event per step, and sends the end of the response in the same step
+ * as the last output or in the next one. The length of a step is the mean gap between two outputs.
+ * So the uncertainty is at most that gap. With a single output event there is no gap, and
+ * `uncertainty_ns` is returned as it is. */
 static int64_t uncertainty_before_end(const ResponseReader *reader, int64_t timestamp,
                                       int64_t uncertainty_ns)
 {
@@ -573,18 +601,21 @@ static void note_last_output_uncertainty(ResponseReader *reader, const EventTimi
             : timing->uncertainty_ns;
 }
 
-/* Return for how many output events of a read the uncertainty of their time is recorded.
+/* Return how many output events of a read have an inexact time, which is recorded with them.
  *
- * It is not recorded for events of one write of the server, which arrived together. Nor is it for
- * the last output before the end of the response: servers send both so soon after each other that
- * they often share a read, even if the client reads without delay. */
+ * Events of one write of the server have arrived together, so their times are exact. Otherwise the
+ * uncertain ones are inexact, with one exception: servers send the end of a response so soon after
+ * the last output that both often share a read, even if the client reads without delay. So the last
+ * output is not counted if the finish reason came in the same read. */
 static int64_t count_inexact_outputs(const ResponseReader *reader, const EventTiming *timing,
                                      const OutputCounts *outputs)
 {
     if (timing->is_one_write)
         return 0;
-    int is_before_end = is_last_output_uncertain(outputs) && has_finish_reason(reader);
-    return is_before_end ? outputs->uncertain - 1 : outputs->uncertain;
+    int is_last_output_exempt = is_last_output_uncertain(outputs) && has_finish_reason(reader);
+    if (is_last_output_exempt)
+        return outputs->uncertain - 1;
+    return outputs->uncertain;
 }
 
 /* Pass the events of a read to the reader of the response, and note the uncertainties of their
@@ -640,47 +671,53 @@ static int report_first_output(Exchange *exchange, const ResponseReader *reader,
         PyObject_CallFunction(exchange->on_first_output, "L", reader->first_token));
 }
 
-/* Pass the events of a read to the reader of a response that had no output before this read.
- *
- * Even the events of a single chunk have an uncertainty here, because it is the uncertainty of the
- * measured time to first token. Return 0, or -1 with an exception. */
-static int feed_before_first_output(Exchange *exchange, ResponseReader *reader,
-                                    const FastPathRead *fast_read, const Read *read)
+/* Return when the events of a read arrived. None of them arrived before `earliest_arrival`. */
+static EventTiming event_timing(const FastPathRead *fast_read, const Read *read,
+                                int64_t earliest_arrival)
 {
-    /* The response cannot have begun before the request was sent. */
-    int64_t earliest_arrival = max_int64(read->empty_at, exchange->sent_at);
-    const EventTiming timing = {
+    return (EventTiming){
         .timestamp = read->timestamp,
         .uncertainty_ns = read->timestamp - earliest_arrival,
         .uncertain_count = count_uncertain_events(fast_read),
         .is_one_write = fast_read->chunk_count == 1, /* A server writes a chunk at once. */
     };
+}
+
+/* Pass the events of a read to the reader of a response that had no output before this read, and
+ * report the first output if it has come.
+ *
+ * The socket was last known to be empty at `read->empty_at`, and the response cannot have begun
+ * before the request was sent. The events have arrived since the later of both times. Return 0, or
+ * -1 with an exception. */
+static int feed_before_first_output(Exchange *exchange, ResponseReader *reader,
+                                    const FastPathRead *fast_read, const Read *read)
+{
+    int64_t earliest_arrival = max_int64(read->empty_at, exchange->sent_at);
+    const EventTiming timing = event_timing(fast_read, read, earliest_arrival);
     if (feed_with_uncertainty(reader, fast_read, &timing) < 0)
         return -1;
     int has_first_output = reader->first_token != NEVER;
     return has_first_output ? report_first_output(exchange, reader, read) : 0;
 }
 
-/* Pass the events of a read to the reader, with the uncertainty of their timestamp. Return 0, or -1
- * with an exception.
+/* Pass the events of a read to the reader of the response, with the uncertainty of their times.
+ * Return 0, or -1 with an exception.
  *
- * After the first output, a read of a single chunk is exact, because the chunk is one write of the
- * server. The events of several chunks may have arrived since the socket was last known to be
- * empty. */
+ * There are three cases:
+ * - Before the first output, the uncertainty matters most: it is that of the time to first token.
+ * - Later, the events of a single chunk are exact, because the server wrote them at once.
+ * - The events of several chunks may have arrived one by one since the socket was last known to be
+ *   empty. */
 static int feed_read_events(Exchange *exchange, ResponseReader *reader,
                             const FastPathRead *fast_read, const Read *read)
 {
     int has_first_output = reader->first_token != NEVER;
     if (!has_first_output)
         return feed_before_first_output(exchange, reader, fast_read, read);
-    if (fast_read->chunk_count == 1)
+    int is_one_chunk = fast_read->chunk_count == 1;
+    if (is_one_chunk)
         return feed_events(reader, fast_read->events, fast_read->event_count, read->timestamp, 0);
-    const EventTiming timing = {
-        .timestamp = read->timestamp,
-        .uncertainty_ns = read->timestamp - read->empty_at,
-        .uncertain_count = count_uncertain_events(fast_read),
-        .is_one_write = 0,
-    };
+    const EventTiming timing = event_timing(fast_read, read, read->empty_at);
     return feed_with_uncertainty(reader, fast_read, &timing);
 }
 
@@ -707,8 +744,10 @@ static PyObject *find_failure_in_python(ResponseReader *reader)
                                ends_with_connection, is_stream);
 }
 
-/* End the exchange after a complete response, as `Exchange._finish_response`: set its failure,
- * which is None after a success, and its end. Return 0, or -1 with an exception. */
+/* End the exchange after a complete response: set its failure, and the time at which it was done.
+ *
+ * The failure is None if the response has succeeded. `Exchange._finish_response` does the same in
+ * Python. Return 0, or -1 with an exception. */
 static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
 {
     int is_success = has_succeeded(reader);
@@ -764,6 +803,9 @@ static void apply_end(Exchange *exchange, ResponseParser *response)
 
 /* Update an exchange (a request with its response) by a read that was parsed on the fast path.
  *
+ * The parts of the read are applied in this order: its head, the end of the response, and its
+ * events. The end comes before the events, because it says that no byte of another event follows.
+ *
  * Return RESPONSE_OVER if it was the last read of the response, else RESPONSE_GOES_ON, or
  * FEED_FAILED with an exception. */
 static enum FeedResult apply_fast_path_read(Exchange *exchange, ResponseParser *response,
@@ -784,7 +826,8 @@ static enum FeedResult apply_fast_path_read(Exchange *exchange, ResponseParser *
     }
     if (!fast_read->has_end)
         return RESPONSE_GOES_ON;
-    return finish_response(exchange, reader, read->timestamp) < 0 ? FEED_FAILED : RESPONSE_OVER;
+    int status = finish_response(exchange, reader, read->timestamp);
+    return status < 0 ? FEED_FAILED : RESPONSE_OVER;
 }
 
 /* Return whether the parsers of an exchange are of the registered classes, of which C knows the
@@ -895,11 +938,11 @@ static enum FeedResult feed_read(Exchange *exchange, const Read *read)
     return result;
 }
 
-/* Feed a tuple to an exchange (a request with its response): a `Read`, which is one read of a
+/* Feed a tuple to an exchange (a request with its response). It is a `Read`, which is one read of a
  * socket, or a `PlainRun`, which stands for several reads whose events were only counted.
  *
- * Both are plain tuples, which differ in their number of items. A `Read` is fed in C if it is of
- * the most common kind, and by the method in Python otherwise. */
+ * A `Read` has five items and a `PlainRun` three. A `Read` that is not of the most common kind is
+ * fed by the method of the exchange in Python, and so is every `PlainRun`. */
 static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
 {
     enum { PLAIN_RUN_ITEM_COUNT = 3 };
@@ -910,20 +953,20 @@ static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
     if (is_plain_run)
         return feed_plain_run_in_python(exchange, tuple);
     Read read;
-    enum FeedResult result = NOT_FAST_PATH;
-    if (parse_read_tuple(tuple, &read))
-        result = try_feed_on_fast_path(exchange, &read);
+    if (!parse_read_tuple(tuple, &read))
+        return feed_read_in_python(exchange, tuple);
+    enum FeedResult result = try_feed_on_fast_path(exchange, &read);
     return result == NOT_FAST_PATH ? feed_read_in_python(exchange, tuple) : result;
 }
 
 /* Note how the receiver may treat the next reads of a response that goes on.
  *
- * - `can_batch_reads`: It may collect reads and pass them on together. Nothing waits for single
- *   events after the first output, unless `on_output` wants each event at once.
- * - `template`: It may count events that differ from an earlier one in their text alone, if the
- *   next byte is the first one of a chunk.
- * - `has_split_chunks`: The server writes its chunks in parts, because a read that could be
- *   collected has ended within a chunk. This stays set until the end of the response. */
+ * - `can_batch_reads`: The receiver may collect several reads and pass them on together. Nobody
+ *   waits for single events after the first output, unless there is a function `on_output`.
+ * - `has_split_chunks`: The server writes a chunk in several parts. This becomes true when a read
+ *   ends within a chunk after the first output, and stays true until the end of the response.
+ * - `template`: The bytes around the text of an event. By them the receiver recognises events that
+ *   it only has to count. It is None while a read that begins now would begin within a chunk. */
 static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
@@ -933,9 +976,12 @@ static void update_batching(Exchange *exchange)
     int wants_each_event = exchange->on_output != Py_None;
     exchange->can_batch_reads = is_chunked_stream && has_first_output && !wants_each_event;
 
-    int is_within_chunk = !exchange->is_at_chunk_start;
-    set_field(&exchange->template, is_within_chunk ? Py_None : reader->template);
-    if (exchange->can_batch_reads && is_within_chunk)
+    if (exchange->is_at_chunk_start) {
+        set_field(&exchange->template, reader->template);
+        return;
+    }
+    set_field(&exchange->template, Py_None);
+    if (exchange->can_batch_reads)
         exchange->has_split_chunks = 1;
 }
 
@@ -970,17 +1016,20 @@ static enum FeedResult feed_read_sequence(Exchange *exchange, PyObject *reads)
 }
 
 /* Feed a linked list of reads to an exchange (a request with its response), in their order, until
- * the response is over. These are reads for which no Python objects exist. The caller frees
- * them. */
+ * the response is over. The caller frees the list.
+ *
+ * If reads are left after the end of the response, the server has sent too much, and the connection
+ * is not used again. */
 static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead *waiting)
 {
     for (; waiting != NULL; waiting = waiting->next) {
         enum FeedResult result = feed_read(exchange, &waiting->read);
-        int has_bytes_after_end = result == RESPONSE_OVER && waiting->next != NULL;
-        if (has_bytes_after_end)
+        if (result == RESPONSE_GOES_ON)
+            continue;
+        int has_more_reads = waiting->next != NULL;
+        if (result == RESPONSE_OVER && has_more_reads)
             forbid_reuse_of_connection(exchange);
-        if (result != RESPONSE_GOES_ON)
-            return result;
+        return result;
     }
     update_batching(exchange);
     return RESPONSE_GOES_ON;

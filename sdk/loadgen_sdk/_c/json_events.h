@@ -46,6 +46,26 @@ static const char *skip_escape(const char *backslash, const char *end, enum Esca
     return escaped + 1;
 }
 
+/* Return the position of the closing quote of a JSON string, from a position in the string on.
+ *
+ * Return NULL if there is none, or if control characters or escapes that are not accepted come
+ * before it. `*is_ascii` becomes 0 if other bytes than ASCII do. */
+static const char *find_closing_quote(const char *cursor, const char *end, enum EscapeRule rule,
+                                      int *is_ascii)
+{
+    while (cursor < end && *cursor != '"') {
+        unsigned char byte = (unsigned char)*cursor;
+        if (byte < FIRST_PRINTABLE_BYTE)
+            return NULL;
+        if (byte >= FIRST_NON_ASCII_BYTE)
+            *is_ascii = 0;
+        cursor = byte == '\\' ? skip_escape(cursor, end, rule) : cursor + 1;
+        if (cursor == NULL)
+            return NULL;
+    }
+    return cursor < end ? cursor : NULL;
+}
+
 /* Skip a JSON string, from its opening quote. Return the position after its closing quote, or NULL
  * if it is incomplete, is not UTF-8, or has control characters or escapes that are not accepted. */
 static const char *skip_string(const char *cursor, const char *end, enum EscapeRule rule)
@@ -54,23 +74,14 @@ static const char *skip_string(const char *cursor, const char *end, enum EscapeR
     if (!has_opening_quote)
         return NULL;
     const char *text = cursor + 1;
+    /* Most strings are ASCII without escapes, and this is the position of the closing quote. */
+    const char *plain_end = skip_plain_ascii(text, end);
     int is_ascii = 1;
-    cursor = skip_plain_ascii(text, end); /* usually the whole text */
-    while (cursor < end && *cursor != '"') {
-        unsigned char byte = (unsigned char)*cursor;
-        if (byte < FIRST_PRINTABLE_BYTE)
-            return NULL;
-        if (byte >= FIRST_NON_ASCII_BYTE)
-            is_ascii = 0;
-        cursor = byte == '\\' ? skip_escape(cursor, end, rule) : cursor + 1;
-        if (cursor == NULL)
-            return NULL;
-    }
-    int has_closing_quote = cursor < end;
-    if (!has_closing_quote)
+    const char *closing_quote = find_closing_quote(plain_end, end, rule, &is_ascii);
+    if (closing_quote == NULL)
         return NULL;
-    int is_valid_text = is_ascii || is_utf8(text, cursor);
-    return is_valid_text ? cursor + 1 : NULL;
+    int is_valid_text = is_ascii || is_utf8(text, closing_quote);
+    return is_valid_text ? closing_quote + 1 : NULL;
 }
 
 /* Skip a fixed JSON text, such as null. Return the position after it, or NULL. */
@@ -363,23 +374,28 @@ static const CachedUsage *find_cached_usage(const char *cursor, const char *end)
     return NULL;
 }
 
-/* Return the number of output tokens of a decoded usage, or -1 if it has not the field names of the
- * chat API. For a usage in the cache, the number is stored there. */
+/* Return the number of output tokens of a decoded usage, or -1 if its fields do not have the names
+ * of the chat API (`prompt_tokens` and `completion_tokens`).
+ *
+ * `parse_usage` returns the very object in the cache for a usage that is cached, so it is enough to
+ * compare the pointers. */
 static int64_t output_tokens_of_usage(PyObject *usage)
 {
     for (int i = 0; i < CACHED_USAGES; i++) {
-        if (usage_cache[i].decoded == usage)
-            return usage_cache[i].output_tokens;
+        const CachedUsage *cached = &usage_cache[i];
+        if (cached->decoded == usage)
+            return cached->output_tokens;
     }
     return count_output_tokens(usage);
 }
 
 /* Add a usage to the cache, in the place of the oldest one.
  *
- * Its JSON is from `start` to `end`. It must be an object of at most MAX_CACHED_USAGE_BYTES. */
+ * `start` and `end` are the bounds of its JSON, which must be an object, as `find_cached_usage`
+ * assumes, and must have at most MAX_CACHED_USAGE_BYTES. */
 static void add_to_usage_cache(const char *start, const char *end, PyObject *decoded)
 {
-    static int oldest_index;
+    static int oldest_index; /* in `usage_cache`, kept between calls */
     CachedUsage *cached = &usage_cache[oldest_index];
     oldest_index = (oldest_index + 1) % CACHED_USAGES;
     cached->size = end - start;
@@ -834,17 +850,19 @@ static int ends_like_pattern(const EventPattern *pattern, const char *payload, c
     return memcmp(end - literal->size, pattern->bytes + literal->start, (size_t)literal->size) == 0;
 }
 
-/* Recognise an event that differs from an earlier one, the pattern, in nothing but values that may
- * differ: texts, usage and values that are skipped, such as ids.
+/* Recognise an event that says the same as an earlier one, the pattern, without parsing it.
  *
- * Return 1 and set `*content`: the kind of output and the finish reason are those of the pattern,
- * and the usage is that of the event (a new reference). Return 0 if the event is another one. */
+ * It may differ from the pattern only in its variables: texts, the token usage, and values without
+ * a meaning here, such as ids. Return 1 and set `*content`: the kind of output and the finish
+ * reason are those of the pattern, and the usage is that of the event (a new reference). Return 0
+ * if the event differs in anything else. */
 static int match_pattern(const EventPattern *pattern, const char *payload, const char *end,
                          EventContent *content)
 {
     if (!pattern->is_used || !ends_like_pattern(pattern, payload, end))
         return 0;
-    const char *literal_starts[MAX_VARIABLES + 1]; /* the fixed bytes between these values */
+    /* Where in this event the bytes between the variables are */
+    const char *literal_starts[MAX_VARIABLES + 1];
     PyObject *usage = NULL;
     if (!match_pattern_parts(pattern, payload, end, literal_starts, &usage)) {
         Py_XDECREF(usage);
@@ -857,8 +875,9 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
     };
     int has_finish_reason = pattern->finish_reason_size > 0;
     if (has_finish_reason) {
-        const char *literal_start = literal_starts[pattern->finish_reason_literal];
-        content->finish_reason = literal_start + pattern->finish_reason_offset;
+        /* It is in a literal, whose bytes are the same as in the pattern. */
+        const char *literal = literal_starts[pattern->finish_reason_literal];
+        content->finish_reason = literal + pattern->finish_reason_offset;
         content->finish_reason_size = pattern->finish_reason_size;
     }
     return 1;
@@ -906,13 +925,15 @@ static void locate_finish_reason(EventPattern *pattern, const EventContent *cont
     pattern->finish_reason_offset = position - pattern->literals[literal_index].start;
 }
 
-/* Store an event that was parsed as a pattern, which recognises events that differ from it only in
- * values such as texts and ids. It replaces the oldest pattern. An event that is too long or has
- * too many such values is not stored. */
+/* Make an event that was just parsed a pattern, by which later events are recognised that differ
+ * from it only in values such as texts and ids.
+ *
+ * There are PATTERN_COUNT patterns, and the new one replaces the oldest one. An event that is too
+ * long or has too many such values becomes no pattern. */
 static void add_pattern(const char *payload, const char *end, const EventContent *content,
                         const EventScan *scan)
 {
-    static int oldest_index;
+    static int oldest_index; /* in `patterns`, kept between calls */
     Py_ssize_t size = end - payload;
     if (size > PATTERN_BYTES || scan->variable_count > MAX_VARIABLES)
         return;

@@ -59,25 +59,27 @@ static const char *skip_plain_ascii(const char *cursor, const char *end)
 
 /* Skip the text of an event if it is plain. Return the position of its closing quote, or NULL.
  *
- * A plain text is not empty and needs no JSON decoding: it is UTF-8 without control characters and
- * without backslashes, so that the first quote ends it. */
+ * A plain text can be used without decoding JSON: it is not empty, and is UTF-8 without control
+ * characters and backslashes. As there are no escaped quotes, the first quote ends it. */
 static const char *skip_plain_text(const char *text, const char *end)
 {
-    const char *cursor = skip_plain_ascii(text, end); /* usually the whole text */
-    int is_ascii = 1;
+    /* Most texts are plain ASCII, and the loop after this has nothing left to do. */
+    const char *cursor = skip_plain_ascii(text, end);
+    int has_other_bytes = 0; /* that are a part of a character of UTF-8 */
     for (; cursor < end && *cursor != '"'; cursor++) {
         unsigned char byte = (unsigned char)*cursor;
-        if (byte < FIRST_PRINTABLE_BYTE || byte == '\\')
+        int needs_decoding = byte < FIRST_PRINTABLE_BYTE || byte == '\\';
+        if (needs_decoding)
             return NULL;
         if (byte >= FIRST_NON_ASCII_BYTE)
-            is_ascii = 0;
+            has_other_bytes = 1;
     }
     int is_empty = cursor == text;
     int has_closing_quote = cursor < end;
     if (is_empty || !has_closing_quote)
         return NULL;
-    int is_valid_text = is_ascii || is_utf8(text, cursor);
-    return is_valid_text ? cursor : NULL;
+    int is_invalid = has_other_bytes && !is_utf8(text, cursor);
+    return is_invalid ? NULL : cursor;
 }
 
 /* Skip the JSON of a plain event, which differs in its text alone from the event of which the
@@ -108,15 +110,17 @@ static const char *skip_plain_event(const char *cursor, const char *end, const T
     return skip_bytes(cursor, end, EVENT_END, EVENT_END_BYTES);
 }
 
-/* Skip a server-sent event of one line of data, which is not empty, such as "data: {}" and a blank
- * line. Return the position after it, or NULL if it is another event. */
+/* Skip a server-sent event that is a single line of data: `data: `, at least one more byte, and a
+ * blank line. Return the position after the blank line, or NULL if the data begins with anything
+ * else, such as an event of several lines. */
 static const char *skip_line_event(const char *cursor, const char *end)
 {
-    const char *data = skip_bytes(cursor, end, DATA_PREFIX, DATA_PREFIX_BYTES);
-    if (data == NULL)
+    const char *payload = skip_bytes(cursor, end, DATA_PREFIX, DATA_PREFIX_BYTES);
+    if (payload == NULL)
         return NULL;
-    const char *line_end = memchr(data, '\n', (size_t)(end - data));
-    if (line_end == NULL || line_end == data)
+    const char *line_end = memchr(payload, '\n', (size_t)(end - payload));
+    int has_payload = line_end != NULL && line_end > payload;
+    if (!has_payload)
         return NULL;
     return skip_bytes(line_end, end, EVENT_END, EVENT_END_BYTES);
 }
@@ -202,9 +206,9 @@ typedef struct {
 
 /* Append the number of the plain events since the last item of the list, unless it is 0.
  *
- * Consecutive plain events, which differ in their text alone, are one number in the list. This is
- * therefore called before another event is appended and at the end. Return 0, or -1 with an
- * exception. */
+ * An example: of the plain event A, the other event B, and the plain events C and D, the list is
+ * [1, payload of B, 2]. So this is called before another event is appended, and at the end. Return
+ * 0, or -1 with an exception. */
 static int flush_pending_plain(EventList *events)
 {
     if (events->pending_plain == 0)
@@ -229,15 +233,17 @@ static int has_line_events_only(const char *content, const char *end)
     return 1;
 }
 
-/* Append the server-sent event from `start` to `end`, which is one line of data.
+/* Append the server-sent event from `start` to `end`, a line such as `data: {"text":"Hi"}` with a
+ * blank line after it.
  *
- * If it matches the template of plain events, which differ in their text alone, it is only counted.
- * Otherwise its payload is appended: the bytes after "data: ". Return 0, or -1 with an
- * exception. */
+ * If the event is plain, which means that it differs from an earlier one in its text alone, it is
+ * only counted. Otherwise its payload is appended: the bytes after `data: `. The number of the
+ * plain events before it is appended first. Return 0, or -1 with an exception. */
 static int append_line_event(EventList *events, const char *start, const char *end)
 {
     const Template *template = events->template;
-    int is_plain = template->before_size > 0 && skip_plain_event(start, end, template) == end;
+    int has_template = template->before_size > 0;
+    int is_plain = has_template && skip_plain_event(start, end, template) == end;
     if (is_plain) {
         events->pending_plain++;
         return 0;
@@ -245,9 +251,8 @@ static int append_line_event(EventList *events, const char *start, const char *e
     if (flush_pending_plain(events) < 0)
         return -1;
     const char *payload = start + DATA_PREFIX_BYTES;
-    const char *payload_end = end - EVENT_END_BYTES;
-    return append_stealing(events->items,
-                           PyBytes_FromStringAndSize(payload, payload_end - payload));
+    Py_ssize_t payload_bytes = (end - EVENT_END_BYTES) - payload;
+    return append_stealing(events->items, PyBytes_FromStringAndSize(payload, payload_bytes));
 }
 
 /* Append the events of the content of a chunk, which passed `has_line_events_only`. Return 0, or -1
@@ -263,66 +268,83 @@ static int append_line_events(EventList *events, const char *content, const char
     return 0;
 }
 
-/* Append the events of one chunk, and set `*next` to the position after it.
- *
- * A chunk of plain events only, which match the template, is the usual case and is tried first.
- * `*next` becomes NULL if the chunk is incomplete, or if it holds anything but events of one line
- * each. Nothing was appended then. Return 0, or -1 with an exception. */
-static int append_chunk(EventList *events, const char *cursor, const char *end, const char **next)
+/* The result of appending the events of a chunk to an `EventList`. */
+enum ChunkResult {
+    CHUNK_FAILED = -1, /* with an exception */
+    CHUNK_APPENDED = 0,
+    CHUNK_NOT_RECOGNISED = 1, /* nothing was appended, and Python decodes the chunk */
+};
+
+/* Count the events of a chunk if all of them are plain: they differ from an earlier event in their
+ * text alone. Return the position after the chunk, or NULL if nothing was counted. */
+static const char *count_plain_chunk(EventList *events, const char *chunk, const char *end)
 {
-    if (events->template->before_size > 0) {
-        Py_ssize_t plain_count;
-        *next = parse_plain_chunk(cursor, end, events->template, &plain_count);
-        if (*next != NULL) {
-            events->pending_plain += plain_count;
-            return 0;
-        }
-    }
-    const char *content, *content_end;
-    *next = parse_chunk(cursor, end, &content, &content_end);
-    if (*next == NULL)
-        return 0;
-    if (!has_line_events_only(content, content_end)) {
-        *next = NULL;
-        return 0;
-    }
-    return append_line_events(events, content, content_end);
+    int has_template = events->template->before_size > 0;
+    if (!has_template)
+        return NULL;
+    Py_ssize_t event_count;
+    const char *chunk_end = parse_plain_chunk(chunk, end, events->template, &event_count);
+    if (chunk_end != NULL)
+        events->pending_plain += event_count;
+    return chunk_end;
 }
 
-/* Append the events of the whole chunks at the beginning of the data.
+/* Append the events of the chunk at `*cursor`, and move `*cursor` to its end.
  *
- * `*chunk_count` becomes their number, and `*parsed_bytes` their size. Return 0, or -1 with an
+ * A chunk that holds nothing but plain events is the usual case and is tried first. A chunk that is
+ * incomplete, or holds anything but events of one line each, is not recognised, and `*cursor` stays
+ * where it is. */
+static enum ChunkResult append_chunk(EventList *events, const char **cursor, const char *end)
+{
+    const char *chunk_end = count_plain_chunk(events, *cursor, end);
+    if (chunk_end == NULL) {
+        const char *content, *content_end;
+        chunk_end = parse_chunk(*cursor, end, &content, &content_end);
+        if (chunk_end == NULL || !has_line_events_only(content, content_end))
+            return CHUNK_NOT_RECOGNISED;
+        if (append_line_events(events, content, content_end) < 0)
+            return CHUNK_FAILED;
+    }
+    *cursor = chunk_end;
+    return CHUNK_APPENDED;
+}
+
+/* The chunks at the beginning of some data that were recognised. */
+typedef struct {
+    Py_ssize_t count;
+    Py_ssize_t size_bytes; /* of all of them together */
+} WholeChunks;
+
+/* Append the events of the chunks at the beginning of the data, up to the first chunk that is
+ * incomplete or not recognised. Describe these chunks in `*chunks`. Return 0, or -1 with an
  * exception. */
 static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t size,
-                               Py_ssize_t *chunk_count, Py_ssize_t *parsed_bytes)
+                               WholeChunks *chunks)
 {
     const char *end = data + size;
     const char *cursor = data;
-    *chunk_count = 0;
+    chunks->count = 0;
     while (cursor < end) {
-        const char *next;
-        if (append_chunk(events, cursor, end, &next) < 0)
+        enum ChunkResult result = append_chunk(events, &cursor, end);
+        if (result == CHUNK_FAILED)
             return -1;
-        if (next == NULL)
+        if (result == CHUNK_NOT_RECOGNISED)
             break;
-        cursor = next;
-        *chunk_count += 1;
+        chunks->count++;
     }
-    *parsed_bytes = cursor - data;
+    chunks->size_bytes = cursor - data;
     return flush_pending_plain(events);
 }
 
 /* The Python function parse_whole_chunks(data, before_text, after_text).
  *
- * Return the events in the whole chunks at the beginning of `data`, a part of a chunked HTTP body.
- * Parsing ends at the first chunk that is incomplete or holds anything but server-sent events of
- * one line each. `before_text` and `after_text` are the bytes around the text of a plain event, an
- * event that differs from an earlier one in its text alone.
+ * Recognise the events in the whole chunks at the beginning of `data`, a part of an HTTP body.
+ * `before_text` and `after_text` are the bytes around the text of a plain event, an event that
+ * differs from an earlier one in its text alone. Both are empty if they are not known yet.
  *
- * The result is the tuple (number of chunks, list of events, number of bytes). A plain event is
- * only counted: a number in the list stands for that many consecutive plain events. Any other event
- * is in the list as its payload. The result for two chunks of one plain event each is (2, [2],
- * size). */
+ * Return the tuple (number of chunks, list of events, number of bytes). Each event is in the list
+ * as its payload, but a number stands for that many consecutive plain events. The result for two
+ * chunks of one plain event each is (2, [2], size). */
 static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *data;
@@ -335,13 +357,13 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     EventList events = {.items = PyList_New(0), .pending_plain = 0, .template = &template};
     if (events.items == NULL)
         return NULL;
-    Py_ssize_t chunk_count, parsed_bytes;
-    if (append_whole_chunks(&events, data, size, &chunk_count, &parsed_bytes) < 0) {
+    WholeChunks chunks;
+    if (append_whole_chunks(&events, data, size, &chunks) < 0) {
         Py_DECREF(events.items);
         return NULL;
     }
     /* "n" is a Py_ssize_t. "N" is an object whose reference the tuple takes over. */
-    return Py_BuildValue("nNn", chunk_count, events.items, parsed_bytes);
+    return Py_BuildValue("nNn", chunks.count, events.items, chunks.size_bytes);
 }
 
 /* -- count_leading_plain_events ---------------------------------------------------------------- */
@@ -369,23 +391,30 @@ static int count_plain_events_of_item(PyObject *item, const Template *template, 
     return *count == -1 && PyErr_Occurred() ? -1 : 1;
 }
 
+/* The consecutive plain events in a list of events. */
+typedef struct {
+    Py_ssize_t items;  /* how many items of the list they are */
+    Py_ssize_t events; /* how many events these items stand for */
+} PlainItems;
+
 /* Count the plain events in the list `events` from the index `start` on, up to the first other one.
  *
- * `*plain_items` becomes the number of items of the list, and `*plain_events` the number of events
- * that they stand for. Return 0, or -1 with an exception. */
+ * An example: in the list [3, payload of a plain event, payload of another event], they are 2 items
+ * and 4 events. Return 0, or -1 with an exception. */
 static int count_plain_items(PyObject *events, Py_ssize_t start, const Template *template,
-                             Py_ssize_t *plain_items, Py_ssize_t *plain_events)
+                             PlainItems *plain)
 {
-    *plain_items = 0;
-    *plain_events = 0;
+    *plain = (PlainItems){0};
     for (Py_ssize_t index = start; index < PyList_Size(events); index++) {
         Py_ssize_t event_count;
         int is_plain =
             count_plain_events_of_item(PyList_GetItem(events, index), template, &event_count);
-        if (is_plain <= 0)
-            return is_plain; /* 0 for another event, or -1 with an exception */
-        *plain_items += 1;
-        *plain_events += event_count;
+        if (is_plain < 0)
+            return -1;
+        if (!is_plain)
+            return 0;
+        plain->items++;
+        plain->events += event_count;
     }
     return 0;
 }
@@ -394,10 +423,8 @@ static int count_plain_items(PyObject *events, Py_ssize_t start, const Template 
  *
  * Count the consecutive plain events in the list `events` from the index `start` on. A plain event
  * differs from an earlier one in its text alone, which is between the bytes `before_text` and
- * `after_text`. An item of the list is the payload of one event, or a number that stands for that
- * many plain events.
- *
- * Return the tuple (number of items, number of plain events). */
+ * `after_text`. An item of the list is the payload of one event, or the number of several plain
+ * events that were recognised before. Return the tuple (number of items, number of events). */
 static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *events;
@@ -411,8 +438,8 @@ static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObjec
         PyErr_SetString(PyExc_TypeError, "the index of the first event must not be negative");
         return NULL;
     }
-    Py_ssize_t plain_items, plain_events;
-    if (count_plain_items(events, start, &template, &plain_items, &plain_events) < 0)
+    PlainItems plain;
+    if (count_plain_items(events, start, &template, &plain) < 0)
         return NULL;
-    return Py_BuildValue("nn", plain_items, plain_events);
+    return Py_BuildValue("nn", plain.items, plain.events);
 }

@@ -74,9 +74,10 @@ NOT_STREAMED = "were not streamed: one JSON object was returned although a strea
 
 _MAX_FIELD_NAME_CHARS = 60
 _MAX_SHOWN_EVENT_BYTES = 120
-_FREE_TEMPLATES = 3
+_FREE_TEMPLATES = 4
 _EVENTS_PER_TEMPLATE = 4
-"""Templates are learned as long as each one after the first three recognises four plain events."""
+"""The first four templates of a response are learned in any case. After that, each further one is
+learned only after four more plain events were recognised."""
 
 _OutputKind = Literal["answer", "reasoning"]
 """The answer is everything that is not reasoning: text, tool calls, refusals and token ids."""
@@ -546,7 +547,7 @@ class ResponseReader(ResponseReaderState):
         usage, so that learning another template would cost more than it saves.
         """
         earned_templates = self.plain_events // _EVENTS_PER_TEMPLATE
-        return self.learned_templates <= _FREE_TEMPLATES + earned_templates
+        return self.learned_templates < _FREE_TEMPLATES + earned_templates
 
     def _learn_template(self, event: EventFields, payload: bytes | NamedEvent) -> None:
         """Learn from an event how the plain events of this response look, if that is worthwhile.
