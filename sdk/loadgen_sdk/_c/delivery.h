@@ -30,21 +30,23 @@ static int begins_successful_response(const SocketBuffer *buffer)
     return begins_with_success(first.data, first.size);
 }
 
-/* Return whether a buffer holds nothing but complete reads of an open connection without TLS.
+/* Return whether C can deliver the reads of a buffer, as far as the buffer tells.
  *
- * Python handles a connection that has ended or uses TLS, and long responses: their sockets may be
- * read late (`is_deferred`), and events that differ in their text alone may only be counted. */
+ * Python handles a connection that has ended, that uses TLS, or whose response is long. There are
+ * three signs of a long response: its socket is read late (`is_deferred`), events of it that differ
+ * in their text alone were only counted, or they may be, because there is a template for them. */
 static int has_ordinary_reads(const SocketBuffer *buffer)
 {
     int is_open = !buffer->ended_at && !buffer->is_closed;
     int has_tls = buffer->tls != Py_None;
     if (!is_open || has_tls)
         return 0;
-    int has_counted_events = buffer->plain_read_count > 0;
-    int may_count_events = buffer->template != Py_None;
-    if (has_counted_events || may_count_events || buffer->is_deferred)
+    int has_counted_reads = buffer->plain_read_count > 0;
+    int has_template = buffer->template != Py_None;
+    if (buffer->is_deferred || has_counted_reads || has_template)
         return 0;
-    return buffer->reads != NULL && PyList_Check(buffer->reads) && count_reads(buffer) > 0;
+    int has_read_list = buffer->reads != NULL && PyList_Check(buffer->reads);
+    return has_read_list && count_reads(buffer) > 0;
 }
 
 /* Return the exchange (a request with its response) of a connection, borrowed.
@@ -59,12 +61,18 @@ static Exchange *find_exchange(const SocketBuffer *buffer)
     return is_known ? (Exchange *)exchange : NULL;
 }
 
-/* Return the exchange (a request with its response, borrowed) to which the reads of a buffer can be
- * delivered in C, or NULL if they are left to the pool in Python.
+/* Return whether a reader was created for a response of few events, from which it learns no
+ * templates (the bytes around the text of an event, by which later events are recognised). */
+static int expects_few_events(const ResponseReader *reader)
+{
+    return reader->learned_templates == NO_MORE_TEMPLATES;
+}
+
+/* Return the exchange (a request with its response, borrowed) to which C can deliver the reads of a
+ * buffer, or NULL if the pool in Python has to deliver them.
  *
- * They are delivered in C only if the response is so short that it learns no templates. For a
- * longer response, the pool also decides whether its socket is read late. It recognises, by a
- * template, events that differ from an earlier one in their text alone. */
+ * C delivers only short responses. Of a longer one, the pool also decides whether its socket is
+ * read late. The first read must begin a response that reports a success. */
 static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
 {
     if (!has_ordinary_reads(buffer))
@@ -72,10 +80,7 @@ static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
     Exchange *exchange = find_exchange(buffer);
     if (exchange == NULL || Py_TYPE(exchange->reader) != reader_class)
         return NULL;
-    const ResponseReader *reader = (ResponseReader *)exchange->reader;
-    /* The constructor of the reader sets this number of templates for a short response. */
-    int is_short_response = reader->learned_templates == NO_MORE_TEMPLATES;
-    if (!is_short_response)
+    if (!expects_few_events((ResponseReader *)exchange->reader))
         return NULL;
     int is_first_read = exchange->head_received_at == NEVER;
     if (is_first_read && !begins_successful_response(buffer))
@@ -395,8 +400,9 @@ static int report_completed(PyObject *connection)
 /* Deliver the reads of a connection to its request: in C, or by calling `deliver_in_python` with
  * the connection.
  *
- * `*called_python` becomes 1 if a Python function was called, which may have changed what is to be
- * done next. Return 0, or -1 with an exception. */
+ * `*called_python` becomes 1 if a function in Python was called. It may, for example, have sent a
+ * request, so that the loop that delivers has to return to its caller. Return 0, or -1 with an
+ * exception. */
 static int deliver_connection(Receiver *receiver, PyObject *connection, PyObject *deliver_in_python,
                               int *called_python)
 {
@@ -410,9 +416,9 @@ static int deliver_connection(Receiver *receiver, PyObject *connection, PyObject
         *called_python = 1;
         return discard_result(PyObject_CallFunctionObjArgs(deliver_in_python, connection, NULL));
     case DELIVERY_FAILED:
-        break;
+        return -1;
     }
-    return -1;
+    return -1; /* not reached: the cases are complete */
 }
 
 /* Remove the first connection from the queue and deliver its reads.
@@ -495,9 +501,11 @@ static int64_t caller_due_at(const Receiver *receiver, const TurnArguments *argu
 
 /* Poll and read until there is something to deliver, or until the caller has something to do.
  *
- * A turn is the time for which the event loop lets a load generator receive without a break. The
- * polls do not wait while reads are still queued, and the timer is not needed for them while no
- * response is awaited.
+ * The caller is a load generator, which receives without a break for its turn of the event loop.
+ * Three limits depend on what it is waiting for:
+ * - A poll does not wait while reads are still queued.
+ * - The method returns at the end of the turn, or when the caller has to send or to check timeouts.
+ * - The timer, which makes the polls frequent, is set only while responses are awaited.
  *
  * `*unhandled` becomes a list of what the caller has to handle, or NULL. Return 0, or -1 with an
  * exception. */
@@ -526,24 +534,30 @@ static int is_timer_only(const Receiver *receiver, PyObject *unhandled)
     return is_valid && descriptor == receiver->timer;
 }
 
-/* Clear the timer that has fired. Return whether that was possible.
+/* Clear the timer, which has fired. Return 1, or 0 if reading it failed, which is left to Python.
  *
- * The poll returned after the timer had fired, so that every socket that it did not report was
- * empty then. */
+ * The poll that reported the timer looked at the sockets after the time for which the timer was
+ * set. The sockets that it did not report were therefore still empty at that time. */
 static int clear_timer(Receiver *receiver)
 {
-    receiver->last_poll_at = max_int64(receiver->last_poll_at, receiver->timer_armed_for);
-    receiver->timer_armed_for = 0;
+    int64_t fired_at = receiver->timer_armed_for;
+    receiver->last_poll_at = max_int64(receiver->last_poll_at, fired_at);
+    receiver->timer_armed_for = 0; /* It is set for no time now. */
     uint64_t expirations;
     int was_read = read(receiver->timer, &expirations, sizeof expirations) >= 0;
-    return was_read || errno == EAGAIN;
+    int was_cleared_before = !was_read && errno == EAGAIN;
+    return was_read || was_cleared_before;
 }
 
-/* Deliver queued buffers for a slice of time, if there are any. Return 0, or -1 with an
- * exception. */
+/* Deliver queued buffers for at most about `arguments->slice_ns`, if there are any, and update the
+ * time of the receiver.
+ *
+ * `*called_python` becomes 1 if a function in Python was called for one of them. Return 0, or -1
+ * with an exception. */
 static int deliver_for_turn(Receiver *receiver, const TurnArguments *arguments, int *called_python)
 {
-    if (PyObject_Size(receiver->queue) == 0)
+    int has_queued_reads = PyObject_Size(receiver->queue) > 0;
+    if (!has_queued_reads)
         return 0;
     int64_t now =
         deliver_for_slice(receiver, arguments->slice_ns, arguments->deliver, called_python);
@@ -625,14 +639,16 @@ static PyObject *run_turn(Receiver *receiver, const TurnArguments *arguments)
 }
 
 /* Receiver.receive_and_deliver(max_wait_ms, return_at, tick_at, open_exchanges, slice_ns, deliver):
- * run a part of the turn of a load generator that needs no Python code.
+ * receive and deliver for a load generator, without calling Python, until it has something to do.
  *
- * It receives, delivers queued buffers and sets the timer, as the reactor in Python does, and goes
- * on for as long as that is all there is to do. `TurnArguments` describes the arguments. Return the
- * descriptors and events that the caller has to handle, or None if there is nothing left. */
+ * The turn of a load generator is the time for which the event loop lets it run. The reactor in
+ * Python would otherwise call the receiver for each poll. `TurnArguments` describes the arguments.
+ * Return the list of pairs (descriptor, events) that the caller has to handle, or None if there is
+ * nothing left. */
 static PyObject *receiver_receive_and_deliver(PyObject *self, PyObject *args)
 {
     TurnArguments arguments;
+    /* "i" is an int, "L" a long long, "O!" an object of a type, and "O" any object. */
     if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.max_wait_ms, &arguments.return_at,
                           &arguments.tick_at, &PySet_Type, &arguments.open_exchanges,
                           &arguments.slice_ns, &arguments.deliver))

@@ -80,24 +80,27 @@ static int read_descriptors(Receiver *receiver, PyObject *epoll, PyObject *defer
     return receiver->timer < 0 ? -1 : 0;
 }
 
-/* Set the times of a new receiver, which has not polled yet and is not deferring. */
+/* Set the times of a new receiver, which has not polled yet and does not defer (read late) any
+ * socket. */
 static void init_times(Receiver *receiver)
 {
     int64_t now = clock_ns(CLOCK_MONOTONIC);
+    /* What is added to a timestamp of the kernel, which uses the wall clock */
     receiver->wall_to_monotonic_ns = now - clock_ns(CLOCK_REALTIME);
     receiver->now = now;
     receiver->last_poll_at = now;
     receiver->poll_started_at = now;
     receiver->last_deferred_poll_at = now;
     receiver->period_start = now;
-    receiver->pause_ns = DEFER_PAUSE_NS;
-    receiver->wake_at = FOREVER;
+    receiver->pause_ns = DEFER_PAUSE_NS; /* the first pause if deferring does harm */
+    receiver->wake_at = FOREVER;         /* The caller has not set a time to send a request. */
 }
 
 /* Receiver(epoll, deferred_epoll, timer, queue): a receiver without sockets.
  *
- * A socket in the first epoll wakes the process when data arrives. The second one is for sockets
- * whose events are not urgent. The first one watches the second one until there is much traffic. */
+ * A socket in the first epoll instance wakes the process when data arrives. The second one is for
+ * sockets whose events are not urgent. As long as there is little traffic, the second one is itself
+ * registered in the first one, so that data in its sockets wakes the process too. */
 static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
     Receiver *receiver = (Receiver *)self;
@@ -523,13 +526,13 @@ static int store_end(Receiver *receiver, SocketBuffer *buffer, int error, int64_
 
 /* Read one socket once, and store in its buffer what was read, or the end of the connection.
  *
- * `previous_poll_at` is the time of the last poll that did not report the socket, which proves that
- * it was empty at that time. Return the time after the read, or -1 with an exception. */
+ * `previous_poll_at` is when the last poll began that did not report the socket: it was empty then.
+ * Return the time after the read, or -1 with an exception. */
 static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll_at)
 {
     int64_t wall_timestamp;
     ssize_t size = receive_message(receiver, buffer->fd, &wall_timestamp);
-    int error = size < 0 ? errno : 0;
+    int error = size < 0 ? errno : 0; /* before another call changes `errno` */
     int64_t read_at = clock_ns(CLOCK_MONOTONIC);
     int has_nothing_to_read = error == EAGAIN || error == EWOULDBLOCK;
     if (has_nothing_to_read)
@@ -537,8 +540,9 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
     if (check_reads(buffer) < 0)
         return -1;
     receiver->read_count++;
+    int has_data = size > 0;
     int status;
-    if (size > 0)
+    if (has_data)
         status =
             store_received_bytes(receiver, buffer, size, wall_timestamp, read_at, previous_poll_at);
     else
@@ -575,22 +579,26 @@ static ssize_t send_message(int fd, const struct msghdr *message)
     return written_bytes;
 }
 
-/* Write byte ranges to a socket with one system call, at most MAX_WRITE_BYTES of them.
+/* Write the first MAX_WRITE_BYTES of some byte ranges to a socket with one system call.
  *
- * Return how many bytes the socket accepted, or WRITE_FAILED after an error, which the next read of
- * the socket reports. `*started_at` becomes the time before the first byte. The ranges are
- * shortened in place. */
+ * Return how many bytes the socket accepted. That is 0 if it cannot take more now. Return
+ * WRITE_FAILED if the connection is broken, which the next read of the socket reports.
+ *
+ * `*started_at` becomes the time just before the system call. The lengths in `vectors` are reduced
+ * if they exceed the limit, so the caller must not use them afterwards. */
 static long long write_vectors(int fd, struct iovec *vectors, size_t count, int64_t *started_at)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
     ssize_t written_bytes;
+    int error;
     *started_at = clock_ns(CLOCK_MONOTONIC);
     Py_BEGIN_ALLOW_THREADS
     written_bytes = send_message(fd, &message);
+    error = errno; /* before Python, which runs again after this, changes it */
     Py_END_ALLOW_THREADS
     if (written_bytes >= 0)
         return written_bytes;
-    int is_socket_full = errno == EAGAIN || errno == EWOULDBLOCK;
+    int is_socket_full = error == EAGAIN || error == EWOULDBLOCK;
     return is_socket_full ? 0 : WRITE_FAILED;
 }
 
@@ -763,15 +771,23 @@ static int64_t read_deferred_sockets(Receiver *receiver, int ready_count, int64_
     return now;
 }
 
-/* Poll the deferred sockets, whose events are not urgent, and read those that are ready.
+/* Return whether a poll of the deferred sockets that begins now is on time.
  *
- * A poll is timely if it is at most DEFER_NS after its planned time (`next_poll_at`). If it reports
- * as many sockets as fit, others may be ready too. The next poll then follows at once, and this one
- * does not prove that the others were empty. Return the time, or -1 with an exception. */
+ * Of a poll that is late, nothing can be concluded: it finds several events in a socket because the
+ * process was busy, not because sockets are read late on purpose. */
+static int is_deferred_poll_timely(const Receiver *receiver, int64_t poll_started_at)
+{
+    return receiver->is_deferring && poll_started_at < receiver->next_poll_at + DEFER_NS;
+}
+
+/* Poll the deferred sockets, which are those that are read late, and read the ones that are ready.
+ *
+ * A poll reports MAX_DEFERRED_READY sockets at most. If it reports so many, it may have left out
+ * others, so it is no proof that these were empty, and the next poll follows at once. Return the
+ * time, or -1 with an exception. */
 static int64_t receive_deferred(Receiver *receiver, int64_t poll_started_at)
 {
-    int is_timely =
-        receiver->is_deferring && poll_started_at < receiver->next_poll_at + DEFER_NS;
+    int is_timely = is_deferred_poll_timely(receiver, poll_started_at);
     int ready_count = epoll_wait(receiver->deferred_epoll, receiver->events, MAX_DEFERRED_READY, 0);
     if (ready_count < 0)
         ready_count = 0; /* A signal interrupted the poll. The next one reports the same sockets. */
@@ -783,11 +799,11 @@ static int64_t receive_deferred(Receiver *receiver, int64_t poll_started_at)
         return -1;
     count_deferred_reads(receiver, ready_count, is_timely, merged_reads);
 
-    int is_report_complete = ready_count < MAX_DEFERRED_READY;
-    if (is_report_complete)
+    int may_have_left_out_sockets = ready_count == MAX_DEFERRED_READY;
+    if (!may_have_left_out_sockets)
         receiver->last_deferred_poll_at = poll_started_at;
     if (receiver->is_deferring)
-        receiver->next_poll_at = is_report_complete ? now + DEFER_NS : now;
+        receiver->next_poll_at = may_have_left_out_sockets ? now : now + DEFER_NS;
     return now;
 }
 
@@ -836,12 +852,12 @@ static void start_decision_period(Receiver *receiver, int64_t now)
     receiver->timely_merged_reads = 0;
 }
 
-/* End a decision period: begin or end deferring, by the reads in this period, and start the next.
+/* End a decision period: decide from its reads whether to defer, and start the next period.
  *
- * Deferring (reading sockets late) saves wake-ups of the process when reads are frequent. It begins
- * at a higher rate than it ends, so that it does not toggle. It also ends if more than one in
- * READS_PER_MERGED_READ reads was merged: such a read held several events, of which only the last
- * has an exact timestamp. Return 0, or -1 with an exception. */
+ * To defer means to read sockets late, which saves wake-ups of the process when reads are frequent.
+ * It begins at a higher rate of reads than it ends, so that it does not toggle. It also ends if
+ * more than one in READS_PER_MERGED_READ reads was merged: such a read held several events, of
+ * which only the last has an exact timestamp. Return 0, or -1 with an exception. */
 static int end_decision_period(Receiver *receiver, int64_t now)
 {
     long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
@@ -849,8 +865,8 @@ static int end_decision_period(Receiver *receiver, int64_t now)
         receiver->timely_merged_reads * READS_PER_MERGED_READ > receiver->timely_reads;
     start_decision_period(receiver, now);
 
-    int is_deferring_worthwhile = receiver->is_traffic_heavy; /* in the period that has ended */
-    if (is_deferring_worthwhile)
+    int had_decided_to_defer = receiver->is_traffic_heavy;
+    if (had_decided_to_defer)
         return end_deferring_if_needed(receiver, now, reads_per_s, has_too_many_merged);
     int has_enough_reads = reads_per_s >= DEFER_FROM_READS_PER_S;
     int is_pause_over = now >= receiver->defer_again_at;
@@ -1039,42 +1055,56 @@ static int must_send_before_reading(const Receiver *receiver)
     return is_request_due && receiver->ready_count > MAX_READY_BEFORE_SENDING;
 }
 
-/* Return whether `receive` has to return after a pass.
+/* Return whether `receive` has to return after a pass, which is one poll with its reads.
  *
- * It returns if there is work for the caller, if the time has come, and if nothing was ready. While
- * sockets are deferred (read late), a wait without a limit is cut into short ones, so that a pass
- * without ready sockets is not the end of the wait. */
+ * It returns if there is work for the caller, if its time is over, or if its wait is over: nothing
+ * was ready within the longest wait. A wait without a limit is never over. While sockets are
+ * deferred (read late), however, each poll waits only for a short time, so that there are polls
+ * that report nothing. */
 static int is_receiving_over(const Receiver *receiver, const ReceiveLimits *limits,
                              int was_deferring, const PyObject *unhandled)
 {
     int has_work_for_caller = unhandled != NULL || PyObject_Size(receiver->queue) > 0;
-    if (has_work_for_caller || receiver->now >= limits->return_at)
+    int is_time_over = receiver->now >= limits->return_at;
+    if (has_work_for_caller || is_time_over)
         return 1;
-    int may_wait_again = was_deferring && limits->max_wait_ms < 0;
-    return receiver->ready_count == 0 && !may_wait_again;
+    int has_unlimited_wait = limits->max_wait_ms < 0;
+    int was_wait_cut_short = was_deferring && has_unlimited_wait;
+    int was_anything_ready = receiver->ready_count > 0;
+    return !was_anything_ready && !was_wait_cut_short;
 }
+
+/* Whether `receive` goes on after a pass. */
+enum PassResult {
+    PASS_FAILED = -1, /* with an exception */
+    POLL_AGAIN = 0,
+    RETURN_TO_CALLER = 1,
+};
 
 /* Run one pass of `receive`: poll once, read what is ready, and plan the next poll.
  *
- * Events for the caller are added to the list `*unhandled`, which is NULL without any. Return 1 if
- * `receive` has to return now, 0 to go on with the next pass, or -1 with an exception. */
-static int run_pass(Receiver *receiver, const ReceiveLimits *limits, PyObject **unhandled)
+ * If a request is due and many sockets are ready, nothing is read, so that the caller sends the
+ * request on time. Events for the caller are added to the list `*unhandled`, which is NULL without
+ * any. */
+static enum PassResult run_pass(Receiver *receiver, const ReceiveLimits *limits,
+                                PyObject **unhandled)
 {
-    int was_deferring = receiver->is_deferring;
+    int was_deferring = receiver->is_deferring; /* when the poll began */
     int ready = poll_once(receiver, limits->max_wait_ms);
     if (ready < 0)
-        return -1;
+        return PASS_FAILED;
     note_poll(receiver, ready);
     if (must_send_before_reading(receiver))
-        return 1;
+        return RETURN_TO_CALLER;
     int64_t now = read_sockets(receiver, ready, was_deferring, unhandled);
     if (now < 0)
-        return -1;
+        return PASS_FAILED;
     /* With unhandled events, the caller acts now and sets the timer afterwards. */
     int64_t timer_limit = *unhandled != NULL ? NO_TIMER : limits->timer_limit;
     if (plan_after_pass(receiver, now, timer_limit) < 0)
-        return -1;
-    return is_receiving_over(receiver, limits, was_deferring, *unhandled);
+        return PASS_FAILED;
+    int is_over = is_receiving_over(receiver, limits, was_deferring, *unhandled);
+    return is_over ? RETURN_TO_CALLER : POLL_AGAIN;
 }
 
 /* Poll and read repeatedly, until there is work for the caller, the time `limits->return_at` has
@@ -1085,30 +1115,33 @@ static int run_pass(Receiver *receiver, const ReceiveLimits *limits, PyObject **
 static int receive(Receiver *receiver, const ReceiveLimits *limits, PyObject **unhandled)
 {
     *unhandled = NULL;
-    int is_over = 0; /* or -1 after an exception */
-    while (is_over == 0)
-        is_over = run_pass(receiver, limits, unhandled);
-    if (is_over < 0) {
+    enum PassResult result = POLL_AGAIN;
+    while (result == POLL_AGAIN)
+        result = run_pass(receiver, limits, unhandled);
+    if (result == PASS_FAILED) {
         Py_CLEAR(*unhandled);
         return -1;
     }
     return 0;
 }
 
-/* Receiver.receive(max_wait_ms, return_at, timer_limit): poll and read until there is work for the
- * caller.
+/* Receiver.receive(max_wait_ms, return_at, timer_limit): poll and read repeatedly, until there is
+ * work for the caller, the time `return_at` has come, or nothing is ready.
  *
- * `max_wait_ms` is the longest wait of each poll, `return_at` the time to return at the latest, and
- * `timer_limit` the latest time for which the timer may be set (-1 for no timer). Return the list
- * of the pairs (descriptor, events) that the caller has to handle. */
+ * `max_wait_ms` is the longest wait of each poll, and `timer_limit` the latest time for which the
+ * timer may be set (-1 for no timer). Return the list of the pairs (descriptor, events) that the
+ * caller has to handle, which is often empty. */
 static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
-    ReceiveLimits limits;
+    int max_wait_ms;
     long long return_at, timer_limit;
-    if (!PyArg_ParseTuple(args, "iLL", &limits.max_wait_ms, &return_at, &timer_limit))
+    if (!PyArg_ParseTuple(args, "iLL", &max_wait_ms, &return_at, &timer_limit))
         return NULL;
-    limits.return_at = return_at;
-    limits.timer_limit = timer_limit;
+    const ReceiveLimits limits = {
+        .max_wait_ms = max_wait_ms,
+        .return_at = return_at,
+        .timer_limit = timer_limit,
+    };
     PyObject *unhandled;
     if (receive((Receiver *)self, &limits, &unhandled) < 0)
         return NULL;

@@ -82,22 +82,29 @@ class DeferralPolicy:
         Returns:
             Whether the decision (`is_deferring_worthwhile`) has changed.
         """
+        was_worthwhile = self.is_deferring_worthwhile
         reads_per_s = self._reads * _NS_PER_S // (now - self._period_started_at)
-        has_too_many_merged = self._timely_merged_reads * READS_PER_MERGED_READ > self._timely_reads
-        self._start_period(now)
-
-        if self.is_deferring_worthwhile:
-            has_enough_reads = reads_per_s >= DEFER_DOWN_TO_READS_PER_S
-            is_worthwhile = has_enough_reads and not has_too_many_merged
-            self._update_pause(now, has_too_many_merged)
+        if was_worthwhile:
+            self.is_deferring_worthwhile = self._should_continue(now, reads_per_s)
         else:
-            has_enough_reads = reads_per_s >= DEFER_FROM_READS_PER_S
-            is_pause_over = now >= self._paused_until
-            is_worthwhile = has_enough_reads and is_pause_over
+            self.is_deferring_worthwhile = self._should_begin(now, reads_per_s)
+        self._start_period(now)
+        return self.is_deferring_worthwhile != was_worthwhile
 
-        has_changed = is_worthwhile != self.is_deferring_worthwhile
-        self.is_deferring_worthwhile = is_worthwhile
-        return has_changed
+    def _should_begin(self, now: int, reads_per_s: int) -> bool:
+        """Return True if reads are frequent and no pause of deferring is left."""
+        return reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._paused_until
+
+    def _should_continue(self, now: int, reads_per_s: int) -> bool:
+        """Return True if reads are still frequent and few of them were merged.
+
+        A merged read holds several events. One in READS_PER_MERGED_READ reads may be merged. If
+        more are, a pause of deferring begins now.
+        """
+        allowed_merged_reads = self._timely_reads / READS_PER_MERGED_READ
+        has_too_many_merged = self._timely_merged_reads > allowed_merged_reads
+        self._update_pause(now, has_too_many_merged)
+        return reads_per_s >= DEFER_DOWN_TO_READS_PER_S and not has_too_many_merged
 
     def _start_period(self, now: int) -> None:
         """Begin a decision period without reads."""

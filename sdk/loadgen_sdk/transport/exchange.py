@@ -95,16 +95,20 @@ class Exchange(ExchangeState):
 
     @property
     def deferrable_events(self) -> int:
-        """How many of the next events of this response the receiver may read late, 0 for none.
+        """How many of the next events of this response the receiver may read late.
 
-        Events that are read late are read several at a time, which saves work. Their times stay
-        exact, because the kernel timestamps packets when they arrive. Two kinds of events are not
-        read late:
+        Late means several events at a time, which saves work. Their times stay exact, because the
+        kernel timestamps packets when they arrive. The result is 0 in three cases, in which the
+        next event is urgent:
 
-        - The last LAST_EVENTS of the requested output, because the next request may wait for the
-          end of this response.
-        - All events before the first output, while the receiver cannot recognise plain events (it
-          has no template), and of a server that writes chunks in parts.
+        - The response has no output yet, or an application waits for each event.
+        - The receiver has no template, the bytes around the text of an event, by which it
+          recognises the events that may be late.
+        - The server writes a chunk in several parts, and may send a part only after the one before
+          was read.
+
+        The last LAST_EVENTS of the requested output are urgent too, because the next request may
+        wait for the end of this response.
         """
         if not self.can_batch_reads or self.template is None or self.has_split_chunks:
             return 0
@@ -123,25 +127,25 @@ class Exchange(ExchangeState):
         """Count the plain events of consecutive reads, of which the receiver kept only the times.
 
         A *plain event* differs from an earlier event of the response in its text alone. Events that
-        came alone are collected up to the next batch and counted together, which saves a call per
-        event.
+        came alone are counted together, which saves a call per event. For example, the arrivals
+        [10, 20, batch, 30] are counted in three calls: [10, 20], the batch, and [30].
 
         Args:
-            arrivals: A timestamp for each event that came alone, and an EventBatch for several
+            arrivals: A timestamp for each event that came alone, and an `EventBatch` for several
                 events that came in one read.
             size_bytes: The number of bytes of the reads.
             read_at: When the last of them was made.
         """
         self.bytes_received += size_bytes
-        single_timestamps: list[int] = []
+        single_timestamps: list[int] = []  # not counted yet
         for arrival in arrivals:
             if isinstance(arrival, int):
                 single_timestamps.append(arrival)
-                continue
-            if single_timestamps:
-                self.reader.count_plain_events_at(single_timestamps)
-                single_timestamps = []
-            self._feed_event_batch(*arrival)
+            else:
+                if single_timestamps:
+                    self.reader.count_plain_events_at(single_timestamps)
+                    single_timestamps = []
+                self._feed_event_batch(*arrival)
         if single_timestamps:
             self.reader.count_plain_events_at(single_timestamps)
         self.last_event_read_at = read_at
@@ -233,7 +237,7 @@ class Exchange(ExchangeState):
     def _feed_until_first_output(
         self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
     ) -> None:
-        """Pass the events of a read to the reader while no output has come before this read.
+        """Pass the events of a read to the reader of a response that had no output before it.
 
         If the read has the first output, `on_first_output` is called with its time. `client_lag`
         becomes the delay from the arrival of that output to its reading. A long delay means that
@@ -245,8 +249,9 @@ class Exchange(ExchangeState):
             read_at: When the process had read it.
             empty_at: When the socket was last known to be empty.
         """
-        # The response cannot have begun before the request was sent.
-        self._feed_with_uncertainty(decoded, timestamp, earliest=max(empty_at, self.sent_at))
+        # The events arrived after the socket was empty and after the request was sent.
+        earliest_arrival = max(empty_at, self.sent_at)
+        self._feed_with_uncertainty(decoded, timestamp, earliest_arrival)
         has_first_output = self.reader.first_token != NEVER
         if not has_first_output:
             return
@@ -280,13 +285,14 @@ class Exchange(ExchangeState):
     def _split_by_certainty(self, decoded: DecodedRead) -> EventsByCertainty:
         """Split the events of a read by whether they arrived at its timestamp for certain.
 
-        The timestamp is the arrival of the newest packet of the read. There are three cases:
+        The timestamp is the arrival of the newest packet of the read. Three cases, in which A and B
+        are events:
 
-        1. More bytes follow the last event: the beginning of another event, or the end of the
-           response. The newest packet may hold only these bytes, so every event is uncertain.
-        2. The events are one chunk, which a server writes at once. Every event is certain.
-        3. Otherwise, the last event ends with the newest packet and is certain. Those before it are
-           uncertain.
+        1. `A B` and a part of the next event, or the end of the response. The newest packet may
+           have only these last bytes, so A and B are uncertain.
+        2. `A B` in a single chunk, which a server writes at once. Both are certain.
+        3. `A B` in two chunks, or without chunks. B ends with the newest packet and is certain. A
+           may have come in an earlier packet and is uncertain.
         """
         if self._has_incomplete_event():
             return EventsByCertainty(uncertain=decoded.events, certain=())
@@ -333,7 +339,8 @@ class Exchange(ExchangeState):
     def _feed_head(self, data: bytes, timestamp: int, from_kernel: bool) -> bytes:
         """Parse the head of the response, or a part of it, and return the bytes of the body.
 
-        When the head is complete, note its timestamp and whether the body is a stream of events.
+        They are b"" while the head is incomplete. When it is complete, note its timestamp, whether
+        the body is a stream of events, and that the body, if it is chunked, begins with a chunk.
 
         Args:
             data: The bytes of a read.
@@ -345,7 +352,8 @@ class Exchange(ExchangeState):
         """
         response = self.response
         body_start = response.feed_head(data)
-        if response.status == HEAD_INCOMPLETE:
+        is_head_incomplete = response.status == HEAD_INCOMPLETE
+        if is_head_incomplete:
             return b""
         self.head_received_at = timestamp
         self.has_kernel_timestamp = from_kernel
@@ -358,10 +366,12 @@ class Exchange(ExchangeState):
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
         """Return the events in a part of the body, which is a stream of events in chunks.
 
-        Usually the data begin with a chunk, so that whole chunks can be recognised in one pass. If
-        a chunk was split between two reads, there are two cases. Its beginning may have been kept
-        undecoded in `incomplete_chunk`, and is put before the data, which then begin with a chunk
-        too. Otherwise its beginning was decoded already, and the data continue within the chunk.
+        The part begins in one of three places:
+
+        1. At the start of a chunk, which is usual. Whole chunks are recognised in one pass.
+        2. Within a chunk whose first bytes were kept undecoded in `incomplete_chunk`. They are put
+           before the data, which then begin with a chunk as in the first case.
+        3. Within a chunk whose first bytes were decoded already.
         """
         if self.is_at_chunk_start:
             return self._decode_from_chunk_start(data)
@@ -375,20 +385,23 @@ class Exchange(ExchangeState):
     def _decode_from_within_chunk(self, data: bytes) -> DecodedRead:
         """Return the events in data that begin within a chunk whose beginning was decoded before.
 
-        The end of that chunk is decoded by itself, so that the chunks after it can be recognised in
-        one pass.
+        Data of the end of a chunk and of further chunks are decoded in two parts: the end of the
+        chunk by itself, and then the further chunks, which can be recognised in one pass. If an
+        event continues from the first chunk into the next one, they cannot, and are decoded step by
+        step.
         """
         bytes_to_chunk_end = self.response.missing_chunk_bytes
-        has_next_chunks = 0 < bytes_to_chunk_end < len(data)
-        if not has_next_chunks:
+        has_further_chunks = 0 < bytes_to_chunk_end < len(data)
+        if not has_further_chunks:
             return self._decode_body(data)
         end_of_chunk = self._decode_body(data[:bytes_to_chunk_end])
-        next_chunks = data[bytes_to_chunk_end:]
-        # `_decode_body` has set `is_at_chunk_start`. It is false if an event goes on in the next
-        # chunk.
-        if self.is_at_chunk_start:
-            return _join_decoded(end_of_chunk, self._decode_from_chunk_start(next_chunks))
-        return _join_decoded(end_of_chunk, self._decode_body(next_chunks))
+        further_data = data[bytes_to_chunk_end:]
+        does_event_continue = not self.is_at_chunk_start  # `_decode_body` has updated this field.
+        if does_event_continue:
+            further_chunks = self._decode_body(further_data)
+        else:
+            further_chunks = self._decode_from_chunk_start(further_data)
+        return _join_decoded(end_of_chunk, further_chunks)
 
     def _decode_from_chunk_start(self, data: bytes) -> DecodedRead:
         """Return the events in data that begin with a chunk.
@@ -416,15 +429,16 @@ class Exchange(ExchangeState):
         return _join_decoded(whole_chunks, self._decode_body(rest))
 
     def _decode_body(self, data: bytes) -> DecodedRead:
-        """Decode a part of the body chunk by chunk, and return the events in it.
+        """Decode a part of the body, and return the events in it.
 
-        A body that is not a stream of events has no events, and is stored until it is complete. In
-        a stream, `is_at_chunk_start` becomes true if the part ends with a whole chunk that ends
-        with a whole event. The next read can then be recognised without decoding.
+        A body that is not a stream of events has no events, and is stored until it is complete.
+
+        In a stream, `is_at_chunk_start` becomes true if the part ends both with a whole chunk and
+        with a whole event, so that the next read begins with both.
         """
         if not data:
             return NOTHING_DECODED
-        # A body without chunks is a single part.
+        # A body that is not sent in chunks counts as a single one.
         chunk_contents = self.response.feed(data)
         chunk_count = len(chunk_contents)
         # The usual read has one chunk, which need not be copied.
@@ -435,7 +449,8 @@ class Exchange(ExchangeState):
             return DecodedRead(chunk_count, events=())
         events = self.decoder.feed(content) if chunk_count else []
         ends_with_whole_chunk = self.response.is_chunked and self.response.between_chunks
-        self.is_at_chunk_start = ends_with_whole_chunk and self.decoder.between_events
+        ends_with_whole_event = self.decoder.between_events
+        self.is_at_chunk_start = ends_with_whole_chunk and ends_with_whole_event
         return DecodedRead(chunk_count, events)
 
     def _store_body_part(self, body_part: bytes) -> None:
@@ -695,17 +710,20 @@ def feed_whole_body(
 ) -> None:
     """Pass the body of a successful response that is not a stream of events to its reader.
 
-    The whole body counts as one event. If no stream was requested, the body is the first output,
-    and all output tokens belong to it. If a stream was requested, the server has generated the
-    output earlier, at a time that is not known, so there is no time to first token.
+    There are three cases:
+
+    1. The body is a stream after all, which the server has labelled as something else. This is an
+       error of the server.
+    2. A stream was requested, but the server sent one body. It generated the output earlier, at a
+       time that is not known, so the response has no time to first token.
+    3. No stream was requested. The body is the first output, with all output tokens.
 
     Args:
         reader: The reader of the response.
         body: The whole body.
         timestamp: When its end arrived, monotonic in ns.
-        stream_requested: The request asked for a stream, and the server sent a whole body instead.
+        stream_requested: The request asked for a stream.
     """
-    # Some servers send a stream of events with the Content-Type of another body.
     is_mislabelled_stream = stream_requested and body.lstrip().startswith((b"data:", b"event:"))
     if is_mislabelled_stream:
         reader.first_event = timestamp
@@ -719,7 +737,8 @@ def feed_whole_body(
         return
     reader.first_event_tokens = reader.usage().output or 0
     if stream_requested:
-        reader.first_token = NEVER  # The time of the first token is not known.
+        # The reader has taken the end of the body for the first token.
+        reader.first_token = NEVER
         reader.remark = NOT_STREAMED
 
 
@@ -741,18 +760,20 @@ def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failur
 def _error_body_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
     """Return the error message in the body of an error response, for the user.
 
-    The client requests no compression, but some servers compress their errors all the same. Such a
-    body is decompressed, because it says why the request failed. If there is no message, the text
-    states only the status.
+    The client does not accept compressed bodies, but some servers compress their error messages
+    nevertheless. They are decompressed, because they say why the request failed. If there is no
+    message, the text states only the status.
     """
-    compression = unsupported_encoding(headers)
-    plain_body = _decompress(body) if compression else body
-    if compression and not plain_body:
+    compression = unsupported_encoding(headers)  # such as "gzip", or "" if there is none
+    if not compression:
+        return error_text(body) or f"HTTP {status} without a body"
+    decompressed_body = _decompress(body)
+    if not decompressed_body:
         return (
             f"HTTP {status}, with a body in the Content-Encoding {compression}, "
             "which was not requested"
         )
-    return error_text(plain_body) or f"HTTP {status} without a body"
+    return error_text(decompressed_body) or f"HTTP {status} without a body"
 
 
 def _decompress(body: bytes) -> bytes:

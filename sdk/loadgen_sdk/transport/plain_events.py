@@ -73,11 +73,10 @@ class _ChunkBounds(NamedTuple):
 
 
 def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tuple[int, int]:
-    """Count the chunks and events of a read, if it holds plain events only.
+    """Count the chunks and events of a read, if all its events are plain.
 
     A plain event differs from an earlier event of the response in its text alone. The usual read
-    has one event, and its result is (1, 1). A large read of several chunks is not counted, because
-    such a read is passed on at once in any case.
+    has one event in one chunk, and its result is (1, 1).
 
     Args:
         data: The bytes of the read, which begin with a chunk.
@@ -85,16 +84,17 @@ def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tu
         after_text: The bytes after its text.
 
     Returns:
-        The number of chunks and the number of events. If the number of events is 0, the read is not
-        counted, and the number of chunks means nothing.
+        The number of chunks and the number of events, or (0, 0) if the read has anything but plain
+        events. A large read of several chunks is not counted either: it is passed on at once in any
+        case, because waiting for more would save nothing.
     """
     if _is_one_plain_event(data, before_text, after_text):
         return 1, 1
     plain = scan_plain_chunks(data, before_text, after_text)
-    has_only_plain_events = plain.size_bytes == len(data)
-    is_large_read = len(data) >= _LARGE_READ_BYTES
-    if not has_only_plain_events or (is_large_read and plain.chunks > 1):
-        return plain.chunks, 0
+    has_other_events = plain.size_bytes != len(data)
+    is_large_read_of_chunks = len(data) >= _LARGE_READ_BYTES and plain.chunks > 1
+    if has_other_events or is_large_read_of_chunks:
+        return 0, 0
     return plain.chunks, plain.events
 
 
@@ -130,12 +130,13 @@ def _is_one_plain_event(data: bytes, before_text: bytes, after_text: bytes) -> b
 
 
 def _single_event_prefix(read_bytes: int) -> bytes | None:
-    """Return the bytes with which a read of this size begins if it is one chunk of one event.
+    r"""Return how a read of one chunk with one event begins, by the size of the read.
 
-    They are the size line of the chunk and `data: `. A read of 66 bytes, for example, begins with
-    `3c CRLF data: `: the size line and both line ends take 6 bytes, which leaves a chunk of 60
-    (hexadecimal 3c) bytes. Return None if no chunk makes a read of this size. The results are
-    cached, because the reads of a stream have a few dozen sizes.
+    It begins with the size line of the chunk and `data: `. A read of 66 bytes, for example, has 60
+    (hexadecimal 3c) bytes of content, because `3c` and the two line ends take the other 6. So it
+    begins with `3c\r\ndata: `. Return None if no chunk makes a read of this size.
+
+    The results are cached, because the reads of a stream have a few dozen sizes.
     """
     if read_bytes in _single_event_prefixes:
         return _single_event_prefixes[read_bytes]
@@ -147,14 +148,18 @@ def _single_event_prefix(read_bytes: int) -> bytes | None:
 
 
 def _size_line_of_chunk_read(read_bytes: int) -> bytes | None:
-    r"""Return the size line, without its line end, of a read of this size that is a whole chunk.
+    r"""Return the first line of a read of this size that is one whole chunk, without its line end.
 
-    Such a read is the size of the content in hexadecimal digits, CRLF, the content and CRLF. A read
-    of 20 bytes, for example, is `f\r\n`, 15 bytes of content and `\r\n`, and hexadecimal f is 15.
+    A chunk is the size of its content in hexadecimal digits, CRLF, the content and CRLF. The number
+    of digits is not known before the size of the content is, so 1, 2, 3 ... digits are tried. A
+    read of 20 bytes:
 
-    The size of the content depends on the number of digits and the other way round, so each number
-    of digits is tried. None may fit: of 21 bytes, one digit leaves 16 bytes of content, whose size
-    has two digits (10), and two digits leave 15, whose size has one (f). Return None then.
+        1 digit and two CRLF take 5 bytes, which leaves 15 of content. 15 is `f`, which has 1 digit.
+
+    So the line is `f`. Return None if no number of digits is right, which is the case for 21 bytes:
+
+        1 digit leaves 16 bytes of content. 16 is `10`, which has 2 digits.
+        2 digits leave 15 bytes of content. 15 is `f`, which has 1 digit.
     """
     line_ends_bytes = 2 * len(_CHUNK_END)
     for digit_count in range(1, _MAX_SIZE_DIGITS):
@@ -162,7 +167,8 @@ def _size_line_of_chunk_read(read_bytes: int) -> bytes | None:
         if content_bytes <= 0:
             return None
         size_line = b"%x" % content_bytes
-        if len(size_line) == digit_count:
+        has_right_digits = len(size_line) == digit_count
+        if has_right_digits:
             return size_line
     return None
 

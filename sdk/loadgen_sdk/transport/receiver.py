@@ -455,15 +455,15 @@ class Receiver:
     def receive(self, max_wait_ms: int, return_at: int, timer_limit: int) -> list[tuple[int, int]]:
         """Poll and read repeatedly, until there is work for the caller or the time `return_at`.
 
-        Each pass of the loop polls the first epoll, reads the ready sockets, and then, if it is
-        time for that, polls and reads the deferred sockets, whose events are not urgent. The method
-        returns
+        Each pass of the loop polls the urgent sockets (those of the first epoll) and reads the
+        ready ones. If it is time for that, it then polls and reads the deferred sockets, whose
+        events are not urgent. The method returns
 
-        - before it reads, if a request is due and many sockets are ready, so that the caller sends
-          the request on time,
-        - when there are reads to deliver or unhandled events,
-        - at `return_at`, and
-        - when nothing was ready within the longest wait.
+        1. before it reads, if a request is due and many sockets are ready, so that the caller sends
+           the request on time,
+        2. when there are reads to deliver or unhandled events,
+        3. at `return_at`, and
+        4. when nothing was ready within the longest wait.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
@@ -475,6 +475,7 @@ class Receiver:
             The (descriptor, events) pairs that the caller has to handle: the timer, sockets that
             are still connecting, and sockets that can be written.
         """
+        has_unlimited_wait = max_wait_ms == WAIT_FOREVER_MS
         while True:
             was_deferring = self.is_deferring
             ready = self._poll_first_epoll(max_wait_ms)
@@ -489,12 +490,13 @@ class Receiver:
             self._end_pass(NO_TIMER if unhandled else timer_limit)
 
             has_reads_to_deliver = len(self._queue) > 0
-            if unhandled or has_reads_to_deliver or self.now >= return_at:
+            is_time_over = self.now >= return_at
+            if unhandled or has_reads_to_deliver or is_time_over:
                 return unhandled
-            # While deferring, an unlimited wait consists of many waits of DEFER_WAIT_MS.
-            can_wait_longer = was_deferring and max_wait_ms == WAIT_FOREVER_MS
-            was_anything_ready = self.ready_count > 0
-            if not was_anything_ready and not can_wait_longer:
+            # While sockets are deferred, an unlimited wait is cut into waits of DEFER_WAIT_MS.
+            was_wait_cut_short = was_deferring and has_unlimited_wait
+            is_wait_over = self.ready_count == 0 and not was_wait_cut_short
+            if is_wait_over:
                 return []
 
     def receive_and_deliver(
@@ -503,13 +505,13 @@ class Receiver:
         return_at: int,
         tick_at: int,
         open_exchanges: set[object],
-        *_unused: object,
+        *_arguments_for_delivering: object,
     ) -> list[tuple[int, int]] | None:
-        """Receive until `return_at`, `tick_at` or `wake_at`, whichever comes first.
+        """Receive until the caller has something to do, at `return_at` at the latest.
 
-        The compiled receiver has a method of the same name, which also passes on ("delivers") what
-        it has read. This one only receives, and its caller delivers afterwards. It accepts the same
-        arguments, so that the caller need not know which of the two it has.
+        The name is that of the method of the compiled receiver, which also passes on ("delivers")
+        what it has read. This implementation leaves that to the caller. It has the same parameters,
+        so that the caller need not know which of the two it calls.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
@@ -517,20 +519,20 @@ class Receiver:
             tick_at: When the caller has periodic work to do, in ns.
             open_exchanges: The requests in flight. Only while there are any, the timer is set for
                 the next poll.
-            _unused: Two arguments for the compiled receiver: for how many ns to deliver, and the
-                function to call with each buffer.
+            _arguments_for_delivering: For how many ns to deliver, and the function to call with
+                each buffer. Only the compiled receiver uses them.
 
         Returns:
             The (descriptor, events) pairs that the caller has to handle (see `receive`). The
             compiled receiver returns None if it has handled and delivered everything.
         """
-        caller_due_at = min(self.wake_at, tick_at)
+        # The caller sends its next request at `wake_at`.
+        next_work_at = min(self.wake_at, tick_at)
         has_reads_to_deliver = len(self._queue) > 0
-        timer_limit = caller_due_at if open_exchanges else NO_TIMER
         return self.receive(
             max_wait_ms=0 if has_reads_to_deliver else max_wait_ms,
-            return_at=min(return_at, caller_due_at),
-            timer_limit=timer_limit,
+            return_at=min(return_at, next_work_at),
+            timer_limit=next_work_at if open_exchanges else NO_TIMER,
         )
 
     # -- polling -------------------------------------------------------------------------------
@@ -553,38 +555,44 @@ class Receiver:
     def _wait_s(self, max_wait_ms: int) -> float:
         """Return how long the next poll may wait, in seconds, or _WAIT_FOREVER_S for no limit.
 
-        While sockets are deferred, a poll waits only until it is time to poll them. DEFER_WAIT_MS,
-        the shortest wait that epoll supports, is exact enough for that.
+        While sockets are deferred, a poll waits only until it is time to poll them, and for
+        DEFER_WAIT_MS (1 ms) at most. Epoll supports no shorter wait.
 
         Args:
-            max_wait_ms: The longest wait, 0 for none, or WAIT_FOREVER_MS.
+            max_wait_ms: The longest wait in ms, 0 for none, or WAIT_FOREVER_MS.
         """
         if max_wait_ms == 0:
             return 0.0
-        if self.is_deferring:
-            is_deferred_poll_due = self.now >= self.next_poll_at
-            return 0.0 if is_deferred_poll_due else DEFER_WAIT_MS / _MS_PER_S
-        return _WAIT_FOREVER_S if max_wait_ms < 0 else max_wait_ms / _MS_PER_S
+        if not self.is_deferring:
+            is_unlimited = max_wait_ms == WAIT_FOREVER_MS
+            return _WAIT_FOREVER_S if is_unlimited else max_wait_ms / _MS_PER_S
+        is_deferred_poll_due = self.now >= self.next_poll_at
+        return 0.0 if is_deferred_poll_due else DEFER_WAIT_MS / _MS_PER_S
 
     def _is_deferred_poll_due(self, ready: list[tuple[int, int]], was_deferring: bool) -> bool:
-        """Return True if the deferred sockets are to be polled now.
+        """Return True if the deferred sockets, which are read late, are to be polled now.
 
-        Under light traffic, the first epoll watches the second one, and reports it when a deferred
-        socket has data. Under heavy traffic (`was_deferring`) the time decides: the process is
-        awake anyway, so the poll may be EARLY_DEFERRED_POLL_NS earlier than planned. If a request
-        is due, sending it comes first, and the poll may be DEFER_NS late.
+        There are three cases:
+
+        1. Light traffic: the epoll of the deferred sockets is itself registered in the first epoll,
+           which reports it when one of them has data.
+        2. Heavy traffic: the time decides. As the process is awake anyway, the poll may be made
+           EARLY_DEFERRED_POLL_NS before its planned time.
+        3. Heavy traffic, and a request is due: the request is sent first, unless the poll is
+           already DEFER_NS late.
 
         Args:
             ready: The descriptors with their events that the first epoll has just reported.
-            was_deferring: Deferred sockets did not wake the process during that poll.
+            was_deferring: The traffic was heavy when the first epoll was polled.
         """
         if not was_deferring:
             deferred_fd = self._deferred_epoll.fileno()
             return any(fd == deferred_fd for fd, _events in ready)
+        planned_poll_at = self.next_poll_at
         is_request_due = self.now >= self.wake_at
         if is_request_due:
-            return self.now > self.next_poll_at + DEFER_NS
-        return self.now > self.next_poll_at - EARLY_DEFERRED_POLL_NS
+            return self.now > planned_poll_at + DEFER_NS
+        return self.now > planned_poll_at - EARLY_DEFERRED_POLL_NS
 
     def _read_clocks(self) -> int:
         """Return the time and update the offset between the monotonic clock and the wall clock."""
@@ -595,10 +603,10 @@ class Receiver:
         return now
 
     def _read_ready(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Read the sockets that the first epoll has just reported.
+        """Read the sockets that a poll of the first epoll has just reported.
 
-        A socket that is reported now was empty when the previous poll began, because that poll did
-        not report it. So its data have arrived since then. This time is stored with each read.
+        The previous poll did not report these sockets, so they were empty when it began, and their
+        data have arrived since then. This time is stored with each read.
 
         Args:
             ready: The descriptors with their events, such as `[(7, EPOLLIN)]`.
@@ -617,14 +625,15 @@ class Receiver:
             if fd == deferred_fd:  # `_poll_and_read_deferred` handles it.
                 continue
             buffer = self._buffers.get(fd)
-            if buffer is None or not buffer.is_readable:  # the timer, or a socket that connects
-                unhandled.append((fd, events))
-                continue
+            is_connected_socket = buffer is not None and buffer.is_readable
             can_be_written = events & _EPOLLOUT
-            if can_be_written:
+            if can_be_written or not is_connected_socket:
                 unhandled.append((fd, events))
-            can_be_read = events & _READABLE_OR_BROKEN
-            if can_be_read and not buffer.ended_at:
+            if buffer is None or not is_connected_socket:
+                continue
+            has_data_or_end = events & _READABLE_OR_BROKEN
+            was_end_read_before = buffer.ended_at != 0
+            if has_data_or_end and not was_end_read_before:
                 self._read_socket(buffer, previous_poll_at)
         return unhandled
 
@@ -673,12 +682,12 @@ class Receiver:
         return self._merged_read_count - merged_reads_before
 
     def _end_pass(self, timer_limit: int) -> None:
-        """End one pass of polling and reading: reconsider deferring, and plan the next poll.
+        """End a pass, which is one poll with the reads of the sockets that it has reported.
 
-        Deferred sockets are read late to save time, and are polled about every millisecond. While
-        there are any, no other poll is planned. Otherwise a new time is planned for the next poll
-        if its present time is past or less than PLAN_AHEAD_NS away, because this pass has just
-        polled and another poll so soon would tell nothing new.
+        First, if it is time for that, reconsider whether sockets are read late ("deferred"). While
+        they are, they are polled about every millisecond, and no other poll is planned. Otherwise
+        plan the next poll, if the planned time has passed or is less than PLAN_AHEAD_NS away. This
+        pass has just polled, so that another poll so soon would tell nothing new.
 
         Args:
             timer_limit: The latest time for which the timer may be set, or NO_TIMER.
@@ -688,8 +697,8 @@ class Receiver:
             self._reconsider_deferring()
         if self.is_deferring:
             return
-        is_next_poll_soon = self.now > self.next_poll_at - PLAN_AHEAD_NS
-        if is_next_poll_soon:
+        is_next_poll_near = self.next_poll_at - self.now < PLAN_AHEAD_NS
+        if is_next_poll_near:
             self._plan_next_poll(timer_limit)
 
     def _reconsider_deferring(self) -> None:
@@ -811,15 +820,19 @@ class Receiver:
 
         A *plain event* is an event of a stream that differs from an earlier one in its text alone.
         Of a read that holds only plain events, the number of events and the timestamp are stored
-        instead of the bytes. This is done only while no other read waits in the buffer, because the
-        owner has to see all reads in their order.
+        instead of the bytes. The owner must get all reads in their order, so this is done only if
+        no read with its bytes waits in the buffer.
+
+        The owner must act if the read may end the response, or if so much waits that waiting longer
+        would save nothing.
         """
-        can_be_counted = not buffer.reads
-        if can_be_counted and self._try_count_plain_events(buffer, read):
-            has_many_counted_reads = len(buffer.plain_arrivals) >= MAX_RUN_READS
-            if has_many_counted_reads:
-                self._enqueue(buffer)
-            return
+        has_waiting_reads = len(buffer.reads) > 0
+        if not has_waiting_reads:
+            was_counted = self._try_count_plain_events(buffer, read)
+            if was_counted:
+                if len(buffer.plain_arrivals) >= MAX_RUN_READS:
+                    self._enqueue(buffer)
+                return
         self._flush_plain_reads(buffer)
         buffer.reads.append(read)
         if buffer.is_queued:
@@ -940,19 +953,19 @@ def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes |
 
 
 def parts_from(parts: Sequence[bytes | memoryview], start: int) -> list[bytes | memoryview]:
-    """Return what follows the first `start` bytes of the parts, as parts, without copying them.
+    """Return the bytes after the first `start` bytes of some parts, without copying them.
 
-    Of b"head" and b"body" with a start of 6, this is a view of b"dy".
+    The parts b"head" and b"body" together are b"headbody". From 6 on, that is a view of b"dy", and
+    from 2 on, it is a view of b"ad" and the whole part b"body".
     """
-    rest: list[bytes | memoryview] = []
-    bytes_to_skip = start
+    remaining: list[bytes | memoryview] = []
+    part_start = 0  # the position of the part in all the bytes
     for part in parts:
-        if bytes_to_skip >= len(part):
-            bytes_to_skip -= len(part)
-        else:
-            rest.append(memoryview(part)[bytes_to_skip:] if bytes_to_skip else part)
-            bytes_to_skip = 0
-    return rest
+        first_index = max(0, start - part_start)  # of the remaining bytes in this part
+        if first_index < len(part):
+            remaining.append(memoryview(part)[first_index:] if first_index else part)
+        part_start += len(part)
+    return remaining
 
 
 def socket_error_text(error_number: int) -> str:

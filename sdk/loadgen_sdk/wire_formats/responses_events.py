@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from .event_fields import ABSENT, ChoiceFields, DeltaFields, EventFields, nested_value
+from .event_fields import ChoiceFields, DeltaFields, EventFields, nested_value
 from .lenient_decoding import read_counts
 
 _DELTA_FIELDS = {
@@ -77,9 +77,7 @@ def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaField
     return DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
 
 
-def _read_ended_response(
-    response: dict[str, Any], *, was_output_streamed: bool
-) -> EventFields:
+def _read_ended_response(response: dict[str, Any], *, was_output_streamed: bool) -> EventFields:
     """Return the output, the finish reason, the usage and the error of a response that has ended.
 
     The last event of a stream repeats all output of the events before it. That output was counted
