@@ -60,7 +60,7 @@ START_DELAY_NS = 20_000_000
 
 _REQUESTS_PER_TURN = 8  # Sending one takes about 20 µs, and reading must not wait long.
 _MAX_HOLD_NS = 5_000_000  # Signals and the progress line wait at most this long.
-_DROPPED_BY_STOP = "interrupted"  # the reason of slots that `Dispatcher.stop` drops
+_DROP_REASON_OF_STOP = "interrupted"  # the reason of slots that `Dispatcher.stop` drops
 _FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
 _TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
 
@@ -277,20 +277,20 @@ class Driver:
         """Stop the load, when the user interrupts it or a rule or a failed target ends it.
 
         No more requests start. Those in flight have a limited time to end, the drain: that of the
-        settings, but at most MAX_DRAIN_AFTER_STOP_NS. A second call ends the run at once and
-        cancels them. So does the first call of a user when the load is over and only the drain is
-        left. A target that stops responding does not shorten the drain of the other targets.
+        settings, but at most MAX_DRAIN_AFTER_STOP_NS. They are cancelled at once, without a drain,
+        in two cases: if this is the second call, or if the user calls this when the load is over
+        and its drain has already begun. A failed target does not shorten the drain of the others.
         """
         if self._finished.done():
             return
         now = monotonic_ns()
-        is_second_call = self.is_stopping
-        is_only_drain_left = now >= self._load_end_ns
-        ends_drain = is_only_drain_left and not self.was_stopped_by_target
+        was_already_stopping = self.is_stopping
+        is_draining_after_load = now >= self._load_end_ns
+        ends_drain_early = is_draining_after_load and not self.was_stopped_by_target
         self.is_stopping = True
         # The dispatcher must stop first, so that the end of a request starts no other one.
         self._dispatcher.stop()
-        if is_second_call or ends_drain:
+        if was_already_stopping or ends_drain_early:
             self._end_at_once()
         else:
             self._begin_drain_after_stop(now)
@@ -316,8 +316,9 @@ class Driver:
         The event loop calls this when the next request is due. At most _REQUESTS_PER_TURN are
         started, so that responses are read in between. If more are due, it is called again.
         """
-        # A request may fail while it is being sent. Its end must not call this method again. The
-        # flag needs no `finally`, because an exception here ends the run.
+        # A request may fail while it is being sent, and `_on_done` would then call this method from
+        # inside this loop. The flag prevents that. It needs no `finally`, because an exception here
+        # ends the run.
         self._defers_next_requests = True
         for slot in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
             if slot.drop_reason:
@@ -369,13 +370,11 @@ class Driver:
     def _send_options(self, slot: DispatchedSlot) -> OptionalSendArguments:
         """Return the optional arguments of `Sender.send` for a request.
 
-        They are additional header lines and callbacks for its output events. A session is one
-        conversation of several requests, its turns. A simulated user may leave during the response
-        to one turn, and the request is then cancelled after some output events.
+        The arguments are additional header lines, and callbacks for the output events of the
+        request. A session is one conversation of several requests, its turns. The schedule can let
+        a user leave during the response to one turn, after a number of output events.
         """
-        session = None if slot.session is None else self._schedule.sessions.get(slot.session)
-        abandonment = None if session is None else session.abandonment
-
+        options: OptionalSendArguments = {}
         header_lines = b""
         if self._class_header_lines is not None:  # request class and SLO
             header_lines += self._class_header_lines(slot.slot_id)
@@ -383,12 +382,12 @@ class Driver:
             header_lines += self._trace.header(slot.slot_id)
         if slot.session is not None:
             header_lines += self._session_header_line(slot.session)
-
-        options: OptionalSendArguments = {}
+            session = self._schedule.sessions.get(slot.session)
+            abandonment = None if session is None else session.abandonment
+            if abandonment is not None and abandonment.turn == slot.turn:
+                options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
         if header_lines:
             options["header_lines"] = header_lines
-        if abandonment is not None and abandonment.turn == slot.turn:
-            options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
         if self._limits_prefill:
             # The first output ends the prefill of this request, so that another one may start.
             options["on_first_output"] = partial(self._on_first_output, slot.slot_id)
@@ -515,22 +514,18 @@ class Driver:
         """Tell the dispatcher that a request has ended, so that it can start what follows.
 
         A session is one conversation of several requests, its turns. If a request fails, the
-        dispatcher drops the later turns of its session and records `drop_reason` for them. The
-        virtual user then begins its next session, after a pause if needed.
+        dispatcher drops the later turns of its session, and their records say why: `drop_reason`.
+        The virtual user then begins its next session, after a pause if needed. If the request
+        succeeded, the dispatcher ignores `drop_reason`.
         """
         failure = completion.failure
-        pause_ns = 0
-        drop_reason = "previous_turn_failed"  # Not used if the request succeeded.
-        if failure is not None:
-            pause_ns = self._pause_after_failure_ns(slot)
-            if failure.kind == "abandoned":
-                drop_reason = "abandoned"
+        was_abandoned = failure is not None and failure.kind == "abandoned"
         self._dispatcher.report_finished(
             slot.slot_id,
             completion.done - self.start_ns,
             ok=failure is None,
-            pause_ns=pause_ns,
-            drop_reason=drop_reason,
+            pause_ns=0 if failure is None else self._pause_after_failure_ns(slot),
+            drop_reason="abandoned" if was_abandoned else "previous_turn_failed",
         )
 
     def _pause_after_failure_ns(self, failed_slot: DispatchedSlot) -> int:
@@ -584,11 +579,12 @@ class Driver:
     def _record_unsent_slot(self, slot: DispatchedSlot) -> None:
         """Write the record of a slot whose request was never sent, and never will be.
 
-        A slot is the place of one request in the schedule. Most slots without a request were
-        dropped by a limit. CUTS has the status of those that were cut because the load ended. Both
-        count as dropped. The target is the one that the request would have had.
+        A slot is the place of one request in the schedule. The status of its record depends on why
+        it was not sent: "cancelled" or "unfinished" if the load ended first (see CUTS), or else
+        "dropped", for example by a limit of requests in flight. The target of the record is the one
+        that the request would have had.
         """
-        self.counters.dropped += 1
+        self.counters.dropped += 1  # This counts all unsent slots, whatever their status.
         target = self._target_selection.choose_unsent(slot.slot_id)
         status = CUTS.get(slot.drop_reason, "dropped")
         request_facts = self._bodies.facts_of_unsent(slot.stage, slot.slot_id)
@@ -624,9 +620,10 @@ class Driver:
             self._cancel_unfinished()
 
     def _cancel_unfinished(self) -> None:
-        """Cancel the requests in flight and record them and the slots not sent as "unfinished".
+        """Cancel the requests in flight at the end of the drain of a load that was not stopped.
 
-        This ends the drain after a load that was not stopped before its end.
+        The drain is the time that requests have to end after the load. The cancelled requests, and
+        the slots (places in the schedule) that were never sent, are recorded as "unfinished".
         """
         drain_s = self._drain_ns / SECOND_NS
         failure = Failure(
@@ -645,20 +642,25 @@ class Driver:
     def _record_unsent_slots(self, stop_reason: str) -> None:
         """Record, after `Dispatcher.stop`, every slot that will never be sent.
 
-        A slot is the place of one request in the schedule. A second call does nothing.
+        A slot is the place of one request in the schedule. Some slots were dropped before the stop,
+        for example because an earlier turn of their conversation failed. Their records have that
+        reason. The others are dropped by the stop, and their records have `stop_reason`. A second
+        call does nothing.
 
         Args:
-            stop_reason: Why the load ended: "interrupted" or "unfinished". The dispatcher gives
-                all slots that it drops in `stop` the reason "interrupted", so this one is recorded
-                instead. Slots that were dropped earlier keep their own reason.
+            stop_reason: Why the load ended: "interrupted" by the user or a rule, or "unfinished"
+                when the drain was over.
         """
         if self._has_recorded_unsent:
             return
         self._has_recorded_unsent = True
         for slot in self._dispatcher.unsent_slots():
-            was_dropped_by_stop = slot.drop_reason == _DROPPED_BY_STOP
-            reason = stop_reason if was_dropped_by_stop else slot.drop_reason
-            self._record_unsent_slot(msgspec.structs.replace(slot, drop_reason=reason))
+            # The dispatcher does not know why the load ended and has one reason for every stop.
+            if slot.drop_reason == _DROP_REASON_OF_STOP:
+                unsent_slot = msgspec.structs.replace(slot, drop_reason=stop_reason)
+            else:
+                unsent_slot = slot
+            self._record_unsent_slot(unsent_slot)
 
     def _cancel_all(self, failure: Failure) -> None:
         """End all requests in flight with a failure. They do not count against their targets."""
@@ -712,9 +714,9 @@ class Driver:
     def _write_timelines(self) -> None:
         """Write the counts of output events of each stage: a histogram of gaps and a timeline.
 
-        A stage is a phase of the load, such as the warm-up. Its timeline has a number of output
-        events for each bin, a short interval of time. After they were written, old bins, which no
-        new event can belong to, are removed from memory. A stage without any event is skipped.
+        A stage is a phase of the load, such as the warm-up. Its timeline counts output events by
+        bins, short intervals of time. When the bins have been written, those that are too old for
+        further events are removed from memory. A stage without any event is skipped.
         """
         for stage_index, timeline in enumerate(self._timelines):
             if timeline.bin_count == 0:

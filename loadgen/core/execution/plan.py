@@ -34,7 +34,7 @@ from loadgen.core.execution.context import (
     shortest_context,
 )
 from loadgen.core.execution.shard import Shard
-from loadgen.core.execution.staggered_start import ResponseTime, StartedWorkload, UserStart
+from loadgen.core.execution.staggered_start import ResponseTime, UserStart
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
@@ -231,24 +231,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def for_endpoint(self, endpoint: Endpoint) -> Settings:
         """Return the settings of a run that has `endpoint` as its only target.
 
-        A task is a sequence of steps, such as a retrieval and a completion. An endpoint that serves
-        only one kind of step has the name of the step in `serves`, which is empty for others. It
-        may have an API and a model of its own, and its server is detected separately. If that API
-        returns numbers instead of text, such as embeddings, responses are not streamed, and extra
-        fields of the body, which are for generated text, are left out.
+        Some endpoints serve only one step of the tasks of a workload, for example an embedding
+        before a completion (`Endpoint.serves`). The settings of such an endpoint have the API and
+        the model of this step.
         """
         settings = replace(
             self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={}
         )
-        serves_all_requests = endpoint.serves == ""
-        if serves_all_requests:
-            return settings
-        step_settings = replace(
-            settings, api=endpoint.api or self.api, model=endpoint.model, server="auto"
-        )
-        if step_settings.returns_numbers:
-            return replace(step_settings, stream=False, extra_body=None)
-        return step_settings
+        serves_one_step = endpoint.serves != ""
+        return settings._for_step(endpoint) if serves_one_step else settings
+
+    def _for_step(self, endpoint: Endpoint) -> Settings:
+        """Return the settings with the API and the model of an endpoint that serves one step.
+
+        The kind of its server is detected separately. If its API returns numbers instead of text,
+        such as embeddings, responses are not streamed, and extra fields of the request body, which
+        are for generated text, are left out.
+        """
+        api = endpoint.api or self.api  # An endpoint without an API of its own has None.
+        settings = replace(self, api=api, model=endpoint.model, server="auto")
+        if settings.returns_numbers:
+            settings = replace(settings, stream=False, extra_body=None)
+        return settings
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,38 +338,33 @@ def prepare_plan(
 ) -> PreparedPlan:
     """Return the plan of a run: what it sends, when, and with how many workers.
 
-    Plans cannot be changed, so each step returns a new one: the plan of the complete run, then with
-    the start of virtual users decided, then the shard (one machine's part) that the settings
-    request, then with a number of workers. `plan_checks.check_plan` checks the result.
+    A run may be distributed over several machines, each of which sends one shard. The plan is
+    built for the complete run first, and then reduced to the shard of this machine.
 
     Args:
         workload: The workload.
         settings: The settings. If their number of workers is 0, it is chosen here.
         probe_results: What the probe found out about each target.
-        context: The facts about this run and its host that neither of the others contains, such
-            as its output folder.
+        context: Further facts about this run and its host, such as the output folder.
 
     Returns:
-        The plan of this shard of the run (of the complete run if it has no shards), and how the
-        virtual users of each stage start.
+        The plan, which `plan_checks.check_plan` then checks, and how the virtual users of each of
+        its stages start.
     """
     job = _create_job(workload, settings, probe_results, context)
-    complete_plan = _build_complete_plan(job)
+    plan = _build_complete_plan(job)
     oversized_requests = find_oversized_requests(
-        complete_plan.requests, complete_plan.schedule.slot_count, shortest_context(probe_results)
+        plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
     )
-    started_workload = _decide_starts(complete_plan, context.response_time)
-    started_plan = _with_started_workload(complete_plan, started_workload.workload)
-    shard_plan = structs.replace(
-        started_plan,
-        schedule=requested_shard(started_plan.schedule, settings),
+    plan, user_starts = _decide_user_starts(plan, context.response_time)
+    plan = structs.replace(
+        plan,
+        schedule=requested_shard(plan.schedule, settings),
         oversized_requests=oversized_requests,
     )
-    has_worker_count = settings.workers != 0
-    if has_worker_count:
-        return PreparedPlan(shard_plan, started_workload.starts)
-    worker_count = _choose_workers(shard_plan, context)
-    return PreparedPlan(_with_workers(shard_plan, worker_count), started_workload.starts)
+    if settings.workers == 0:
+        plan = _with_workers(plan, _choose_workers(plan, context))
+    return PreparedPlan(plan, user_starts)
 
 
 def _create_job(
@@ -390,10 +389,11 @@ def _create_job(
     )
 
 
-def _with_started_workload(plan: Plan, workload: Workload) -> Plan:
-    """Return a plan for the workload in which the start of virtual users is decided.
+def _with_workload(plan: Plan, workload: Workload) -> Plan:
+    """Return a plan with another workload, for which the schedule is built again.
 
-    The schedule is built again if that has changed the stages.
+    The workload may differ from that of the plan only in its stages. If they are equal, the plan is
+    returned unchanged.
     """
     if workload.stages == plan.job.workload.stages:
         return plan
@@ -419,10 +419,10 @@ def count_useful_workers(
 ) -> int:
     """Return how many worker processes a run can use, from 1 to `max_workers`.
 
-    A run has one or more stages (phases), such as a warm-up. There are enough workers to read the
-    output events (tokens) of the busiest stage. There are not more workers than `workload` allows
-    requests in flight or in prefill, because each worker gets a part of these limits, and it must
-    be able to send at least one request at a time.
+    There are enough workers to read the output events (tokens) of the busiest stage, which is one
+    phase of the run. The workload may limit how many requests are in flight, or in prefill, at the
+    same time. Each worker gets a part of such a limit and must be able to send at least one
+    request, so there are not more workers than requests within the limit.
     """
     if _needs_single_worker(schedule):
         return 1
@@ -431,9 +431,9 @@ def count_useful_workers(
         _count_workers_of_stage(schedule, stage, events_per_request) for stage in schedule.stages
     )
     for limit in (workload.max_in_flight, workload.max_in_prefill):
-        share = share_of_limit(limit, schedule)
-        if share:
-            workers = min(workers, share)
+        shard_limit = share_of_limit(limit, schedule)  # None without a limit
+        if shard_limit:
+            workers = min(workers, shard_limit)
     return max(1, min(workers, max_workers))
 
 
@@ -509,8 +509,11 @@ def _build_complete_plan(job: Job) -> Plan:
     return Plan(job=job, schedule=schedule, requests=prompts, tokenizer=tokenizer)
 
 
-def _decide_starts(plan: Plan, response_time: ResponseTime | None) -> StartedWorkload:
-    """Decide how the virtual users of a plan start: spread over one response time.
+def _decide_user_starts(plan: Plan, response_time: ResponseTime | None) -> PreparedPlan:
+    """Return the plan in which the virtual users start spread over one response time.
+
+    This may add stages to its workload, in which the users start. The result also has a `UserStart`
+    for each stage.
 
     Args:
         plan: The plan.
@@ -522,12 +525,13 @@ def _decide_starts(plan: Plan, response_time: ResponseTime | None) -> StartedWor
         response_time = staggered_start.estimate_from_probe(
             probe_result.one_token_response_ms, probe_result.per_token_ms
         )
-    return staggered_start.decide_starts(
+    started_workload = staggered_start.decide_starts(
         plan.job.workload,
         plan.requests,
         response_time,
         leave_out_first_round=plan.job.settings.leave_out_first_round,
     )
+    return PreparedPlan(_with_workload(plan, started_workload.workload), started_workload.starts)
 
 
 def _choose_workers(plan: Plan, context: PreparationContext) -> int:

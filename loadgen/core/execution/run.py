@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +96,14 @@ def execute(
     stored_at = None
     manifest_file = ManifestFile()
     all_listeners: Sequence[events.EventHandler] = (
-        manifest_file,
+        manifest_file.handle_event,
         *listeners,
-        MetricsPages(),
-        Profiling(),
-        StopWatch(),
-        CacheReset(),
-        HostNameCheck(),
-        ShardStart(),
+        MetricsPages().handle_event,
+        Profiling().handle_event,
+        StopWatch().handle_event,
+        CacheReset().handle_event,
+        HostNameCheck().handle_event,
+        ShardStart().handle_event,
     )
     emit = events.broadcast(all_listeners)
     try:
@@ -252,6 +252,23 @@ def _run_folder(
 
 
 @dataclass(frozen=True)
+class _RunContext:
+    """What was opened for a run over HTTP.
+
+    Attributes:
+        settings: The settings of the run, with the URLs of its targets.
+        senders: The processes that will send the load.
+        runner: Runs coroutines, such as the load, in an event loop.
+        failure_cleanup: Callbacks that are called only if the run fails before its load has ended.
+    """
+
+    settings: Settings
+    senders: backend.Senders
+    runner: asyncio.Runner
+    failure_cleanup: contextlib.ExitStack
+
+
+@dataclass(frozen=True)
 class _HttpRun:
     """One run over HTTP."""
 
@@ -262,43 +279,46 @@ class _HttpRun:
     probe_cache: ProbeCache
 
     def execute(self, settings: Settings) -> Summary:
-        """Carry out the run and return its summary.
+        """Carry out the run and return its summary."""
+        known_target = backend.known(settings)
+        with self._open_context(settings) as context:
+            prepared = self._probe_and_plan(context, known_target)
+            plan = prepared.plan
+            planned_manifest = self._announce_plan(prepared, context)
+            if context.settings.shard is not None:
+                self._wait_for_other_shards(plan, context.settings.shard, context.runner)
 
-        What is opened on the way is closed in the reverse order. If the run fails before its load
-        has ended, `failure_cleanup` also closes the compactor and sends listeners `LoadEnded`.
-        After a load that has ended, other code does both, so these callbacks are discarded.
+            # The compactor converts the records of the load to Parquet during the load.
+            compactor = self._start_compactor(plan)
+            context.failure_cleanup.callback(compactor.close)
+            result = context.runner.run(context.senders.run(plan, self._emit))
+            # `finish_run` closes the compactor, and `conclude_manifest` sends `LoadEnded`.
+            _discard_callbacks(context.failure_cleanup)
+
+            manifest = events.conclude_manifest(self.listeners, planned_manifest)
+            # Frees threads and sockets that are not needed while the summary is computed.
+            context.runner.close()
+            return finish_run(plan, manifest, result, compactor, self.manifest_file.load)
+
+    @contextlib.contextmanager
+    def _open_context(self, settings: Settings) -> Iterator[_RunContext]:
+        """Start what the run needs, such as an embedded server, and close it afterwards.
+
+        All parts are closed in the reverse order. So the callbacks for a failed run are called
+        first, while everything else is still open.
         """
         # Runs in virtual time do not need this module.
         import uvloop
 
-        known_target = backend.known(settings)
-        with contextlib.ExitStack() as cleanup:
-            served_settings = cleanup.enter_context(backend.running_server(settings))
+        with (
+            backend.running_server(settings) as served_settings,
+            contextlib.ExitStack() as cleanup,
+        ):
             run_settings = step_targets.resolve_step_targets(self.workload, served_settings)
             senders = cleanup.enter_context(backend.open_senders(run_settings))
             runner = cleanup.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
             failure_cleanup = cleanup.enter_context(contextlib.ExitStack())
-
-            # Before the load: probe the targets and plan what to send.
-            prepared = self._probe_and_plan(
-                run_settings, known_target, senders, runner, failure_cleanup
-            )
-            plan = prepared.plan
-            planned_manifest = self._announce_plan(prepared, senders, runner)
-            if run_settings.shard is not None:
-                self._wait_for_other_shards(plan, run_settings.shard, runner)
-
-            # The load. The compactor converts its records to Parquet meanwhile.
-            compactor = self._start_compactor(plan)
-            failure_cleanup.callback(compactor.close)
-            result = runner.run(senders.run(plan, self._emit))
-            _discard_callbacks(failure_cleanup)
-
-            # After the load: complete the manifest and compute the summary.
-            manifest = events.conclude_manifest(self.listeners, planned_manifest)
-            # Frees threads and sockets that are not needed while the summary is computed.
-            runner.close()
-            return finish_run(plan, manifest, result, compactor, self.manifest_file.load)
+            yield _RunContext(run_settings, senders, runner, failure_cleanup)
 
     @property
     def _emit(self) -> events.Emit:
@@ -306,55 +326,46 @@ class _HttpRun:
         return events.broadcast(self.listeners)
 
     def _probe_and_plan(
-        self,
-        settings: Settings,
-        known_target: KnownTarget | None,
-        senders: backend.Senders,
-        runner: asyncio.Runner,
-        failure_cleanup: contextlib.ExitStack,
+        self, context: _RunContext, known_target: KnownTarget | None
     ) -> PreparedPlan:
         """Send a probe to each target, and return the checked plan of the run.
 
         Args:
-            settings: The settings of the run.
+            context: What was opened for the run.
             known_target: What is known of the target without a request.
-            senders: The processes that will send the load. `senders.cores` has the free CPUs of a
-                cluster, or None if they run on this machine.
-            runner: Runs the probe.
-            failure_cleanup: The callbacks for a run that fails. This method adds one, which sends
-                `LoadEnded`.
 
         Raises:
             CombinedError: The run is not possible as planned.
         """
-        probe_results = runner.run(probe_all(settings, self.workload, self.probe_cache, self._emit))
+        settings = context.settings
+        probe_results = context.runner.run(
+            probe_all(settings, self.workload, self.probe_cache, self._emit)
+        )
         # Some listeners start something at `TargetsProbed`, such as a reader of metrics pages, and
         # end it at `LoadEnded`. So from here on, a run that fails must send them `LoadEnded`.
-        failure_cleanup.callback(self._emit, events.LoadEnded(manifest=None))
+        context.failure_cleanup.callback(self._emit, events.LoadEnded(manifest=None))
         self._emit(events.TargetsProbed(self.folder, settings, probe_results))
-        context = PreparationContext(
+        cluster_cores = context.senders.cores  # None if this machine sends the load
+        facts = PreparationContext(
             folder=self.folder,
             simulated=settings.backend.simulated,
             known=known_target,
-            cluster_cores=senders.cores,
+            cluster_cores=cluster_cores,
         )
-        prepared = prepare_plan(self.workload, settings, probe_results, context)
-        sends_from_this_machine = senders.cores is None
-        check_plan(prepared.plan, is_local=sends_from_this_machine)
+        prepared = prepare_plan(self.workload, settings, probe_results, facts)
+        check_plan(prepared.plan, is_local=cluster_cores is None)
         return prepared
 
-    def _announce_plan(
-        self, prepared: PreparedPlan, senders: backend.Senders, runner: asyncio.Runner
-    ) -> RunManifest:
-        """Create the manifest of the run, which describes it, and send it to the listeners.
+    def _announce_plan(self, prepared: PreparedPlan, context: _RunContext) -> RunManifest:
+        """Create the manifest, which describes the run, and send it to the listeners.
 
-        Before that, the workers are distributed over the machines of a cluster, which may give
-        warnings, and each listener adds what it knows. The listener `ManifestFile` then writes the
-        manifest to disk.
+        On a cluster, the workers are first distributed over its machines. Problems with that become
+        warnings in the manifest. Then each listener may add facts to the manifest, for example the
+        URLs of metrics pages, before `RunPlanned` is sent with it.
         """
         plan = prepared.plan
         manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
-        placement_warnings = runner.run(senders.place(plan, self._emit))
+        placement_warnings = context.runner.run(context.senders.place(plan, self._emit))
         manifest = run_manifest.add_warnings(manifest, placement_warnings)
         manifest = events.complete_manifest(self.listeners, manifest)
         self._emit(events.RunPlanned(plan, manifest))
@@ -462,14 +473,12 @@ def _add_prompt_fingerprints(
 ) -> Fingerprints:
     """Return the fingerprints of a run with hashes of its prompts and request bodies.
 
-    Equal fingerprints show that two runs sent the same prompts. There are these cases:
-
-    - A large load: only its first prompts are hashed, because hashing all would take too long.
-    - Each worker adds up the hashes of the prompts that it builds. If the sum of all workers covers
-      every prompt, it is the fingerprint.
-    - Otherwise, for example after a run that was ended early, the prompts are built again here.
-    - An exception is a shard (one machine's part of a run) of which a worker has died: `loadgen
-      merge` needs the sums of all workers, so nothing is added.
+    Equal fingerprints show that two runs sent the same prompts. Hashing all prompts of a large load
+    would take too long, so only its first ones are hashed. Usually, the workers have hashed every
+    prompt that they built, and the fingerprint is the sum of their hashes. If they have not built
+    all, for example because the run was ended early, the prompts are built again here. In a shard
+    (one machine's part of a run) that is not done, because `loadgen merge` combines the sums of the
+    workers of all shards. The fingerprints of such a shard are returned unchanged.
 
     Args:
         fingerprints: The other fingerprints of the run.

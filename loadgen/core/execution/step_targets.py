@@ -24,7 +24,7 @@ StepKey = tuple[str, str]
 """The class and the name of a step."""
 
 _API_BY_STEP_KIND: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
-_OTHER_REQUESTS: StepKey = ("", "")  # the key of all requests of no listed step
+_OTHER_REQUESTS: StepKey = ("", "")  # the key of all requests that belong to no step
 
 
 class _WorkloadStep(NamedTuple):
@@ -93,11 +93,10 @@ def resolve_step_targets(
 ) -> Settings:
     """Return settings in which the endpoints of each step of tasks are decided.
 
-    A task is a sequence of requests, its steps, such as an embedding and then a completion. A step
-    may name its target, such as `embedder`, for which the user then specifies an endpoint with that
-    name. If the user specifies no names, the same endpoints serve every step. A step with an API or
-    a model of its own gets copies of its endpoints with these. If no step has a target, an API or a
-    model of its own, the settings are returned unchanged.
+    A task is a sequence of requests, its steps, such as an embedding and then a completion. The
+    result lists all endpoints in `targets`, and `step_targets` has the indexes of those that serve
+    a step: `{("agent", "embed"): (0,), ("agent", "answer"): (1, 2)}`. If no step has a target, an
+    API or a model of its own, the settings are returned unchanged.
 
     Args:
         workload: The workload, whose tasks have the steps.
@@ -115,8 +114,8 @@ def resolve_step_targets(
     if not any(step.differs_from_run for step in steps):
         return settings
     step_targets = _StepTargets()
-    # The requests of no listed step use the endpoints without a name. They are added first, so that
-    # the first endpoint of the run is one of them.
+    # Requests that do not belong to a step use the endpoints without a name. These endpoints are
+    # added first, so that the first endpoint of the run is one of them.
     if _has_other_requests(workload, steps):
         step_targets.add(_OTHER_REQUESTS, specified.unnamed)
     for step in steps:
@@ -133,21 +132,23 @@ def resolve_step_targets(
 def targets_by_request(
     settings: Settings, prompts: Prompts
 ) -> Callable[[int], Sequence[int]] | None:
-    """Return a function from the id of a request to the indexes of the targets that can serve it.
+    """Return a function that selects the targets which can serve a request.
 
-    Which targets these are depends on the step of a task that the request belongs to. Return None
-    if each target can serve all requests.
+    The function takes the id of a request and returns the indexes of these targets in
+    `settings.endpoints`. They depend on the step that the request belongs to: a task is a sequence
+    of steps, such as an embedding and a completion. Return None if each target can serve all
+    requests.
     """
     indexes_by_step = settings.step_targets
     if not indexes_by_step:
         return None
-    other_indexes = indexes_by_step.get(_OTHER_REQUESTS, ())
+    indexes_of_other_requests = indexes_by_step.get(_OTHER_REQUESTS, ())
 
-    def target_indexes(request_id: int) -> Sequence[int]:
+    def find_target_indexes(request_id: int) -> Sequence[int]:
         step_key = class_and_step(prompts, request_id)
-        return indexes_by_step.get(step_key, other_indexes)
+        return indexes_by_step.get(step_key, indexes_of_other_requests)
 
-    return target_indexes
+    return find_target_indexes
 
 
 def _iterate_steps(workload: Workload) -> Iterator[_WorkloadStep]:
@@ -161,20 +162,21 @@ def _iterate_steps(workload: Workload) -> Iterator[_WorkloadStep]:
 def _separate_endpoints(steps: Sequence[_WorkloadStep], settings: Settings) -> _SpecifiedEndpoints:
     """Separate the endpoints that serve only certain steps of tasks from those for everything else.
 
-    A step may request a target by a name. There are two ways to name an endpoint. With `--url
-    NAME=URL`, it serves only steps that request NAME. If no step does, the caller reports an error.
-    In a file of `--targets`, any endpoint may have a name, perhaps only for reports. It serves only
-    certain steps if at least one step requests this name.
+    A step may request a target by a name, and an endpoint can have a name for that:
+
+    - `--url NAME=URL`: the endpoint serves only the steps that request NAME.
+    - a file of `--targets`: the name of an endpoint may be meant for reports only. The endpoint
+      serves only certain steps if at least one step requests its name.
     """
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
     unnamed: list[Endpoint] = []
     for endpoint in settings.endpoints:
-        name_in_url_option = endpoint.serves  # "" without `--url NAME=URL`
-        if name_in_url_option:
-            by_name.setdefault(name_in_url_option, []).append(endpoint)
-        elif endpoint.name in requested_names:
-            by_name.setdefault(endpoint.name, []).append(endpoint)
+        step_target_name = endpoint.serves  # from `--url NAME=URL`, or ""
+        if not step_target_name and endpoint.name in requested_names:
+            step_target_name = endpoint.name  # from the file of `--targets`
+        if step_target_name:
+            by_name.setdefault(step_target_name, []).append(endpoint)
         else:
             unnamed.append(endpoint)
     return _SpecifiedEndpoints(by_name, unnamed)
@@ -200,9 +202,9 @@ def _endpoints_of_step(
 ) -> list[Endpoint]:
     """Return the endpoints that serve a step of a task, with the API and the model of the step.
 
-    A step without a target, an API and a model of its own shares the endpoints of the run. Any
-    other step gets copies of endpoints. A copy has the API and the model of the step, and serves
-    only requests of this step, which is marked by its field `serves`.
+    The workload may define a target, an API or a model for a step. Then the step gets copies of
+    endpoints which have this API and model and serve only this step (their field `serves`). A step
+    for which the workload defines none of these shares the endpoints of the run.
 
     Args:
         step: The step, as the workload defines it.
@@ -233,22 +235,24 @@ def _base_endpoints_of_step(
     settings: Settings,
     env: Mapping[str, str],
 ) -> Sequence[Endpoint]:
-    """Return the endpoints that a step requests, still with the API and the model of the run.
+    """Return the endpoints to which the requests of a step are sent.
 
-    The workload may give a step no target (None), the name of endpoints that the user specifies (a
-    string), or a URL, perhaps with the environment variable of its API key (a `StepTarget`).
+    The workload states the target of a step in one of three ways:
 
-    Endpoints without a name serve a step without a target. They also serve a step with the name of
-    a target if the user has named no endpoint.
+    - nothing (None): every endpoint without a name serves the step,
+    - a name, such as "embedder": the endpoints that the user specified with this name serve it. If
+      the user named none, the endpoints without a name do.
+    - a `StepTarget`: the step has a URL, and perhaps an environment variable with its API key.
+
+    The caller adds the API and the model of the step to the endpoints.
     """
     target = step.target
     if target is None:
         return specified.unnamed
     if isinstance(target, str):
-        return specified.by_name.get(target, specified.unnamed)
-    api_key = settings.api_key
-    if target.api_key_env is not None:
-        api_key = env[target.api_key_env]
+        has_endpoints_of_name = target in specified.by_name
+        return specified.by_name[target] if has_endpoints_of_name else specified.unnamed
+    api_key = settings.api_key if target.api_key_env is None else env[target.api_key_env]
     return [Endpoint(url=target.url, api_key=api_key)]
 
 
@@ -307,9 +311,9 @@ def _name_errors(
 
 
 def _missing_unnamed_errors(steps: Sequence[_WorkloadStep]) -> Iterator[UserError]:
-    """Yield an error if a step names no target. Call this if every endpoint has a name.
+    """Yield an error if a step names no target, because it needs an endpoint without a name.
 
-    Such a step needs an endpoint without a name.
+    This is called only if every endpoint has a name. The error quotes the first such step.
     """
     steps_without_target = [step.name for step in steps if step.target is None]
     if steps_without_target:

@@ -72,45 +72,55 @@ def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
 
 
 def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
-    """Return the breakdown in the JSON record of one request. What it does not have is UNKNOWN.
+    """Return the breakdown in the JSON record of one request, with UNKNOWN for missing values.
 
-    A disaggregated server runs prefill (the context phase, `ctx`) and decode (the generation phase,
-    `gen`) on different machines, and nests a record of each. These may have different clocks, so a
-    duration is always the difference of two times in the same record. Other servers have one record
-    for both phases.
+    A server that runs prefill and decode on different machines nests a record of each phase in that
+    of the request: `ctx_perf_metrics` for prefill, which TensorRT-LLM calls context, and
+    `gen_perf_metrics` for decode, its generation phase. The machines may have different clocks, so
+    a duration is always the difference of two times of the same phase. Other servers have one
+    record for both phases.
     """
-    # An empty object means that there is no nested record.
-    prefill_record = _nested_object(record, "ctx_perf_metrics") or record
-    decode_record = _nested_object(record, "gen_perf_metrics") or record
+    prefill_record = _phase_record(record, "ctx_perf_metrics")
+    decode_record = _phase_record(record, "gen_perf_metrics")
     prefill_times = _nested_object(prefill_record, "perf_metrics", "timing_metrics")
     decode_times = _nested_object(decode_record, "perf_metrics", "timing_metrics")
     speculation = _nested_object(decode_record, "perf_metrics", "speculative_decoding")
     return TimingBreakdown(
         target=target,
         arrival=_arrival_ns(record, prefill_times),
-        first=_ns(prefill_times, "first_token_time"),
-        last=_ns(decode_times, "last_token_time"),
+        first=_time_ns(prefill_times, "first_token_time"),
+        last=_time_ns(decode_times, "last_token_time"),
         queue=_duration_ns(prefill_times, "arrival_time", "first_scheduled_time"),
         prefill=_duration_ns(prefill_times, "first_scheduled_time", "first_token_time"),
         transfer=_duration_ns(decode_times, "kv_cache_transfer_start", "kv_cache_transfer_end"),
         decode=_duration_ns(decode_times, "first_token_time", "last_token_time"),
-        drafted=_count(speculation, "total_draft_tokens"),
-        accepted=_count(speculation, "total_accepted_draft_tokens"),
+        drafted=_token_count(speculation, "total_draft_tokens"),
+        accepted=_token_count(speculation, "total_accepted_draft_tokens"),
     )
+
+
+def _phase_record(record: Mapping[str, Any], phase_key: str) -> Mapping[str, Any]:
+    """Return the record of one phase, or that of the complete request if it has none nested."""
+    nested_record = _nested_object(record, phase_key)
+    return nested_record if nested_record else record
 
 
 def _arrival_ns(record: Mapping[str, Any], prefill_times: Mapping[str, Any]) -> int:
-    """Return when a request arrived, at the part of the server that is nearest to the client.
+    """Return when a request arrived at the server, in ns, or UNKNOWN.
 
-    That is the front end of a disaggregated server, else the front end of a single server, else the
-    engine.
+    A server can report several times: of the front end for disaggregated machines, of the front end
+    of a single machine, and of the engine. The first of them that it reports is the nearest to the
+    client.
     """
-    arrival_times = (
-        _ns(record, "disagg_server_arrival_time"),
-        _ns(prefill_times, "server_arrival_time"),
-        _ns(prefill_times, "arrival_time"),
+    arrival_times_ns = (
+        _time_ns(record, "disagg_server_arrival_time"),
+        _time_ns(prefill_times, "server_arrival_time"),
+        _time_ns(prefill_times, "arrival_time"),
     )
-    return next((time_ns for time_ns in arrival_times if time_ns != UNKNOWN), UNKNOWN)
+    for arrival_ns in arrival_times_ns:
+        if arrival_ns != UNKNOWN:
+            return arrival_ns
+    return UNKNOWN
 
 
 def _nested_object(value: Any, *path: str) -> dict[str, Any]:
@@ -120,17 +130,17 @@ def _nested_object(value: Any, *path: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _ns(value: Mapping[str, Any], name: str) -> int:
-    """Return a time in seconds as ns, or UNKNOWN."""
-    seconds = value.get(name)
+def _time_ns(record: Mapping[str, Any], key: str) -> int:
+    """Return a time that a record has in seconds as ns, or UNKNOWN if it has no valid one."""
+    seconds = record.get(key)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         return UNKNOWN
     return round(seconds * 1e9)
 
 
-def _count(value: Mapping[str, Any], name: str) -> int:
-    """Return a number of tokens, or UNKNOWN."""
-    tokens = value.get(name)
+def _token_count(record: Mapping[str, Any], key: str) -> int:
+    """Return the number of tokens that a record has under a key, or UNKNOWN."""
+    tokens = record.get(key)
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
         return UNKNOWN
     return tokens
@@ -138,6 +148,6 @@ def _count(value: Mapping[str, Any], name: str) -> int:
 
 def _duration_ns(times: Mapping[str, Any], start_name: str, end_name: str) -> int:
     """Return the duration between two times of a record, or UNKNOWN if one of them is not known."""
-    start_ns = _ns(times, start_name)
-    end_ns = _ns(times, end_name)
+    start_ns = _time_ns(times, start_name)
+    end_ns = _time_ns(times, end_name)
     return end_ns - start_ns if end_ns >= start_ns >= 0 else UNKNOWN

@@ -1,7 +1,8 @@
 """Event handlers that every run has, for example for its manifest, profilers and metrics pages.
 
-Each handler is called with every event of a run and acts on those that it needs. If a handler
-returns a manifest for `ManifestCreated` or `LoadEnded`, it replaces the manifest of the run.
+The method `handle_event` of each class is called with every event of a run and acts on those that
+it needs. If it returns a manifest for `ManifestCreated` or `LoadEnded`, this replaces the manifest
+of the run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import datetime
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from time import monotonic, monotonic_ns
@@ -45,21 +46,21 @@ class ManifestFile:
         self.load: events.RunningLoad | None = None
         self._planned: events.RunPlanned | None = None
 
-    def __call__(self, event: events.RunEvent) -> None:
-        """Handle an event of the run.
+    def handle_event(self, event: events.RunEvent) -> None:
+        """Write the manifest when the run is planned, and again when its workers are placed.
 
-        The manifest is written when the run is planned, and again with the nodes of the cluster
-        when the workers of a run on a cluster are placed. The load is kept, because its end decides
-        the state in the final manifest.
+        Workers are placed on nodes only in a run on a cluster. The manifest then lists these nodes.
         """
-        if isinstance(event, events.RunPlanned):
-            self._planned = event
-            write_manifest(event.plan.job.folder, event.manifest)
-        elif isinstance(event, events.WorkersPlaced) and self._planned is not None:
-            manifest = msgspec.structs.replace(self._planned.manifest, cluster=event.cluster)
-            write_manifest(self._planned.plan.job.folder, manifest)
-        elif isinstance(event, events.LoadStarted):
-            self.load = event.load
+        match event:
+            case events.RunPlanned():
+                self._planned = event
+                write_manifest(event.plan.job.folder, event.manifest)
+            case events.WorkersPlaced() if self._planned is not None:
+                manifest = msgspec.structs.replace(self._planned.manifest, cluster=event.cluster)
+                write_manifest(self._planned.plan.job.folder, manifest)
+            case events.LoadStarted():
+                # `finish_run` needs the load to know how it ended.
+                self.load = event.load
 
     @contextmanager
     def removed_without_load(self, folder: Path) -> Iterator[None]:
@@ -81,41 +82,41 @@ class MetricsPages:
         # Servers whose responses lack the timing breakdown that the settings request.
         self._servers_without_timing: list[str] = []
 
-    def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Handle an event of the run.
+    def handle_event(self, event: events.RunEvent) -> RunManifest | None:
+        """Start the scraper when the targets have been probed, and close it after the load.
 
-        The scraper is started when the targets have been probed, reads from the start of the load
-        to its end, and is then closed. When the manifest is created, the pages that the scraper has
-        found are added to it, and this manifest is returned. Other events return None.
+        In between, the scraper is sent the start of the load. For `ManifestCreated`, the manifest
+        is returned with the pages that the scraper has found. Other events return None.
         """
         if isinstance(event, events.TargetsProbed):
-            self._start_scraper(event.folder, event.settings, event.probe_results)
-        if self._scraper is None:
+            self._scraper = self._start_scraper(event.folder, event.settings, event.probe_results)
+        if self._scraper is None:  # The targets have not been probed yet.
             return None
-        if isinstance(event, events.ManifestCreated):
-            return self._add_pages(event.manifest, self._scraper)
-        if isinstance(event, events.LoadStarted):
-            self._scraper.start_load(event.start_ns)
-        elif isinstance(event, events.LoadEnded):
-            self._scraper.close()
+        match event:
+            case events.ManifestCreated():
+                return self._add_pages(event.manifest, self._scraper)
+            case events.LoadStarted():
+                self._scraper.start_load(event.start_ns)
+            case events.LoadEnded():
+                self._scraper.close()
         return None
 
     def _start_scraper(
         self, folder: Path, settings: Settings, probe_results: Sequence[ProbeResult]
-    ) -> None:
+    ) -> Scraper:
         """Start the scraper, and note which servers do not report the timing that is requested."""
-        self._scraper = Scraper(folder, settings.pages, probe_results)
         if settings.server_timing:
             self._servers_without_timing = [
                 result.server for result in probe_results if not result.reports_server_timing
             ]
+        return Scraper(folder, settings.pages, probe_results)
 
     def _add_pages(self, manifest: RunManifest, scraper: Scraper) -> RunManifest:
         """Return the manifest with the URLs of the pages that are read.
 
-        The user may request that servers report the timing of each request, which they do in their
-        responses or on a page of their own (`pages.accounts`). If some servers do not report it in
-        their responses, and no server has such a page, a note about the first of them is added.
+        The user may want the server's timing of each request. Servers report it in their responses,
+        or on a page (`pages.accounts`). If no server has such a page, and some do not report the
+        timing in their responses, the manifest also gets a note about one of these servers.
         """
         pages = scraper.find_pages()
         manifest_with_pages = msgspec.structs.replace(
@@ -138,12 +139,11 @@ class Profiling:
         self._profiler: Profiler | None = None
         self._stages: tuple[StagePlan, ...] = ()
 
-    def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Handle an event of the run. Without `--profile`, nothing happens.
+    def handle_event(self, event: events.RunEvent) -> RunManifest | None:
+        """Start the process when the targets have been probed, and end it after the load.
 
-        The process is started when the targets have been probed, gets the times of the profilers
-        when the load starts, and is ended after the load. After a load that has not failed, the
-        manifest with notes on what was profiled is returned. All other events return None.
+        After a load that has not failed, the manifest is returned with notes on what was profiled.
+        All other events return None. Without `--profile`, nothing happens.
 
         Raises:
             UserError: The load has no stage of the name in `--profile`.
@@ -151,18 +151,19 @@ class Profiling:
         if isinstance(event, events.TargetsProbed) and event.settings.profile is not None:
             self._options = event.settings.profile
             self._profiler = Profiler(event.settings.pages, event.probe_results)
-        if self._options is None or self._profiler is None:  # Without `--profile`.
+        if self._options is None or self._profiler is None:
             return None
-        if isinstance(event, events.ManifestCreated):
-            # The stages are known from here on, so an unknown one is reported before the load.
-            self._stages = event.manifest.stages
-            check_stage_exists(self._options, self._stages)
-        elif isinstance(event, events.LoadStarted):
-            self._profiler.begin(event.start_ns, self._stages, self._options)
-        elif isinstance(event, events.LoadEnded):
-            notes = self._profiler.stop_and_create_notes()
-            if event.manifest is not None:
-                return run_manifest.add_notes(event.manifest, notes)
+        match event:
+            case events.ManifestCreated():
+                # The stages are known from here on, so an unknown one is reported before the load.
+                self._stages = event.manifest.stages
+                check_stage_exists(self._options, self._stages)
+            case events.LoadStarted():
+                self._profiler.begin(event.start_ns, self._stages, self._options)
+            case events.LoadEnded():
+                notes = self._profiler.stop_and_create_notes()
+                if event.manifest is not None:
+                    return run_manifest.add_notes(event.manifest, notes)
         return None
 
 
@@ -174,18 +175,19 @@ class StopWatch:
         self._plan: Plan | None = None
         self._rule_check: asyncio.Task[None] | None = None
 
-    def __call__(self, event: events.RunEvent) -> None:
-        """Handle an event of the run.
+    def handle_event(self, event: events.RunEvent) -> None:
+        """Check the stop rules of the workload regularly from the start of the load to its end.
 
-        If the workload has stop rules, a task that checks them regularly is started with the load.
-        It is cancelled when the load has ended, because it would otherwise wait for the next check.
+        A task does this. It is cancelled at the end, because it would otherwise wait for the time
+        of its next check.
         """
-        if isinstance(event, events.RunPlanned):
-            self._plan = event.plan
-        elif isinstance(event, events.LoadStarted) and self._plan is not None:
-            self._start_rule_check(self._plan, event)
-        elif isinstance(event, events.LoadEnded) and self._rule_check is not None:
-            self._rule_check.cancel()
+        match event:
+            case events.RunPlanned():
+                self._plan = event.plan
+            case events.LoadStarted() if self._plan is not None:
+                self._start_rule_check(self._plan, event)
+            case events.LoadEnded() if self._rule_check is not None:
+                self._rule_check.cancel()
 
     def _start_rule_check(self, plan: Plan, load_started: events.LoadStarted) -> None:
         """Start the task that ends the load if a rule of the workload applies, if it has any."""
@@ -203,49 +205,62 @@ class CacheReset:
         self._settings: Settings | None = None
         self._probe_results: list[ProbeResult] = []
 
-    def __call__(self, event: events.RunEvent) -> None:
-        """Handle an event of the run.
+    def handle_event(self, event: events.RunEvent) -> None:
+        """Empty the caches when the run is planned, just before the load.
 
-        The targets are known when they have been probed (`TargetsProbed`). Further checks follow,
-        and a run that they refuse should leave the servers as they are. So the caches are emptied
-        only when all checks have passed (`RunPlanned`). Servers of embeddings and scores have no
-        such cache.
+        The targets are known earlier, when they have been probed. But the caches must stay as they
+        are if a check of the plan then ends the run with an error.
 
         Raises:
             LoadgenError: A cache could not be emptied.
         """
-        if isinstance(event, events.TargetsProbed) and event.settings.reset_cache:
-            self._settings = event.settings
-            self._probe_results = [
-                result
-                for result in event.probe_results
-                if result.target.api not in NON_GENERATIVE_APIS
-            ]
-        elif isinstance(event, events.RunPlanned) and self._settings is not None:
-            # No event loop runs in this thread before the load.
-            asyncio.run(cache_reset.reset_caches(self._settings, self._probe_results))
+        match event:
+            case events.TargetsProbed() if event.settings.reset_cache:
+                self._settings = event.settings
+                # Servers of embeddings and scores have no prefix cache.
+                self._probe_results = [
+                    result
+                    for result in event.probe_results
+                    if result.target.api not in NON_GENERATIVE_APIS
+                ]
+            case events.RunPlanned() if self._settings is not None:
+                # No event loop runs in this thread before the load.
+                asyncio.run(cache_reset.reset_caches(self._settings, self._probe_results))
 
 
 def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the addresses of host names.
+    """Return the IP addresses of host names, for example `{"localhost": ["::1", "127.0.0.1"]}`.
 
     The list is empty for a name without an address, or if there is no result within LOOKUP_S.
     """
-    addresses: dict[str, list[str]] = {name: [] for name in names}
+    addresses_by_name: dict[str, list[str]] = {name: [] for name in names}
 
-    def resolve(name: str) -> None:
-        with suppress(OSError, UnicodeError):
-            infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            addresses[name] = list(dict.fromkeys(str(address[0]) for *_, address in infos))
+    def store_addresses(name: str) -> None:
+        addresses_by_name[name] = _resolve_name(name)
 
-    # Threads, because getaddrinfo has no timeout. Daemons, because one may never return.
-    threads = [Thread(target=resolve, args=(name,), daemon=True) for name in addresses]
+    # One thread for each name, because `getaddrinfo` has no timeout. Daemon threads, because the
+    # process could otherwise not exit while one of them still waits.
+    threads = [
+        Thread(target=store_addresses, args=(name,), daemon=True) for name in addresses_by_name
+    ]
     for thread in threads:
         thread.start()
     deadline_s = monotonic() + LOOKUP_S
     for thread in threads:
         thread.join(max(0.0, deadline_s - monotonic()))
-    return dict(addresses)
+    # A copy, since a thread that still waits may store its result later.
+    return dict(addresses_by_name)
+
+
+def _resolve_name(name: str) -> list[str]:
+    """Return the distinct IP addresses of a host name, or an empty list if it has none."""
+    try:
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    # The last element of each tuple is the socket address, which begins with the IP address.
+    ip_addresses = [str(info[-1][0]) for info in infos]
+    return list(dict.fromkeys(ip_addresses))
 
 
 class HostNameCheck:
@@ -263,22 +278,25 @@ class HostNameCheck:
         self._start_ns = 0
         self._addresses_before: dict[str, list[str]] = {}
 
-    def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Handle an event of the run.
+    def handle_event(self, event: events.RunEvent) -> RunManifest | None:
+        """Resolve the host names of the targets before the load, and again after it.
 
-        Names are resolved when the targets have been probed, and again after a successful load. The
-        manifest is then returned with notes on names whose addresses have changed. Other events
-        return None.
+        After a load that has not failed, the manifest is returned with notes on names whose
+        addresses have changed. Other events return None.
         """
-        if isinstance(event, events.TargetsProbed):
-            host_names = {
-                result.target.host for result in event.probe_results if result.dns_ms is not None
-            }
-            self._addresses_before = self._resolve(host_names)
-        elif isinstance(event, events.LoadStarted):
-            self._start_ns = event.start_ns
-        elif isinstance(event, events.LoadEnded) and event.manifest is not None:
-            return self._add_change_notes(event.manifest)
+        match event:
+            case events.TargetsProbed():
+                # A target that is an IP address needed no DNS lookup.
+                host_names = {
+                    result.target.host
+                    for result in event.probe_results
+                    if result.dns_ms is not None
+                }
+                self._addresses_before = self._resolve(host_names)
+            case events.LoadStarted():
+                self._start_ns = event.start_ns
+            case events.LoadEnded() if event.manifest is not None:
+                return self._add_change_notes(event.manifest)
         return None
 
     def _add_change_notes(self, manifest: RunManifest) -> RunManifest:
@@ -315,30 +333,33 @@ class ShardStart:
         self._planned_run: events.RunPlanned | None = None
         self._delay_ns = 0  # by how much the load started later than planned
 
-    def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Record in the manifest of a shard when its load started.
+    def handle_event(self, event: events.RunEvent) -> RunManifest | None:
+        """Write the start of the load to the manifest on disk, and later to the final manifest.
 
-        A shard is the part of a distributed run that one machine sends. A run without shards is
-        left as it is. When the load starts, the time is written into the manifest on disk, in case
-        the run is killed later. When the load has ended, it is added to the final manifest, which
-        is returned. All other events return None.
+        The first is for a run that is killed before its end. The second is returned when a load
+        has ended that has not failed. All other events return None. A run without shards is left
+        as it is.
         """
         if isinstance(event, events.RunPlanned):
-            self._planned_run = event
+            is_shard = event.plan.job.settings.shard is not None
+            self._planned_run = event if is_shard else None
         if self._planned_run is None:
             return None
-        job = self._planned_run.plan.job
-        shard_of_run = job.settings.shard
-        if shard_of_run is None:
-            return None
-        if isinstance(event, events.LoadStarted):
-            self._delay_ns = shard.start_delay_ns(shard_of_run, event.start_ns)
-            write_manifest(job.folder, self._record_start(self._planned_run.manifest))
-        elif isinstance(event, events.LoadEnded) and event.manifest is not None:
-            return self._record_start(event.manifest)
+        match event:
+            case events.LoadStarted():
+                self._write_start(self._planned_run, event.start_ns)
+            case events.LoadEnded() if event.manifest is not None:
+                return self._with_start(event.manifest)
         return None
 
-    def _record_start(self, manifest: RunManifest) -> RunManifest:
+    def _write_start(self, planned_run: events.RunPlanned, start_ns: int) -> None:
+        """Compute the delay of the load, and write it and its start to the manifest on disk."""
+        job = planned_run.plan.job
+        assert job.settings.shard is not None
+        self._delay_ns = shard.start_delay_ns(job.settings.shard, start_ns)
+        write_manifest(job.folder, self._with_start(planned_run.manifest))
+
+    def _with_start(self, manifest: RunManifest) -> RunManifest:
         """Return the manifest with the time at which the load started, and its delay."""
         assert manifest.shard is not None
         planned_start = datetime.datetime.fromisoformat(manifest.shard.start_at)

@@ -36,32 +36,52 @@ COLUMN_BY_FIELD = {
 TIME_COLUMNS = ("sent_ns", "first_token_ns", "last_token_ns")
 """The columns that are compared with the arrival, first and last token of a breakdown."""
 
+_NO_RECORD = -1
+"""The row index of a breakdown that belongs to no record."""
+
 
 def add_breakdowns_to_records(folder: Path) -> dict[str, int] | None:
     """Write the timing breakdowns that servers published into the records of a run.
 
-    A breakdown says how long one request waited and was processed on the server. The page of the
-    server does not name the requests, so the request of each breakdown is found by its times.
-    Requests of other clients are on the page too, and match no record.
+    A breakdown says how long one request waited and was processed on the server. A server publishes
+    a list of them that does not name the requests, so the record of each is found by its times. The
+    list also has requests of other clients, which have no record here.
 
     Returns:
-        The values of a warning if some breakdowns match no record: the number of all breakdowns
-        (`accounts`) and of those without a record (`unjoined`). None without such breakdowns.
+        The values of a warning for the user if some breakdowns have no record. For 3 of 120
+        breakdowns they are `{"unjoined": 3, "accounts": 120}`. Otherwise None.
     """
-    merged_records = folder / "requests" / store.MERGED  # the file with the records of all workers
     with (folder / request_accounts.FILE).open("rb") as lines:
         breakdowns = list(decode_json_lines(lines, TimingBreakdown))
-    if not breakdowns or not merged_records.exists():
+    records_of_all_workers = folder / "requests" / store.MERGED
+    if not breakdowns or not records_of_all_workers.exists():
         return None
-    row_of_breakdown = _find_rows(merged_records, breakdowns)  # -1 for no record
-    matched_count = int(np.count_nonzero(row_of_breakdown >= 0))
-    unmatched_count = len(breakdowns) - matched_count
-    if matched_count > 0:
-        columns = _breakdown_columns(merged_records, breakdowns, row_of_breakdown)
-        parquet.write_tables(merged_records, _replace_columns(merged_records, columns))
+    row_of_breakdown = _find_rows(records_of_all_workers, breakdowns)
+    _write_breakdowns(records_of_all_workers, breakdowns, row_of_breakdown)
+    unmatched_count = int(np.count_nonzero(row_of_breakdown == _NO_RECORD))
     if unmatched_count == 0:
         return None
     return {"unjoined": unmatched_count, "accounts": len(breakdowns)}
+
+
+def _write_breakdowns(
+    records_file: Path,
+    breakdowns: Sequence[TimingBreakdown],
+    row_of_breakdown: NDArray[np.int64],
+) -> None:
+    """Replace the columns of a file of records that come from timing breakdowns.
+
+    If no breakdown has a record, the file is not written again.
+
+    Args:
+        records_file: The file of the records.
+        breakdowns: The timing breakdowns of requests.
+        row_of_breakdown: The index of the record of each breakdown, or _NO_RECORD.
+    """
+    has_any_match = bool(np.any(row_of_breakdown != _NO_RECORD))
+    if has_any_match:
+        columns = _breakdown_columns(records_file, breakdowns, row_of_breakdown)
+        parquet.write_tables(records_file, _replace_columns(records_file, columns))
 
 
 def _breakdown_columns(
@@ -76,10 +96,10 @@ def _breakdown_columns(
     Args:
         records_file: The file of the records.
         breakdowns: How long each request waited and was processed, as the servers published it.
-        row_of_breakdown: The index of the record of each breakdown, or -1 if it has none.
+        row_of_breakdown: The index of the record of each breakdown, or _NO_RECORD.
     """
     row_count = len(parquet.Frame([records_file], []))
-    is_matched = row_of_breakdown >= 0
+    is_matched = row_of_breakdown != _NO_RECORD
     matched_rows = row_of_breakdown[is_matched]
     columns = {}
     for field, column_name in COLUMN_BY_FIELD.items():
@@ -91,7 +111,7 @@ def _breakdown_columns(
 
 
 def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDArray[np.int64]:
-    """Return the index of the record of each breakdown, or -1 if there is none.
+    """Return the index of the record of each breakdown, or _NO_RECORD.
 
     A breakdown is what a server reports of one request. Each target is matched separately, because
     it has a clock of its own. Only successful requests that have all of TIME_COLUMNS can have a
@@ -106,34 +126,20 @@ def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDA
     )
     target_of_breakdown = np.array([breakdown.target for breakdown in breakdowns])
 
-    row_of_breakdown = np.full(len(breakdowns), -1, np.int64)
+    row_of_breakdown = np.full(len(breakdowns), _NO_RECORD, np.int64)
     for target in np.unique(target_of_breakdown).tolist():
         breakdown_indexes = np.flatnonzero(target_of_breakdown == target)
-        record_rows = np.flatnonzero(can_have_breakdown & (records["target"] == target))
-        row_of_breakdown[breakdown_indexes] = _match_rows(
-            breakdown_times[breakdown_indexes], request_times[record_rows], record_rows
+        candidate_rows = np.flatnonzero(can_have_breakdown & (records["target"] == target))
+        # For each breakdown of this target, a position in `candidate_rows`, or -1.
+        candidate_of_breakdown = account_join.match_breakdowns(
+            breakdown_times[breakdown_indexes], request_times[candidate_rows]
         )
+        if candidate_of_breakdown is None:
+            continue
+        is_matched = candidate_of_breakdown >= 0
+        matched_rows = candidate_rows[candidate_of_breakdown[is_matched]]
+        row_of_breakdown[breakdown_indexes[is_matched]] = matched_rows
     return row_of_breakdown
-
-
-def _match_rows(
-    breakdown_times: NDArray[np.int64],
-    request_times: NDArray[np.int64],
-    candidate_rows: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return the index of the record of each breakdown of one target, or -1 if there is none.
-
-    Args:
-        breakdown_times: The times of each breakdown, on the server's clock.
-        request_times: The times of each request that may have a breakdown, on the client's clock.
-        candidate_rows: The index of the record of each of these requests.
-    """
-    rows = np.full(len(breakdown_times), -1, np.int64)
-    request_of_breakdown = account_join.match_breakdowns(breakdown_times, request_times)
-    if request_of_breakdown is not None:
-        is_matched = request_of_breakdown >= 0
-        rows[is_matched] = candidate_rows[request_of_breakdown[is_matched]]
-    return rows
 
 
 def _replace_columns(file: Path, columns: Mapping[str, NDArray[np.int64]]) -> Iterator[pa.Table]:

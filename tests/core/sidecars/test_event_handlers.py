@@ -157,9 +157,9 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
     )
     addresses = iter((before, after))
     names = HostNameCheck(lambda host_names: dict.fromkeys(host_names, next(addresses)))
-    names(TargetsProbed(Path(), Settings(), (found,)))
-    names(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
-    ended = names(LoadEnded(manifest("x", 1)))
+    names.handle_event(TargetsProbed(Path(), Settings(), (found,)))
+    names.handle_event(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
+    ended = names.handle_event(LoadEnded(manifest("x", 1)))
     assert ended is not None
     assert [reason.code for reason in ended.warning_codes.values()] == codes
 
