@@ -15,6 +15,7 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedWriter
 from time import process_time
 from typing import Any
 
@@ -144,19 +145,19 @@ class _BodyIndex:
 
         The fields of all bodies are in one flat array, in rows of _FIELD_COUNT numbers, and the
         first number of a row is the id of the request. Ids are usually evenly spaced, such as 5, 8,
-        11, so the expected row follows from the first two ids: id 11 is in row
-        (11 - 5) // (8 - 5) = 2. This is faster than the binary search that is used otherwise.
+        11, so the row can be guessed from the first two ids: id 11 is in row
+        (11 - 5) // (8 - 5) = 2. Only if that row has another id, a slower binary search follows.
         """
         values = self._values
-        row_start = 0
+        guessed_row = 0
         has_two_rows = len(values) > self._FIELD_COUNT
         if has_two_rows:
             first_id = values[0]
-            second_id = values[self._FIELD_COUNT]
-            expected_row = (request_id - first_id) // (second_id - first_id)
-            row_start = expected_row * self._FIELD_COUNT
-        is_in_expected_row = 0 <= row_start < len(values) and values[row_start] == request_id
-        if not is_in_expected_row:
+            id_step = values[self._FIELD_COUNT] - first_id
+            guessed_row = (request_id - first_id) // id_step
+        row_start = guessed_row * self._FIELD_COUNT
+        is_guess_right = 0 <= row_start < len(values) and values[row_start] == request_id
+        if not is_guess_right:
             row = self._search_row(request_id)
             if row is None:
                 return None
@@ -174,11 +175,87 @@ class _BodyIndex:
         return self._values[row * self._FIELD_COUNT]
 
 
+class _BodyFile:
+    """The temporary file with the bodies that were built in advance, one after the other.
+
+    It has no name, so the system deletes it when it is closed.
+
+    Attributes:
+        size: The number of bytes of all bodies, of which the last ones may not be written yet.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        """Create an empty file.
+
+        Args:
+            max_blocks: The number of blocks of the file that are kept in memory.
+        """
+        self.size = 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._fd = self._file.fileno()
+        self._max_blocks = max_blocks
+        self._block_by_number: dict[int, bytes] = {}
+
+    def open_for_appending(self) -> BufferedWriter:
+        """Return a buffered writer, which must be closed before what it has written is read."""
+        return open(self._fd, "wb", _WRITE_BUFFER_BYTES, closefd=False)
+
+    def close(self) -> None:
+        """Delete the file."""
+        self._file.close()
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return the `length` bytes of the body that begins at `offset`, as fast as possible.
+
+        A very long body is mapped into memory, so that it is not copied. A short body is taken from
+        a block: the file is divided into blocks of _BLOCK_BYTES, each of which has many short
+        bodies and stays in memory after it was read. Any other body is read on its own.
+        """
+        if length > _MAX_COPIED_BODY_BYTES:
+            return self._map(offset, length)
+        block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
+        end_in_block = start_in_block + length
+        is_in_one_block = end_in_block <= _BLOCK_BYTES
+        if length > _MAX_SHORT_BODY_BYTES or not is_in_one_block:
+            return os.pread(self._fd, length, offset)
+        block = self._block_by_number.get(block_number, b"")
+        # The last block may have been read before this body was written.
+        is_body_missing = len(block) < end_in_block
+        if is_body_missing:
+            block = self._read_block(block_number)
+        return block[start_in_block:end_in_block]
+
+    def _read_block(self, block_number: int) -> bytes:
+        """Read a block of the file and keep it in memory, in place of the oldest one."""
+        if len(self._block_by_number) >= self._max_blocks:
+            # A dictionary yields its keys in the order in which they were added.
+            oldest_number = next(iter(self._block_by_number))
+            del self._block_by_number[oldest_number]
+        block = os.pread(self._fd, _BLOCK_BYTES, block_number * _BLOCK_BYTES)
+        self._block_by_number[block_number] = block
+        return block
+
+    def _map(self, offset: int, length: int) -> memoryview:
+        """Map a part of the file into memory without reading it.
+
+        A map must start at a multiple of the page size, so it may begin before the part.
+        """
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        end = offset + length
+        mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
+        return memoryview(mapping)[offset - start :]
+
+
 class Bodies:
     """The bodies of one worker.
 
     First `build` them in ascending order, stage by stage. Then call `take_body` (or
     `facts_of_unsent`) and `record_response` for each request.
+
+    Attributes:
+        digest: A hash of all requests, which does not depend on their order.
+        body_digest: A hash of the bytes of all bodies, which does not depend on their order.
+        late_bodies: How many bodies were built in the sending loop.
     """
 
     def __init__(
@@ -207,13 +284,8 @@ class Bodies:
         # cannot be built in advance.
         self._uses_real_replies = prompts.history == "server"
 
-        # The temporary file, the blocks of it that are in memory (by block number), and where each
-        # body is in it.
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._fd = self._file.fileno()
-        self._file_end = 0
-        self._blocks: dict[int, bytes] = {}
-        self._max_blocks = max_blocks
+        self._file = _BodyFile(max_blocks)
+        # Where each body is in the file.
         self._index_by_stage = [_BodyIndex() for _ in range(stages)]
         # How the tokens of prompts were counted, one of SOURCES. It is the same for all prompts.
         self._input_source = ""
@@ -222,10 +294,8 @@ class Bodies:
         self._replies: dict[int, dict[int, AssistantTurn]] = {}
         self._response_ids: dict[int, str] = {}
 
-        # Order-independent hashes of all requests and of the bytes of all bodies.
         self.digest = Digest(includes_replies=not self._uses_real_replies)
         self.body_digest = Digest()
-        # How many bodies were built in the sending loop.
         self.late_bodies = 0
 
     def build(
@@ -248,7 +318,7 @@ class Bodies:
         deadline_s = math.inf if max_cpu_s is None else process_time() + max_cpu_s
         limited_ids = itertools.islice(request_ids, max_bodies)
         built_count = 0
-        with open(self._fd, "wb", _WRITE_BUFFER_BYTES, closefd=False) as file:
+        with self._file.open_for_appending() as file:
             while process_time() < deadline_s:
                 batch = list(itertools.islice(limited_ids, REQUESTS_HASHED_TOGETHER))
                 if not batch:
@@ -279,7 +349,7 @@ class Bodies:
             source=self._input_source,
             requested_output=stored_body.output_tokens,
         )
-        return self._read(stored_body.offset, stored_body.length), facts
+        return self._file.read(stored_body.offset, stored_body.length), facts
 
     def facts_of_unsent(self, stage: int, request_id: int) -> RequestFacts:
         """Return what is known of a request that is never sent."""
@@ -319,11 +389,11 @@ class Bodies:
         self._file.close()
 
     def _build_batch(self, stage: int, request_ids: list[int]) -> bytes:
-        """Build the bodies of requests, and return them joined, one after the other.
+        """Build the bodies of requests, and return their bytes joined, in the order of the ids.
 
-        The caller must append the result to the file. The position that each body then has in the
-        file is added to the index of the stage. The digests, which are hashes of all requests and
-        of all bodies, are updated.
+        The caller must append these bytes to the temporary file, because the index of the stage
+        already gets the position that each body will have there. The hashes of all requests and of
+        all bodies are updated.
         """
         requests = list(zip(request_ids, iter_requests(self._prompts, request_ids), strict=True))
         bodies = [self._encode_body(request_id, request) for request_id, request in requests]
@@ -347,58 +417,16 @@ class Bodies:
             facts = facts_of_request(request)
             stored_body = _StoredBody(
                 request_id=request_id,
-                offset=self._file_end,
+                offset=self._file.size,
                 length=len(body),
                 input_tokens=facts.tokens,
                 output_tokens=facts.requested_output,
             )
             index.append(stored_body)
-            self._file_end += len(body)
+            self._file.size += len(body)
             # The source of the input token count is stored once, as all requests have the same.
             if facts.source:
                 self._input_source = facts.source
-
-    def _read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return the `length` bytes of the body that begins at `offset` in the file.
-
-        Very long bodies are mapped into memory, so that they are not copied. Long ones are read
-        one by one. The file is divided into blocks of _BLOCK_BYTES, each of which contains many
-        short bodies, so a short body is taken from a block that is read once and stays in memory.
-        """
-        if length > _MAX_COPIED_BODY_BYTES:
-            return self._map(offset, length)
-        block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
-        end_in_block = start_in_block + length
-        is_short = length <= _MAX_SHORT_BODY_BYTES
-        crosses_blocks = end_in_block > _BLOCK_BYTES
-        if not is_short or crosses_blocks:
-            return os.pread(self._fd, length, offset)
-        block = self._blocks.get(block_number, b"")
-        # The last block of the file may have been read when it was shorter than now.
-        is_missing_or_outdated = len(block) < end_in_block
-        if is_missing_or_outdated:
-            block = self._read_block(block_number)
-        return block[start_in_block:end_in_block]
-
-    def _read_block(self, block_number: int) -> bytes:
-        """Read a block of the file and keep it in memory, in place of the oldest one."""
-        if len(self._blocks) >= self._max_blocks:
-            # A dictionary yields its keys in the order in which they were added.
-            oldest_block = next(iter(self._blocks))
-            del self._blocks[oldest_block]
-        block = os.pread(self._fd, _BLOCK_BYTES, block_number * _BLOCK_BYTES)
-        self._blocks[block_number] = block
-        return block
-
-    def _map(self, offset: int, length: int) -> memoryview:
-        """Map a part of the file into memory without reading it.
-
-        A map must start at a multiple of the page size, so it may begin before the part.
-        """
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        end = offset + length
-        mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
-        return memoryview(mapping)[offset - start :]
 
     def _build_in_sending_loop(
         self, request_id: int, request: Request

@@ -16,6 +16,7 @@ import os
 import pickle
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -81,6 +82,7 @@ class BuilderConnection:
             work=partial(body_builder.serve_bodies, prompts, encode_body),
             keeps_open_files=True,  # The file of a data set may be open.
         )
+
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._read_fd = self._process.stdout.fileno()
@@ -190,6 +192,22 @@ def _enlarge_pipe(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
+@dataclass
+class _SessionWindow:
+    """The sessions of a stage with an open loop that are requested from the builder in advance.
+
+    A session is one conversation of several requests.
+
+    Attributes:
+        later_first_turns: Yields the ids of the first requests of the sessions after the window.
+        waiting_sessions: The number of sessions in the window: their first bodies were requested
+            from the builder, and have not been sent yet.
+    """
+
+    later_first_turns: Iterator[int]
+    waiting_sessions: int = 0
+
+
 class BodyPrefetch(Bodies):
     """Bodies that another process builds.
 
@@ -218,18 +236,15 @@ class BodyPrefetch(Bodies):
         self._window_size = job.settings.tuning.window
         self._stuck_after_s = job.settings.tuning.helper_frozen_s
 
-        self._awaited_ids: set[int] = set()  # requested from the builder and not yet arrived
-        self._arrived: dict[int, BuiltBody] = {}  # by the id of the request
+        # Ids of requests whose bodies were requested from the builder and have not arrived.
+        self._awaited_ids: set[int] = set()
+        # Bodies that have arrived and have not been sent, by the id of the request.
+        self._arrived: dict[int, BuiltBody] = {}
         self._arrived_bytes = 0
-        self._all_arrived: asyncio.Future[None] | None = None
-
-        # For each stage with an open loop: the ids of the requests that begin the sessions, of
-        # which the next few are requested from the builder in advance, and how many of those have
-        # not been sent yet. A session is one conversation of several requests.
-        self._unrequested_first_turns = [
-            _first_turns_of_arrivals(schedule, stage) for stage in schedule.stages
+        self._all_arrived: asyncio.Future[None] | None = None  # see `receive_first_bodies`
+        self._windows = [
+            _SessionWindow(_first_turns_of_arrivals(schedule, stage)) for stage in schedule.stages
         ]
-        self._waiting_session_counts = [0] * len(schedule.stages)
 
         self._builder = BuilderConnection(
             job, prompts, encode_body, self._on_body, self._on_builder_end
@@ -266,13 +281,18 @@ class BodyPrefetch(Bodies):
     def take_body(self, stage: int, request_id: int) -> tuple[bytes, RequestFacts]:
         """Return the bytes to send for a request, and its numbers of tokens for the record.
 
-        This also requests the bodies of the requests that will follow this one, so that they are
-        ready in time. If the body of this one has not arrived, it is built here.
+        First, the bodies that will be needed next are requested from the builder process: those of
+        the next turns of the same conversation, and of conversations that begin later. Then the
+        body of this request is returned. It is built here if it has not arrived, or if it contains
+        replies of the server, which the builder does not know.
         """
-        if self._schedule.max_turns > 1:
+        has_conversations = self._schedule.max_turns > 1
+        if has_conversations:
             self._prefetch_next_turns(request_id)
         self._prefetch_later_sessions(stage, request_id)
-        if self._uses_real_replies and self._prompts.needs_replies(request_id):
+
+        contains_replies = self._uses_real_replies and self._prompts.needs_replies(request_id)
+        if contains_replies:
             return self._build_with_replies(request_id)
         built_body = self._take_arrived(request_id)
         if built_body is None:
@@ -306,25 +326,26 @@ class BodyPrefetch(Bodies):
     def _prefetch_later_sessions(self, stage_index: int, request_id: int) -> None:
         """Request bodies of sessions that start later than the session of this request.
 
-        A session is one conversation of several requests, its turns. This is called once for each
-        request: when it is sent, or when it is certain that it never will be. In a closed loop, the
-        first turn of a session is the time to request a later session of the same virtual user. In
-        an open loop, a number of sessions that have not begun is requested in advance (see
-        `_refill_window`).
+        A session is one conversation of several requests, its turns. In a closed loop, a later
+        session of the same virtual user is requested when the user begins a session. In an open
+        loop, the window of sessions that are requested in advance is filled up again.
+
+        This is called once for each request: when the request is sent, or when it is recorded that
+        the request will never be sent.
 
         Args:
             stage_index: The stage of the request.
-            request_id: The id of the request, which contains the number of its session.
+            request_id: The id of the request. Session s has the ids from `s * max_turns` on.
         """
         stage = self._schedule.stages[stage_index]
         session_index = request_id // self._schedule.max_turns
-        is_first_turn = request_id == self._schedule.first_slot_id(session_index)
+        begins_session = request_id == self._schedule.first_slot_id(session_index)
         if stage.is_closed_loop:
-            if is_first_turn:
+            if begins_session:
                 self._prefetch_later_session_of_user(stage, session_index)
             return
-        if is_first_turn:
-            self._waiting_session_counts[stage_index] -= 1
+        if begins_session:
+            self._windows[stage_index].waiting_sessions -= 1
         # This is also done after later turns, because sent bodies make room in memory.
         self._refill_window(stage_index)
 
@@ -344,13 +365,12 @@ class BodyPrefetch(Bodies):
         """
         if self._arrived_bytes >= _MAX_PREFETCHED_BYTES:
             return
-        missing_sessions = self._window_size - self._waiting_session_counts[stage_index]
+        window = self._windows[stage_index]
+        missing_sessions = self._window_size - window.waiting_sessions
         if missing_sessions <= 0:
             return
-        first_request_ids = list(
-            islice(self._unrequested_first_turns[stage_index], missing_sessions)
-        )
-        self._waiting_session_counts[stage_index] += len(first_request_ids)
+        first_request_ids = list(islice(window.later_first_turns, missing_sessions))
+        window.waiting_sessions += len(first_request_ids)
         self._prefetch(first_request_ids)
 
     def _prefetch(self, request_ids: list[int]) -> None:
@@ -396,20 +416,23 @@ def _sessions_ahead_of_user(stage: ScheduledStage) -> int:
 
 
 def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int]:
-    """Return the request ids that begin the first few sessions of each virtual user of a stage.
+    """Return the ids of the requests that begin the first sessions of the users of a stage.
 
-    A session is one conversation of several turns. The sessions of a stage are assigned to its
-    users in turn: with 3 users, user 0 has the sessions 0, 3, 6, and so on. The number of sessions
-    per user is that of `_sessions_ahead_of_user`. An open loop has no users, so the list is empty.
+    A session is one conversation of several requests. The sessions of a closed loop are assigned to
+    its users in turn: with 3 users, user 1 has the sessions 1, 4, 7, and so on. If 2 sessions per
+    user are requested in advance, these are 0, 1, 2 (round 0) and 3, 4, 5 (round 1). An open loop
+    has no users, so the list is empty.
     """
     if not stage.is_closed_loop:
         return []
     request_ids = []
-    for sessions_before in range(_sessions_ahead_of_user(stage)):
+    for round_index in range(_sessions_ahead_of_user(stage)):
         for virtual_user in schedule.virtual_users_of(stage):
-            session = sessions_before * stage.concurrency + virtual_user
-            if stage.session_count is None or session < stage.session_count:
-                request_ids.append(schedule.first_slot_id(stage.first_session + session))
+            session_in_stage = round_index * stage.concurrency + virtual_user
+            is_in_stage = stage.session_count is None or session_in_stage < stage.session_count
+            if is_in_stage:
+                session_of_run = stage.first_session + session_in_stage
+                request_ids.append(schedule.first_slot_id(session_of_run))
     return request_ids
 
 

@@ -27,7 +27,7 @@ _UNLIMITED_NS = 1 << 62
 _NS_PER_MS = 1e6
 
 RampSource = Literal["", "asked", "probe", "preset", "stage"]
-"""Where a ramp comes from.
+"""Where a ramp, the time over which the virtual users of a stage start, comes from.
 
 "asked": the workload. "probe" or "preset": the response time that the probe measured, or that of a
 preset of the simulation. "stage": there is none, because the virtual users replace those of the
@@ -99,17 +99,18 @@ def decide_starts(
     """Decide how the virtual users of each closed loop of a workload start.
 
     A closed loop has a fixed number of virtual users, each of which sends its next request when its
-    last one has ended. The users start evenly spread over a time, the ramp: that of the workload,
-    or else one response time. The start can distort the measurement. In that case the first request
-    of each user goes to an added, unmeasured stage before the closed loop, its "first round".
+    last one has ended. The users start evenly spread over a time, the ramp, which is one response
+    time unless the workload sets it. Some stages must not contain the first request of each user,
+    for example because it would distort the measurement. Then an unmeasured stage with these
+    requests, a "first round", is added before the stage.
 
     Args:
         workload: The workload.
         prompts: Its requests, whose mean size decides how long a response takes.
         response_time: How long a response takes.
-        leave_out_first_round: Whether every measured stage gets a first round, as in a sweep over
-            several loads. A stage with a duration then also lasts one response time longer,
-            because the server is under full load only from then on.
+        leave_out_first_round: Whether every measured stage needs a first round, as in a sweep over
+            several loads. A measured stage with a duration then also lasts one response time
+            longer, because the server is under full load only from then on.
 
     Returns:
         The workload with the added stages, and how the virtual users of each stage start. An open
@@ -130,13 +131,13 @@ def decide_starts(
 def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -> str:
     """Return how virtual users start as text, for example "starts staggered over 2.1 s".
 
-    The text is empty if there is nothing to say: in an open loop, for a single user, and for users
-    that replace those of another stage one by one.
+    The text is empty in an open loop, which has no virtual users, and for a single user. It is also
+    empty if the users of the previous stage continue in this one, each with its next request.
 
     Args:
         ramp_s: The time over which the users start, or None for an open loop.
-        source: Where the ramp comes from, one of RampSource. "stage" stands for users that replace
-            those of another stage, and "" for an open loop.
+        source: Where the ramp comes from, one of RampSource. "stage" stands for users that continue
+            from the previous stage, and "" for an open loop.
         concurrency: The number of virtual users, or None for an open loop.
     """
     if ramp_s is None or concurrency is None:  # an open loop
@@ -161,25 +162,26 @@ class _StartPlanner:
     def __init__(
         self, request_size: MeanTokens, response_time: ResponseTime, leave_out_first_round: bool
     ) -> None:
-        """Begin without stages.
+        """Create a planner to which the stages of a workload are then added in order.
 
         Args:
             request_size: The mean prompt and output tokens of a request.
             response_time: How long a response takes.
-            leave_out_first_round: Whether the first request of each virtual user must always be in
-                an unmeasured stage. See `decide_starts`.
+            leave_out_first_round: True if the first request of each virtual user must not be
+                measured. Each measured stage then follows an added stage with these requests.
         """
         self.stages: list[Stage] = []
         self.starts: list[UserStart] = []
         self._request_size = request_size
         self._response_time = response_time
         self._leave_out_first_round = leave_out_first_round
-        self._previous_users = 0
+        # The virtual users who are sending at the end of the last stage that was added.
+        self._active_users = 0
 
     def add_open_loop(self, stage: Stage) -> None:
         """Add a stage without virtual users."""
         self._add(stage, UserStart())
-        self._previous_users = 0
+        self._active_users = 0
 
     def add_closed_loop(self, stage: Stage, arrival: Closed) -> None:
         """Add a closed loop, and before it an unmeasured first round of its users if it needs one.
@@ -189,15 +191,15 @@ class _StartPlanner:
         """
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
-        if concurrency <= self._previous_users:
+        if concurrency <= self._active_users:
             start = _CONTINUES_PREVIOUS_USERS
         else:
             start = self._add_first_round_if_needed(stage, arrival, response_ns)
         # The server is not under full load until the first responses have ended.
         extra_duration_ns = response_ns if self._leave_out_first_round else 0
         self._add(_with_start(stage, concurrency, start, extra_duration_ns), start)
-        # A stage with fewer requests than users does not use all of them.
-        self._previous_users = min(concurrency, stage.count or concurrency)
+        # With fewer requests than users, some users have nothing to send.
+        self._active_users = concurrency if stage.count is None else min(concurrency, stage.count)
 
     def _add_first_round_if_needed(
         self, stage: Stage, arrival: Closed, response_ns: int
@@ -263,17 +265,26 @@ def _excludes_first_round(stage: Stage, leave_out_first_round: bool) -> bool:
 def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
     """Return True if the virtual users of a stage must start in an extra stage before it.
 
-    This extra stage, the first round, is not measured. Measured stages need one if the start would
-    distort the measurement. A warm-up (an unmeasured stage) needs one if the time over which its
-    users start, the ramp, is longer than half of it: it would then end before the load is steady.
-    A ramp that the workload sets for a warm-up (source "asked") stays as it is.
+    Nothing is measured in this extra stage, the "first round".
+
+    Args:
+        stage: A measured stage, or an unmeasured one, which is a warm-up.
+        start: The time over which its users start, the ramp, and where that comes from.
+        leave_out_first_round: Whether every measured stage gets a first round.
     """
     if stage.measured:
         return _excludes_first_round(stage, leave_out_first_round)
+    return _is_warmup_too_short(stage, start)
+
+
+def _is_warmup_too_short(stage: Stage, start: UserStart) -> bool:
+    """Return True if the virtual users of a warm-up start over more than half of its duration.
+
+    The warm-up would then end before the load is steady. A ramp that the workload sets is taken as
+    intended, and is never too long.
+    """
     is_ramp_from_workload = start.source == "asked"
-    if is_ramp_from_workload:
-        return False
-    if stage.duration_ns is None or start.ramp_ns is None:
+    if is_ramp_from_workload or stage.duration_ns is None or start.ramp_ns is None:
         return False
     half_duration_ns = stage.duration_ns // 2
     return start.ramp_ns > half_duration_ns
@@ -292,11 +303,12 @@ def _first_round(concurrency: int, start: UserStart) -> Stage:
 def _with_start(stage: Stage, concurrency: int, start: UserStart, extra_duration_ns: int) -> Stage:
     """Return a copy of a stage whose virtual users start over the ramp of `start`.
 
-    A measured stage with a duration also lasts `extra_duration_ns` longer than before. The values
-    come from a workload that was already checked, so they are not validated again.
+    A measured stage with a duration also lasts `extra_duration_ns` longer than before.
     """
+    # `model_construct` skips the validation: the values come from a workload that was checked.
     arrival = Closed.model_construct(concurrency=concurrency, ramp_ns=start.ramp_ns)
-    changes: dict[str, object] = {"arrival": arrival}
-    if stage.measured and stage.duration_ns is not None:
-        changes["duration_ns"] = stage.duration_ns + extra_duration_ns
-    return stage.model_copy(update=changes)
+    stage_with_start = stage.model_copy(update={"arrival": arrival})
+    if not stage.measured or stage.duration_ns is None:
+        return stage_with_start
+    duration_ns = stage.duration_ns + extra_duration_ns
+    return stage_with_start.model_copy(update={"duration_ns": duration_ns})

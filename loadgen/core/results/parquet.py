@@ -139,9 +139,9 @@ def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray
 
     bytes_of_entry = np.zeros(len(indexes), np.int64)  # A null has no bytes.
     bytes_of_entry[is_valid] = bytes_of_text[valid_indexes]
+    # The first offset is 0, and each further one is the number of bytes up to there.
     offsets = np.zeros(len(indexes) + 1, np.int32)
-    offsets_after_first = offsets[1:]
-    np.cumsum(bytes_of_entry, out=offsets_after_first)
+    offsets[1:] = np.cumsum(bytes_of_entry)
     data = b"".join([encoded_texts[index] for index in valid_indexes.tolist()])
     # Arrow allows leaving out the validity if nothing is null.
     validity = None if is_valid.all() else _pack_bits(is_valid)
@@ -327,11 +327,12 @@ class Frame:
         self._length: int = sum(file.metadata.num_rows for file in self._files)
         self._columns = set(self._files[0].schema_arrow.names if columns is None else columns)
 
-        # What was read so far. Metadata and bounds are small and stay. The cache has the values of
-        # columns, ordered by their last use. Columns with equal values share an entry of it:
-        # `_cache_names` has the name of the entry for each column.
+        # Metadata that were read from the files: of row groups, and the smallest and largest values
+        # by the name of a column and its row group. They are small and stay in memory.
         self._metadata_by_group: dict[int, _GroupMetadata] = {}
-        self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}  # by column and row group
+        self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}
+        # The values of the columns that were used last. Columns with equal values share an entry:
+        # if "end_ns" equals "last_token_ns", `_cache_names["end_ns"]` is "last_token_ns".
         self._cache: dict[str, _CachedColumn] = {}
         self._cache_names: dict[str, str] = {}
         self._text_indexes: dict[str, int] = {}  # the index of each error text in `texts`
@@ -472,14 +473,15 @@ class Frame:
     def _split_by_stage(self, group: int) -> list[_GroupPart]:
         """Return the rows of a row group, in one part for each stage (phase of the load).
 
-        The `selection` of a part says which rows of the group it has: all of them, or those for
-        which a mask is True. If the frame has the order of the files, all rows are one part, whose
-        stage is 0 whatever theirs is.
+        If the frame has the order of the files, stages do not matter. All rows are then one part,
+        which counts as stage 0.
         """
         row_count = self._group_metadata(group).row_count
-        only_stage = self._constant_value("stage", group) if self._by_stage else 0
-        if only_stage is not None:
-            return [_GroupPart(only_stage, group, row_count, selection=_ALL_ROWS)]
+        if not self._by_stage:
+            return [_GroupPart(0, group, row_count, selection=_ALL_ROWS)]
+        common_stage = self._constant_value("stage", group)
+        if common_stage is not None:
+            return [_GroupPart(common_stage, group, row_count, selection=_ALL_ROWS)]
         stage_of_row = self._read_group("stage", group)
         parts = []
         for stage in np.unique(stage_of_row).tolist():
@@ -507,15 +509,22 @@ class Frame:
         return sum(column.values.nbytes for column in self._cache.values())
 
     def _load_group(self, column: _CachedColumn, name: str, group: int) -> None:
-        """Put the values of a row group into the cache of a column."""
+        """Copy the values of one row group of a file to their places in a cached column.
+
+        Args:
+            column: The cached column, which has the order of the rows in the frame.
+            name: The name of the column.
+            group: The index of the row group.
+        """
         constant = self._constant_value(name, group)
         if constant is None:
-            values = self._read_group(name, group)
+            group_values = self._read_group(name, group)
         else:
-            values = np.broadcast_to(constant, self._group_metadata(group).row_count)
-        for span in self._spans:
-            if span.group == group:
-                column.values[span.first : span.end] = values[span.selection]
+            group_values = np.broadcast_to(constant, self._group_metadata(group).row_count)
+        # If the frame is ordered by stage, the rows of a group can be in several places.
+        spans_of_group = [span for span in self._spans if span.group == group]
+        for span in spans_of_group:
+            column.values[span.first : span.end] = group_values[span.selection]
         column.loaded_groups.add(group)
 
     def _group_metadata(self, group: int) -> _GroupMetadata:
@@ -541,7 +550,7 @@ class Frame:
         A column whose bounds are not known, or that has unsigned numbers (which are small already),
         keeps its type of `record.ROW`.
         """
-        if ROW[name].kind != "i":
+        if not _is_signed_integer(name):
             return ROW[name]
         smallest = 0
         largest = 0
@@ -595,10 +604,10 @@ class Frame:
 
         A chunk is the part of a file with the values of one column in one row group.
         """
+        chunk_by_column = self._group_metadata(group).chunks
+        chunk = chunk_by_column.get(name)
         file_index = self._groups[group].file_index
         with self._translate_read_errors(file_index), self._paths[file_index].open("rb") as file:
-            chunk_by_column = self._group_metadata(group).chunks
-            chunk = chunk_by_column.get(name)
             return [
                 candidate
                 for candidate in candidates
@@ -624,11 +633,13 @@ class Frame:
     def _check_bounds(self, name: str, group: int, values: NDArray[Any]) -> None:
         """Raise ArrowInvalid if values are outside the bounds that the file states for them.
 
-        The cached column has a type that was chosen by these bounds, so such values would be cut.
+        The cached column has the smallest type for these bounds, such as 8-bit integers. A value
+        outside of them could not be stored in it correctly. Only columns of signed integers are
+        checked, because other columns keep their type in the cache.
         """
         import pyarrow as pa
 
-        if ROW[name].kind != "i":
+        if not _is_signed_integer(name):
             return
         bounds = self._bounds(name, group)
         if bounds is None:
@@ -728,7 +739,12 @@ def _repeat(value: int, name: str, count: int) -> NDArray[Any]:
 
 def _unknown_value(name: str) -> int:
     """Return what a record has in a column that is not known: -1, or 0 in an unsigned column."""
-    return _NULL if ROW[name].kind == "i" else 0
+    return _NULL if _is_signed_integer(name) else 0
+
+
+def _is_signed_integer(name: str) -> bool:
+    """Return True if a column of `record.ROW` has signed integers, so that it can have -1."""
+    return ROW[name].kind == "i"
 
 
 def _have_same_bytes(
@@ -757,18 +773,18 @@ def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
     """Return the smallest and the largest value of a column in a row group, without reading it.
 
     Parquet files have statistics of each column: its smallest and its largest value, and how many
-    of its values are null. Return None if the statistics do not show the bounds, as for error
-    texts, which Parquet orders by their letters, while records have their indexes.
+    of its values are null. The result is in terms of records, in which null is -1. Return None if
+    the statistics do not show the bounds, as for error texts: Parquet has the first and the last of
+    them in the alphabet, but records refer to them by indexes.
     """
     chunk = group.chunks.get(name)
     statistics = None if chunk is None else chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
-    has_only_null = statistics.null_count == group.row_count
-    if has_only_null:
-        is_signed_integer = ROW[name].kind == "i"
-        return _Bounds(_NULL, _NULL) if is_signed_integer else None
-    if name == "text" or not statistics.has_min_max:
+    is_all_null = statistics.null_count == group.row_count
+    if is_all_null and _is_signed_integer(name):
+        return _Bounds(_NULL, _NULL)
+    if is_all_null or name == "text" or not statistics.has_min_max:
         return None
     if name in NAMES:
         return _bounds_of_codes(name, statistics)
@@ -829,13 +845,14 @@ def _convert_strings(
 ) -> NDArray[np.int64]:
     """Return the number that stands for each string of a pyarrow array.
 
-    A dictionary-encoded array has each distinct string once, in its dictionary, and for each row
-    the index of its string there. So only the distinct strings are converted to numbers. Example of
-    the strings "ok", null, "ok", "lost":
+    Many rows have the same string. So the array is dictionary-encoded: each distinct string is
+    stored once, in the dictionary, and each row has the index of its string there. Only the strings
+    of the dictionary are converted. Example of four rows, with `if_null=-1`:
 
-        dictionary          "ok" "lost"    with the numbers 0 and 4
-        dictionary indexes  0  -  0  1     arbitrary where a string is null
-        numbers             0 -1  0  4     for `if_null=-1`
+        rows                "ok"  null  "ok"  "lost"
+        dictionary          "ok" is converted to 0, and "lost" to 4
+        dictionary indexes  0     -     0     1         (arbitrary for null)
+        numbers             0     -1    0     4
 
     Args:
         array: The strings.

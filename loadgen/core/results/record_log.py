@@ -88,31 +88,34 @@ class Timeline:
     def count_new_events(self) -> int:
         """Count the output events since the last call, and return how many there were.
 
-        When a client reads events, it only appends them to the lists of `events`, because that
-        happens for each token. Several times per second, this method adds the lists to the
-        histograms and bins, and empties them.
+        Clients append each output event (token) to lists in `events`, which is fast. Several times
+        per second, this method adds the lists to the histograms and bins, and empties them.
 
-        Several events of a request can arrive at the same time. The first of them is in
-        `timestamps`, and in `gaps` with the time since the event before it. The number of the
-        others is in `simultaneous_counts`, as a pair with their time. Their gap is 0.
+        If several events of a request arrive together, only the first of them is in `timestamps`.
+        The others are in `simultaneous_counts`, as a pair of their time and their number. Example:
+        one event at 5 ns and three at 9 ns are
+
+            timestamps           [5, 9]
+            gaps                 [4]        the gaps 9 - 9 = 0 of the other two are added here
+            simultaneous_counts  [(9, 2)]
         """
         events = self.events
         times_ns = np.array(events.timestamps, np.int64)
-        simultaneous_times_ns, simultaneous_counts = _split_pairs(events.simultaneous_counts)
-        simultaneous_total = int(simultaneous_counts.sum())
+        later_times_ns, later_counts = _split_pairs(events.simultaneous_counts)
+        later_event_count = int(later_counts.sum())
 
         if events.gaps:
             self.gaps.add(np.array(events.gaps, np.int64))
-            self.gaps.add_zeros(simultaneous_total)
+            self.gaps.add_zeros(later_event_count)
             events.gaps.clear()
         if not events.timestamps:
             return 0
 
-        event_count = len(events.timestamps) + simultaneous_total
+        event_count = len(events.timestamps) + later_event_count
         self._add_uncertainties(events.uncertainties, event_count)
         self._add_to_bins(
-            times_ns=np.concatenate((times_ns, simultaneous_times_ns)),
-            counts=np.concatenate((np.ones_like(times_ns), simultaneous_counts)),
+            times_ns=np.concatenate((times_ns, later_times_ns)),
+            counts=np.concatenate((np.ones_like(times_ns), later_counts)),
         )
         events.timestamps.clear()
         events.simultaneous_counts.clear()
@@ -137,9 +140,9 @@ class Timeline:
     def _add_to_bins(self, times_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Add events to the bins of their times.
 
-        The time from the start of the run is divided into bins of BIN_NS, of which the array `bins`
-        has those from number `first_bin` on. Earlier bins have been written to disk and are final.
-        Should an event still come for one of them, it is counted in the first bin of the array.
+        The time from the start of the run is divided into bins of BIN_NS, numbered from 0. The
+        array `bins` begins with bin number `first_bin`. The bins before it have been written to
+        disk and are final. An event whose time is in one of those is counted in `first_bin`.
 
         Args:
             times_ns: Times on the monotonic clock.
@@ -163,12 +166,13 @@ class Timeline:
     def discard_final_bins(self) -> None:
         """Drop the bins that will not change any more, after all bins have been written to disk.
 
-        The last GROWING_BINS bins in use may still change. They move to the start of the array.
-        Nothing is done as long as there are at most GROWING_BINS final bins, so that this happens
-        rarely and the two ranges of the array do not overlap.
+        The last GROWING_BINS bins in use may still change. They move to the start of the array, in
+        place of the final bins before them. If there are too few final bins to make room for them,
+        nothing is done yet.
         """
         final_count = self.bin_count - GROWING_BINS
-        if final_count <= GROWING_BINS:
+        has_room_for_growing_bins = final_count > GROWING_BINS
+        if not has_room_for_growing_bins:
             return
         growing_bins = self.bins[final_count : self.bin_count]
         self.bins[:GROWING_BINS] = growing_bins
@@ -189,8 +193,8 @@ class RecordLog:
     Data is collected in memory until `flush` appends it, with one system call per file.
 
     Attributes:
-        add_record: Adds the bytes of a record. It is the `append` of a list, because it is called
-            for each request.
+        add_record: Adds the bytes of a record. It is the `append` of the list `_new_rows`, which
+            saves a call for each request. The list is therefore cleared, but never replaced.
     """
 
     def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
@@ -214,18 +218,17 @@ class RecordLog:
         self._new_event_times: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_samples: list[WorkerSample] = []
-        # `add_record` is the method of the list itself, which saves a call for each request. So
-        # this list must never be replaced by another one.
         self.add_record = self._new_rows.append
 
         self._open_last_segment()
         self._sample_fd = self._open("seconds")
         self._text_fd = self._open("texts")
-        # Error texts are numbered in the order of the file, which may begin with those of a worker
-        # that died. `_text_numbers` has only new ones, so such a text may be stored a second time.
+        # The number of error texts in the file, including those from before a restart.
         self._text_count = self._finish_last_text()
+        # The number of each error text since the start of this process.
         self._text_numbers: dict[str, int] = {}
-        self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}  # see `_append_gap_counts`
+        # For each stage, its gaps at the last call of `_append_gap_counts`, counted by length.
+        self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}
 
     def _open_last_segment(self) -> None:
         """Open the last file of rows of this worker, or its first one if it has none yet.
@@ -234,14 +237,14 @@ class RecordLog:
         first one is `w0.rows` for worker 0, and one from row 200,000 on `w0.000000200000.rows`.
         `_open` adds the prefix `w0.` to a name.
         """
-        name_without_worker = "rows"
-        self._segment_start = 0  # the number of the first row in the file
         segments_of_worker = segments(self._folder, self._worker)
         if segments_of_worker:
             last_segment = segments_of_worker[-1]
-            name_without_worker = last_segment.path.name.removeprefix(f"w{self._worker}.")
-            self._segment_start = last_segment.first
-        self._row_fd = self._open(name_without_worker)
+            self._segment_start = last_segment.first  # the number of the first row in the file
+            self._row_fd = self._open(last_segment.path.name.removeprefix(f"w{self._worker}."))
+        else:
+            self._segment_start = 0
+            self._row_fd = self._open("rows")
         self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
 
     def _path(self, name: str) -> Path:
@@ -266,13 +269,14 @@ class RecordLog:
         events is left out, because it has no time between events.
 
         Args:
-            request_name: The id of the request: the id of the run, which may contain hyphens, a
-                hyphen, and the number of the slot.
+            request_name: The id of the run, a hyphen, and the number of the slot. Request 17 of the
+                run "my-run" is "my-run-17".
             times_ns: The times of its output events, in order.
         """
         if len(times_ns) < 2:
             return
-        slot_number = int(request_name.rpartition("-")[2])
+        _run_id, _, slot_text = request_name.rpartition("-")
+        slot_number = int(slot_text)
         header = array("q", (slot_number, len(times_ns)))
         self._new_event_times.append(header)
         self._new_event_times.append(times_ns)
@@ -338,11 +342,13 @@ class RecordLog:
     ) -> None:
         """Write the counts of the output events of a stage, which a worker does every 2 s.
 
-        The file of each histogram is replaced, since a histogram has all events of the stage so
-        far. The timeline is the number of events in each bin, a time of BIN_NS. Of its file, only
-        the bins from `first_bin` on are overwritten, since earlier ones do not change any more. The
-        gaps since the last call are appended to the heat map, which shows how they change over
-        time.
+        There are three kinds of files:
+
+        - histograms of gaps and of uncertainties: replaced, since they have all events so far,
+        - the timeline, the number of events in each bin of BIN_NS: overwritten from `first_bin` on,
+          since earlier bins do not change any more,
+        - the heat map, which shows how the gaps change over time: the gaps since the last call are
+          appended.
 
         Args:
             stage: The index of the stage (phase) of the load.
@@ -375,9 +381,10 @@ class RecordLog:
     def _append_gap_counts(self, stage: int, gaps: Histogram, end_ns: int) -> None:
         """Append a column to the heat map that shows the gaps of all stages over time.
 
-        A gap is the time between two output events of a request. A column, a record of the type
-        HEAT, has for each of several ranges of lengths the number of gaps since the last call. If
-        there was none, nothing is written.
+        A gap is the time between two output events of a request. The heat map has a column for each
+        period between two calls of this method, and a row for each range of lengths, such as 10 to
+        20 ms. A column is stored as one record of the type HEAT: the number of gaps of each length
+        in the period. If the period has no gaps, nothing is written.
 
         Args:
             stage: The index of the stage.
@@ -466,11 +473,11 @@ def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
     among these count as lost. The worker must have stopped writing.
 
     The worker has written its records to segments, files of binary records. Another process, the
-    compactor, may be converting them to Parquet files at this time. It writes a Parquet file before
-    it deletes the segment, so a record is in one of the two or in both, and a slot may occur twice.
+    compactor, converts segments to Parquet files, perhaps at this time, and deletes a segment when
+    its Parquet file is complete. While both exist, the slots of the segment are returned twice.
     """
-    # The segments must be read first. What has been deleted from them is in a Parquet file by then.
-    # In the other order, records that are converted between the two reads would be missed.
+    # The segments must be read before the Parquet files. In the other order, a segment that is
+    # converted and deleted between the two reads would be missed.
     records = [complete_rows(segment.path) for segment in segments(folder, worker)]
     parquet_files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
     if parquet_files:

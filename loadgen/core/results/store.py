@@ -125,14 +125,14 @@ def _read_checked_records(
 ) -> tuple[NDArray[np.void], list[str]]:
     """Return the records of a run and their error texts, after a check of their values.
 
-    A run with more than `max_rows` records is not loaded. It gets a `Frame`, which reads columns
-    from disk when they are used. Only one of its columns is checked, because a check of all would
-    read all of them.
+    The records of a run with more than `max_rows` are not loaded into memory. The result is then a
+    `Frame`, which reads a column from disk when it is used. Only the column of the scheduled times
+    is checked in it, because a check of all columns would read all of them.
 
     Args:
         folder: The folder of the run.
         max_rows: The largest number of records to load.
-        by_stage: Whether a `Frame` has the records ordered by stage, not as in the file.
+        by_stage: Whether the records of a `Frame` are ordered by stage, rather than as in the file.
 
     Raises:
         ValueError: A record has an impossible value, so a file is damaged.
@@ -142,8 +142,8 @@ def _read_checked_records(
         rows, texts = _read_rows(folder)
         check_rows(rows)
         return rows, texts
-    # Readers of records only index them by column and by slice, which a Frame allows, too. The cast
-    # lets them declare a single type.
+    # Callers index the records only by column and by slice, which a Frame supports like an array.
+    # The cast lets them declare a single type for both.
     frame_as_array = cast("NDArray[np.void]", frame)
     check_scheduled_times(frame_as_array)
     return frame_as_array, frame.texts
@@ -281,10 +281,11 @@ def _read_unfinished_run(
 ) -> tuple[NDArray[np.void], list[str]]:
     """Return the records and error texts of a run whose records are not yet all in Parquet files.
 
-    Each worker writes its records to segments, which are files of binary records. Another process
-    converts the older segments to Parquet files and deletes them. So the records of a worker are
-    all records of its remaining segments, and from Parquet files those that precede the first of
-    these segments.
+    The records of a worker are numbered. The worker writes them to segments, files of binary
+    records, and another process converts the older segments to Parquet files and deletes them. Both
+    kinds of files can have the same records. So all segments are read, and of the Parquet files
+    only the records with lower numbers. Example: if the first segment begins with record 4,000, the
+    records 0 to 3,999 come from Parquet files.
     """
     segments_by_worker: dict[int, list[Segment]] = {}
     for segment in all_segments:
@@ -304,10 +305,10 @@ def _add_converted_rows(
 ) -> None:
     """Add the records of a worker that only Parquet files have, since their segments are deleted.
 
-    The rows of a worker are numbered from 0. A Parquet file has the number of its first row in its
-    name, padded with zeros (`w0-000000200000.parquet`), so that files sorted by name are in the
-    order of their rows. Small files are replaced by a larger one with the same rows, and a process
-    that was killed may have left both. A file whose rows were read already is therefore skipped.
+    The rows (records) of a worker are numbered from 0. The name of a Parquet file has the number of
+    its first row: `w0-000000200000.parquet`. Sorted by name, the files are in the order of their
+    rows. The same rows can be in two files, because small files are replaced by a larger one, and a
+    process that was killed may have left the small ones too. Such a small file is skipped.
 
     Args:
         records: Where the records are added.
@@ -318,15 +319,15 @@ def _add_converted_rows(
     next_row = 0
     for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):
         first_row = int(file.stem.partition("-")[2])
-        is_read_already = first_row < next_row
-        is_in_segments = first_row >= first_row_in_segments
-        if is_read_already or is_in_segments:
+        has_rows_of_previous_file = first_row < next_row
+        has_only_rows_of_segments = first_row >= first_row_in_segments
+        if has_rows_of_previous_file or has_only_rows_of_segments:
             continue
         rows, texts = read_records([file])
-        # The last rows of the file may also be in the segments.
-        rows_before_segments = rows[: first_row_in_segments - first_row]
-        records.add(rows_before_segments, texts)
         next_row = first_row + len(rows)
+        # The last rows of the file may also be in the segments.
+        row_count_before_segments = first_row_in_segments - first_row
+        records.add(rows[:row_count_before_segments], texts)
 
 
 class _RecordCollector:

@@ -99,8 +99,8 @@ class PageReader:
         """Create a reader, which connects at the first read.
 
         Args:
-            address: The address of the page. If a kind of server has its page at one of several
-                paths, the address has all of them, until `find_page` has found the right one.
+            address: The address of the page, with all paths at which this kind of server may have
+                it. `find_page` tries them and then leaves only the right one.
             tls_context: The TLS context for a page with HTTPS.
         """
         self.address = address
@@ -486,12 +486,16 @@ class _SampleWriter:
             self._breakdown_file = files.enter_context(_open_file(breakdown_path))
 
     def write(self, read_start_ns: int, duration_s: float, *, includes_rare: bool) -> None:
-        """Write the values that the latest reads changed, and the timing breakdowns of requests.
+        """Write what the latest reads of all pages have brought.
+
+        These are the values of metrics that have changed since they were last written, and timing
+        breakdowns: how long a server says that it took for each request.
 
         Args:
             read_start_ns: When the reads started, on the monotonic clock.
             duration_s: How long they took.
-            includes_rare: See `PageReader.take_new_samples`.
+            includes_rare: Whether to write also the series that change rarely. See
+                `PageReader.take_new_samples`.
         """
         t_s = round((read_start_ns - self.start_ns) / 1e9, 4)
         if self._sample_file is not None:
@@ -522,24 +526,27 @@ def _read_until_end(
         writer: Writes what was read.
     """
     parallel_reads = _ParallelReads(readers, pool)
-    has_load_ended = False
     next_read_s = max(writer.start_ns / 1e9, monotonic())
-    while not has_load_ended:
-        has_load_ended = _wait_for_end(source, until_s=next_read_s)
-        if has_load_ended:
-            sleep(SETTLE_S)
-        is_last_read = has_load_ended
-        read_start_ns = monotonic_ns()
-        cpu_before_s = process_time()
-        parallel_reads.read_all()
-        read_duration_s = (monotonic_ns() - read_start_ns) / 1e9
-        writer.write(read_start_ns, read_duration_s, includes_rare=is_last_read)
-
-        interval_s = _read_interval_s(
-            elapsed_s=(read_start_ns - writer.start_ns) / 1e9,
-            cpu_s=process_time() - cpu_before_s,
-        )
+    while not _wait_for_end(source, until_s=next_read_s):
+        interval_s = _read_and_write(parallel_reads, writer, is_last_read=False)
         next_read_s = max(next_read_s + interval_s, monotonic())
+    sleep(SETTLE_S)
+    _read_and_write(parallel_reads, writer, is_last_read=True)
+
+
+def _read_and_write(
+    parallel_reads: _ParallelReads, writer: _SampleWriter, *, is_last_read: bool
+) -> float:
+    """Read all pages once and write what has changed. Return the time to the next read, in s."""
+    read_start_ns = monotonic_ns()
+    cpu_before_s = process_time()
+    parallel_reads.read_all()
+    read_duration_s = (monotonic_ns() - read_start_ns) / 1e9
+    writer.write(read_start_ns, read_duration_s, includes_rare=is_last_read)
+    return _read_interval_s(
+        elapsed_s=(read_start_ns - writer.start_ns) / 1e9,
+        cpu_s=process_time() - cpu_before_s,
+    )
 
 
 def _wait_for_end(source: RawIOBase, until_s: float) -> bool:

@@ -66,9 +66,9 @@ class LocalWorkers:
     """The worker processes of a run on this machine."""
 
     def __init__(self, plan: Plan) -> None:
-        """Start the worker processes, which load their modules and then wait for their job.
+        """Start the worker processes, so that they load their modules while the caller prepares.
 
-        `run` sends it to them.
+        They then wait for their job, the description of the load, which `run` sends to them.
         """
         settings = plan.job.settings
         self._plan = plan
@@ -142,7 +142,9 @@ class LocalWorkers:
                 process.send_signal(signum)
 
     async def _start_all(self) -> None:
-        """Send every worker its share, and wait until all are ready.
+        """Send every worker the job, from which it takes its share, and wait until all are ready.
+
+        Each worker is handled in a thread of its own.
 
         Raises:
             TargetError: A worker could not start, or did nothing for `Tuning.frozen_s`.
@@ -155,12 +157,13 @@ class LocalWorkers:
             for index in range(self._worker_count)
         ]
         for start_future in start_futures:
+            # Only the first error is raised below. asyncio would warn about the others.
             _suppress_unretrieved_warning(start_future)
         stuck_workers = await self._wait_for_starts(start_futures)
         if stuck_workers:
             raise self._stuck_worker_error(min(stuck_workers))
-        # `result` raises the error of a worker that could not start. After an error, other workers
-        # may still be starting, and further errors are only its consequences.
+        # `result` raises the first error of a worker that could not start. Workers that are still
+        # starting after such an error are left to `run`, which ends all processes.
         for start_future in start_futures:
             if start_future.done():
                 start_future.result()
@@ -187,9 +190,9 @@ class LocalWorkers:
     async def _wait_for_starts(self, start_futures: Sequence[asyncio.Future[None]]) -> set[int]:
         """Wait until all workers have started or one has failed.
 
-        Every `Tuning.frozen_s`, the CPU time of the workers is compared with that of the last time.
-        A worker that has used none is stuck, since opening connections takes less time than that.
-        It is killed.
+        The CPU time of the workers is read every `Tuning.frozen_s`. A worker that has used none
+        since the previous reading is stuck, because opening connections does not take that long. It
+        is killed.
 
         Args:
             start_futures: For each worker by its number, a future that ends when it is ready.
