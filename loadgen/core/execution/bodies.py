@@ -15,9 +15,8 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from io import BufferedWriter
 from time import process_time
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from loadgen_sdk.hashing import sum_of_hashes
@@ -196,7 +195,7 @@ class _BodyFile:
         self._max_blocks = max_blocks
         self._block_by_number: dict[int, bytes] = {}
 
-    def open_for_appending(self) -> BufferedWriter:
+    def open_for_appending(self) -> BinaryIO:
         """Return a buffered writer, which must be closed before what it has written is read."""
         return open(self._fd, "wb", _WRITE_BUFFER_BYTES, closefd=False)
 
