@@ -140,16 +140,14 @@ def _check_api_returns_text(requests: Any, kind: RequestsKind, api: str) -> None
     responses to embeddings and rankings are numbers, which no message can contain.
     """
     returns_text = api not in NON_GENERATIVE_APIS
+    is_task = kind == "task"
     is_conversation = kind == "synthetic" and requests.turns is not None
-    if returns_text:
+    continues_responses = is_task or is_conversation
+    if returns_text or not continues_responses:
         return
-    if kind == "task":
-        hint = "use kind: embed or kind: rerank in a step of a task"
-    elif is_conversation:
-        hint = "leave out turns"
-    else:
-        return
+
     problem = f"a response of the {api} API is not text, so no later request can continue it"
+    hint = "use kind: embed or kind: rerank in a step of a task" if is_task else "leave out turns"
     raise UserError("unsupported", problem, f"--api {api}", hint)
 
 

@@ -118,14 +118,16 @@ def _sample_truncated_lengths(
 ) -> list[int]:
     """Return normal or log-normal lengths, exactly as single calls of the sampler draw them.
 
-    The first attempt for each index is computed as one NumPy array, which is faster. Some values
-    are then drawn with the sampler instead; see `_needs_sampler`.
+    All values are computed as one NumPy array, which is faster. A few of them are then drawn with
+    the sampler instead: those outside the bounds of the distribution, which must be drawn again,
+    and those that NumPy may round in another way than the sampler.
     """
     normal_values = _standard_normal_values(key, purpose, indices)
     unrounded = _transform_normal_values(length, normal_values)
     rounded = np.rint(unrounded)
     needs_sampler = _needs_sampler(length, unrounded, rounded)
-    # The 0 is a placeholder, because a rejected value may be too large for 64 bits.
+    # Values outside the bounds may be too large for 64 bits, so a 0 stands in their place until the
+    # sampler has drawn them.
     lengths: list[int] = np.where(needs_sampler, 0, rounded).astype(np.int64).tolist()
     sampler = length_sampler(length)
     for position in np.flatnonzero(needs_sampler).tolist():

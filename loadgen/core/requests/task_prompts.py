@@ -184,17 +184,20 @@ class TaskPrompts(GeneratedPrompts):
     def task_and_turn(self, request_id: int) -> tuple[int, int]:
         """Return the number of the task of a request, and the turn (position) in that task.
 
-        Each task has `self.turns` ids, as many as the largest task needs. The last request of a
-        task always has the last of them. With 5 ids, a task of 3 requests uses the ids 0, 1 and 4
-        of its block. Raises IndexError for an id that the task does not use.
+        Each task has a block of `self.turns` ids, as many as the largest task needs. The last
+        request of a task always has the last id of the block. With blocks of 5 ids, task 2 has the
+        ids 10 to 14. If it has 3 requests, their ids are 10, 11 and 14.
+
+        Raises IndexError for an id that the task does not use, such as 12 and 13.
         """
         task_index, position = divmod(request_id, self.turns)
+        last_position = self.turns - 1
         last_turn = len(self.graphs[task_index]) - 1
-        if position == self.turns - 1:
+        if position == last_position:
             return task_index, last_turn
-        if position >= last_turn:
-            raise IndexError(request_id)
-        return task_index, position
+        if position < last_turn:
+            return task_index, position
+        raise IndexError(request_id)
 
     def warnings(self, request_count: int) -> list[str]:  # noqa: ARG002 - part of the protocol
         """Return no warnings."""
@@ -374,10 +377,11 @@ class TaskPrompts(GeneratedPrompts):
         return _Documents(chunks, tokens_each)
 
     def _best_documents(self, task_index: int, request: TaskRequest, count: int) -> _Documents:
-        """Return `count` documents of the ranking that a request waits for.
+        """Return the `count` best documents of the ranking that ends before a request.
 
-        The response of the server to the ranking is not read, because the texts are random and have
-        no relevance. The first documents that were drawn for the ranking count as the best.
+        In a real application, the server ranks the documents by their relevance for a query. Here
+        query and documents are random texts without relevance, so any order is as good. The first
+        documents of the ranking count as the best, and the response of the server is not read.
         """
         ranking_turn = next(
             turn for turn in request.predecessors if self._step(task_index, turn).kind == "rerank"
@@ -524,6 +528,7 @@ class TaskPrompts(GeneratedPrompts):
         user_texts = self._document_texts(task_index, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task_index, turn))
+
         new_texts = user_texts + [result.output for result in tool_results]
         if request.continued_turn is None:
             return self._build_new_context(request.step, new_texts)
@@ -532,7 +537,6 @@ class TaskPrompts(GeneratedPrompts):
         response = self._response(task_index, request.continued_turn, replies)
         messages = continued_context.messages.copy()
         messages += self._response_messages(
-            # From this number the ids of tool calls are drawn.
             draw_index=self._draw_index(task_index, turn),
             response=response.message,
             results=tool_results,
@@ -594,9 +598,10 @@ class TaskPrompts(GeneratedPrompts):
     ) -> list[dict[str, Any]]:
         """Return the message of the assistant and a message for each tool result after it.
 
-        Without tool results, the message has the text of the response. With them it has a call for
-        each. If the response made no calls, its text moves into the arguments of the first call
-        that is invented for it (`_invent_tool_call`), so the message has no text.
+        Without tool results, the message of the assistant is the text of the response. With tool
+        results, the message must have a tool call for each of them. A response may have made no
+        calls. Then calls are invented, the text of the response becomes an argument of the first
+        call (`_invent_tool_call`), and the message has no other text.
 
         Args:
             draw_index: The number of the request, from which the ids of invented calls are drawn.

@@ -240,10 +240,9 @@ class Book:
         token_counts = [tokenizer.count(word) for word in book_words]
         self._word_count = len(book_words)
         self._tokens = sum(token_counts)
-        # In two copies of the book, a passage that begins anywhere can be read to the same place of
-        # the next copy without a break.
-        self._words_of_two_copies = book_words * 2
-        # The tokens of all words before word i, for each i up to the end of the two copies.
+        # The book twice in a row, so that it can be read once from any word without starting again.
+        self._words = book_words * 2
+        # The tokens of all words before word i, for each i up to the end of `_words`.
         self._tokens_before = list(accumulate(token_counts * 2, initial=0))
 
     def passage(self, position: int, max_tokens: int) -> tuple[str, int]:
@@ -253,30 +252,31 @@ class Book:
         again. The tokens of words are added up, which is right for tokenizers that split texts at
         spaces.
 
+        For example, a book of the words a, b and c has 3 tokens. From position 1 on, a passage of 7
+        tokens is "b c a b c a b": it has 2 complete readings of the book and the word b.
+
         Returns:
             The passage, and by how many tokens it is shorter than `max_tokens`, because the next
             word would be too long.
         """
         start = position % self._word_count
-        # A passage is the complete book, maybe several times, and then a part of it. Both begin at
-        # word `start`, and are read from two copies of the book, in which neither has a break.
-        complete_books, tokens_of_part = divmod(max_tokens, self._tokens)
-        complete_book = self._words_of_two_copies[start : start + self._word_count]
-        end_of_part = self._end_of_passage(start, tokens_of_part)
-        part = self._words_of_two_copies[start:end_of_part]
+        complete_readings, remaining_tokens = divmod(max_tokens, self._tokens)
+        words_of_one_reading = self._words[start : start + self._word_count]
 
-        true_tokens_of_part = self._tokens_before[end_of_part] - self._tokens_before[start]
-        missing_tokens = tokens_of_part - true_tokens_of_part
-        return "".join(complete_book * complete_books + part), missing_tokens
+        end = self._end_of_passage(start, remaining_tokens)
+        last_words = self._words[start:end]
+        tokens_of_last_words = self._tokens_before[end] - self._tokens_before[start]
+        missing_tokens = remaining_tokens - tokens_of_last_words
+        return "".join(words_of_one_reading * complete_readings + last_words), missing_tokens
 
     def _end_of_passage(self, start: int, max_tokens: int) -> int:
-        """Return the number of the first word that no longer fits into a passage.
+        """Return the index of the first word that no longer fits into a passage.
 
         The passage begins with word `start` and has at most `max_tokens` tokens. For words of 1, 2,
         1 and 3 tokens, `_tokens_before` is [0, 1, 3, 4, 7]. A passage from word 1 on with at most 4
         tokens has the words 1 and 2 (3 tokens), so the result is 3: with word 3 it would have 6.
         """
-        # The tokens from the beginning of the book to the latest possible end of the passage.
+        # The passage may end before word i if the words before i have at most this many tokens.
         token_limit = self._tokens_before[start] + max_tokens
-        positions_within_limit = bisect_right(self._tokens_before, token_limit)
-        return positions_within_limit - 1
+        possible_end_count = bisect_right(self._tokens_before, token_limit)
+        return possible_end_count - 1  # The last of the possible ends, which are counted from 0.

@@ -94,16 +94,17 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeeds:
     """Return the seeds from which the arrival times of a stage are drawn.
 
-    Both come from the `schedule_seed` of the workload, or from the seed of the run if it sets none.
+    They follow from the `schedule_seed` of the workload, or from the seed of the run if the
+    workload sets none. Each stage needs another seed, because two Poisson stages with one seed
+    would have the same arrival times. To reproduce a run of MLPerf LoadGen, its seed
+    (`schedule_rng_seed`) must be used unchanged.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
     if _reproduces_mlperf_loadgen(workload, stage_index):
-        # MLPerf LoadGen uses its `schedule_rng_seed` as it is.
         loadgen_seed = base_seed
     else:
-        # With one seed for all of them, two Poisson stages would have the same arrival times.
         loadgen_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
-    # `seeds.generator` adds the index of the stage to this seed later.
+    # The NumPy generator of a stage is created from this seed and the index of the stage.
     return _StageSeeds(loadgen_seed=loadgen_seed, numpy_seed=base_seed)
 
 

@@ -382,13 +382,13 @@ class MixedSessions(SessionSequence):
 
         The columns `predecessor` and `pause_ns` have one row per turn, the turns of each session
         one after the other. With turn counts of 1, 3 and 1, session 1 has the rows 1 to 3. All rows
-        begin with the values of a single request, because most sessions usually are one. Then the
-        rows of each conversation or task are overwritten.
+        are filled with the values of a single request first, because most sessions usually are one.
+        Then the rows of conversations and tasks are overwritten, one session after the other.
         """
         class_indexes = self._draw_classes(first, count)
         has_several_turns = self._has_several_turns[class_indexes]
         turn_counts = self.turn_counts(first, count)
-        row_ends = np.cumsum(turn_counts)
+        first_rows = np.cumsum(turn_counts) - turn_counts
         row_count = int(turn_counts.sum())
         predecessors = np.full(row_count, NOT_APPLICABLE)
         pauses_ns = np.zeros(row_count, np.int64)
@@ -396,8 +396,8 @@ class MixedSessions(SessionSequence):
         for position in np.flatnonzero(has_several_turns).tolist():
             class_sessions = self._sessions_of_class[class_indexes[position]]
             session_columns = class_sessions.columns(first=first + position, count=1)
-            row_end = row_ends[position]
-            rows_of_session = slice(row_end - turn_counts[position], row_end)
+            first_row = first_rows[position]
+            rows_of_session = slice(first_row, first_row + turn_counts[position])
             predecessors[rows_of_session] = session_columns.predecessor
             pauses_ns[rows_of_session] = session_columns.pause_ns
         return SessionColumns(

@@ -143,16 +143,19 @@ class ListOfValues(Tagged):
         """Return a JSON Schema that accepts the name of a file in place of a list of values.
 
         A list can be written in two ways, `{empirical: LIST}` and `{empirical: {values: LIST}}`.
-        The result accepts FILE for LIST in both.
+        The result accepts `{empirical: FILE}` and `{empirical: {values: FILE}}` as well.
         """
-        file_schema = {"type": "string", "description": "give a file with one value per line"}
         tagged_schema = super().extend_json_schema(schema)
-        # `Tagged.extend_json_schema` gives the two ways in this order.
-        list_schema, fields_schema = tagged_schema["properties"][cls.tag]["anyOf"]
-        values_schema = {"anyOf": [list_schema, file_schema]}
-        properties = fields_schema["properties"] | {"values": values_schema}
-        alternatives = [list_schema, fields_schema | {"properties": properties}, file_schema]
-        return tagged_schema | {"properties": {cls.tag: {"anyOf": alternatives}}}
+        # `Tagged.extend_json_schema` returns the schemas of LIST and {values: LIST} in this order.
+        list_schema, object_schema = tagged_schema["properties"][cls.tag]["anyOf"]
+        file_schema = {"type": "string", "description": "give a file with one value per line"}
+
+        list_or_file_schema = {"anyOf": [list_schema, file_schema]}
+        properties = object_schema["properties"] | {"values": list_or_file_schema}
+        object_schema_with_file = object_schema | {"properties": properties}
+
+        accepted_schemas = [list_schema, object_schema_with_file, file_schema]
+        return tagged_schema | {"properties": {cls.tag: {"anyOf": accepted_schemas}}}
 
 
 class Empirical(ListOfValues):

@@ -7,6 +7,7 @@ nanoseconds, a number per second or a number from 0 to 1. In Python the parsed v
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, Strict, ValidationInfo, WithJsonSchema
@@ -15,30 +16,41 @@ from loadgen.core import units
 from loadgen.core.workload.file_models import FileContext
 
 
-def _validator_of_unit(
-    parse: Callable[[str], int | float], types: tuple[type, ...], hint: str
-) -> BeforeValidator:
-    """Return a pydantic validator for a value with a unit, such as a duration.
+@dataclass(frozen=True)
+class _UnitParser:
+    """Parses a value with a unit, such as a duration, from a workload file or from Python.
 
-    In a file such a value is text with a unit (`30s`). A number without a unit is parsed as text
-    too, so that it is refused unless it is 0. In Python a value may be given as it is stored.
-
-    Args:
-        parse: Parses the text. Raises `InvalidValueError`.
-        types: The types of a stored value.
+    Attributes:
+        parse_text: Parses a text such as `30s`. Raises `InvalidValueError`.
+        number_types: The types of the numbers that are accepted.
         hint: An example for the message if the value has another type.
     """
 
-    def parse_value(value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str):
-            return parse(value)
-        if isinstance(value, bool) or not isinstance(value, types):
-            raise units.InvalidValueError("wrong_type", "is not an allowed value", hint)
-        if isinstance(info.context, FileContext):
-            return parse(str(value))
-        return value
+    parse_text: Callable[[str], int | float]
+    number_types: tuple[type, ...]
+    hint: str
 
-    return BeforeValidator(parse_value)
+    def parse(self, value: Any, info: ValidationInfo) -> Any:
+        """Return the number that a value stands for. Pydantic calls this for a field.
+
+        In Python, a number is the value itself, for example a duration in ns. In a file, a number
+        is parsed like a text without a unit, which is an error unless it is 0. Raises
+        `InvalidValueError` for a value of another type.
+        """
+        if isinstance(value, str):
+            return self.parse_text(value)
+        is_number = isinstance(value, self.number_types) and not isinstance(value, bool)
+        if not is_number:
+            raise units.InvalidValueError("wrong_type", "is not an allowed value", self.hint)
+        is_from_file = isinstance(info.context, FileContext)
+        return self.parse_text(str(value)) if is_from_file else value
+
+
+def _validator_of_unit(
+    parse_text: Callable[[str], int | float], number_types: tuple[type, ...], hint: str
+) -> BeforeValidator:
+    """Return a pydantic validator for a value with a unit. `_UnitParser` explains the arguments."""
+    return BeforeValidator(_UnitParser(parse_text, number_types, hint).parse)
 
 
 def _text_schema(pattern: str, example: str) -> WithJsonSchema:

@@ -140,15 +140,16 @@ class Part(BaseModel):
         """Return a reference to the JSON Schema of this part, and extend the schema it refers to.
 
         pydantic calls this method for each part. `handler` stores the generated schema in the table
-        of definitions (`$defs`) and returns a reference to that entry, such as
-        `{"$ref": "#/$defs/Poisson"}`. There is no method to replace an entry. `resolve_ref_schema`
-        returns the dictionary in the table itself, so its content is exchanged.
+        of definitions (`$defs`) and returns a reference to it, such as
+        `{"$ref": "#/$defs/Poisson"}`.
         """
         reference = handler(core_schema)
-        table_entry = handler.resolve_ref_schema(reference)
-        extended_schema = cls.extend_json_schema(dict(table_entry))
-        table_entry.clear()
-        table_entry.update(extended_schema)
+        definition = handler.resolve_ref_schema(reference)
+        extended_schema = cls.extend_json_schema(dict(definition))
+
+        # pydantic has no method to replace a definition, so the dictionary itself is changed.
+        definition.clear()
+        definition.update(extended_schema)
         return reference
 
 

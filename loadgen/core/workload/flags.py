@@ -321,9 +321,9 @@ def _merge_slo_term(
 ) -> dict[str, Slo]:
     """Add the term of an option `--slo` to the terms of the options `--slo` before it.
 
-    `--slo ttft:2s` belongs to the SLO that replaces the one of the workload, which is the field
-    `replacement_slo` of `Overrides`. `--slo +ttft:2s` belongs to the terms that are added to the
-    SLO of the workload, the field `added_slo`.
+    Options without a plus, such as `--slo ttft:2s`, together replace the SLO of the workload. They
+    are collected in the field `replacement_slo` of `Overrides`. Options with a plus, such as `--slo
+    +ttft:2s`, are added to the SLO of the workload, and collected in the field `added_slo`.
 
     Args:
         text: The term, with the plus if there is one.
@@ -341,6 +341,7 @@ def _merge_slo_term(
     new_term = parse_slo_term(text.removeprefix("+"), default_unit)
     replacement_slo = earlier_fields.get("replacement_slo") or Slo()
     added_slo = earlier_fields.get("added_slo") or Slo()
+    # No objective may be specified twice, not even once with and once without a plus.
     _check_no_common_objective(replacement_slo, new_term)
     _check_no_common_objective(added_slo, new_term)
     if is_added:

@@ -5,7 +5,6 @@ Recorded responses are separated from what is sent. They only tell how long a re
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -103,12 +102,12 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
     """Convert a row whose prompt is in the field `prompt_field`.
 
     The row may also have a system prompt, with which it becomes a chat of two messages, and a
-    recorded response, which tells how long the response should be. Data sets use the same names
-    for different contents: the field `input` may be a prompt or an addition to an instruction. So
-    each part is looked for in the fields that no part before it has used.
+    recorded response, whose length the new response should have. A field is used for one of these
+    three parts only, because data sets use the same names for different contents.
     """
     prompt = _read_prompt(row, prompt_field)
     remaining_fields = _without(row, prompt.used_fields)
+    # Each call removes the field that it returns from the remaining ones.
     system_prompt = _take_text_field(remaining_fields, SYSTEM_FIELDS)
     response = _take_text_field(remaining_fields, RESPONSE_FIELDS)
 
@@ -252,8 +251,9 @@ def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
         BadRowError: A turn has mistakes.
         EmptyConversationError: There is no question.
     """
-    # An iterator, so that a turn is parsed when it is needed. Mistakes after the response are not
-    # reported, because those turns are never used.
+    # The generator parses a turn when it is needed, so that mistakes after the response, in turns
+    # that are never used, are not reported. The first function reads it up to the question, and the
+    # second one from there on.
     parsed_turns = (_parse_turn(turn, f"{field}[{index}]") for index, turn in enumerate(turns))
     messages = _take_messages_to_question(parsed_turns)
     recorded_response = _find_response(turns_after_question=parsed_turns)
@@ -280,21 +280,29 @@ def _take_messages_to_question(turns: Iterator[_Turn]) -> list[dict[str, str]]:
 def _find_response(turns_after_question: Iterator[_Turn]) -> str:
     """Return the response to a question, "" if none follows it. Further questions are skipped.
 
-    Raises EmptyConversationError if a system message comes before the response: the response then
-    depends on something that is not sent with the question.
+    If a system message comes before the response, the response depends on a text that is not sent
+    with the question. The conversation counts as one without a question then.
+
+    Raises:
+        EmptyConversationError: A system message comes before the response.
+        BadRowError: A turn has mistakes.
     """
     for turn in turns_after_question:
         if turn.role == "assistant":
             return turn.text
         if turn.role == "system" and turn.text:
-            _parse_remaining(turns_after_question)
+            _report_mistakes(turns_after_question)
             raise EmptyConversationError("missing_value", "the conversation has no user message")
     return ""
 
 
-def _parse_remaining(turns: Iterator[_Turn]) -> None:
-    """Parse all remaining turns, so that a mistake in one of them is reported (BadRowError)."""
-    collections.deque(turns, maxlen=0)
+def _report_mistakes(unparsed_turns: Iterator[_Turn]) -> None:
+    """Raise BadRowError if one of the turns has mistakes. The iterator parses each turn it yields.
+
+    A row with mistakes is reported, but a conversation without a question is silently skipped.
+    """
+    for _ in unparsed_turns:
+        pass
 
 
 def _parse_turn(turn: Any, path: str) -> _Turn:

@@ -204,14 +204,15 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
 def _validate_slo_of_file(value: Any, context: FileContext) -> Slo | None:
     """Return the SLO that is written in a file, or None if it has an unknown key.
 
-    There are two kinds of mistakes. A wrong value raises an exception, which pydantic reports. An
-    unknown key, such as a mistyped metric, only adds an error to `context.errors`, so that the rest
-    of the file is checked as well. The SLO would lack a limit then, so none is returned.
+    A wrong value raises an exception, which pydantic reports. An unknown key, such as a mistyped
+    metric, does not: the validation adds an error to `context.errors` and ignores the key, so that
+    the rest of the file is checked as well. An SLO without this key would be wrong, so none is
+    returned.
     """
-    errors_before = len(context.errors)
+    error_count_before = len(context.errors)
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
     slo_of_file = build_slo_model(metric_names).model_validate(value, context=context)
-    has_unknown_key = len(context.errors) > errors_before
+    has_unknown_key = len(context.errors) > error_count_before
     return None if has_unknown_key else slo_of_file.to_slo()
 
 

@@ -47,9 +47,10 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
 
 
 def _check_each_stage(stages: list[Stage], errors: DocumentErrors) -> None:
-    """Add the error of each stage with a wrong end, with the position of the stage in the file.
+    """Add an error for each stage that never ends, or that ends before all of its users start.
 
-    Options can add and remove stages, so the position is that of the stage with the same name.
+    The error refers to the stage in the file. Options can add and remove stages, so the stage in
+    the file is found by its name. A stage that has no name in the file is found by its index.
     """
     stages_of_file = errors.document.get("stages") or ()
     index_by_name = {stage.get("name"): index for index, stage in enumerate(stages_of_file)}

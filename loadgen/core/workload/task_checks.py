@@ -146,9 +146,9 @@ class _StepGraph:
         """Yield an error unless the task begins with one request and ends with one request.
 
         The first request is the start of the task, and the last response is its end, so a task has
-        one time from start to end. So there must be one step that waits for no other, one that no
-        other waits for, and each of these two must run once. `check_cycles` must have passed:
-        without cycles there is at least one step of both kinds.
+        one time from start to end. So there must be one first step (it waits for no other step) and
+        one last step (no other step waits for it), and both must run once. `check_cycles` must have
+        passed: without cycles there is at least one first and one last step.
         """
         steps_with_successor = {name for names in self.predecessors.values() for name in names}
         first_steps = [name for name in self.steps if not self.predecessors[name]]
@@ -292,20 +292,22 @@ class _StepGraph:
             yield self.build_error("conflict", name, "think_time", problem, hint)
 
     def check_has_responses_to_send(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if requests of a chat without message and tool send no new text.
+        """Yield an error if a request of a chat step would send no new text.
 
-        Such a chat can only send the responses of the steps that it waits for. If it continues the
-        conversation of the first of them, the response of that step is part of the conversation
-        already, so only the others count. The first request of the chat sends them all, so further
-        requests (`turns` above 1) have nothing to send.
+        The step has neither a message nor a tool. So its first request sends the responses of the
+        steps that it waits for, and its later requests have nothing to send.
+
+        If the step continues a conversation, it is that of the first step that it waits for. The
+        response of that step is a part of the conversation, so it is no new text.
         """
-        responses_to_send = list(self.predecessors[name])
-        if not self.begins_context(name, step):
-            responses_to_send = responses_to_send[1:]
-        are_later_requests_empty = step.get("turns", 1) != 1
-        if not responses_to_send:
+        steps_with_new_text = self.predecessors[name]
+        continues_first_step = not self.begins_context(name, step)
+        if continues_first_step:
+            steps_with_new_text = steps_with_new_text[1:]
+        has_later_requests = step.get("turns", 1) != 1
+        if not steps_with_new_text:
             problem = f'step "{name}" sends no new text'
-        elif are_later_requests_empty:
+        elif has_later_requests:
             problem = f'step "{name}" sends no new text after its first request'
         else:
             return

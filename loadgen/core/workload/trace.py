@@ -220,10 +220,9 @@ def select_hashes(hashes: Integers, hash_starts: Integers, rows: Integers) -> Ro
     hash_counts = np.diff(hash_starts)[rows]  # [2, 1]
     new_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_counts)])  # [0, 2, 3]
 
-    # Each hash moves from the old start of its row to the new one. Here is one value per hash of
-    # the result.
-    old_starts = np.repeat(hash_starts[rows], hash_counts)  # [1, 1, 0]
-    moved_by = old_starts - np.repeat(new_starts[:-1], hash_counts)  # [1, 1, -2]
-    new_indexes = np.arange(int(hash_counts.sum()))  # [0, 1, 2]
-    old_indexes = new_indexes + moved_by  # [1, 2, 0]
-    return RowHashes(hashes[old_indexes], new_starts)
+    # From here on there is one value per hash of the result. A hash is identified by the start of
+    # its row in `hashes` and its position among the hashes of the row.
+    row_starts = np.repeat(hash_starts[rows], hash_counts)  # [1, 1, 0]
+    new_row_starts = np.repeat(new_starts[:-1], hash_counts)  # [0, 0, 2]
+    positions_in_row = np.arange(int(hash_counts.sum())) - new_row_starts  # [0, 1, 0]
+    return RowHashes(hashes[row_starts + positions_in_row], new_starts)

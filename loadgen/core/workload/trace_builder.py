@@ -484,7 +484,8 @@ def _count_tokens_by_hash(
     """Return how many tokens the block of each hash of a trace has, by the hash.
 
     A prompt is divided into blocks of equal size, of which the last one may be smaller, and has one
-    hash for each. If several prompts have a hash, the first of them decides how long its block is.
+    hash for each. If a hash occurs several times, its first occurrence decides how long the block
+    is.
 
     For example, the hashes [7, 8, 7, 9] with the starts [0, 2, 4] belong to two prompts, of 7 and 8
     and of 7 and 9. If they have 20 and 24 tokens in blocks of 16, the result is
@@ -502,18 +503,17 @@ def _count_tokens_by_hash(
     hash_counts = np.diff(hash_starts)
     request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)  # [0, 0, 1, 1]
 
-    # From here on there is one value per distinct hash, that of its first occurrence: 7, 8 and 9
-    # first occur at the indexes 0, 1 and 3, in the requests 0, 0 and 1.
-    distinct_hashes, first_indexes = np.unique(hashes, return_index=True)
-    first_requests = request_of_hash[first_indexes]
-    block_positions = first_indexes - hash_starts[first_requests]  # [0, 1, 1]
+    # From here on there is one value per distinct hash, for its first occurrence. The comments show
+    # the values for the hashes 7, 8 and 9 of the example.
+    distinct_hashes, indexes = np.unique(hashes, return_index=True)  # indexes [0, 1, 3]
+    requests = request_of_hash[indexes]  # [0, 0, 1]
+    block_positions = indexes - hash_starts[requests]  # [0, 1, 1]
+    prompt_tokens = input_tokens[requests]  # [20, 20, 24]
 
-    recorded_sizes = block_tokens[first_requests]
+    recorded_sizes = block_tokens[requests]
     inferred_size = _infer_block_tokens(hash_counts, input_tokens)
-    block_sizes = np.where(recorded_sizes > 0, recorded_sizes, inferred_size)
-    tokens_in_blocks = _count_block_tokens(
-        block_positions, block_sizes, input_tokens[first_requests]
-    )
+    block_sizes = np.where(recorded_sizes > 0, recorded_sizes, inferred_size)  # [16, 16, 16]
+    tokens_in_blocks = _count_block_tokens(block_positions, block_sizes, prompt_tokens)
     return dict(zip(distinct_hashes.tolist(), tokens_in_blocks.tolist(), strict=True))
 
 

@@ -339,18 +339,20 @@ class _BatchChecker:
     def _compare_times(self, values: _BatchValues) -> _TimeComparison:
         """Compare the times of a batch with those of earlier rows, also of earlier batches.
 
-        A row must be within a year of the first row, and not before any earlier row. Rows with a
-        mistake are not compared with, so that one bad time does not make all later rows bad.
+        A row must be within a year of the first row, and not before any earlier row. One bad time
+        must not make all later rows bad, so only rows without a mistake count as earlier rows.
         """
         is_readable = values.is_readable
         first_ns = self._first_ns
         if first_ns is None and is_readable.any():
             first_ns = int(values.at_ns[is_readable][0])
+        # Without a first time no row is readable, and the distance has no meaning.
+        reference_ns = 0 if first_ns is None else first_ns
         # As floats, because the difference of two times of 64 bits can exceed 64 bits.
-        distance_to_first_ns = np.abs(values.at_ns - float(first_ns or 0))
+        distance_to_first_ns = np.abs(values.at_ns - float(reference_ns))
         is_within_a_year = distance_to_first_ns <= LONGEST_NS
 
-        # Rows with a mistake get the earliest time, which is never the latest one of several rows.
+        # Rows with a mistake get the earliest possible time, so that they never are the latest row.
         is_without_mistake = is_readable & is_within_a_year
         times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
         latest_of_batch_ns = int(times_ns.max(initial=EARLIEST_NS))

@@ -63,8 +63,8 @@ def _describe_read_error(error: OSError, path: Path, compression: str | None) ->
 def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield the lines of a JSONL file, or the objects of a JSON document as one line each.
 
-    A file may be one JSON document that extends over several lines: an object, or a list of
-    objects. If the file is no such document, its lines are yielded unchanged.
+    A JSONL file has one object per line, and its lines are yielded unchanged. A JSON document is a
+    list of objects, or one object that extends over several lines.
     """
     first = next(lines, None)
     if first is None:
@@ -72,14 +72,15 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     _, first_line = first
     may_begin_document = first_line.lstrip().startswith(("{", "["))
     if may_begin_document:
-        # Decoding takes lines out of the iterator: none, or as many as the document may have. They
-        # are yielded here, as they are or as the objects of the document.
+        # This reads as many further lines as a document may have. `_lines_of_document` returns the
+        # objects of the document, or the lines that were read if they are no document.
         document = _decode_document(first, lines)
         yield from _lines_of_document(document)
     else:
         yield first
-    # The iterator still has the lines that have not been read.
-    yield from lines
+
+    unread_lines = lines
+    yield from unread_lines
 
 
 def _lines_of_document(decoded: _DecodedDocument) -> Iterable[NumberedLine]:

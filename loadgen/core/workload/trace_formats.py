@@ -207,9 +207,10 @@ class _CsvColumns:
 def find_csv_format(header: str) -> TraceFormat | None:
     """Return the format of a CSV file by its first line, or None if it is not known.
 
-    The first line has the names of the columns, which may be in any order and in any case. Some
-    formats leave the unit of their times open. Their result has a function `with_unit`, which
-    returns the format with a unit, and the unit that is assumed by default.
+    The first line has the names of the columns, which may be in any order and in any case.
+
+    Some formats do not define the unit of their times. Then the result also has the unit that is
+    assumed (seconds), and a function `with_unit` that returns the format for another unit.
     """
     names = [name.strip().lower() for name in next(csv.reader([header]), [])]
     table_format = find_table_format(names)
@@ -220,11 +221,10 @@ def find_csv_format(header: str) -> TraceFormat | None:
     # The function may come from a plug-in. `guard` turns a crash of it into an error message.
     parse_time = FORMATS.guard(table_format, table_format.time)
     trace_format = _csv_format(table_format, columns, parse_time)
-    is_unit_open = table_format.any_unit
-    if not is_unit_open:
-        return trace_format
-    with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
-    return trace_format._replace(with_unit=with_unit, default_unit="s")
+    if table_format.any_unit:
+        with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
+        return trace_format._replace(with_unit=with_unit, default_unit="s")
+    return trace_format
 
 
 def _find_csv_columns(names: list[str], table_format: FormatRow) -> _CsvColumns:

@@ -227,24 +227,29 @@ def _group_turns_by_agent(agent_of_turn: list[int]) -> list[list[int]]:
 def _number_sessions(trace: Trace) -> Integers:
     """Return the number of the session of each row, from 0 on in order of their first rows.
 
-    `trace.group` has the same number for all rows of a session, those of its sub-agents included. A
-    row without a group is a session by itself. For example, the groups 7, none, 3, 7 are the
-    sessions 0, 1, 2, 0.
+    All rows of a session have the same group in the trace. A row without a group is a session by
+    itself. For example, the groups 7, none, 3, 7 are the sessions 0, 1, 2, 0.
     """
-    # A row without a group gets a number that no other row has, such as 9 for row 1 of the example.
-    has_group = trace.group != NO_VALUE
-    first_unused_group = int(trace.group.max(initial=NO_VALUE)) + 1
-    unused_groups = first_unused_group + np.arange(len(trace))
-    group_of_row = np.where(has_group, trace.group, unused_groups)
+    group_of_row = _replace_missing_groups(trace.group)  # 7, 9, 3, 7 in the example
 
-    # NumPy sorts the distinct groups: 3, 7 and 9, whose first rows are 2, 0 and 1. The rows have
-    # the positions 1, 2, 0 and 1 in this order.
-    _, first_rows, sorted_position_of_row = np.unique(
+    # The distinct groups in ascending order are 3, 7 and 9. Their first rows are 2, 0 and 1, and
+    # the groups of the rows have the indexes 1, 2, 0 and 1 among them.
+    _, first_row_of_group, group_index_of_row = np.unique(
         group_of_row, return_index=True, return_inverse=True
     )
-    # A group becomes the session whose number is the rank of its first row: 2, 0 and 1.
-    session_of_sorted_group = _ranks(first_rows)
-    return session_of_sorted_group[sorted_position_of_row]
+    # Sessions are numbered in order of these first rows: 3, 7 and 9 are the sessions 2, 0 and 1.
+    session_of_group = _ranks(first_row_of_group)
+    return session_of_group[group_index_of_row]
+
+
+def _replace_missing_groups(groups: Integers) -> Integers:
+    """Return the groups of rows, with a new group for each row that has none.
+
+    For example, 7, none, 3, 7 becomes 7, 9, 3, 7.
+    """
+    first_unused_group = int(groups.max(initial=NO_VALUE)) + 1
+    unused_groups = first_unused_group + np.arange(len(groups))
+    return np.where(groups == NO_VALUE, unused_groups, groups)
 
 
 def _ranks(values: Integers) -> Integers:

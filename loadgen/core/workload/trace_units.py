@@ -52,7 +52,8 @@ def decide_unit(trial_times_ns: NDArray[np.int64], default: TimeUnit | None = No
     other_unit: TimeUnit = "ms" if probable.unit == "s" else "s"
     probable_rate = mean_rate(trial_times_ns, probable.unit)
     other_rate = mean_rate(trial_times_ns, other_unit)
-    if _is_plausible(probable_rate) or not _is_plausible(other_rate):
+    is_other_unit_better = _is_plausible(other_rate) and not _is_plausible(probable_rate)
+    if not is_other_unit_better:
         return probable
     rejected_rate = f"{probable_rate:,.3g} requests/s in {UNIT_NAMES[probable.unit]}"
     return UnitDecision(other_unit, f"they would be {rejected_rate}")
@@ -75,13 +76,14 @@ def mean_rate(trial_times_ns: NDArray[np.int64], unit: TimeUnit) -> float | None
     Return None if there is no request, or if all have the same time.
 
     Args:
-        trial_times_ns: The time of each request in ns, read as if the file were in `TRIAL_UNIT`.
-            If the unit is "s", the real times are 1,000 times as long.
+        trial_times_ns: The time of each request in ns, computed as if the numbers in the file had
+            the unit `TRIAL_UNIT`.
         unit: The real unit of the file.
     """
     if not len(trial_times_ns):
         return None
     trial_span_ns = float(int(trial_times_ns.max()) - int(trial_times_ns.min()))
+    # If TRIAL_UNIT is "ms" and the real unit is "s", the real times are 1,000 times as long.
     unit_ratio = UNIT_NS[unit] / UNIT_NS[TRIAL_UNIT]
     span_s = trial_span_ns / NS_PER_S * unit_ratio
     return len(trial_times_ns) / span_s if span_s else None
