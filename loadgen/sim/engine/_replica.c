@@ -475,9 +475,13 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due_object, &input_object,
                            &output_object, &blocks))
         return NULL;
-    if (convert_int64(due_object, &due_ns) < 0 || convert_int64(input_object, &input_tokens) < 0 ||
-        convert_int64(output_object, &output_tokens) < 0)
+    if (convert_int64(due_object, &due_ns) < 0)
         return NULL;
+    if (convert_int64(input_object, &input_tokens) < 0)
+        return NULL;
+    if (convert_int64(output_object, &output_tokens) < 0)
+        return NULL;
+
     Request *self = allocate_request();
     if (self == NULL)
         return NULL;
@@ -1045,8 +1049,8 @@ static int64_t count_blocks_to_admit(const Replica *self, const Request *request
 
 /* Count the blocks of an admitted request as used, and evict unused blocks to make room for them.
  *
- * The eviction comes last. It removes only unused blocks, so it spares the shared blocks of the
- * request. The unused blocks that remain fit into the memory that is still free. */
+ * Unused blocks stay in the cache as long as there is free memory for them. The shared blocks of
+ * the request have to be counted as used before the eviction, so that it spares them. */
 static void take_blocks_to_admit(Replica *self, const Request *request, int64_t private_count)
 {
     for (Py_ssize_t i = 0; i < request->shared_count; i++)
@@ -1099,9 +1103,11 @@ static int share_block(Replica *self, Request *request, const BlockHash *block_h
 /* Share the full blocks of a computed prompt, so that later requests can reuse them. Return 0, or
  * -1 with an exception.
  *
- * The request has used some shared blocks since its admission. Those after them were private until
- * now. If another request has shared one of them in the meantime, this block and those after it
- * stay private, and exist twice. */
+ * The first blocks of the prompt may be shared since the admission, because they were in the cache.
+ * The request has computed the blocks after them, which are private until now.
+ *
+ * Another request with the same prompt may have shared one of these blocks in the meantime. Then
+ * this block and those after it stay private, and exist twice in memory. */
 static int share_prompt_blocks(Replica *self, Request *request)
 {
     int64_t full_block_count = request->input_tokens / self->tokens_per_block;
@@ -1136,18 +1142,20 @@ static void release_blocks(Replica *self, Request *request, int64_t current_priv
 /* Return the phase of a decoding request, which tells in which iterations it needs a new block of
  * the cache. These are the iterations whose number modulo tokens_per_block is the phase.
  *
- * A decoding request stores one token per iteration in the cache. It stores token number
- * `prefill_tokens` in the iteration after `resumed_iteration`. Counted back from there at one token
- * per iteration, token 0 belongs to iteration `iteration_of_token_0`. Token 0 begins a block, and
- * so does every tokens_per_block-th token after it.
+ * A decoding request stores one token per iteration in the cache: token number t in iteration
+ * t + offset. The first of these tokens has the number `prefill_tokens`, and is stored in the
+ * iteration after `resumed_iteration`. A new block begins with each token whose number is a
+ * multiple of tokens_per_block.
  *
- * For example, with 32 tokens per block, 40 prompt tokens and the first output token in iteration
- * 100, token 40 is stored in iteration 101, so token 0 belongs to iteration 61. The phase is
- * 61 % 32 = 29. The next block begins with token 64 in iteration 125, and 125 % 32 is 29, too. */
+ * For example, with 32 tokens per block, a prompt of 40 tokens and the first output token in
+ * iteration 100, token 40 is stored in iteration 101. The offset is 101 - 40 = 61, and the phase is
+ * 61 % 32 = 29. The next block begins with token 64 in iteration 64 + 61 = 125, and 125 % 32 is 29.
+ * The offset is negative for a prompt that is longer than the number of iterations so far. */
 static int64_t find_block_phase(const Replica *self, const Request *request)
 {
-    int64_t iteration_of_token_0 = request->resumed_iteration + 1 - request->prefill_tokens;
-    return floor_modulo(iteration_of_token_0, self->tokens_per_block);
+    int64_t first_storing_iteration = request->resumed_iteration + 1;
+    int64_t offset = first_storing_iteration - request->prefill_tokens;
+    return floor_modulo(offset, self->tokens_per_block);
 }
 
 /* Return how many new blocks the decoding requests need in an iteration.
@@ -1190,18 +1198,18 @@ static int64_t count_cached_tokens(const Replica *self, const Request *request)
 /* Return how many private blocks a decoding request has: those it does not share with others.
  * `cached_tokens` is how many of its tokens are in the cache.
  *
- * If blocks for the output are not reserved at admission, a request takes a new block whenever its
- * last one is full. It takes it when an iteration begins, before the token that goes into the block
- * counts as cached. */
+ * If the blocks of the output were reserved at admission, their number does not change. Otherwise a
+ * request takes a new block whenever its last one is full. For example, with 32 tokens per block, a
+ * request with 64 cached tokens has 2 blocks. It takes a third one at the beginning of the next
+ * iteration, and has 3 blocks while this iteration is computed. */
 static int64_t count_private_blocks(const Replica *self, const Request *request,
                                     int64_t cached_tokens)
 {
     if (self->reserves_output_blocks)
         return request->private_block_count;
-    int64_t block_count = ceil_divide(cached_tokens, self->tokens_per_block);
-    int has_empty_block = self->is_computing && needs_block_now(self, request);
-    if (has_empty_block)
-        block_count++;
+    int64_t filled_block_count = ceil_divide(cached_tokens, self->tokens_per_block);
+    int has_taken_empty_block = self->is_computing && needs_block_now(self, request);
+    int64_t block_count = has_taken_empty_block ? filled_block_count + 1 : filled_block_count;
     return block_count - request->shared_count;
 }
 
@@ -1212,14 +1220,19 @@ static int64_t count_private_blocks(const Replica *self, const Request *request,
  * to remove the request from its bucket. */
 static void remove_from_batch(Replica *self, Request *request)
 {
+    /* The tokens and blocks that the request has now, before it leaves the batch. */
     int64_t cached_tokens = count_cached_tokens(self, request);
     int64_t private_count = count_private_blocks(self, request, cached_tokens);
+
+    /* Remove the request from the batch. */
+    unlink_request(&self->decoding_queue, request);
     if (!self->reserves_output_blocks)
         self->block_demand_by_phase[find_block_phase(self, request)]--;
-    unlink_request(&self->decoding_queue, request);
-    self->kv_tokens -= cached_tokens;
+
+    /* Subtract its share from the totals of the replica. */
     self->decoding_count--;
     self->active_count--;
+    self->kv_tokens -= cached_tokens;
     release_blocks(self, request, private_count);
 }
 
@@ -1255,7 +1268,8 @@ static int64_t count_generated_tokens(const Replica *self, const Request *reques
         return tokens_before_admission;
     int64_t newest_token_iteration = find_newest_token_iteration(self, request);
     int64_t tokens_since_admission = newest_token_iteration - request->resumed_iteration + 1;
-    /* Negative only if less than one output token was requested. */
+
+    /* The number can only be negative for a request for less than one output token. */
     if (tokens_since_admission < 0)
         return tokens_before_admission;
     return tokens_before_admission + tokens_since_admission;
@@ -1361,10 +1375,10 @@ static int take_decoding_blocks(Replica *self)
         needed_count = count_demanded_blocks(self, self->iteration);
     }
     if (has_paused) {
-        /* Blocks in the cache that no request uses count as free. What is free after the new blocks
-         * are taken is the room for them. */
-        int64_t free_count_afterwards = count_free_blocks(self) - needed_count;
-        evict_blocks(&self->block_table, free_count_afterwards);
+        /* A block that no request uses counts as free, although it stays in the cache. The new
+         * blocks take the place of some of these. The others may stay, as far as there is room. */
+        int64_t room_for_unused_blocks = count_free_blocks(self) - needed_count;
+        evict_blocks(&self->block_table, room_for_unused_blocks);
     }
     self->private_block_count += needed_count;
     return 0;
@@ -1556,9 +1570,10 @@ static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
     return 0;
 }
 
-/* Add a request to the decoding ones. It has been in the batch since its admission. The queue of
- * decoding requests takes over the caller's reference. The bucket of its last iteration, which owns
- * no requests, has it, too. */
+/* Add a request to those that decode. It has been in the batch since its admission.
+ *
+ * The queue of decoding requests takes over the caller's reference. The request is also added to
+ * the bucket of all requests with the same last iteration, which owns no references. */
 static void start_decoding(Replica *self, Request *request)
 {
     request->state = DECODING;
@@ -1588,7 +1603,7 @@ static void record_first_token(Request *request, int64_t iteration)
  * decode or, if it needs no other token, is done and appended to the Python list `done`. Return 0,
  * or -1 with an exception.
  *
- * The caller passes its reference to the request, also if the function fails. */
+ * In either case this function takes over one reference to the request from the caller. */
 static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObject *done)
 {
     record_first_token(request, iteration);
@@ -1610,14 +1625,18 @@ static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObj
 /* Give the first token to the requests whose prefill ends with an iteration. Return 0, or -1 with
  * an exception. Requests that need no other token are appended to the Python list `done`.
  *
- * The array `first_token_requests` becomes the owner of these requests. Each also is decoding or in
- * `done` then, which is a second reference. */
+ * These requests are in the array `finishing_prefill`, and are moved to `first_token_requests`,
+ * from which Python reads them. That array then owns a reference to each request. A second one
+ * belongs to the queue of decoding requests, or to `done`. */
 static int end_prefills(Replica *self, int64_t iteration, PyObject *done)
 {
     clear_requests(&self->first_token_requests);
+
+    /* Exchange both arrays, so that the memory of the empty one is used again. */
     RequestArray empty_array = self->first_token_requests;
     self->first_token_requests = self->finishing_prefill;
     self->finishing_prefill = empty_array;
+
     for (Py_ssize_t i = 0; i < self->first_token_requests.count; i++) {
         Request *request = self->first_token_requests.items[i];
         Py_INCREF(OBJECT(request)); /* the reference that `end_prefill` takes over */
@@ -1631,15 +1650,15 @@ static int end_prefills(Replica *self, int64_t iteration, PyObject *done)
  * `done`. Return 0, or -1 with an exception. In an uneventful iteration (see `is_uneventful`), no
  * request is done, and `done` may be NULL.
  *
- * Every decoding request gets one token, and so does every request whose prefill ends with this
- * iteration. The latter begin to decode. */
+ * Every decoding request gets one token. So does every request whose prefill ends with this
+ * iteration, which then begins to decode. */
 static int end_iteration(Replica *self, PyObject *done)
 {
     int64_t finished_iteration = self->iteration;
     self->iteration++;
     self->is_computing = 0;
-    /* Each decoding request has got a token, whose predecessor is in the cache now. This includes
-     * the requests that are done, which are removed next with all of their tokens. */
+    /* Each decoding request has got a token. To compute it, the token before it was stored in the
+     * cache. The requests that are done count here, too, and are removed next. */
     self->kv_tokens += self->decoding_count;
     self->decoded_tokens += self->decoding_count;
     if (remove_finished(self, finished_iteration, done) < 0)
@@ -2034,9 +2053,9 @@ static Py_ssize_t skip_uneventful_iterations(Replica **replicas, Py_ssize_t coun
 /* Replica.advance_to_next_event(replicas, before_ns) -> (end_ns, index): advance the replicas to
  * the next iteration that the caller has to handle.
  *
- * Most iterations are uneventful and are skipped without a call from Python. Return a new tuple
- * with the end of the next other iteration and the index of its replica, or NULL with an exception.
- * `unused` is NULL, because the method is static. */
+ * Most iterations are uneventful, and are ended here without a call from Python. Return a new
+ * tuple with the end of the first other iteration and the index of its replica, or NULL with an
+ * exception. `unused` is NULL, because the method is static. */
 static PyObject *replica_advance_to_next_event(PyObject *unused, PyObject *args)
 {
     PyObject *replica_list, *before;

@@ -356,18 +356,19 @@ class _BlockDemand:
 
         These are the iterations whose number modulo `tokens_per_block` is the phase.
 
-        A decoding request stores one token per iteration in the cache. It stores token number
-        `prefill_tokens` in the iteration after `resumed_iteration`. Counted back from there at one
-        token per iteration, token 0 belongs to iteration `iteration_of_token_0`. Token 0 begins a
-        block, and so does every `tokens_per_block`-th token after it.
+        A decoding request stores one token per iteration in the cache: token number t in iteration
+        t + offset. The first of these tokens has the number `prefill_tokens`, and is stored in the
+        iteration after `resumed_iteration`. A new block begins with each token whose number is a
+        multiple of `tokens_per_block`.
 
-        For example, with 32 tokens per block, 40 prompt tokens and the first output token in
-        iteration 100, token 40 is stored in iteration 101, so token 0 belongs to iteration 61. The
-        phase is 61 % 32 = 29. The next block begins with token 64 in iteration 125, and 125 % 32
-        is 29, too.
+        For example, with 32 tokens per block, a prompt of 40 tokens and the first output token in
+        iteration 100, token 40 is stored in iteration 101. The offset is 101 - 40 = 61, and the
+        phase is 61 % 32 = 29. The next block begins with token 64 in iteration 64 + 61 = 125, and
+        125 % 32 is 29.
         """
-        iteration_of_token_0 = request.resumed_iteration + 1 - request.prefill_tokens
-        return iteration_of_token_0 % self._tokens_per_block
+        first_storing_iteration = request.resumed_iteration + 1
+        offset = first_storing_iteration - request.prefill_tokens
+        return offset % self._tokens_per_block
 
 
 class Replica:
@@ -519,24 +520,26 @@ class Replica:
     def end_iteration(self) -> list[SimRequest]:
         """End the current iteration, and return the requests that are done with it.
 
-        Every decoding request gets one token, and so does every request whose prefill ends with
-        this iteration. The latter begin to decode.
+        Every decoding request gets one token. So does every request whose prefill ends with this
+        iteration, which then begins to decode.
         """
         finished_iteration = self.iteration
         self.iteration += 1
         self._is_computing = False
 
         # Each decoding request has got a token, and has stored the token before it in the cache.
-        # Requests that get their last token still count here, and are removed next.
+        # This includes the requests that are done now.
         self._kv_tokens += self.decoding_count
         self.decoded_tokens += self.decoding_count
 
+        # Remove the requests that have got their last token.
         done_requests = self._requests_by_last_iteration.pop(finished_iteration, [])
         for request in done_requests:
             request.state = DONE
             self._remove_from_batch(request)
 
-        # Requests that begin to decode now join the batch after the others have been counted.
+        # Give the first token to the requests whose prefill has ended. They were not decoding in
+        # this iteration, so they were not counted above.
         self.first_token_requests = self._finishing_prefill
         self._finishing_prefill = []
         for request in self.first_token_requests:
@@ -565,13 +568,16 @@ class Replica:
         """
         while True:
             # The replica whose iteration ends first; of several, the one with the lowest index.
-            end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
-            replica = replicas[index]
-            can_end_here = end_ns < before_ns and replica._is_uneventful()
+            end_ns, next_index = min(
+                (replica.end_ns, index) for index, replica in enumerate(replicas)
+            )
+            next_replica = replicas[next_index]
+            can_end_here = end_ns < before_ns and next_replica._is_uneventful()
             if not can_end_here:
-                return end_ns, index
-            replica.end_iteration()
-            replica.begin_iteration(end_ns)
+                return end_ns, next_index
+
+            next_replica.end_iteration()
+            next_replica.begin_iteration(end_ns)
 
     def cancel(self, request: SimRequest) -> None:
         """Stop a request unless it is done. Its blocks are free from the next iteration on.
@@ -603,9 +609,11 @@ class Replica:
         tokens_before_admission = request.output_tokens - request.remaining_output_tokens
         if not self._has_decoded(request):
             return tokens_before_admission
+
         newest_token_iteration = self._find_newest_token_iteration(request)
         tokens_since_admission = newest_token_iteration - request.resumed_iteration + 1
-        # The difference is negative only if less than one output token was requested.
+
+        # The number could only be negative for a request for less than one output token.
         return tokens_before_admission + max(0, tokens_since_admission)
 
     def _has_decoded(self, request: SimRequest) -> bool:
@@ -799,16 +807,18 @@ class Replica:
     def _end_prefill(self, request: SimRequest, iteration: int) -> None:
         """Give a request its first token, because its prefill has ended with this iteration.
 
-        The request begins to decode, or is done if it needs no other token.
+        The request begins to decode, or is done if it needs no other token. A request that was
+        paused has a second prefill, which gives it the first token since the pause
+        (`resumed_iteration`).
+
+        A decoding request gets one token per iteration, so the iteration of its last token is known
+        now. For example, with 3 tokens from iteration 10 on, it is iteration 12.
         """
         has_had_tokens = request.first_iteration >= 0  # before a pause
         if not has_had_tokens:
             request.first_iteration = iteration
 
         request.resumed_iteration = iteration
-
-        # A decoding request gets one token per iteration, so the iteration of its last token is
-        # known now. With one token, it is this iteration.
         request.last_iteration = iteration + request.remaining_output_tokens - 1
 
         if self._limits.block_reuse and request.blocks:
@@ -840,18 +850,21 @@ class Replica:
         The first blocks of the prompt may be shared since the admission, because they were in the
         cache. The request has computed the blocks after them, which are private until now.
 
-        If another request with the same prompt has shared one of these blocks in the meantime, this
-        block and those after it stay private, and exist twice in memory.
+        Another request with the same prompt may have shared one of these blocks in the meantime.
+        Then this block and those after it stay private, and exist twice in memory.
         """
         reused_count = len(request.shared_blocks)
         full_block_count = request.input_tokens // self._limits.tokens_per_block
         computed_blocks = request.blocks[reused_count:full_block_count]
+
+        # `create` stops at the first block that is already shared.
         newly_shared_blocks = self._shared.create(computed_blocks)
         request.shared_blocks = [*request.shared_blocks, *newly_shared_blocks]
 
-        # They are private no more, neither in the count of the request nor in that of the replica.
-        request.private_block_count -= len(newly_shared_blocks)
-        self._private_block_count -= len(newly_shared_blocks)
+        # These blocks were counted as private, for the request and for the whole replica.
+        newly_shared_count = len(newly_shared_blocks)
+        request.private_block_count -= newly_shared_count
+        self._private_block_count -= newly_shared_count
 
     def _take_decoding_blocks(self) -> None:
         """Take the new cache blocks that decoding requests need in this iteration.
@@ -865,10 +878,10 @@ class Replica:
             needed_count = self._block_demand.count_blocks(self.iteration)
 
         if self.recent_pauses:
-            # Blocks in the cache that no request uses count as free. What is free after the new
-            # blocks are taken is the room for them.
-            free_count_afterwards = self._count_free_blocks() - needed_count
-            self._shared.evict(capacity=free_count_afterwards)
+            # A block that no request uses counts as free, although it stays in the cache. The new
+            # blocks take the place of some of these. The others may stay, as far as there is room.
+            room_for_unused_blocks = self._count_free_blocks() - needed_count
+            self._shared.evict(capacity=room_for_unused_blocks)
 
         self._private_block_count += needed_count
 
@@ -893,22 +906,31 @@ class Replica:
         self.pause_count += 1
 
     def _pause_prefill(self, request: SimRequest) -> None:
-        """Remove the partly prefilled request from the batch, because it is paused."""
+        """Remove the partly prefilled request from the batch, because it is paused.
+
+        It has got no token since its admission. So the iterations with tokens, from the first to
+        the last one, are recorded as an empty range: 0 to -1.
+        """
         self._partly_prefilled = None
         self._release_blocks(request, request.private_block_count)
         self.active_count -= 1
-        # It has no token yet. The range of iterations from 0 to -1 is empty.
         self._record_pause(request, first_iteration=0, last_iteration=-1)
 
     def _pause_decoding(self, request: SimRequest) -> None:
-        """Remove a decoding request from the batch, because it is paused."""
+        """Remove a decoding request from the batch, because it is paused.
+
+        A pause loses the keys and values of the request, but not its tokens. So its next prefill
+        computes the prompt and the tokens that it has got, and the decoding then goes on.
+        """
         generated_tokens = self.count_generated_tokens(request)
+        last_finished_iteration = self.iteration - 1
         self._record_pause(
             request,
             first_iteration=request.resumed_iteration,
-            last_iteration=self.iteration - 1,
+            last_iteration=last_finished_iteration,
         )
         self._remove_unfinished(request)
+
         request.prefill_tokens = request.input_tokens + generated_tokens
         request.remaining_output_tokens = request.output_tokens - generated_tokens
 
@@ -927,20 +949,23 @@ class Replica:
     def _remove_from_batch(self, request: SimRequest) -> None:
         """Remove a decoding request from the batch, and free its blocks.
 
-        The request is done, paused or cancelled. The caller removes it from
-        `_requests_by_last_iteration`, because requests that are done leave that dict all together.
+        The request is done, paused or cancelled. It is still in `_requests_by_last_iteration`, from
+        which the caller has to remove it. For requests that are done, the caller does that at once
+        for all that end with the same iteration.
         """
-        # Counted first, because both counts depend on the state before the removal.
+        # The tokens and blocks that the request has now, before it leaves the batch.
         cached_tokens = self._count_cached_tokens(request)
         private_count = self._count_private_blocks(request, cached_tokens)
 
+        # Remove the request from the batch.
+        del self._decoding_requests[request]
         if not self._limits.reserves_output_blocks:
             self._block_demand.remove(request)
 
-        del self._decoding_requests[request]
-        self._kv_tokens -= cached_tokens
+        # Subtract its share from the totals of the replica.
         self.decoding_count -= 1
         self.active_count -= 1
+        self._kv_tokens -= cached_tokens
         self._release_blocks(request, private_count)
 
     def _find_newest_token_iteration(self, request: SimRequest) -> int:
@@ -964,9 +989,10 @@ class Replica:
     def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
         """Return how many private blocks a decoding request has: those it does not share.
 
-        If blocks for the output are not reserved at admission, a request takes a new block whenever
-        its last one is full. It takes it when an iteration begins, before the token that goes into
-        the block counts as cached.
+        If the blocks of the output were reserved at admission, their number does not change.
+        Otherwise a request takes a new block whenever its last one is full. For example, with 32
+        tokens per block, a request with 64 cached tokens has 2 blocks. It takes a third one at the
+        beginning of the next iteration, and has 3 blocks while this iteration is computed.
 
         Args:
             request: The request.
@@ -976,15 +1002,12 @@ class Replica:
         if limits.reserves_output_blocks:
             return request.private_block_count
 
-        block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
-        has_empty_block = self._is_computing and self._block_demand.needs_block(
+        filled_block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
+        has_taken_empty_block = self._is_computing and self._block_demand.needs_block(
             request, self.iteration
         )
-        if has_empty_block:
-            block_count += 1
-
-        shared_count = len(request.shared_blocks)
-        return block_count - shared_count
+        block_count = filled_block_count + 1 if has_taken_empty_block else filled_block_count
+        return block_count - len(request.shared_blocks)
 
     def _release_blocks(self, request: SimRequest, private_count: int) -> None:
         """Free the private blocks of a request, and stop using its shared ones."""
