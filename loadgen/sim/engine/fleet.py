@@ -156,31 +156,33 @@ class _FleetReplica:
     def end_iteration(self, end_ns: int) -> _EndedIteration:
         """End the current iteration at `end_ns`, and return what it has done.
 
-        Three kinds of requests emit tokens. A request that starts emits its first token alone. A
-        request that is done emits the tokens that are left. Of all other requests, those emit a
-        full event that have enough tokens for one.
+        Each request emits tokens in at most one of three ways:
+
+        - A request that starts emits its first token alone.
+        - A request that is done emits the tokens that it has not emitted yet.
+        - Any other request emits a full event (n tokens) every n iterations. Requests that do so in
+          the same iterations are in one event group.
         """
         replica = self.replica
         iteration = replica.iteration
         decoding_count = replica.decoding_count
         done_requests = replica.end_iteration()
 
-        # A request for one token does not start: its first token is emitted as its last one.
+        # The requests that are done leave the event groups, so they emit no full event now.
+        last_tokens = self._build_last_tokens(done_requests, iteration, end_ns)
+        for request in done_requests:
+            self._event_groups.remove(request, request.resumed_iteration)
+
+        full_events = self._build_full_events(iteration, end_ns)
+
+        # The requests that start enter the event groups, for the next iterations. A request for one
+        # token does not start: its first token is emitted as its last one.
         started_requests = [
             request
             for request in replica.first_token_requests
             if request.remaining_output_tokens > 1
         ]
-
         first_tokens = _build_first_tokens(started_requests, end_ns)
-        last_tokens = self._build_last_tokens(done_requests, iteration, end_ns)
-
-        # A request emits only once per iteration. So the full events are built when the requests
-        # that are done have left the event groups, and before those that start enter them.
-        for request in done_requests:
-            self._event_groups.remove(request, request.resumed_iteration)
-
-        full_events = self._build_full_events(iteration, end_ns)
         for request in started_requests:
             self._event_groups.add(request, iteration)
 
@@ -215,23 +217,21 @@ class _FleetReplica:
         """Return the emissions of paused requests, with the tokens that they have not emitted yet.
 
         With n tokens per event, a request emits its first token alone and then n tokens every n
-        iterations. At a pause, up to n - 1 tokens have no event yet. They are emitted now. When the
-        request is admitted again, it begins anew with a first token alone.
+        iterations. For example, with n = 4, a request that got tokens in iterations 10 to 16 has
+        emitted them at 10 and 14. If it is paused now, the 2 tokens of iterations 15 and 16 are
+        left. When the request is admitted again, it begins anew with a first token alone.
         """
         emissions = []
         for request, first_iteration, last_iteration in self.replica.recent_pauses:
-            has_tokens = last_iteration >= first_iteration
-            if not has_tokens:
+            was_in_prefill = last_iteration < first_iteration  # it has no token yet
+            if was_in_prefill:
                 continue
 
             self._event_groups.remove(request, first_iteration)
             tokens_after_first = last_iteration - first_iteration
-
-            tokens_since_event = tokens_after_first % self._tokens_per_event
-            if tokens_since_event:
-                emissions.append(
-                    Emission(request.key, tokens_since_event, is_last=False, due_ns=now_ns)
-                )
+            tokens_left = tokens_after_first % self._tokens_per_event
+            if tokens_left > 0:
+                emissions.append(Emission(request.key, tokens_left, is_last=False, due_ns=now_ns))
 
         return emissions
 
@@ -313,9 +313,10 @@ class Fleet:
 
         Args:
             system: The replicas and how requests are routed to them.
-            emission_spacing_ns: The mean time between emissions of one iteration, which a real
-                server sends one after the other. It is reduced if needed, so that all are sent
-                within half an iteration. With 0 all are due at the end of the iteration.
+            emission_spacing_ns: The mean time between two emissions of an iteration, which a real
+                server sends one after the other. With many emissions it is shorter, so that all
+                are sent within half the duration of the iteration. With 0, all are due when the
+                iteration ends.
         """
         self.limits = system.limits
         self.serving_count = len(system.speeds)
@@ -471,10 +472,10 @@ class Fleet:
             self._update_next_emission(assignment.replica_index)
 
     def _update_next_emission(self, replica_index: int) -> None:
-        """Update the entry of a replica in the heap of the next unsent emissions.
+        """Update the due time of the next unsent emission of a replica, after some were dropped.
 
-        After emissions were dropped, the next one of the replica may be due later than its entry
-        says, or there may be none.
+        The heap `_next_due_times` has one entry per replica with unsent emissions: the due time of
+        the first one. That may be later now, or there may be no emission any more.
         """
         self._next_due_times = [
             entry for entry in self._next_due_times if entry.replica_index != replica_index
@@ -483,7 +484,7 @@ class Fleet:
         self._push_next_emission(replica_index)
 
     def _push_next_emission(self, replica_index: int) -> None:
-        """Add the next unsent emission of a replica, if any, to the heap of all replicas.
+        """Add the due time of the next unsent emission of a replica, if any, to the heap.
 
         The replica must not have an entry in the heap.
         """
@@ -572,7 +573,9 @@ class Fleet:
     def _end_iteration(self, replica_index: int, end_ns: int) -> list[Emission]:
         """End an iteration of a replica, begin its next one, and return what is emitted now.
 
-        If emissions are spaced, they are scheduled for later, and the result is empty.
+        A real server sends the tokens of an iteration one after the other. With the option
+        `emission_spacing_ns` they are scheduled for later in this way, and the result is empty.
+        Otherwise all are emitted now.
         """
         ended_iteration = self._fleet_replicas[replica_index].end_iteration(end_ns)
         self._record_iteration(replica_index, ended_iteration)
@@ -582,8 +585,9 @@ class Fleet:
         if not emissions or not self._emission_spacing_ns:
             return emissions
 
-        # All are sent within half an iteration, so that they are gone before the next ones come.
-        max_spacing_ns = ended_iteration.duration_ns // (2 * len(emissions))
+        # All are sent within half the duration of the iteration, which is before the next one ends.
+        max_send_duration_ns = ended_iteration.duration_ns // 2
+        max_spacing_ns = max_send_duration_ns // len(emissions)
         spacing_ns = min(self._emission_spacing_ns, max_spacing_ns)
         self._schedule_emissions(replica_index, end_ns, spacing_ns, emissions)
 
@@ -615,9 +619,9 @@ class Fleet:
     ) -> None:
         """Schedule the emissions of an iteration, which are sent one after the other.
 
-        To save wake-ups, they are sent in groups of EMISSIONS_PER_GROUP, each at the time of its
-        first emission. With groups of 5, emissions 0 to 4 are due at the start, and emissions 5 to
-        9 are due `5 * spacing_ns` later.
+        To save wake-ups of the server, they are sent in groups of EMISSIONS_PER_GROUP. For example,
+        with groups of 5 and a spacing of 1 ms, emissions 0 to 4 are due at the end of the
+        iteration, and emissions 5 to 9 are due 5 ms later.
 
         Args:
             replica_index: The replica of the iteration.
@@ -629,6 +633,7 @@ class Fleet:
         unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
         had_unsent_emissions = bool(unsent_emissions)
 
+        # When the first group is due.
         start_ns = end_ns
         if had_unsent_emissions:
             start_ns = max(end_ns, unsent_emissions[-1].due_ns + spacing_ns)
@@ -638,9 +643,8 @@ class Fleet:
             for emission in emissions[group_start : group_start + EMISSIONS_PER_GROUP]:
                 emission.due_ns = group_due_ns
 
+        # A replica with unsent emissions is in the heap already, with its first one.
         unsent_emissions += emissions
-
-        # The heap has one entry per replica with unsent emissions: the due time of the first one.
         if not had_unsent_emissions:
             self._push_next_emission(replica_index)
 

@@ -36,8 +36,8 @@ _DRAWN_GAPS = 4096  # number of times between tokens that are drawn in advance
 _GAP_STRIDE = 977  # a prime: requests that arrive together begin far apart among the drawn gaps
 _MAX_SIGMA = 10.0  # exp(10) is 22,000: no latency spreads that much, so it is a mistake
 # Numbers of the random streams that this module draws from; fault_injection.py uses 3 and 4.
-_TTFT_STREAM = 1
-_ITL_STREAM = 2
+_TTFT_RANDOM_STREAM = 1
+_ITL_RANDOM_STREAM = 2
 
 
 def parse_duration_ns(text: str, option: str = "") -> int:
@@ -309,7 +309,12 @@ def _draw_gaps_ns(options: LatencyOptions) -> list[int]:
     itl = options.itl
     if itl.kind == "fixed":
         return []
-    return [itl.draw(options.seed, _ITL_STREAM, index) for index in range(_DRAWN_GAPS)]
+    return [itl.draw(options.seed, _ITL_RANDOM_STREAM, index) for index in range(_DRAWN_GAPS)]
+
+
+def _round_up_to_multiple(value: int, divisor: int) -> int:
+    """Return the smallest multiple of `divisor` that is not below `value`: 20 for 17 and 10."""
+    return value + -value % divisor
 
 
 class LatencyModel:
@@ -329,13 +334,15 @@ class LatencyModel:
         self._now_ns = 0  # the time of the last call
         self._submitted_count = 0
 
-        # Copies of options that are read once per emission. A gap is the time between two tokens of
-        # a stream. There are three modes: no gaps (option `flood`), fixed gaps and drawn gaps.
+        # Copies of options, because attributes of this object are read faster, once per emission.
         self._tokens_per_emission = options.tokens_per_emission
-        self._has_no_gaps = options.flood
-        self._fixed_gap_ns = options.itl.center_ns
-        self._drawn_gaps_ns = _draw_gaps_ns(options)  # empty with fixed gaps
         self._max_active = options.slots
+
+        # A gap is the time between two tokens of a stream. With the option `flood` there are no
+        # gaps. Otherwise the gaps are drawn or, if that list is empty, all have a fixed length.
+        self._has_no_gaps = options.flood
+        self._drawn_gaps_ns = _draw_gaps_ns(options)
+        self._fixed_gap_ns = options.itl.center_ns
 
         self._streams: dict[Hashable, _TokenStream] = {}  # all that are not finished, by key
         self._queue: deque[_TokenStream] = deque()  # those that wait for a slot
@@ -423,7 +430,8 @@ class LatencyModel:
             if due_ns > now_ns:
                 break
 
-            if stream.key is None:  # cancelled
+            is_cancelled = stream.key is None
+            if is_cancelled:
                 heapq.heappop(heap)
                 continue
 
@@ -462,12 +470,13 @@ class LatencyModel:
             tokens_left: How many tokens the stream has left after it.
         """
         tokens = self._tokens_per_emission
-        if tokens > tokens_left:
-            tokens = tokens_left  # a call of `min` would cost more, once per emission
+        if tokens > tokens_left:  # faster than `min`, and this runs once per emission
+            tokens = tokens_left
 
         if self._has_no_gaps:
-            # Just after the current call of `advance`, so that the next call emits it. If it were
-            # due in this call, one stream would emit all of its tokens before the others.
+            # One nanosecond later, so that the emission comes with the next call of `advance`. If
+            # it came with the current one, a stream would emit all of its tokens in one call,
+            # before the other streams.
             next_due_ns = self._now_ns + 1
         elif not self._drawn_gaps_ns:
             next_due_ns = due_ns + self._fixed_gap_ns * tokens
@@ -494,29 +503,35 @@ class LatencyModel:
     def _start(self, stream: _TokenStream, start_ns: int) -> None:
         """Start a request: it takes one of the slots, and its first token is planned.
 
-        With the option `lockstep`, the first token is delayed to the next multiple of the time
-        between tokens, so that all streams emit at the same times.
+        The time to the first token is drawn, plus a fixed time per token of the prompt. With the
+        option `lockstep`, the token is delayed until the next tick of a clock, so that all requests
+        get their tokens at the same times. The period of the clock is the time between two tokens,
+        which is fixed with this option.
+
+        Args:
+            stream: The tokens of the request, none of which has been emitted.
+            start_ns: When the request starts.
         """
         stream.has_started = True
         self.active_count += 1
-        options = self._options
-        ttft_ns = options.ttft.draw(options.seed, _TTFT_STREAM, stream.arrival_index)
-        ttft_ns += round(options.per_input_token_ns * stream.input_tokens)
 
-        due_ns = start_ns + ttft_ns
+        options = self._options
+        drawn_ns = options.ttft.draw(options.seed, _TTFT_RANDOM_STREAM, stream.arrival_index)
+        prompt_ns = round(options.per_input_token_ns * stream.input_tokens)
+        due_ns = start_ns + drawn_ns + prompt_ns
         if options.lockstep:
-            period_ns = options.itl.center_ns
-            period_count = -(-due_ns // period_ns)  # rounded up
-            due_ns = period_count * period_ns
+            due_ns = _round_up_to_multiple(due_ns, self._fixed_gap_ns)
 
         heapq.heappush(self._heap, (due_ns, stream.arrival_index, stream))
 
-    def _free_slot(self, now_ns: int) -> None:
+    def _free_slot(self, end_ns: int) -> None:
         """Free the slot of a request that ends, and start the next requests that wait for one.
 
+        A caller of `advance` may come late. Suppose a request ended at 10 ms, another one arrived
+        at 12 ms, and the caller comes at 15 ms. Then the other request starts at 12 ms.
+
         Args:
-            now_ns: When the request ends. If `advance` is called late, this is in the past, and a
-                waiting request may have arrived after it. Such a request starts at its arrival.
+            end_ns: When the request ended: its last emission was due, or it was cancelled.
         """
         self.active_count -= 1
         if self._max_active is None:
@@ -524,6 +539,7 @@ class LatencyModel:
 
         while self._queue and self.active_count < self._max_active:
             stream = self._queue.popleft()
-            is_cancelled = stream.key is None
+            is_cancelled = stream.key is None  # `cancel` takes the key away
             if not is_cancelled:
-                self._start(stream, max(now_ns, stream.arrival_ns))
+                start_ns = max(end_ns, stream.arrival_ns)
+                self._start(stream, start_ns)
