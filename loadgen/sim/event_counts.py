@@ -155,28 +155,28 @@ class _EventCounter:
             spans: The unbroken sequences of iterations in which requests got one token each.
             ends_ns: When the iterations of the replica ended.
         """
-        tokens_per_event = self._tokens_per_event
-        tokens_after_first = spans.last - spans.first
-        events_after_first, tail_tokens = np.divmod(tokens_after_first, tokens_per_event)
+        # The comments show the values for the span in the example.
+        tokens_after_first = spans.last - spans.first  # 7, one per iteration
+        events_after_first, tail_tokens = np.divmod(tokens_after_first, self._tokens_per_event)
+        has_tail = tail_tokens > 0  # True: 1 token is left
+        last_regular_iteration = spans.last - tail_tokens  # 16
 
-        # A span gets one token per iteration, so the tail has as many iterations as tokens.
-        last_regular_iteration = spans.last - tail_tokens
-        for group in _group_spans(spans, last_regular_iteration, ends_ns, tokens_per_event):
+        # The number of events of each record, which may have several spans.
+        events_of_span = 1 + events_after_first + has_tail  # 4
+        np.add.at(self._event_count, spans.record_index, events_of_span)
+
+        # The times of the events, and the gaps between them.
+        groups = _group_spans(spans, last_regular_iteration, ends_ns, self._tokens_per_event)
+        for group in groups:
             self._add_regular_events(group)
             self._add_regular_gaps(group)
 
-        has_tail = tail_tokens > 0
         if has_tail.any():
             self._add_tail_events(
                 record_index=spans.record_index[has_tail],
                 previous_event_ns=ends_ns[last_regular_iteration[has_tail]],
                 tail_event_ns=ends_ns[spans.last[has_tail]],
             )
-
-        events_of_span = 1 + events_after_first + has_tail
-
-        # A record may have several spans. `add.at` adds the events of all of them.
-        np.add.at(self._event_count, spans.record_index, events_of_span)
 
     def add_pauses(self, spans: TokenSpans, iteration_ends_ns: Sequence[Ints]) -> None:
         """Add the gaps that the pauses of requests caused.
@@ -188,15 +188,17 @@ class _EventCounter:
             spans: The spans of all requests of all replicas, in any order.
             iteration_ends_ns: When the iterations of each replica ended.
         """
+        # Pair each span with the next one. There is a pause between them if they belong to the same
+        # request.
         spans = spans.in_record_order()
-
-        # In this order, there is a pause between two neighbours of the same record.
-        is_paused_after = spans.record_index[:-1] == spans.record_index[1:]
-        if not is_paused_after.any():
+        earlier_spans = spans.select(slice(None, -1))
+        later_spans = spans.select(slice(1, None))
+        is_pause_between = earlier_spans.record_index == later_spans.record_index
+        if not is_pause_between.any():
             return
 
-        spans_before_pause = spans.select(slice(None, -1)).select(is_paused_after)
-        spans_after_pause = spans.select(slice(1, None)).select(is_paused_after)
+        spans_before_pause = earlier_spans.select(is_pause_between)
+        spans_after_pause = later_spans.select(is_pause_between)
         iteration_ends = IterationEnds(iteration_ends_ns)
         paused_ns = iteration_ends.look_up(spans_before_pause.replica, spans_before_pause.last)
         resumed_ns = iteration_ends.look_up(spans_after_pause.replica, spans_after_pause.first)
@@ -216,7 +218,9 @@ class _EventCounter:
         times_ns = group.event_times_ns
         for stage, in_stage in self._split_by_stage(group.record_index):
             event_counts = _count_ranges(
-                group.first_event[in_stage], group.last_event[in_stage], len(times_ns)
+                starts=group.first_event[in_stage],
+                stops=group.last_event[in_stage] + 1,
+                length=len(times_ns),
             )
             self._add_to_timeline(stage, times_ns, event_counts)
 
@@ -224,26 +228,26 @@ class _EventCounter:
         """Add the gaps between consecutive regular events of the spans of a group.
 
         The spans of a group have their events at the times of one list. Gap n is the time from
-        event n of this list to event n + 1. So a span with the events 3 to 5 has the gaps 3 and 4,
-        and a span with a single event has no gap.
+        event n of this list to event n + 1. So a span from event 3 to event 5 has the gaps 3 and 4,
+        which are range(3, 5). A span with a single event has no gap.
         """
         has_gap = group.last_event > group.first_event
         if not has_gap.any():
             return
 
-        group = group.select(has_gap)
-        first_gap = group.first_event
-        last_gap = group.last_event - 1
-
-        gaps_ns = np.diff(group.event_times_ns)
-        for stage, in_stage in self._split_by_stage(group.record_index):
-            gap_counts = _count_ranges(first_gap[in_stage], last_gap[in_stage], len(gaps_ns))
+        spans = group.select(has_gap)
+        gaps_ns = np.diff(spans.event_times_ns)
+        for stage, in_stage in self._split_by_stage(spans.record_index):
+            gap_counts = _count_ranges(
+                starts=spans.first_event[in_stage],
+                stops=spans.last_event[in_stage],
+                length=len(gaps_ns),
+            )
             self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
 
-        largest_ns = _range_maxima(gaps_ns, starts=first_gap, stops=last_gap + 1)
-
         # A record may have several spans. `maximum.at` takes the largest gap of all of them.
-        np.maximum.at(self._largest_gap_ns, group.record_index, largest_ns)
+        largest_ns = _range_maxima(gaps_ns, starts=spans.first_event, stops=spans.last_event)
+        np.maximum.at(self._largest_gap_ns, spans.record_index, largest_ns)
 
     def _add_tail_events(
         self, record_index: Ints, previous_event_ns: Ints, tail_event_ns: Ints
@@ -289,10 +293,12 @@ def _group_spans(
 ) -> Iterator[_SpanGroup]:
     """Yield the spans of a replica in groups that have regular events at the same times.
 
-    A span has a regular event every `tokens_per_event` iterations. So spans whose first iterations
-    have the same remainder modulo `tokens_per_event` are a group. With 3 tokens per event, the
-    group with remainder 1 has its events at the ends of iterations 1, 4, 7, 10 and so on. The event
-    of iteration 7 has the index 7 // 3 = 2 in this list.
+    A span has a regular event every `tokens_per_event` iterations. With 3 tokens per event, spans
+    that begin in iteration 1, 4 or 7 have regular events only at the ends of iterations 1, 4, 7, 10
+    and so on. They are one group, because 1 % 3, 4 % 3 and 7 % 3 are all 1.
+
+    The times of the events of a group are the ends of every third iteration, beginning with
+    iteration 1. In this list, the end of iteration 7 has the index 7 // 3 = 2.
 
     Args:
         spans: The unbroken sequences of iterations in which requests got one token each.
@@ -301,31 +307,30 @@ def _group_spans(
         tokens_per_event: Tokens of each event after the first.
     """
     remainder_of_span = spans.first % tokens_per_event
+    first_event = spans.first // tokens_per_event
+    last_event = last_regular_iteration // tokens_per_event
+
     for remainder in np.unique(remainder_of_span).tolist():
         in_group = remainder_of_span == remainder
-        every_nth_end_ns = ends_ns[remainder::tokens_per_event]
         yield _SpanGroup(
             record_index=spans.record_index[in_group],
-            first_event=spans.first[in_group] // tokens_per_event,
-            last_event=last_regular_iteration[in_group] // tokens_per_event,
-            event_times_ns=every_nth_end_ns,
+            first_event=first_event[in_group],
+            last_event=last_event[in_group],
+            event_times_ns=ends_ns[remainder::tokens_per_event],
         )
 
 
-def _count_ranges(first: Ints, last: Ints, length: int) -> Ints:
-    """Return how many of some ranges contain each of the numbers from 0 to `length` - 1.
+def _count_ranges(starts: Ints, stops: Ints, length: int) -> Ints:
+    """Return how many ranges contain each of the indexes from 0 to `length` - 1.
 
-    A range reaches from an entry of `first` to the same entry of `last`, both included. It contains
-    a number if it has begun by then and has not ended before. For example, the ranges 0 to 1 and 1
-    to 3 give [1, 2, 1, 1] for a length of 4.
+    A range reaches from an entry of `starts` to the same entry of `stops` (exclusive). For example,
+    range(0, 2) and range(1, 4) give [1, 2, 1, 1] for a length of 4.
     """
-    # The comments show the values in the example.
-    begin_counts = np.bincount(first, minlength=length)  # [1, 1, 0, 0] ranges begin here
-    end_counts = np.bincount(last, minlength=length)  # [0, 1, 0, 1] ranges end here
-    begun_so_far = np.cumsum(begin_counts)  # [1, 2, 2, 2]
-    ended_so_far = np.cumsum(end_counts)  # [0, 1, 1, 2]
-    ended_before = ended_so_far - end_counts  # [0, 0, 1, 1]
-    return begun_so_far - ended_before
+    # The comments show the values in the example. A range may stop at the index `length`.
+    start_counts = np.bincount(starts, minlength=length + 1)  # [1, 1, 0, 0, 0] ranges start here
+    stop_counts = np.bincount(stops, minlength=length + 1)  # [0, 0, 1, 0, 1] ranges stop here
+    range_counts = np.cumsum(start_counts - stop_counts)  # [1, 2, 1, 1, 0]
+    return range_counts[:length]
 
 
 def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
@@ -345,6 +350,7 @@ def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
 
     window_maxima = values  # window_maxima[i] is the maximum of values[i : i + width]
     while width <= longest:
+        # Each turn of the loop handles the ranges whose largest fitting window has this width.
         uses_width = (width <= lengths) & (lengths < 2 * width)
         maxima_of_left_windows = window_maxima[starts[uses_width]]
         maxima_of_right_windows = window_maxima[stops[uses_width] - width]

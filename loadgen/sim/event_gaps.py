@@ -143,14 +143,15 @@ def _list_events(
         tokens_per_event: Tokens of each event after the first.
         iteration_ends: When the iterations of the replicas ended.
     """
-    # Each span is repeated once per event, so that all columns have one entry per event. The
-    # comments show the values for the span of the docstring, which has 3 events.
-    repeated_spans = TokenSpans(*(np.repeat(column, event_counts) for column in spans))
+    # The comments show the values for the span in the example, which has 3 events.
+    span_index = np.repeat(np.arange(len(event_counts)), event_counts)  # [0, 0, 0]
+    span_of_event = spans.select(span_index)  # one entry per event
     event_number = _number_within_groups(event_counts)  # [0, 1, 2], from 0 in each span
-    planned_iteration = repeated_spans.first + event_number * tokens_per_event  # [10, 13, 16]
-    iteration = np.minimum(planned_iteration, repeated_spans.last)  # [10, 13, 14]
-    time_ns = iteration_ends.look_up(repeated_spans.replica, iteration)
-    return _EventList(repeated_spans.record_index, time_ns)
+
+    planned_iteration = span_of_event.first + event_number * tokens_per_event  # [10, 13, 16]
+    iteration = np.minimum(planned_iteration, span_of_event.last)  # [10, 13, 14]
+    time_ns = iteration_ends.look_up(span_of_event.replica, iteration)
+    return _EventList(span_of_event.record_index, time_ns)
 
 
 def _number_within_groups(group_sizes: Ints) -> Ints:
@@ -180,23 +181,25 @@ def _split_into_batches(record_index: Ints, event_counts: Ints) -> Iterator[slic
     """Yield slices of spans with about EVENTS_PER_BATCH events each, to limit the memory in use.
 
     A span is a part of a response without a pause. All spans of a record are in one batch, so a
-    batch may be somewhat larger. With 100 events per batch, a record before which there are 250
-    events in total belongs to batch 2.
+    batch may be somewhat larger. For example, records 4, 5 and 6 have two spans of 60 events, one
+    of 90 and one of 80. With 100 events per batch, record 4 is in batch 0, record 5, before which
+    there are 120 events, is in batch 1, and record 6, before which there are 210, is in batch 2.
 
     Args:
         record_index: The record of each span, in ascending order.
         event_counts: The number of events of each span.
     """
-    events_before_span = np.cumsum(event_counts) - event_counts
-    first_span_of_record = _find_first_indexes(record_index)
-    events_before_record = events_before_span[first_span_of_record]
-    batch_of_record = events_before_record // EVENTS_PER_BATCH
+    # The comments show the values in the example, where the spans have the indexes 0 to 3.
+    events_before_span = np.cumsum(event_counts) - event_counts  # [0, 60, 120, 210]
+    batch_of_span = events_before_span // EVENTS_PER_BATCH  # [0, 0, 1, 2]
 
-    first_record_of_batch = _find_first_indexes(batch_of_record)
-    first_span_of_batch = first_span_of_record[first_record_of_batch].tolist()
+    # A batch can only begin with the first span of a record.
+    record_starts = _find_first_indexes(record_index)  # [0, 2, 3]
+    batch_of_record = batch_of_span[record_starts]  # [0, 1, 2]
+    batch_starts = record_starts[_find_first_indexes(batch_of_record)]  # [0, 2, 3]
 
     span_count = len(record_index)
-    for start, stop in pairwise([*first_span_of_batch, span_count]):
+    for start, stop in pairwise([*batch_starts.tolist(), span_count]):
         yield slice(start, stop)
 
 
