@@ -82,13 +82,15 @@ def create_request_sizer(
         tokens_per_block: The block size of the prefix cache, or 0 if prompts share nothing.
         is_non_generative: Whether the API returns values (embeddings, rerank) instead of tokens.
     """
+    # Mixes and tasks consist of requests of several kinds.
     if isinstance(prompts, MixPrompts):
         return _create_mix_sizer(
             spec, prompts, tokens_per_block, is_non_generative=is_non_generative
         )
     if isinstance(prompts, TaskPrompts):
-        # A task may have both generative and non-generative requests.
         return TaskSizer(prompts, tokens_per_block)
+
+    # All others have requests of one kind.
     if is_non_generative:
         return _create_sequences_sizer(prompts)
 
@@ -173,13 +175,11 @@ def create_synthetic_sizer(
     if has_cache and spec.chunks is not None:
         return ChunkSizer(spec, prompts, tokens_per_block)
 
-    has_shared_prefix = bool(
-        spec.system_tokens
-        or spec.shared_prefix_tokens
-        or spec.cache  # the part of a prompt that the cache shall contain; None or 0 for nothing
-    )
+    # `cache` is the part of a prompt that the cache shall contain. It may be None.
+    has_shared_prefix = bool(spec.system_tokens or spec.shared_prefix_tokens or spec.cache)
+    shares_prefix = has_cache and has_shared_prefix
     is_conversation = prompts.turns > 1
-    if is_conversation or (has_cache and has_shared_prefix):
+    if is_conversation or shares_prefix:
         return PrefixSizer(spec, prompts, tokens_per_block)
 
     has_fixed_input = spec.input_tokens.tag == "fixed"
@@ -277,9 +277,10 @@ class PrefixSizer:
         token is in. With 32 tokens per block and a system prompt of 80 tokens, blocks 0 and 1
         belong to the system prompt, and block 2 (tokens 64 to 95) to the prefix.
 
-        The hash of a block is a number: its position in the prompt, plus a constant that differs
-        between the system prompt (0), each group and each conversation. So two blocks have the same
-        hash only if the prompts are equal up to their ends.
+        The hash of a block is a number. The system prompt, each group and each conversation have a
+        range of numbers for themselves. The block at position 5 of a prompt has the number 5 of the
+        range of its part. So two blocks have the same hash only if the prompts are equal up to the
+        end of the block.
 
         Args:
             conversation: The number of the conversation. A single request is one with one turn.
@@ -294,18 +295,18 @@ class PrefixSizer:
         system_end = min(self._system_tokens // tokens_per_block, prompt_end)
         prefix_end = min(prefix_end_tokens // tokens_per_block, prompt_end)
 
-        hashes = list(range(system_end))
+        hashes = list(range(system_end))  # the range of the system prompt starts with 0
         has_prefix = prefix_end > system_end
         if has_prefix:
             group = prompts.prefix_group(conversation)
-            group_constant = GROUPS_START + group * GROUP_RANGE
-            hashes += range(group_constant + system_end, group_constant + prefix_end)
+            group_start = GROUPS_START + group * GROUP_RANGE
+            hashes += range(group_start + system_end, group_start + prefix_end)
 
         # The rest of a single request is in no other prompt, so it is not hashed.
         is_multi_turn = prompts.turns > 1
         if is_multi_turn:
-            conversation_constant = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
-            hashes += range(conversation_constant + prefix_end, conversation_constant + prompt_end)
+            conversation_start = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
+            hashes += range(conversation_start + prefix_end, conversation_start + prompt_end)
 
         return hashes
 
@@ -414,26 +415,29 @@ class TaskSizer:
     def _hash_blocks_of_owner(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
         """Return the hashes of consecutive blocks of a prompt that have the same owner.
 
-        The owner is what the text of a part of the prompt depends on: the name of a step of the
-        task, whose instructions are the same in all tasks, the index of a request, whose output is
-        a part of the prompt, or a tuple that identifies a sequence of documents.
+        The hash of a block has to differ between owners and between positions. There are three
+        kinds of owners, which decide the text of a part of the prompt:
 
-        The hash of a block has to differ between owners and between positions. For documents, it is
-        a tuple of both. Otherwise it is a number: a constant of the owner plus the position.
+        - A tuple: a sequence of documents. The hash is a tuple of the owner and the position.
+        - A name: a step of the task, whose instructions are the same in all tasks.
+        - An integer: the index of a request whose output is a part of this prompt.
+
+        For the last two, the hash is a number. Each owner has a range of numbers for itself, and
+        the block at position 5 has the number 5 of this range.
 
         Args:
             owner: The owner of the blocks.
             positions: The positions of the blocks in the prompt.
         """
         match owner:
-            case tuple() as documents:
-                return [(documents, position) for position in positions]
+            case tuple():
+                return [(owner, position) for position in positions]
             case str() as step_name:
-                owner_constant = self._range_start_of_step[step_name]
+                range_start = self._range_start_of_step[step_name]
             case int() as request_index:
-                owner_constant = CONVERSATIONS_START + request_index * CONVERSATION_RANGE
-        # Blocks at consecutive positions have consecutive numbers.
-        return range(owner_constant + positions.start, owner_constant + positions.stop)
+                range_start = CONVERSATIONS_START + request_index * CONVERSATION_RANGE
+
+        return range(range_start + positions.start, range_start + positions.stop)
 
 
 class TraceSizer:
@@ -460,13 +464,14 @@ class TraceSizer:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
         A trace is a recording of requests without their texts. It describes a prompt as a list of
-        blocks with hashes. Blocks of the simulated server may be smaller than those of the trace.
-        Each of them gets the hash of the trace block that its last token is in. For example, if
-        trace blocks have 512 tokens and server blocks 64, server blocks 0 to 7 get the hash of the
-        first trace block.
+        blocks (trace blocks) with hashes. The simulated server divides the same prompt into its own
+        blocks (server blocks), which may be smaller.
 
-        Two more numbers make these hashes unique: the position of the block in the prompt, and the
-        cycle. A run may repeat the trace in cycles, whose requests share no blocks with each other.
+        The hash of a server block is a tuple of three parts: the cycle, the hash of the trace block
+        that its last token is in, and its position in the prompt. A run may repeat the trace in
+        cycles, which share no blocks. For example, if trace blocks have 512 tokens and server
+        blocks 64, the first trace block, with the hash 99, contains server blocks 0 to 7. In cycle
+        0 their hashes are (0, 99, 0) to (0, 99, 7).
         """
         trace = self._prompts.trace
         trace_request = self._prompts.locate(request_index)
@@ -477,14 +482,14 @@ class TraceSizer:
         for trace_hash in trace.block_hashes(trace_request.row):
             trace_block_end += trace.tokens_by_hash[trace_hash]
 
-            # The last trace block may be longer than the rest of the prompt.
-            hashed_tokens = min(trace_block_end, input_tokens)
+            # The last trace block may reach beyond the end of the prompt.
+            end_in_prompt = min(trace_block_end, input_tokens)
 
-            # The server blocks that end in this trace block.
-            first_position = len(hashes)
-            end_position = hashed_tokens // self._tokens_per_block
-            positions = range(first_position, end_position)
-            hashes += [(cycle, trace_hash, position) for position in positions]
+            # The server blocks that end in this trace block come after those with a hash.
+            start_position = len(hashes)
+            stop_position = end_in_prompt // self._tokens_per_block
+            server_blocks = range(start_position, stop_position)
+            hashes += [(cycle, trace_hash, position) for position in server_blocks]
 
         return hashes
 

@@ -227,9 +227,10 @@ class _MeanTimes(NamedTuple):
 def _mean_times(sessions_per_iteration: float, mean_work: Work, costs: Costs) -> _MeanTimes:
     """Return the mean times that an iteration needs for memory, outputs and prompts.
 
-    Computing a token costs `token_ns`, and `attended_ns` for each token that it attends to. The
-    next output token attends to all tokens of its sequence, which are read from the key-value
-    cache. So the tokens that outputs attend to are the tokens read.
+    Computing a token costs `token_ns`, and `attended_ns` for each token that it attends to. An
+    output token attends to all tokens before it, whose keys and values are read from the cache
+    (`read_tokens`). The tokens of prompts that are not in the cache (`computed_tokens`) attend to
+    `attended_tokens`.
 
     Args:
         sessions_per_iteration: The work of an iteration in sessions, usually a fraction.
@@ -238,12 +239,9 @@ def _mean_times(sessions_per_iteration: float, mean_work: Work, costs: Costs) ->
     """
     kv_cache_ns = sessions_per_iteration * costs.kv_token_ns * mean_work.read_tokens
 
-    # The tokens of outputs that are generated, and the tokens that they attend to.
     output_ns_per_session = (
         costs.token_ns * mean_work.generated_tokens + costs.attended_ns * mean_work.read_tokens
     )
-
-    # The tokens of prompts that are not in the cache, and the tokens that they attend to.
     prompt_ns_per_session = (
         costs.token_ns * mean_work.computed_tokens + costs.attended_ns * mean_work.attended_tokens
     )
@@ -264,7 +262,9 @@ def _iteration_ns(sessions_per_iteration: float, mean_work: Work, costs: Costs) 
     - With prompts it takes max(memory_ns, output_ns + prompt_ns / p). All prompts are computed in
       these iterations, so each of them needs more time for prompts than the mean `prompt_ns`.
 
-    The result is the mean of both durations, weighted by 1 - p and p.
+    The result is the mean of both durations, weighted by 1 - p and p. The second one, multiplied by
+    p, is max(p * memory_ns, p * output_ns + prompt_ns). It is computed in this form, because p may
+    be 0.
 
     Args:
         sessions_per_iteration: The work of an iteration in sessions, usually a fraction.
@@ -272,14 +272,10 @@ def _iteration_ns(sessions_per_iteration: float, mean_work: Work, costs: Costs) 
         costs: The costs of an iteration.
     """
     times = _mean_times(sessions_per_iteration, mean_work, costs)
-    prompt_probability = _probability_of_arrival(sessions_per_iteration * mean_work.requests)
-    weighted_without_prompts_ns = (1 - prompt_probability) * max(times.memory_ns, times.output_ns)
+    p = _probability_of_arrival(sessions_per_iteration * mean_work.requests)
 
-    # p * max(memory_ns, output_ns + prompt_ns / p), without a division, because p may be 0.
-    weighted_with_prompts_ns = max(
-        prompt_probability * times.memory_ns,
-        prompt_probability * times.output_ns + times.prompt_ns,
-    )
+    weighted_without_prompts_ns = (1 - p) * max(times.memory_ns, times.output_ns)
+    weighted_with_prompts_ns = max(p * times.memory_ns, p * times.output_ns + times.prompt_ns)
     return costs.overhead_ns + weighted_without_prompts_ns + weighted_with_prompts_ns
 
 
@@ -379,11 +375,12 @@ def _average_session_work(sample: dict[int, SessionWork]) -> Work | None:
 
 
 def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
-    """Return the work of each sampled request: a dict by session, of dicts by request.
+    """Return the work of each sampled request, by its session and its id.
 
     The work of a request depends on how much of its prompt is in the prefix cache of its replica,
     where earlier requests have left their blocks. At the start of a run the caches are empty. So
-    the first half of the sample is a warm-up: it only fills the caches.
+    the first half of the sample is a warm-up, which only fills the caches and has no entry in the
+    result. For example, {7: {14: work, 15: work}} has two requests of session 7.
     """
     preset = load_target_preset(settings)
     prompts = _build_sample_prompts(workload, settings)
@@ -464,10 +461,11 @@ def _estimate_work(size: RequestSize, cached_blocks: Set[Hashable], limits: Serv
 def _work_of_lengths(input_tokens: int, computed_tokens: int, output_tokens: int) -> Work:
     """Return the work of a request with these lengths.
 
-    With causal attention, a token attends to all tokens before it, whose number is its position. So
-    consecutive tokens attend to their number times their mean position. For example, the tokens at
-    positions 100 to 120 attend to about 20 * 110 = 2,200 tokens. An output token reads the tokens
-    that it attends to from the key-value cache.
+    With causal attention, a token attends to all tokens before it: the token at position 100
+    attends to 100 tokens. For consecutive tokens, the sum of these numbers is the number of tokens
+    times their mean position. For example, the tokens at positions 100 to 120 attend to about
+    20 * 110 = 2,200 tokens. An output token reads the tokens that it attends to from the key-value
+    cache.
 
     Args:
         input_tokens: The length of the prompt.

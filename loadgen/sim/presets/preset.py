@@ -286,9 +286,10 @@ class Preset(Part):
 
         A replica generates several responses (sequences) at the same time, in iterations. Each
         iteration gives every sequence one token, so a response needs one iteration per output
-        token. Iterations also compute the prompts of new sequences, which delays all others. While
-        a response is generated, each of the sequences is replaced once by a new one, because all
-        have about the same length. So there are as many prompts as sequences.
+        token. Iterations also compute the prompts of new sequences, which delays all others. All
+        sequences have about the same length. So while one is generated, each of the others ends
+        once and is replaced by a new one. For example, with 8 sequences, a response is delayed by 8
+        prompts: its own, and those of 7 new sequences.
 
         Args:
             concurrency: The number of requests in flight, over all replicas.
@@ -459,8 +460,8 @@ def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) 
     Args:
         document: A document with the key `extends`, which names the preset (the base).
         path: The path of its file.
-        extended_by: The names of this preset and of those that extend it. The base must be none of
-            them, because it would extend itself.
+        extended_by: The names of this preset and of those that extend it. If the base is one of
+            them, a preset extends itself, which is an error.
     """
     base_name = document["extends"]
     if not isinstance(base_name, str):
