@@ -23,8 +23,8 @@ BATCH_SIZE = 8192
 class SentColumns(Struct, frozen=True, kw_only=True):
     """The requests that were sent, one array per field, in the order in which they ended.
 
-    The fields are those of `replica.REQUEST_FIELDS`, in the same order. Iterations are indexes into
-    the replica's list of iterations, -1 where there was none.
+    The fields are those of `replica.REQUEST_FIELDS`. Iterations are indexes into the replica's list
+    of iterations, -1 where there was none.
     """
 
     slot: Ints  # the index in the schedule
@@ -67,6 +67,9 @@ class PauseColumns(Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.slot)
 
+
+_RENAMED_FIELDS = {"key": "slot", "replica_index": "replica"}
+"""Fields of a request that have another name in SentColumns."""
 
 _FIELDS_OF_64_BITS = ("slot", "due_ns", "failed_ns", "admitted_ns")
 """Fields of SentColumns that need 64 bits.
@@ -156,16 +159,20 @@ class SimulatedRequests:
 def _read_fields(requests: Sequence[SimRequest]) -> dict[str, NDArray[np.int64]]:
     """Return the values of each field of `SentColumns`, in the order of the requests.
 
-    The fields are read together: the requests write them into the rows of a table, in the order of
-    REQUEST_FIELDS. `SentColumns` has the same fields in the same order. Only two have other names
-    there: the key of a request is its slot, and its `replica_index` is its `replica`.
+    The fields of all requests are read with one call, which is fast: it fills a table with one row
+    per request and one column per name in REQUEST_FIELDS.
     """
     table = np.empty((len(requests), len(REQUEST_FIELDS)), np.int64)
     # There is a compiled class of requests and one in Python. Each writes only its own requests.
     request_class = type(requests[0])
     request_class.pack(requests, table)
-    columns_of_table = table.T
-    return dict(zip(SentColumns.__struct_fields__, columns_of_table, strict=True))
+
+    values_by_field = {}
+    for request_field, values in zip(REQUEST_FIELDS, table.T, strict=True):
+        field = _RENAMED_FIELDS.get(request_field, request_field)
+        values_by_field[field] = values
+
+    return values_by_field
 
 
 def _append_row(columns: dict[str, array[int]], row: tuple[int, ...]) -> None:

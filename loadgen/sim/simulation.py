@@ -36,6 +36,9 @@ from loadgen.sim.virtual_records import records_of_ended_requests
 NO_OUTPUT_TOKENS = 0
 """The output length of a non-generative request (embeddings, rerank)."""
 
+EVERY_ITERATION = 0
+"""A time before the end of any iteration, so that the simulation stops after each of them."""
+
 NO_ITERATION = -1
 """The iteration of a token that a request never got."""
 
@@ -139,14 +142,14 @@ class _ScheduledActions:
         return min((scheduled.next_ns for scheduled in self.checks), default=NEVER)
 
     def choose(self, next_event_ns: int, end_of_run_ns: int) -> _Action | None:
-        """Return the next action, or None if there is none or another event comes first.
+        """Return the next action, or None if another event comes before it or there is no action.
 
-        At the same time, a change of the number of replicas comes before other events. Other events
-        come before the stop of the load, and the stop before a check.
+        An event is a request that is due, or the end of an iteration. If several things happen at
+        the same time, they happen in this order: a change of the number of replicas, the event, the
+        stop of the load, and a check of the load.
 
         Args:
-            next_event_ns: The time of the next other event (requests that are due, or the end of an
-                iteration), or NEVER, which is later than any time.
+            next_event_ns: The time of the next event, or NEVER, which is later than any time.
             end_of_run_ns: The end of the run. The number of replicas does not change after it.
         """
         change_ns = self._next_change_ns()
@@ -158,7 +161,7 @@ class _ScheduledActions:
         if earliest_ns == NEVER:
             return None
 
-        # Several times may be the earliest. The order of these tests decides which one comes first.
+        # The first of these times that is the earliest. Their order is that of the docstring.
         if change_ns == earliest_ns:
             return _Action.CHANGE_REPLICAS
         if next_event_ns == earliest_ns:
@@ -258,9 +261,10 @@ class Simulation:
     def run(self) -> None:
         """Simulate until every slot of the schedule (one request each) has its record.
 
-        Each turn of the loop handles the next event. There are three kinds: requests are due, an
-        iteration of a replica ends, or a scheduled action takes place. If requests are due exactly
-        when an iteration ends, they are sent before it ends.
+        Each turn of the loop does the next thing in order of time. There are three kinds: requests
+        are due, an iteration of a replica ends, or a scheduled action takes place, such as a change
+        of the number of replicas. If requests are due exactly when an iteration ends, they are sent
+        before it ends.
         """
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
@@ -273,11 +277,10 @@ class Simulation:
             are_requests_next = due_ns <= iteration_end_ns
             next_event_ns = due_ns if are_requests_next else iteration_end_ns
 
+            # A scheduled action may change the times of the other events, so they are found again.
             may_action_be_next = self._actions.next_ns <= next_event_ns
-            if may_action_be_next:
-                has_acted = self._apply_scheduled_action(next_event_ns)
-                if has_acted:
-                    continue  # the action may have changed the times of the other events
+            if may_action_be_next and self._apply_scheduled_action(next_event_ns):
+                continue
 
             is_all_done = next_event_ns >= NEVER
             is_after_run = next_event_ns > self._limits.end_of_run_ns
@@ -298,17 +301,17 @@ class Simulation:
         """Return the next time at which something may happen besides the generation of tokens.
 
         That is the earliest of four times: when a request is due, when one times out, when a
-        scheduled action takes place, and when the run ends. Iterations that end before and in which
-        no request starts or ends need not be handled by this class.
+        scheduled action takes place, and when the run ends. Until then, the replicas may go through
+        several iterations at once, as long as each of them only generates tokens.
 
-        A planned abandonment depends on the number of generated tokens. As long as there is one,
-        every iteration has to be handled, so the result is 0.
+        A user who leaves after a number of tokens is different: after each iteration, the tokens
+        have to be counted. As long as there is such a user, the result is EVERY_ITERATION.
 
         Args:
             due_ns: When the next request is due.
         """
         if self._abandonments.planned:
-            return 0
+            return EVERY_ITERATION
         timeout_ns = NEVER
         if self._in_flight:
             oldest_request = self._in_flight[0]
@@ -318,14 +321,15 @@ class Simulation:
     # Starts of requests
 
     def _send_due_requests(self, due_ns: int, iteration_end_ns: int) -> None:
-        """Send the requests that are due now and, to save time, some that are due later.
+        """Send the requests that are due now and, if all replicas are busy, those that follow.
 
-        If all replicas are busy, a request only joins a queue, where it waits until an iteration
-        ends. So all requests that are due before the next event of another kind are sent now. The
-        result is the same as if each one were sent at its time.
+        At a busy replica, a request only joins a queue, where it waits until an iteration ends. So
+        if all are busy, the requests that are due until the next event of another kind are sent at
+        once, which saves time. Each request has its due time, so the result is the same as if it
+        were sent then.
 
-        If a replica is idle, only the requests that are due now are sent. One of them may begin an
-        iteration there, which may end before the next request is due.
+        At an idle replica, a request begins an iteration, which may end before the next request is
+        due. So only the requests that are due now are sent.
 
         Args:
             due_ns: When the first of the requests is due. No other event comes before.
@@ -350,17 +354,16 @@ class Simulation:
     def _send_request(self, slot: DispatchedSlot) -> None:
         """Send the request of a slot of the schedule to the next serving replica.
 
-        An idle replica begins an iteration at once. If the slot is a turn of a session, its user
-        may be planned to leave during the response.
+        An idle replica begins an iteration at once.
         """
-        size = self._request_sizer(slot.slot_id)
-
-        # The router names all replicas in a fixed order. Only the first `_serving_count` serve now,
-        # and the others are skipped. There is at least one that serves, so the loop ends.
+        # Choose a replica. The router returns the indexes of all replicas in turn. Only the first
+        # `_serving_count` serve now, so the others are skipped.
         replica_index = self._choose_replica()
         while replica_index >= self._serving_count:
             replica_index = self._choose_replica()
 
+        # Submit the request.
+        size = self._request_sizer(slot.slot_id)
         is_generative = size.output_tokens > 0
         if is_generative:
             request = self._submit_request(slot, size, replica_index)
@@ -370,9 +373,11 @@ class Simulation:
         if request is None:  # the replica has refused it
             return
 
+        # The request may be a turn of a session whose user leaves during the response.
         if slot.session is not None:
             self._abandonments.plan(slot, slot.session, request)
 
+        # An idle replica does not wait for the end of an iteration.
         replica = self.replicas[replica_index]
         is_idle = replica.end_ns == NEVER
         if is_idle:
@@ -412,8 +417,8 @@ class Simulation:
         request is complete when all of them are.
 
         Returns:
-            One of the sequences, by whose key the request is known. None if the replica has refused
-            the request, because a text is too long. The failure is recorded then.
+            The last sequence, which stands for the whole request. If a text is too long, the
+            replica refuses the request. Then the failure is recorded, and the result is None.
         """
         replica = self.replicas[replica_index]
         can_serve_all = all(replica.can_serve(tokens) for tokens in size.sequence_lengths)
@@ -497,18 +502,20 @@ class Simulation:
     def _select_complete_requests(self, done_requests: list[SimRequest]) -> list[SimRequest]:
         """Return the complete requests among those that a replica has finished.
 
-        To a replica, each sequence of a non-generative request (embeddings, rerank) is a request.
-        Only when the last sequence is done is the request complete. This sequence then becomes the
-        record of the request, so it gets the input tokens of all sequences.
+        To a replica, each sequence (text) of a non-generative request (embeddings, rerank) is a
+        request. The whole request is complete when its last sequence is done. That sequence is then
+        recorded in place of the whole request, so it gets the input tokens of all sequences.
         """
         complete_requests = []
         for request in done_requests:
             is_sequence = request.key in self._unfinished_sequences
-            if not is_sequence:
-                complete_requests.append(request)
-            elif self._remove_unfinished_sequence(request):
+            if is_sequence:
+                is_last_sequence = self._remove_unfinished_sequence(request)
+                if not is_last_sequence:
+                    continue
                 request.input_tokens = self._request_sizer(request.key).input_tokens
-                complete_requests.append(request)
+
+            complete_requests.append(request)
 
         return complete_requests
 
@@ -540,7 +547,8 @@ class Simulation:
     def _cancel_request(self, request: SimRequest, now_ns: int, failure: str) -> None:
         """Cancel a request in flight, record it as failed, and report it to the dispatcher.
 
-        The dispatcher then drops the later turns of the same session.
+        The dispatcher then drops the later turns of the same session. The record has the number of
+        tokens that were generated until now.
 
         Args:
             request: The request, or one of the sequences of a non-generative request.
@@ -549,7 +557,7 @@ class Simulation:
         """
         replica = self.replicas[request.replica_index]
 
-        # Counted first, because a cancelled request does not know its tokens any more.
+        # Cancel the request in the replica, which can count its tokens only before that.
         generated_tokens = replica.count_generated_tokens(request)
         is_sequence = request.key in self._unfinished_sequences
         if is_sequence:
@@ -557,10 +565,13 @@ class Simulation:
         else:
             replica.cancel(request)
 
+        # Record the request as failed.
         _shorten_output(request, generated_tokens)
         request.failure = KIND[failure]
         request.failed_ns = now_ns
         self.requests.add_sent([request])
+
+        # Report the failure to the dispatcher.
         drop_reason = "abandoned" if failure == "abandoned" else "previous_turn_failed"
         self._dispatcher.report_finished(request.key, now_ns, ok=False, drop_reason=drop_reason)
 
@@ -609,25 +620,31 @@ class Simulation:
     # Scheduled actions: changes of replicas, checks and the stop of the load
 
     def _apply_scheduled_action(self, next_event_ns: int) -> bool:
-        """Apply the next scheduled action, and return whether there was one.
+        """Apply the next scheduled action, unless the next event comes before it.
 
-        There is none if the next event, at `next_event_ns`, comes first. NEVER means that no event
-        follows, because all requests have ended.
+        Args:
+            next_event_ns: When the next event takes place: a request is due, or an iteration ends.
+                NEVER means that no event follows, because all requests have ended.
+
+        Returns:
+            Whether an action was applied.
         """
         actions = self._actions
         action = actions.choose(next_event_ns, self._limits.end_of_run_ns)
         if action is None:
             return False
 
-        have_all_ended = next_event_ns == NEVER
-        if action is _Action.CHANGE_REPLICAS:
-            self._change_replicas()
-        elif action is _Action.STOP_LOAD:
-            self._stop_load()
-        elif action is _Action.CHECK_LOAD and have_all_ended:
-            actions.checks.clear()  # nothing is left to check
-        elif action is _Action.CHECK_LOAD:
-            self._run_checks(actions.next_check_ns())
+        match action:
+            case _Action.CHANGE_REPLICAS:
+                self._change_replicas()
+            case _Action.STOP_LOAD:
+                self._stop_load()
+            case _Action.CHECK_LOAD:
+                have_all_requests_ended = next_event_ns == NEVER
+                if have_all_requests_ended:
+                    actions.checks.clear()  # nothing is left to check
+                else:
+                    self._run_checks(now_ns=actions.next_check_ns())
 
         actions.update_next()
         return True
@@ -728,7 +745,8 @@ class Simulation:
         """Cancel the requests in flight at the end of the run, and record those never sent.
 
         The run ends at a certain time if the drain, the time for requests in flight after the load,
-        is limited. Otherwise it ends when all requests have ended, and only unsent ones are left.
+        is limited. Otherwise it ends when no request is in flight any more. In both cases, the
+        schedule may have slots (one request each) that were never sent.
         """
         has_end_time = self._limits.end_of_run_ns < NEVER
         if has_end_time:
@@ -737,11 +755,10 @@ class Simulation:
 
         self._dispatcher.stop()
         for slot in self._dispatcher.unsent_slots():
-            reason = slot.drop_reason
-            if reason == "interrupted":
-                # The dispatcher gives this reason to all slots that were left when it was stopped
-                # above. They have the same reason as requests in flight at the end of the run.
-                reason = self._limits.failure_at_end
+            # To the dispatcher, a slot that was left when it was stopped is "interrupted". The
+            # record has the same reason as that of a request in flight at the end of the run.
+            was_left_at_end = slot.drop_reason == "interrupted"
+            reason = self._limits.failure_at_end if was_left_at_end else slot.drop_reason
             self.requests.add_unsent(slot.slot_id, slot.due_ns, reason)
 
     def _cancel_all_in_flight(self) -> None:
@@ -760,25 +777,24 @@ class Simulation:
 def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
     """Reduce the output of a cancelled request to the tokens that it really got.
 
-    A request that was paused is admitted to the batch again for its `remaining_output_tokens`. It
-    then gets one token per iteration, from the iteration `resumed_iteration` on. Its
-    `last_iteration` was planned for the full output, and becomes the iteration of its last token.
-    For example, a request with 3 tokens since iteration 10 got the last one in iteration 12.
+    A request gets one token per iteration, from the iteration `resumed_iteration` on. If it was
+    paused, this is the first one after the pause. Its `last_iteration` was planned for the full
+    output, and becomes the iteration of its last token. For example, a request with 3 tokens since
+    iteration 10 got the last one in iteration 12.
 
     Args:
         request: The request, whose fields are changed.
-        generated_tokens: How many tokens it got, those before a pause included.
+        generated_tokens: How many tokens it got, including those before a pause.
     """
-    tokens_before_admission = request.output_tokens - request.remaining_output_tokens
-    tokens_since_admission = generated_tokens - tokens_before_admission
+    tokens_before_pause = request.output_tokens - request.remaining_output_tokens  # 0: no pause
+    tokens_since_pause = generated_tokens - tokens_before_pause
     request.output_tokens = generated_tokens
 
-    has_had_tokens = request.resumed_iteration >= 0  # since this admission or an earlier one
+    has_had_tokens = request.resumed_iteration >= 0
     if not has_had_tokens:
         request.last_iteration = NO_ITERATION
         return
 
-    # Without a token since the admission, this is the iteration before `resumed_iteration`.
-    request.last_iteration = request.resumed_iteration + tokens_since_admission - 1
-    if tokens_since_admission == 0:
+    request.last_iteration = request.resumed_iteration + tokens_since_pause - 1
+    if tokens_since_pause == 0:
         request.resumed_iteration = NO_ITERATION

@@ -238,13 +238,13 @@ class _SimulatedLoad:
 
 
 def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
-    """Simulate the load of a plan. Rules of the workload and event listeners can end it early.
+    """Simulate the load of a plan, which may end early.
 
-    Two kinds of conditions can end the load:
+    The load can end early in two ways:
 
-    - An interim check runs during the simulation, every few seconds of virtual time.
-    - A listener that gets all records after the simulation may find a time at which the load should
-      have stopped. Then the load is simulated again, up to that time.
+    - An interim check runs during the simulation, every few seconds of virtual time, and ends it.
+    - A listener gets all records after the simulation, and finds a time at which the load should
+      have stopped. Then the load is simulated again, with the stop at that time and without checks.
     """
     workload = plan.job.workload
     bounds = _create_load_bounds(workload)
@@ -291,21 +291,25 @@ def _simulate_plan(
     """Simulate the schedule of a plan once. Return what was recorded, and the ended simulation.
 
     Args:
-        plan: What is sent when.
+        plan: The requests, and the schedule of when they are sent.
         preset: The simulated server.
         bounds: How many requests may be in flight, and when the load ends.
         checks: Checks of the ended requests at fixed intervals, each of which may end the load.
     """
+    workload = plan.job.workload
     settings = plan.job.settings
+
     server = preset.server
+    has_prefix_cache = server.block_reuse
     request_sizer = create_request_sizer(
-        plan.job.workload.requests,
+        workload.requests,
         plan.requests,
-        tokens_per_block=server.tokens_per_block if server.block_reuse else 0,
+        tokens_per_block=server.tokens_per_block if has_prefix_cache else 0,
         # APIs such as embeddings and rerank return numbers instead of generated tokens.
         is_non_generative=settings.returns_numbers,
     )
 
+    stores_gaps = settings.keep == "gaps"  # each gap between two events, from the option --keep
     return simulate(
         plan.schedule,
         request_sizer,
@@ -313,7 +317,7 @@ def _simulate_plan(
         bounds,
         source=plan.tokenizer.tag,  # "tokenizer" or "estimate": how the client counts tokens
         checks=checks,
-        keep_events=settings.keep == "gaps",
+        keep_events=stores_gaps,
     )
 
 
@@ -435,8 +439,9 @@ def _complete_manifest(
 ) -> RunManifest:
     """Return the manifest (the description of the run) as it is after the end of the run.
 
-    Added to the planned one are the end of the run, its state, the rule that stopped it, notes
-    about the load, and a fingerprint of the prompts, by which runs with equal prompts are found.
+    It has all fields of the planned manifest. These are new: when and how the run ended, the rule
+    that stopped it, notes about the load, and a fingerprint of the prompts, by which runs with
+    equal prompts are recognized.
     """
     run_manifest = planned_manifest
     for code, values in _collect_notes(preset, load, plan).items():
@@ -511,8 +516,10 @@ def _find_resonance(preset: Preset, load: _SimulatedLoad, plan: Plan) -> dict[st
 
     Resonance means that the order of the requests and the order of the replicas have a common
     period, so that replicas get different requests. For example, if every second request is long,
-    one of two replicas gets all long ones. Only round-robin routing has so short a period.
+    one of two replicas gets all long ones.
     """
+    # Round-robin routing repeats after as many requests as there are replicas. No other routing has
+    # a period that is short enough.
     if preset.routing != "round_robin":
         return None
     return resonance.find_resonance(

@@ -37,7 +37,7 @@ from loadgen.sim.simulated_requests import (
     UnsentColumns,
 )
 
-_STATUS_OF_CUT_REQUEST = {KIND[reason]: STATUS[status] for reason, status in CUTS.items()}
+_STATUS_AFTER_END_OF_RUN = {KIND[reason]: STATUS[status] for reason, status in CUTS.items()}
 """The status of a request that the run or its user has ended, by the code of the reason."""
 
 _FIELD_NAMES = ROW.names or ()
@@ -84,8 +84,9 @@ def build_records(
 ) -> VirtualRecords:
     """Return the records, gaps and timeline of a simulated run.
 
-    The records of sent requests come first, in the order in which the requests ended. Those of
-    requests that were never sent follow.
+    The records of sent requests come first, in the order in which the requests ended. The records
+    of requests that were never sent follow. Each record has columns about its slot (the place of
+    the request in the schedule, such as the session) and columns about the request itself.
 
     Args:
         requests: What happened to the requests.
@@ -97,13 +98,14 @@ def build_records(
     unsent = requests.unsent_columns()
     slots = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
     slot_columns = _build_slot_columns(slots, schedule)
-    stage_of_record = np.asarray(slot_columns["stage"])
 
+    stage_of_record = np.asarray(slot_columns["stage"])
+    stage_of_sent = stage_of_record[: len(sent)]
     counts, events = _build_events(
         sent,
         requests.pause_columns(),
         iteration_ends_ns,
-        stage_of_sent=stage_of_record[: len(sent)],  # records of sent requests come first
+        stage_of_sent=stage_of_sent,
         stage_count=len(schedule.stages),
         options=options,
     )
@@ -126,8 +128,8 @@ def _build_events(
 ) -> tuple[EventCounts, EmittedEvents | None]:
     """Return the counts of the output events of a run and, if they are kept, the events.
 
-    The spans of tokens need as much memory as the records. So they end with this function, unless
-    the events are kept.
+    The spans of tokens need as much memory as the records. They are local to this function, so that
+    this memory is free afterwards, unless the events refer to them.
 
     Args:
         sent: The requests that were sent.
@@ -320,7 +322,7 @@ def _find_turns_of_tasks(
     last_turn_of_session = np.array([session.turn_count - 1 for session in sessions], np.int64)
     is_multi_turn = np.array([not session.is_single_request for session in sessions], np.bool_)
 
-    # Only the last turn of a session may have a position that is higher than its number.
+    # The position of a turn is its number, except for the last turn, whose position may be higher.
     turns = np.minimum(positions, last_turn_of_session[session_index])
     return _SessionColumns(
         number=session_numbers, turn=turns, is_multi_turn=is_multi_turn[session_index]
@@ -389,19 +391,21 @@ def _append_unsent(
 def _build_unsent_columns(unsent: UnsentColumns) -> dict[str, Column]:
     """Return all columns of the records of requests that were never sent.
 
-    These records differ only in the due time, the reason and the status. A column whose value is
-    the same in all of them is a single number. If the reason is that the run has ended, the status
-    is `unfinished` or `cancelled`. For any other reason, it is `dropped`.
+    Most columns have the same value in all of these records, and are stored as a single number. The
+    due time, the status and the reason differ, and are stored as arrays. If the reason is that the
+    run has ended, the status is `unfinished` or `cancelled`. For any other reason, it is `dropped`.
     """
+    # Columns with one value, which is that of any dropped request.
+    dropped_record = _build_dropped_record()
+    columns: dict[str, Column] = {name: int(dropped_record[name]) for name in _FIELD_NAMES}
+
     status = np.full(len(unsent), STATUS["dropped"])
-    for reason_code, status_code in _STATUS_OF_CUT_REQUEST.items():
+    for reason_code, status_code in _STATUS_AFTER_END_OF_RUN.items():
         status[unsent.reason == reason_code] = status_code
 
-    example_record = _build_dropped_record()
-    columns: dict[str, Column] = {name: int(example_record[name]) for name in _FIELD_NAMES}
+    # Columns with one value per record. The field `kind` has the reason of an unsent request, and
+    # the failure of a sent one.
     columns["due_ns"] = unsent.due_ns
-
-    # The reason of an unsent request and the failure of a sent one share the field `kind`.
     columns["kind"] = unsent.reason
     columns["status"] = status
     return columns
@@ -445,17 +449,18 @@ def _build_token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
 def _build_final_spans(sent: SentColumns) -> TokenSpans:
     """Return the last span of each request that got tokens.
 
-    A span is an unbroken sequence of iterations in which a request gets one token each. The last
-    one reaches from `resumed_iteration`, the first token since the last admission to a batch, to
-    `last_iteration`. Two kinds of requests have no such span:
+    A span is an unbroken sequence of iterations in which a request gets one token each. The server
+    may pause a request, so that it has several spans. The last span begins with the iteration
+    `resumed_iteration`, which gives the first token after the last pause, and ends with
+    `last_iteration`. For example, a request with 3 tokens and no pause has a span from iteration 10
+    to iteration 12.
 
-    - Those that were cancelled before a token. Their `resumed_iteration` is -1.
-    - Non-generative ones (embeddings, rerank). They get no tokens, so their `last_iteration` is
-      before `resumed_iteration`.
+    A request that was cancelled before such a token has the `resumed_iteration` -1. A request for
+    embeddings or a ranking has no tokens. Its span would be empty, from iteration 10 to 9.
     """
-    was_cancelled_before_token = sent.resumed_iteration < 0
-    is_empty = sent.last_iteration < sent.resumed_iteration
-    record_index = np.flatnonzero(~was_cancelled_before_token & ~is_empty)
+    has_token = sent.resumed_iteration >= 0
+    is_span_empty = sent.last_iteration < sent.resumed_iteration
+    record_index = np.flatnonzero(has_token & ~is_span_empty)
 
     return TokenSpans(
         record_index=record_index,

@@ -45,24 +45,26 @@ class RunContents(NamedTuple):
 def build_replica_count_samples(preset: Preset) -> list[MetricSample]:
     """Return how many replicas served over time, as samples of server metrics.
 
-    Over HTTP, these samples are read from the metrics page of a gateway. There is one at the start
-    and one at each change. Without changes the list is empty.
+    There is one sample at the start and one at each change. Without changes the list is empty. In a
+    run over HTTP, such samples are read from the metrics page of a gateway. Here their page is
+    SIMULATED, and their metric has the prefix for names that are not those of a known server.
     """
     if not preset.changes:
         return []
 
-    counts = [(0.0, preset.replicas)]
-    counts += [(change.at_ns / 1e9, change.serving_count) for change in preset.changes]
+    start_s = 0.0
+    counts_by_time = [(start_s, preset.replicas)]
+    counts_by_time += [(change.at_ns / 1e9, change.serving_count) for change in preset.changes]
     return [
         MetricSample(
             t_s=t_s,
-            target=0,
+            target=0,  # the index of the only target
             page=series.SIMULATED,
             name=series.PLUGIN_PREFIX + series.REPLICAS,
             labels="",
-            value=count,
+            value=replica_count,
         )
-        for t_s, count in counts
+        for t_s, replica_count in counts_by_time
     ]
 
 
