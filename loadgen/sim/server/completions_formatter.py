@@ -25,9 +25,9 @@ from loadgen.sim.server.wire_format import (
     ParsedRequest,
     ResponseContext,
     ResponseFormatter,
+    format_chunk_around_word,
     format_sse_event,
     split_at_placeholder,
-    split_chunk_at_word,
     token_ids,
     token_text,
 )
@@ -46,9 +46,9 @@ class CompletionFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         """Encode the parts of the response that are the same in all its token events.
 
-        The JSON around the text of an event is encoded here, once per response. A token event is
-        then put together from `_before_text`, the text, and `_after_text`. The last one ends with
-        `_after_last_text` instead, which may have the finish reason.
+        The JSON around the text of an event is encoded here, once per response. A token event
+        consists of `_before_text`, its text and `_after_text`. The last token event ends with
+        `_after_last_text` instead.
 
         Args:
             request: The request that is answered.
@@ -66,14 +66,23 @@ class CompletionFormatter(ResponseFormatter):
         self._has_finish_event = self._is_chat and not self._is_trtllm
 
         self._before_text, self._after_text = self._encode_around_text(finish_reason=None)
-        _, self._after_last_text = self._encode_around_text(
-            finish_reason=None if self._has_finish_event else request.finish_reason
-        )
+        self._after_last_text = self._encode_after_last_text()
 
-        # The same for an event that is sent as an HTTP chunk, with the length of the chunk.
-        self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
+        # Most events are sent as an HTTP chunk with one word. All its other bytes are known now.
+        self.chunk_prefix, self.chunk_suffix = format_chunk_around_word(
             self._before_text, self._after_text
         )
+
+    def _encode_after_last_text(self) -> bytes:
+        """Return the bytes after the text in the last token event.
+
+        They include the finish reason, unless that is sent in a separate event.
+        """
+        if self._has_finish_event:
+            return self._after_text
+
+        _before_text, after_text = self._encode_around_text(self._request.finish_reason)
+        return after_text
 
     def format_opening(self) -> list[bytes]:
         """Return the events before the first token: the role of a chat, or none for a completion.
@@ -102,9 +111,8 @@ class CompletionFormatter(ResponseFormatter):
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
         """Return the event with the tokens from index `start` to `stop` (exclusive).
 
-        Most of its JSON was encoded in advance: what comes before the text of an event, and what
-        comes after it. Encoding JSON once per token would limit the load that the server can
-        simulate.
+        The JSON before and after the text was encoded in advance, because encoding it once per
+        token would limit the load that the server can simulate.
 
         Args:
             start: The index of the first token in the completion.

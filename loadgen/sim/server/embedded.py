@@ -107,17 +107,18 @@ def wait_until_ready(child: subprocess.Popen[bytes], options: Options) -> Embedd
 
 
 def _read_ready_message(child: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Read the line with which a child reports that it listens, or why it cannot.
+    """Read the line of JSON with which a child reports that it listens, or why it cannot.
 
     Returns:
-        A JSON object with `url`, or with `error` and the error code `code`. An error is also
-        returned if the child ends or stays silent.
+        A message with `url` if the child listens. Otherwise a message with the text `error` and the
+        error code `code`, which have defaults in case that the child ends or stays silent.
     """
-    no_message: dict[str, Any] = {"error": "no message from the process", "code": "process_failed"}
+    message: dict[str, Any] = {"error": "no message from the process", "code": "process_failed"}
     line = _read_line(child, READY_TIMEOUT_S)
-    if line is None:
-        return no_message
-    return {**no_message, **msgspec.json.decode(line)}
+    if line is not None:
+        message.update(msgspec.json.decode(line))
+
+    return message
 
 
 def _read_line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:

@@ -210,24 +210,22 @@ class EmbeddingsFormatter(ResponseFormatter):
     ) -> bytes:
         """Return the JSON body of the response: the embeddings, or the ranked documents.
 
-        The arguments are those of all APIs, although this one has neither output tokens nor a
-        finish reason. Two injected failures change the arguments, and they have an effect here that
-        a client has to notice in the same way.
+        All APIs have the same arguments. This API has neither output tokens nor a finish reason, so
+        the arguments only matter with an injected failure, which makes the response wrong.
 
         Args:
-            reported_tokens: The output tokens in the usage: 0, or more with the injected failure
-                `wrong_count`. The usage then has so many input tokens too many.
+            reported_tokens: 0, or more with the failure `wrong_count`. The usage then reports this
+                number of tokens in addition to the input tokens.
             _timing: The server timing breakdown, which this API does not report.
-            has_finish_reason: False with the injected failure `no_finish`. The response then has no
-                embeddings or documents.
+            has_finish_reason: False with the failure `no_finish`. The response then has an empty
+                list instead of the embeddings or documents.
         """
-        is_complete = has_finish_reason
-        surplus_tokens = reported_tokens
-        usage_tokens = self._request.input_tokens + surplus_tokens
+        usage_tokens = self._request.input_tokens + reported_tokens
         usage = {"prompt_tokens": usage_tokens, "total_tokens": usage_tokens}
+
         if self._request.api == "embeddings":
-            return self._format_embeddings(usage, has_results=is_complete)
-        return self._format_ranking(usage, has_results=is_complete)
+            return self._format_embeddings(usage, has_results=has_finish_reason)
+        return self._format_ranking(usage, has_results=has_finish_reason)
 
     def _format_embeddings(self, usage: dict[str, int], *, has_results: bool) -> bytes:
         """Return the JSON body of a response with embeddings, which may be left out."""

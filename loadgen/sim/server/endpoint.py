@@ -61,10 +61,11 @@ class SimServer:
         self._create_poll()
 
     def _create_poll(self) -> None:
-        """Create the object by which the loop waits for events, and what it watches at first.
+        """Create the poll object, by which the event loop waits until something happens.
 
-        It watches the listening socket, a timer for what is due next, and a socket by which `stop`
-        wakes up the loop. Connections are added when they are accepted.
+        It watches three file descriptors from the beginning: the listening socket, a timer for what
+        is due next, and a socket by which `stop` wakes up the loop. Connections are added when they
+        are accepted.
         """
         has_epoll = hasattr(select, "epoll")  # Linux has it, other systems have only `poll`
         self._poll: Any = select.epoll() if has_epoll else select.poll()
@@ -190,9 +191,9 @@ class SimServer:
     def _prepare_wait(self) -> float:
         """Return the timeout of the next wait for events in seconds, and set the timer.
 
-        The wait has to end when something has to be sent. The timer sees to that, because it has a
-        resolution of nanoseconds, and a timeout has only milliseconds. On a system without a timer,
-        the timeout is used. Otherwise, the timeout only makes sure that idle connections are
+        The wait has to end when something has to be sent. For this the timer is set, because its
+        resolution is nanoseconds, while that of a timeout is milliseconds. A system without a timer
+        uses the timeout. With a timer, the timeout only makes sure that idle connections are
         checked from time to time.
         """
         max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S

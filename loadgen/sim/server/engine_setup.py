@@ -112,7 +112,7 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
 
     preset = load_preset(options.preset)
 
-    # The tokens of an iteration are sent one after the other, so much time apart.
+    # A server sends the tokens of an iteration one after the other. This is the time between two.
     emission_spacing_us = preset.server.emit_us
     fleet = Fleet(
         _select_replicas_of_process(options, preset),
@@ -122,7 +122,7 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
 
     has_prefix_cache = rules.tokens_per_block > 0
     if has_prefix_cache:
-        # Blocks are hashed with numpy. It is imported now, so that no request waits for it.
+        # Blocks are hashed with numpy. The import takes long, so it is done before any request.
         importlib.import_module("numpy")
 
     return EngineSetup(

@@ -27,9 +27,9 @@ from loadgen.sim.server.wire_format import (
     ParsedRequest,
     ResponseContext,
     ResponseFormatter,
+    format_chunk_around_word,
     format_sse_event,
     split_at_placeholder,
-    split_chunk_at_word,
     token_text,
 )
 
@@ -235,8 +235,8 @@ class MessageFormatter(ResponseFormatter):
         )
         self._before_text, self._after_text = split_at_placeholder(placeholder_event)
 
-        # The same for an event that is sent as an HTTP chunk, with the length of the chunk.
-        self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
+        # Most events are sent as an HTTP chunk with one word. All its other bytes are known now.
+        self.chunk_prefix, self.chunk_suffix = format_chunk_around_word(
             self._before_text, self._after_text
         )
 

@@ -34,10 +34,11 @@ _HISTOGRAM_BUCKETS_S: dict[str, tuple[float, ...]] = {
 def build_iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
     """Return one iteration as a row of the page `GET /metrics`.
 
-    The names and units are those of TensorRT-LLM's iteration statistics, in which prefill is called
-    context and decoding generation.
+    The names and units are those of TensorRT-LLM's iteration statistics. It calls the prefill of a
+    request its context phase (`Context`, `Ctx`), and the decoding its generation phase (`Gen`).
     """
     limits = fleet.limits
+    scheduled_requests = iteration.context_requests + iteration.decoding_count
     return {
         "iter": iteration.iteration_index,
         "iterLatencyMS": iteration.duration_ns / 1e6,
@@ -58,7 +59,7 @@ def build_iteration_stats(iteration: Iteration, fleet: Fleet) -> dict[str, Any]:
             "numContextRequests": iteration.context_requests,
             "numGenRequests": iteration.decoding_count,
             "numPausedRequests": iteration.paused_count,
-            "numScheduledRequests": iteration.context_requests + iteration.decoding_count,
+            "numScheduledRequests": scheduled_requests,
             "numCtxTokens": iteration.context_tokens,
             "avgNumDecodedTokensPerIter": 1.0,
         },

@@ -80,7 +80,7 @@ class ServerPages:
         self._metrics = metrics
         self._log = log
         self._start_ns = time.monotonic_ns()
-        self._reported_events = 0  # `counters.events` when the page /metrics was last read
+        self._events_at_last_read = 0  # `counters.events` when the page /metrics was last read
 
         is_trtllm = setup.rules.flavor == "trtllm"
         self.reports_timing_in_response = is_trtllm and _has_timing_in_response(options.version)
@@ -190,27 +190,32 @@ class ServerPages:
         )
 
     def _take_iteration_stats(self) -> HttpResponse:
-        """Return the iteration statistics since the page was last read, and forget them.
+        """Return the page with the statistics of the iterations since it was last read.
 
-        Without a physical engine there are no iterations. Then the page has one row, or none if no
-        event was sent since it was last read.
+        Only an engine that simulates replicas (`fleet`) has iterations. With the other engine,
+        which draws its latencies, the page has the current totals instead.
         """
         fleet = self._setup.fleet
-        counters = self._counters
+        if fleet is None:
+            return _json_response(self._take_totals())
 
-        rows = []
-        if fleet is not None:
-            rows = [build_iteration_stats(iteration, fleet) for iteration in fleet.iterations]
-            fleet.iterations.clear()
-        elif counters.events > self._reported_events:
-            engine = self._setup.engine
-            row = build_stats_without_engine(
-                counters.events, engine.active_count, engine.queued_count, counters.completed
-            )
-            rows = [row]
-
-        self._reported_events = counters.events
+        rows = [build_iteration_stats(iteration, fleet) for iteration in fleet.iterations]
+        fleet.iterations.clear()
         return _json_response(rows)
+
+    def _take_totals(self) -> list[dict[str, Any]]:
+        """Return one row with the totals, or none if no event was sent since the last call."""
+        counters = self._counters
+        has_new_events = counters.events > self._events_at_last_read
+        self._events_at_last_read = counters.events
+        if not has_new_events:
+            return []
+
+        engine = self._setup.engine
+        row = build_stats_without_engine(
+            counters.events, engine.active_count, engine.queued_count, counters.completed
+        )
+        return [row]
 
     def _list_models(self) -> HttpResponse:
         """Return the list of served models, which has one entry.

@@ -39,9 +39,10 @@ def serve(options: Options, stdin_fd: int = -1) -> int:
 
     other_processes: list[EmbeddedServer] = []
     try:
+        # The port is reserved until the other processes listen on it, so that no other program
+        # takes it.
         with _reserve_port(options) as shared_options:
             other_processes = _start_other_processes(shared_options)
-        # Now the other processes keep the port. This one listens on it, too.
         return _serve_alone(shared_options, stdin_fd)
     finally:
         for process in other_processes:

@@ -172,8 +172,9 @@ class RequestHandler:
     def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
         """Parse a request to an inference API and start its response. Raises RefusalError.
 
-        An injected failure may replace the whole response, shorten it or delay it.
-        `response.SimResponse` carries out the failures that change its bytes.
+        Three kinds of injected failures are carried out here: those that replace the whole
+        response, `clamp`, which shortens it, and `slow_first_byte`, which delays it. All others
+        change the bytes of the response, and are carried out by `response.SimResponse`.
         """
         request = self._parse_request(http_request.body, api)
         failure = self._choose_failure(connection, http_request, request)

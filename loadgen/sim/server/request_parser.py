@@ -190,15 +190,14 @@ def create_body_decoder(
 ) -> BodyDecoder:
     """Return a decoder of JSON bodies that accepts known fields only.
 
-    Real servers accept many fields that have no effect here, and some answer 400 to unknown fields
-    and to values of a wrong type. So the decoder knows the names and the types of all fields, those
-    without an effect included. The latter would be a long list of attributes that nobody reads.
-    They are added to a copy of the body type here instead.
+    Like a real server, the decoder rejects unknown fields and values of a wrong type. So it has to
+    know all fields of the API. `body_type` has only the fields that this server reads. A subclass
+    is created here, which also has the ignored fields.
 
     Args:
-        body_type: The type with the fields that have an effect.
-        ignored_fields: Mappings from a type to the names of fields of that type that have no
-            effect, such as `{bool: "echo logprobs"}` for two fields.
+        body_type: The type with the fields that this server reads.
+        ignored_fields: The other fields, all optional, as mappings from a type to the names of the
+            fields of that type. For example, `{bool: "echo logprobs"}` stands for two fields.
 
     Returns:
         A function that raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
@@ -207,7 +206,7 @@ def create_body_decoder(
     for names_by_type in ignored_fields:
         added_fields += _iterate_optional_fields(names_by_type)
 
-    # `defstruct` does at run time what a class statement does: it creates a subclass.
+    # `defstruct` creates a class at run time, as a class statement would.
     complete_type = msgspec.defstruct(
         "Body", added_fields, bases=(body_type,), kw_only=True, forbid_unknown_fields=True
     )
@@ -243,18 +242,24 @@ def parse_completions_request(
 ) -> ParsedRequest:
     """Parse and check a request to the chat or completions API.
 
-    The length of the completion is chosen here. Its words follow later from the digest, a hash of
-    the prompt and the seed of the server.
+    The simulated model has no output of its own. The length of the completion is chosen here. Its
+    words are computed when it is sent, from the digest: a hash of the prompt and the server's seed.
 
-    Raises RefusalError for everything that this server does not accept.
+    Args:
+        body: The JSON body of the request.
+        api: The API that the request was sent to.
+        rules: The options of the server. They decide what is accepted, and the length.
+
+    Raises:
+        RefusalError: The server does not accept the request.
     """
     request = _decode_completions_body(body, api, rules)
     max_tokens = _read_output_limit(request, api, rules)
-
     if rules.flavor == "openai":
         _check_openai_fields(request)
         check_model(request.model, rules)
 
+    # The prompt. A tool call is generated only if the request forces the model to call a tool.
     if api == "chat":
         input_tokens, content = _read_chat_prompt(request, rules.flavor)
         called_tool = _find_forced_tool(request)
@@ -262,6 +267,7 @@ def parse_completions_request(
         input_tokens, content = _read_completion_prompt(request.prompt, rules.flavor)
         called_tool = ""
 
+    # The completion.
     digest = digest_prompt(content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
         max_tokens, input_tokens, digest, rules, _read_stop_options(request)
@@ -272,6 +278,7 @@ def parse_completions_request(
     if rules.worse:  # the server imitates one with other outputs
         digest = _change_some_words(digest, fraction=rules.worse)
 
+    # Whether the token counts are reported at the end of a stream, and also in each event.
     stream_options = request.stream_options
     include_usage = stream_options is not None and bool(stream_options.include_usage)
     return ParsedRequest(
@@ -363,11 +370,13 @@ def _read_completion_prompt(
 ) -> tuple[int, bytes]:
     """Return the number of tokens of a completions prompt, and its content as bytes.
 
-    The content is hashed, so it only has to be equal for equal prompts.
+    The content is only hashed. So it needs no certain format, but equal prompts have to have equal
+    contents.
 
     Args:
-        prompt: The field of the request: a text, the token ids of a text, or a list with one of
-            these.
+        prompt: The field of the request. It is a text such as `"Hi"`, the token ids of a text such
+            as `[5, 7]`, or a list with a single prompt in one of these forms, such as `["Hi"]` or
+            `[[5, 7]]`.
         flavor: The flavor of the API, which decides the form of an error.
 
     Raises:
@@ -391,8 +400,8 @@ def _unwrap_single_prompt(
 ) -> str | list[int]:
     """Return the only prompt of a completions request: a text or a list of token ids.
 
-    The field `prompt` has one of four forms: a text, the token ids of a text, several texts, or
-    several lists of token ids. This server accepts the last two only with a single entry.
+    The field `prompt` has one of four forms: a text, the token ids of a text, a list of texts, or a
+    list of lists of token ids. This server accepts the two kinds of lists only with one entry.
 
     Raises RefusalError for several prompts, and for an empty or mixed list.
     """
@@ -552,11 +561,12 @@ def _find_block_ends(content: bytes, tokens_per_block: int) -> list[int]:
     The n-th space ends the n-th token, so every `tokens_per_block`-th space ends a block. With 2
     tokens per block, the blocks of b"a b c d e" end at the spaces before "c" and before "e".
     """
-    # Importing numpy is half of the start-up time of a server that needs none of it.
+    # Imported here, because the import would double the start-up time of a server without a cache.
     import numpy as np
 
     space_positions = np.flatnonzero(np.frombuffer(content, np.uint8) == SPACE)
-    block_ends: list[int] = space_positions[tokens_per_block - 1 :: tokens_per_block].tolist()
+    first_end_index = tokens_per_block - 1
+    block_ends: list[int] = space_positions[first_end_index::tokens_per_block].tolist()
     return block_ends
 
 

@@ -114,15 +114,16 @@ class PrefillSequence:
 def _has_plain_events(
     formatter: ResponseFormatter, request: ParsedRequest, failure: InjectedFailure | None
 ) -> bool:
-    """Return whether all token events of a response but the first and the last are plain.
+    """Return whether the token events in the middle of a response are plain.
 
-    Plain events differ from each other only in their word, so they can be put together from bytes
-    that were encoded once. Events are not plain if they are numbered, have token ids or the usage
-    so far, or may be changed by an injected failure.
+    Plain events differ from each other only in their word, so they consist of that word between
+    bytes that were encoded once (`chunk_prefix`). Four things prevent this: an API that numbers its
+    events, so that there is no such prefix, token ids instead of words, a usage in each event, and
+    an injected failure. The first and the last event of a response are never plain.
     """
-    is_numbered = not formatter.chunk_prefix  # there are no bytes that are equal in all events
+    has_constant_bytes = formatter.chunk_prefix != b""
     has_only_words = request.detokenize and not request.continuous_usage
-    return request.stream and not is_numbered and has_only_words and failure is None
+    return request.stream and has_constant_bytes and has_only_words and failure is None
 
 
 def _keeps_connection(http_request: HttpRequest, failure_name: str) -> bool:
@@ -283,18 +284,19 @@ class SimResponse:
     def _format_output(self, events: list[bytes], continuation: Continuation) -> Output:
         """Return events of a stream as bytes on the connection: each one as an HTTP chunk.
 
-        With the injected failure `close_delimited`, the events are sent without chunks, and the
-        body ends where the connection is closed.
+        With the injected failure `close_delimited`, the events are sent without chunks. The server
+        then closes the connection after the last one, which marks the end of the body.
 
         Args:
             events: The events that are due.
-            continuation: What follows them in a response with chunks.
+            continuation: What follows them. MORE_BYTES means that more events follow.
         """
         if self._is_close_delimited:
-            is_complete = continuation is not Continuation.MORE_BYTES
-            return Output(
-                b"".join(events), Continuation.CLOSE if is_complete else Continuation.MORE_BYTES
-            )
+            data = b"".join(events)
+            has_more_events = continuation is Continuation.MORE_BYTES
+            if has_more_events:
+                return Output(data, Continuation.MORE_BYTES)
+            return Output(data, Continuation.CLOSE)
 
         chunks = [format_chunk(event) for event in events]
         if continuation is Continuation.NEXT_REQUEST:
@@ -357,27 +359,31 @@ class SimResponse:
         return _Events(events, Continuation.MORE_BYTES)
 
     def _build_token_events(self, start: int, is_last: bool) -> list[bytes]:
-        """Return the events with the tokens that have just been generated, in `events_sent`, too.
+        """Return the events with the newly generated tokens, and count them in `events_sent`.
 
-        Two kinds of injected failures change the events. Some leave out the text. An event without
-        text is not sent, unless it is the last one, which has the finish reason. Others end the
-        stream at a token, so that no event follows.
+        Two kinds of injected failures change the events:
+
+        - `one_event` and `no_text` leave out the text. Events without text are not sent. Only the
+          last event of the response is always sent, because it has the finish reason.
+        - Others end the stream at a certain token, so that no event follows.
 
         Args:
-            start: The index of the first of these tokens in the response. The index after the last
-                one is `tokens_sent`.
-            is_last: Whether the last token of the response is among them.
+            start: The index of the first new token in the response. The index after the last one is
+                `tokens_sent`.
+            is_last: Whether the new tokens include the last one of the response.
         """
         events = []
         for event_start in range(start, self.tokens_sent, self._tokens_per_event):
             event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
             is_last_event = is_last and event_stop == self.tokens_sent
-            if not self._is_text_withheld(event_start):
+
+            if self._is_text_withheld(event_start):
+                if is_last_event:
+                    # `events_sent` counts events with tokens, and this one has none.
+                    events.append(self._format_event_without_text(event_stop))
+            else:
                 events.append(self._format_token_event(event_start, event_stop, is_last_event))
                 self.events_sent += 1
-            elif is_last_event:
-                # It is not counted in `events_sent`, because it has no token.
-                events.append(self._format_event_without_text(event_stop))
 
             if self._is_stream_ended_by_failure(event_start, event_stop):
                 break

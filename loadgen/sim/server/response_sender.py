@@ -85,22 +85,23 @@ class ResponseSender:
     def send_due(self, now_ns: int) -> None:
         """Send everything that is due by `now_ns`.
 
-        An emission is a number of tokens that the engine has generated for one request. Its key is
-        the response that they belong to. For a non-generative request (embeddings, rerank), it is
-        one of the texts of the request, whose prefill has ended.
+        The engine returns emissions: tokens of one request that are due together. The field `key`
+        is the object for which the request was submitted to the engine. There are two kinds:
 
-        Most emissions are one token in the middle of a stream, whose events differ only in their
-        word (plain events). They are sent in a faster way than all others, because the time per
-        token limits the load that this server can simulate.
+        - PrefillSequence: one text of an embeddings or rerank request. Its prefill has ended.
+        - SimResponse: the response to any other request. The tokens are sent in it.
+
+        Most emissions are one token in the middle of a stream. Such events differ only in one word
+        (plain events), so `_send_plain_event` needs no JSON encoding. This matters, because the
+        time per token limits the load that this server can simulate.
         """
         self._start_delayed(now_ns)
         for emission in self._engine.advance(now_ns):
-            key = emission.key
-            if isinstance(key, PrefillSequence):
-                self._finish_sequence(key, emission)
+            if isinstance(emission.key, PrefillSequence):
+                self._finish_sequence(emission.key, emission)
                 continue
 
-            response: SimResponse = key
+            response: SimResponse = emission.key
             connection = response.connection
             has_ended = connection.closed or connection.response is not response
             if has_ended:
@@ -108,8 +109,9 @@ class ResponseSender:
 
             # The first event of a stream also has the role, and the last one the finish reason.
             is_in_middle = response.tokens_sent > 0 and not emission.is_last
-            is_plain = is_in_middle and emission.tokens == 1 and response.has_plain_events
-            if is_plain:
+            has_one_token = emission.tokens == 1
+            is_plain_event = response.has_plain_events and is_in_middle and has_one_token
+            if is_plain_event:
                 self._send_plain_event(response, emission.due_ns)
             else:
                 self._send_emission(response, emission)
@@ -185,11 +187,13 @@ class ResponseSender:
         self._report_cached_tokens(response)
         first_event = response.events_sent
 
-        # Timings in the response are planned times, not the times of the sends.
+        # The response also reports times to the client. They are planned times (`due_ns`), and do
+        # not depend on how late the server sends.
         data, continuation = response.build_next_output(
             emission.tokens, emission.is_last, emission.due_ns
         )
-        self._counters.events += response.events_sent - first_event
+        new_events = response.events_sent - first_event
+        self._counters.events += new_events
         self._write_events(response, data, first_event, emission)
 
         if continuation is Continuation.NEXT_REQUEST:
@@ -201,22 +205,24 @@ class ResponseSender:
     def _write_events(
         self, response: SimResponse, data: bytes, first_event: int, emission: Emission
     ) -> None:
-        """Write the bytes of the events of an emission, and log the events.
+        """Write events to the connection, and log when they were sent.
 
-        The log has the time just before the write that completes the events. With the injected
-        failure `split`, each byte is written by itself.
+        Events are usually written at once. With the injected failure `split`, each byte is written
+        by itself. A client has a complete event only after the last write, so the events are logged
+        immediately before that write.
 
         Args:
-            response: The response.
-            data: The bytes of the events.
+            response: The response that the events belong to.
+            data: The events as bytes.
             first_event: The number of the first event within the response.
-            emission: The emission, which has the planned time of the events.
+            emission: The tokens that the events have, and when they are due.
         """
         connection: Connection = response.connection
         last_write = data
         if response.failure_name == "split":
             _write_bytes_separately(connection, data[:-1])
             last_write = data[-1:]
+
         self._log_events(response, first_event, emission)
         connection.write(last_write)
 
@@ -238,12 +244,14 @@ class ResponseSender:
     def _log_events(self, response: SimResponse, first_event: int, emission: Emission) -> None:
         """Log the events of an emission just before they are sent.
 
-        The server logs no events, all events, or the first and the last event of each response.
+        The server logs no events, all events, or the first and the last event of each response. An
+        emission is a number of tokens that are due at the same time. The first emission of a
+        response has one event, and its last emission may have several.
 
         Args:
             response: The response.
-            first_event: The number of the first event of the emission within the response. The
-                number after its last event is `response.events_sent`.
+            first_event: The index in the response of the first event of the emission. The index
+                after the last one is `response.events_sent`.
             emission: The emission, which has the planned time of the events.
         """
         event_indexes = range(first_event, response.events_sent)
@@ -251,12 +259,10 @@ class ResponseSender:
             return
 
         if not self._log.logs_all:
-            is_first_emission = first_event == 0
-            if not is_first_emission and not emission.is_last:
+            is_first_or_last_emission = first_event == 0 or emission.is_last
+            if not is_first_or_last_emission:
                 return
-            # Only the last event of the emission is logged. The first emission of a response has
-            # only one event, and the last emission ends with the last event.
-            event_indexes = event_indexes[-1:]
+            event_indexes = event_indexes[-1:]  # the first or the last event of the response
 
         sent_ns = time.monotonic_ns()
         for event_index in event_indexes:

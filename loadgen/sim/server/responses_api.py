@@ -267,10 +267,12 @@ class ResponsesFormatter(ResponseFormatter):
         part = _build_text_part("")
 
         return [
-            self._format_event("response.created", response=response),
-            self._format_event("response.in_progress", response=response),
-            self._format_event("response.output_item.added", output_index=0, item=item),
-            self._format_event("response.content_part.added", **self._part_position, part=part),
+            self._format_numbered_event("response.created", response=response),
+            self._format_numbered_event("response.in_progress", response=response),
+            self._format_numbered_event("response.output_item.added", output_index=0, item=item),
+            self._format_numbered_event(
+                "response.content_part.added", **self._part_position, part=part
+            ),
         ]
 
     def format_event(
@@ -281,12 +283,16 @@ class ResponsesFormatter(ResponseFormatter):
         is_last: bool,  # noqa: ARG002 - the last text looks like any other
         filler: bytes = b"",
     ) -> bytes:
-        """Return the event with tokens `start` to `stop`, and `filler` as additional text.
+        """Return the event that adds the tokens `start` to `stop` (exclusive) to the text.
 
-        An event has a sequence number, so each one is encoded anew.
+        Args:
+            start: The index of the first token in the completion.
+            stop: The index after the last token.
+            is_last: Whether this is the last token event, which makes no difference in this API.
+            filler: Additional text after the tokens, for the injected failure `oversized`.
         """
         text = token_text(self._request.digest, start, stop) + filler
-        return self._format_event(
+        return self._format_numbered_event(
             "response.output_text.delta", **self._part_position, delta=text.decode(), logprobs=[]
         )
 
@@ -303,14 +309,18 @@ class ResponsesFormatter(ResponseFormatter):
         item = self._build_message_item(self._get_final_status(), [part])
 
         events = [
-            self._format_event("response.output_text.done", **position, text=text, logprobs=[]),
-            self._format_event("response.content_part.done", **position, part=part),
-            self._format_event("response.output_item.done", output_index=0, item=item),
+            self._format_numbered_event(
+                "response.output_text.done", **position, text=text, logprobs=[]
+            ),
+            self._format_numbered_event("response.content_part.done", **position, part=part),
+            self._format_numbered_event("response.output_item.done", output_index=0, item=item),
         ]
         if has_finish_reason:
             response = self._build_final_response(reported_tokens)
             events.append(
-                self._format_event(f"response.{self._get_final_status()}", response=response)
+                self._format_numbered_event(
+                    f"response.{self._get_final_status()}", response=response
+                )
             )
 
         return events
@@ -327,9 +337,9 @@ class ResponsesFormatter(ResponseFormatter):
         """Return the events after a failure of the engine, and whether the body ends properly."""
         error = {"code": "server_error", "message": "the simulated engine failed"}
         response = self._build_response("failed", error=error)
-        return [self._format_event("response.failed", response=response)], True
+        return [self._format_numbered_event("response.failed", response=response)], True
 
-    def _format_event(self, event_type: str, **fields: Any) -> bytes:
+    def _format_numbered_event(self, event_type: str, **fields: Any) -> bytes:
         """Return the next event of the stream, with its sequence number."""
         value = {"type": event_type, "sequence_number": self._events_sent, **fields}
         self._events_sent += 1

@@ -160,12 +160,12 @@ def format_chunk(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def split_chunk_at_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
-    r"""Return the constant bytes before and after the word in the HTTP chunk of a token event.
+def format_chunk_around_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
+    r"""Return the bytes before and after the word in the HTTP chunk of a token event.
 
     An event consists of `before_word`, a word and `after_word`. In HTTP it is sent as a chunk: its
     length in hexadecimal, a line end, the event, and a line end. All words have WORD_BYTES bytes,
-    so the length is the same for all of them, and only the word differs between chunks.
+    so all chunks have the same length, and only their word differs.
 
     For example, an event `{` + word + `}` has 7 bytes. The result is `7\r\n{` and `}\r\n`.
     """
