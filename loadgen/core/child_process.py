@@ -170,12 +170,14 @@ def _detach_from_parent(name: str) -> None:
     descriptors whose numbers the fork uses for other files.
     """
     gc.freeze()
+    # A signal of the fork must not wake the event loop of the parent through a shared descriptor.
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         has_handler = callable(signal.getsignal(number))
         if has_handler:
             signal.signal(number, signal.SIG_DFL)
     os.setsid()
+    # Linux shows this name in `ps` and `top`.
     Path("/proc/self/comm").write_text(name, "utf-8")
 
 
@@ -194,9 +196,11 @@ def _replace_standard_streams(source: int, output: int) -> None:
     os.dup2(source_copy, _STDIN_FD)
     os.dup2(output_copy, _STDOUT_FD)
     os.dup2(discarded_copy, _STDERR_FD)
-    unneeded = {source, output, source_copy, output_copy, discarded_copy}
-    for descriptor in unneeded - {_STDIN_FD, _STDOUT_FD, _STDERR_FD}:
-        os.close(descriptor)
+    # What `source` and `output` refer to is open as a standard stream now.
+    for descriptor in {source, output, source_copy, output_copy, discarded_copy}:
+        is_standard_stream = descriptor in (_STDIN_FD, _STDOUT_FD, _STDERR_FD)
+        if not is_standard_stream:
+            os.close(descriptor)
 
 
 def _copy_above_standard_streams(descriptor: int) -> int:

@@ -160,19 +160,21 @@ class LoadgenError(Exception):
 
 
 def _find_key(where: str) -> str:
-    """Return the setting in the text `where` of an error, which says where the error is, or "".
+    """Return the option or the key of a file that the place of an error names, or "".
 
-    A setting is an option, a key that the option `--set KEY=VALUE` sets, or a key of a file:
+    Examples of `where` and the result:
 
         --slo ttft                       --slo
+        --targets, --url                 --targets
         --set limit=cpu_share:5%         --set limit
         capacity.json (rate_per_s)       rate_per_s
+        http://127.0.0.1:8000            ""
     """
     if where.startswith("--set "):
         return where.partition("=")[0]
-    is_option = where.startswith("--")
-    if is_option:
-        return where.split(maxsplit=1)[0].rstrip(",")
+    if where.startswith("--"):
+        first_word = where.split(maxsplit=1)[0]
+        return first_word.rstrip(",")
     key_of_file = re.fullmatch(r".* \((?P<key>.*)\)", where)
     return "" if key_of_file is None else key_of_file["key"]
 

@@ -21,9 +21,9 @@ SYSTEM = "system."
 def quantity(value: float | None, digits: int = 3) -> str:
     """Format a number with at least `digits` significant digits: "0.0123", "4.57", "24,070".
 
-    Thousands are separated, and there is no exponent. There are at most `digits` + 1 decimals. A
-    number that would be 0 with so few decimals becomes a bound: 0.00001 becomes "<0.0001" and
-    -0.00001 becomes ">-0.0001".
+    Thousands are separated, and there is no exponent. The number of decimals is limited to
+    `digits` + 1, which is 4 by default. A number that would be rounded to 0 becomes a bound:
+    0.00001 becomes "<0.0001" and -0.00001 becomes ">-0.0001".
     """
     if value is None:
         return NONE
@@ -34,12 +34,12 @@ def quantity(value: float | None, digits: int = 3) -> str:
     # Rounded first, because 9.999 with three digits is 10.0, which needs a decimal less.
     rounded = abs(float(f"{value:.{digits}g}"))
     decimals = _decimals_for_digits(rounded, digits)
-    smallest_shown = 10**-decimals  # 0.01 with two decimals
-    rounds_to_zero = rounded < smallest_shown / 2
-    if not rounds_to_zero:
-        return f"{value:,.{decimals}f}"
-    bound = f"{smallest_shown:.{decimals}f}"
-    return f"<{bound}" if value > 0 else f">-{bound}"
+    last_decimal = 10**-decimals  # 0.01 with two decimals
+    rounds_to_zero = rounded < last_decimal / 2
+    if rounds_to_zero:
+        bound = f"{last_decimal:.{decimals}f}"
+        return f"<{bound}" if value > 0 else f">-{bound}"
+    return f"{value:,.{decimals}f}"
 
 
 def _decimals_for_digits(value: float, digits: int) -> int:
@@ -90,19 +90,22 @@ def rate(value: float | None, unit: str = "/s") -> str:
 def percent(share: float | None) -> str:
     """Return a fraction as a percentage: 0.0123 is 1.2 %.
 
-    Only a fraction of exactly 0 or 1 is shown as 0 % or 100 %. Others get as many decimals as that
-    needs: 0.99996 is 99.996 %. A fraction too close to 0 or 1 for four decimals becomes a bound:
-    "< 0.0001 %" or "> 99.9999 %". A fraction above 1 may be shown as 100.0 %.
+    Only a fraction of exactly 0 or 1 is shown as 0 % or 100 %. A fraction close to 0 or 1 gets more
+    decimals, so that it is not rounded to these: 0.99996 is 99.996 %. If four decimals are too few
+    for that, the text is a bound: "< 0.0001 %" or "> 99.9999 %". A fraction above 1 always has one
+    decimal and may be shown as 100.0 %.
     """
     if share is None:
         return NONE
     value = share * 100
     if value in (0, 100):
         return f"{value:.0f} %"
+    if value > 100:
+        return f"{value:.1f} %"
     for decimals in (1, 2, 3, 4):
         text = f"{value:.{decimals}f}"
-        looks_like_none_or_all = float(text) <= 0 or float(text) == 100
-        if value > 100 or not looks_like_none_or_all:
+        is_rounded_to_limit = float(text) <= 0 or float(text) == 100
+        if not is_rounded_to_limit:
             return f"{text} %"
     is_close_to_all = value > 50
     return "> 99.9999 %" if is_close_to_all else "< 0.0001 %"

@@ -61,8 +61,8 @@ def open_run(folder: Path) -> OpenedRun:
         return OpenedRun(_summarize_stored_run(folder, stored), stored)
     if (folder / SUMMARY).is_file():
         return OpenedRun(read_summary(folder), stored=None)
-    # A run that has sent nothing yet has a summary of no requests. If the folder holds no run, this
-    # raises the UserError.
+    # `summary` raises UserError if the folder has no manifest, so no run. Otherwise the run has not
+    # sent anything yet, and the result is a summary without requests.
     return OpenedRun(summary(folder), stored=None)
 
 

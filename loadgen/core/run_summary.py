@@ -45,12 +45,12 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
 ) -> Summary:
     """Compute the summary of a run from what was recorded.
 
-    A stage is a phase of the run, such as the warm-up. Metrics are computed from the records, of
-    which there is one for each request, and from the other data.
+    There are three steps: the metrics, then the sections that every summary has, and then those
+    that explain the metrics to people. A stage is a phase of the run, such as the warm-up.
 
     Args:
         manifest: The manifest of the run.
-        rows: The records (`record.ROW`) of all workers, in any order.
+        rows: The records (`record.ROW`) of all workers, one for each request, in any order.
         gaps: Per stage, a histogram of the gaps between output events.
         timeline: Per stage, counts of output events in bins of `BIN_NS` from the start of the run.
         worker_samples: The samples that each worker takes of itself.
@@ -100,9 +100,12 @@ def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summ
     slowest_requests = latency_breakdown.list_slowest_requests(
         records, warmup_records, data.manifest
     )
-    differences_between_hosts = replica_differences.without_metrics(
-        replica_differences.compare_nodes(records, summary.window.steady, data.manifest),
-        summary.metrics_without("mean"),
+    all_host_differences = replica_differences.compare_nodes(
+        records, summary.window.steady, data.manifest
+    )
+    metrics_without_mean = summary.metrics_without("mean")  # too few requests for a mean
+    host_differences = replica_differences.without_metrics(
+        all_host_differences, metrics_without_mean
     )
     likely_causes = causes.explain(
         records, data.manifest, data.server_samples, summary.metrics_without("p50")
@@ -114,7 +117,7 @@ def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summ
         summary,
         splits=phases,
         slowest=slowest_requests,
-        node_differences=differences_between_hosts,
+        node_differences=host_differences,
         causes=likely_causes,
         within=confidence_intervals,
     )

@@ -108,18 +108,19 @@ def run_function(settings: Settings) -> RunFunction | None:
 def running_server(settings: Settings) -> Iterator[Settings]:
     """Run the server that a backend starts itself, and yield the settings with its URL.
 
-    A backend is a kind of target, such as the simulated server, which is started here. If the user
-    gives the URL of a server that runs already, its backend has no function `serve`, and the
-    settings are yielded unchanged.
+    A backend is the code for one kind of target. That of the simulated server, for example, has a
+    function `serve`, which starts it within a context. The backend of a server that the user has
+    started has no such function, and the settings are yielded unchanged.
     """
     backend_entry = settings.backend
     serve = load_backend(backend_entry).serve
     if serve is None:
         yield settings
         return
-    # The backend may be a plug-in. `guard` reports its errors, and a result that is no context
-    # manager, with the name of the plug-in.
-    guarded_serve = BACKENDS.guard(backend_entry, serve, check_type(AbstractContextManager))
+    # A backend can be a plug-in of another package. `guard` calls its function and reports errors
+    # with the name of the plug-in, also if the function returns no context manager.
+    check_result = check_type(AbstractContextManager)
+    guarded_serve = BACKENDS.guard(backend_entry, serve, check_result)
     with guarded_serve(settings) as settings_with_url:
         yield settings_with_url
 

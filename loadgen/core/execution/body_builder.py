@@ -42,18 +42,25 @@ def serve_bodies(prompts: Prompts, encode_body: EncodeBody) -> None:
     """
     # A lower priority than that of the process that sends the requests.
     os.nice(_NICENESS)
-    received = bytearray()  # Its end may be a part of an id.
+    received = bytearray()
     while data := os.read(_STDIN_FD, _READ_BYTES):
         received += data
-        complete_bytes = len(received) // REQUEST_ID.size * REQUEST_ID.size
-        request_ids = [
-            request_id for (request_id,) in REQUEST_ID.iter_unpack(received[:complete_bytes])
-        ]
-        del received[:complete_bytes]
+        request_ids = _take_complete_ids(received)
         requests = iter_requests(prompts, request_ids)
         for request_id, request in zip(request_ids, requests, strict=True):
             body = encode_body(request_id, request)
             _write_all(_pack_frame(request_id, body, facts_of_request(request)))
+
+
+def _take_complete_ids(received: bytearray) -> list[int]:
+    """Remove all complete request ids from the start of the received bytes, and return them.
+
+    With ids of 8 bytes, 20 bytes are two ids and 4 bytes of the next one, which stay.
+    """
+    complete_length = len(received) - len(received) % REQUEST_ID.size
+    complete_bytes = received[:complete_length]
+    del received[:complete_length]
+    return [request_id for (request_id,) in REQUEST_ID.iter_unpack(complete_bytes)]
 
 
 def _pack_frame(request_id: int, body: bytes, facts: RequestFacts) -> bytes:

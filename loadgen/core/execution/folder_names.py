@@ -35,10 +35,14 @@ def dated_folders(folder: Path, now: datetime.datetime) -> Iterator[Path]:
 
 
 def check_no_results(folder: Path) -> None:
-    """Raise UserError if a folder holds results, or runs and experiments."""
-    has_results = any(
-        file.is_file() for name in result_kinds.marker_patterns() for file in folder.glob(name)
+    """Raise UserError if a folder has the results of an earlier command, such as a run or a sweep.
+
+    Each kind of result is recognised by the name of one of its files.
+    """
+    marker_files = (
+        file for pattern in result_kinds.marker_patterns() for file in folder.glob(pattern)
     )
+    has_results = any(file.is_file() for file in marker_files)
     if has_results:
         raise UserError(
             "file_exists",
@@ -52,9 +56,8 @@ def check_no_results(folder: Path) -> None:
 def locked_folder(folder: Path) -> Iterator[None]:
     """Create the folder of several runs, and lock it within the context.
 
-    A command that fails before its first run leaves the folder as it was before. If the folder was
-    empty, `remove_on_failure` removes what was written into it. If it was created here, it is then
-    removed itself, after an error that is reported to the user or after Ctrl-C.
+    A command that fails before its first run leaves everything as it was: what it has written into
+    an empty folder is removed, and then the folder itself, if it was created here.
 
     Raises:
         UserError: Another command uses the folder, or it has links that lead out of it.
@@ -90,9 +93,9 @@ def _remove_if_empty(folder: Path) -> None:
 def new_run_folder(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
     """Create a folder that holds no run, lock it within the context, and yield it.
 
-    The first name that can be used is taken: `out` or a name in `results/`, and then names with a
-    date and a number, of which there is no end. So the second of two runs with the same `out` gets
-    another folder. If the context fails before the run has begun, what was created is removed.
+    The folder is `out`, or it is in `results/` and named after the workload. If that folder is used
+    already, other names are tried: the same name with the date and time, and then also with a
+    number from 2 on. If the context fails before the run has begun, what was created is removed.
 
     Args:
         out: The folder that the user wants, or None for one in `results/`.

@@ -105,18 +105,20 @@ class _OversizedRequestCheck(NamedTuple):
 def _check_oversized_requests(
     workload: Workload, prompts: Prompts, schedule: Schedule, settings: Settings
 ) -> _OversizedRequestCheck:
-    """Return the error or the note for requests that do not fit the context of a target.
+    """Check whether all requests fit the context of the target, and return an error or a note.
 
-    The context is known only of a target that loadgen simulates.
+    The context is known only of a target that loadgen simulates. For others, nothing is checked.
     """
     oversized_requests = _find_oversized_requests(prompts, schedule, settings)
     if oversized_requests is None:
         return _OversizedRequestCheck(error=None, notes=[])
+    # There is an error only if many requests are too long.
     error = oversized_requests.to_error(workload, settings.display_name)
-    if error is not None:
-        return _OversizedRequestCheck(error=error, notes=[])
-    note = f"{oversized_requests.text}, so these requests will fail"
-    return _OversizedRequestCheck(error=None, notes=[note])
+    if error is None:
+        notes = [f"{oversized_requests.text}, so these requests will fail"]
+    else:
+        notes = []
+    return _OversizedRequestCheck(error, notes)
 
 
 def _fingerprint_line(workload: Workload, schedule: Schedule, tokenizer: tokens.Tokenizer) -> str:
@@ -188,10 +190,13 @@ def _gets_default_ramp(arrival: Arrival) -> bool:
 
 
 def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> Iterator[str]:
-    """Yield lines on how many tokens the first requests have, and on the shares of classes.
+    """Yield lines that describe the lengths of the first requests of a load.
 
-    If requests belong to conversations or tasks, there is also a line on the size of these. Only
-    the first requests are described, because drawing the lengths of all would take too long.
+    - one line on the tokens of a request,
+    - one line on the size of a conversation or task, if requests belong to these,
+    - one line for each request class of a mix, on its share of requests and tokens.
+
+    Drawing the lengths of all requests would take too long.
 
     Args:
         workload: The workload.

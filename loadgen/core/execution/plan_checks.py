@@ -170,7 +170,11 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
 
 
 def _task_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
-    """Yield an error for tool calls without an API for them, and for aborts without a stream."""
+    """Yield an error for each property of tasks that the settings do not support.
+
+    Tool calls need an API that has them. Requests that users abandon after some output need
+    streamed responses.
+    """
     tasks = [
         requests
         for requests in requests_by_class(workload.requests).values()

@@ -35,13 +35,11 @@ def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
 
     Args:
         plan: The plan.
-        coded_sentences: The sentences of the notes that also have a code (see `coded_notes`). They
-            are shown among the others.
+        coded_sentences: The sentences of the notes that also have a code (see `coded_notes`).
     """
     job = plan.job
-    known_target = job.known
-    if known_target is not None:
-        yield from known_target.notes
+    if job.known is not None:  # a target, such as a simulation, that is known without a probe
+        yield from job.known.notes
     uses_tls = any(result.target.tls for result in job.probe_results)
     if uses_tls and not job.settings.tls.verify:
         yield (
@@ -63,7 +61,8 @@ def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
 def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be guessed.
 
-    A trace is a file of recorded requests. Some formats have times without a unit.
+    A trace is a file of recorded requests. Some formats have times without a unit. The trace then
+    has the guessed one as `time_unit`, which is otherwise empty.
     """
     replays = _replayed_traces(workload)
     if not replays:
@@ -71,21 +70,16 @@ def trace_notes(workload: Workload) -> list[str]:
     # Runs without a trace do not need this module.
     from loadgen.core.workload.traces import read_replayed_trace
 
-    notes: list[str] = []
-    for replay in replays:
-        trace = read_replayed_trace(replay)
-        if not trace.time_unit:
-            continue
-        rate = format.quantity(trace.rate)
-        note = (
-            f"{trace.path.name}: times are read as {trace.time_unit} ({rate} "
-            "req/s on average). If that is wrong, set the unit with --set "
-            "trace_unit=s, ms, us or ns"
-        )
-        # The same trace may be the source of requests and of arrival times.
-        if note not in notes:
-            notes.append(note)
-    return notes
+    traces = [read_replayed_trace(replay) for replay in replays]
+    notes = [
+        f"{trace.path.name}: times are read as {trace.time_unit} ({format.quantity(trace.rate)} "
+        "req/s on average). If that is wrong, set the unit with --set "
+        "trace_unit=s, ms, us or ns"
+        for trace in traces
+        if trace.time_unit
+    ]
+    # The same trace may be the source of requests and of arrival times, and is mentioned once.
+    return list(dict.fromkeys(notes))
 
 
 def _replayed_traces(workload: Workload) -> list[FromTrace | Replay]:
@@ -125,7 +119,7 @@ def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
         slot_count: The number of requests, or None if the load has no end.
 
     Returns:
-        The notes by their sentences, which differ if the numbers of requests or rows do.
+        The notes by their sentences. Files with equal numbers of requests and rows share one note.
     """
     request_count = slot_count or ASSUMED_REQUESTS
     if isinstance(prompts, MixPrompts):
@@ -147,9 +141,10 @@ def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
 def _resonance_note(plan: Plan) -> CodedNotes:
     """Return a note if round robin keeps sending each target the same part of a data set.
 
-    That happens if the number of rows and the number of targets have a common divisor, which is
-    called resonance here: of 8 rows and 2 targets, one target always gets the even rows. If some
-    rows are longer than others, the targets then have unequal loads.
+    Requests use the rows of a data set in turn, and round robin uses the targets in turn. With 8
+    rows and 2 targets, one target therefore gets only the rows 0, 2, 4 and 6, again and again. This
+    is called resonance here. It happens if the two numbers have a common divisor, and gives the
+    targets unequal loads if some rows are longer than others.
     """
     job = plan.job
     uses_round_robin = job.settings.route in ("auto", "round-robin")

@@ -216,9 +216,9 @@ async def probe_all(
         emit: Called with an event when the probe takes long.
 
     Raises:
-        LoadgenError: One endpoint cannot be used. It is also an error if it serves another model,
-            or runs another server software, than the first endpoint for the same requests.
-        CombinedError: That is the case for several endpoints.
+        LoadgenError: One endpoint cannot be used. Endpoints that serve the same requests must also
+            have the same model and the same server software.
+        CombinedError: Several endpoints have such an error.
     """
     timeout_s = workload.timeout_ns / _NS_PER_S
     new_endpoints = [endpoint for endpoint in settings.endpoints if endpoint not in cache]
@@ -226,18 +226,23 @@ async def probe_all(
         f"the first response of {settings.display_name}; it may take up to "
         f"{timeout_s:g} s (--timeout)"
     )
-    # Errors of endpoints are in the outcomes, so the timer is cancelled after them, too.
     timer = asyncio.get_running_loop().call_later(_LONG_PROBE_S, emit, waiting_for)
-    outcomes = await _probe_at_once(settings, workload, new_endpoints, timeout_s)
+    # This does not raise the errors of endpoints, but returns them as outcomes.
+    new_outcomes = await _probe_at_once(settings, workload, new_endpoints, timeout_s)
     timer.cancel()
-    # A result from the cache must agree with those of the new endpoints, too.
-    results, errors = _split_outcomes(settings.endpoints, cache | outcomes)
+    # The results in the cache are checked again, because they must agree with the new ones.
+    results, errors = _split_outcomes(settings.endpoints, cache | new_outcomes)
+    _raise_errors(errors)
+    cache.update(results)
+    return tuple(results[endpoint] for endpoint in settings.endpoints)
+
+
+def _raise_errors(errors: Sequence[LoadgenError]) -> None:
+    """Raise the error if there is one, or a CombinedError if there are several."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
         raise CombinedError(errors)
-    cache.update(results)
-    return tuple(results[endpoint] for endpoint in settings.endpoints)
 
 
 async def _probe_at_once(

@@ -215,7 +215,11 @@ def _port_errors(
 def _port_error(
     demand: ConnectionDemand, address: str, needed_ports: int, ports_per_source: int
 ) -> UserError:
-    """Return the error for a target address to which more connections are needed than possible."""
+    """Return the error for a target address to which more connections are needed than possible.
+
+    Each connection from one source address needs a local port, so more ports or more source
+    addresses allow more connections.
+    """
     if demand.source_addresses > 1:
         available = (
             f"{demand.source_addresses} source addresses have only "
@@ -224,16 +228,17 @@ def _port_error(
     else:
         available = f"one source address has only {ports_per_source:,} local ports"
     needed_sources = math.ceil(needed_ports / ports_per_source)
+    ways_to_solve = (
+        'use a wider port range: sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
+        f"or send from {needed_sources} addresses of this machine: "
+        "--set sources=A --set sources=B ...",
+        "or give several addresses of the target with --url",
+    )
     return UserError(
         "resource_limit",
         message=(
             f"{needed_ports:,} concurrent connections to {address} are needed, but {available}"
         ),
         where=_CONNECTION_FLAGS,
-        hint=(
-            "use a wider port range: sysctl -w "
-            'net.ipv4.ip_local_port_range="1024 65535"; or send from '
-            f"{needed_sources} addresses of this machine: --set sources=A --set "
-            "sources=B ...; or give several addresses of the target with --url"
-        ),
+        hint="; ".join(ways_to_solve),
     )

@@ -164,28 +164,33 @@ def select_judgeable_terms(slo: Slo | None, settings: Settings) -> JudgeableSlo:
 
     A term is a limit of one metric, such as "p95 of TTFT at most 500 ms". A response that is not
     streamed arrives at once, so it has no times of single tokens. One that consists of numbers,
-    such as an embedding, has no tokens at all. If no objective is left, the SLO is None.
+    such as an embedding, has no tokens at all. If nothing of the SLO can be judged, the SLO of the
+    result is None.
     """
     if slo is None or settings.stream:
         return JudgeableSlo(slo, notes={})
     judgeable_terms = tuple(term for term in slo.terms if _can_judge(term, settings))
+    unjudged_terms = [term for term in slo.terms if term not in judgeable_terms]
+    # An SLO can also limit the share of good requests and the duration of tasks.
     judgeable_slo = Slo(terms=judgeable_terms, goodput_share=slo.goodput_share, task=slo.task)
-    has_objectives = judgeable_slo != Slo()
+    is_empty = judgeable_slo == Slo()
     return JudgeableSlo(
-        slo=judgeable_slo if has_objectives else None,
-        notes=_unjudged_note([term for term in slo.terms if term not in judgeable_terms], settings),
+        slo=None if is_empty else judgeable_slo,
+        notes=_unjudged_note(unjudged_terms, settings),
     )
 
 
 def _unjudged_note(terms: Sequence[Term], settings: Settings) -> CodedNotes:
-    """Return a note on the terms of an SLO that cannot be judged, or nothing if there are none."""
+    """Return a note on the terms of an SLO that cannot be judged, or nothing if there are none.
+
+    A term limits one metric. The note says which metrics these are, and whether responses have no
+    tokens or are not streamed.
+    """
     if not terms:
         return {}
-    values = {
-        "metrics": [term.metric for term in terms],
-        "because": "no_tokens" if settings.returns_numbers else "no_stream",
-        "api": settings.api,
-    }
+    reason = "no_tokens" if settings.returns_numbers else "no_stream"
+    metrics = [term.metric for term in terms]
+    values = {"metrics": metrics, "because": reason, "api": settings.api}
     return reasons.make_note("not_judged", values)
 
 
@@ -383,11 +388,17 @@ def _step_plans(workload: Workload, settings: Settings) -> Iterator[StepPlan]:
 
 
 def _step_plans_of_class(class_name: str, task: Task, settings: Settings) -> Iterator[StepPlan]:
-    """Yield what the manifest records of each step of a class of tasks with equal graphs."""
-    # All graphs are equal, so the first one of any seed shows the turns.
-    nodes = TaskGraphs(task, seed=0)[0]
+    """Yield what the manifest records of each step of a class of tasks.
+
+    All tasks of the class must have the same graph, so that a step has the same turns (requests) in
+    each of them.
+    """
+    # The seed and the index of a task do not matter, because the graphs of all tasks are equal.
+    graphs = TaskGraphs(task, seed=0)
+    nodes_of_any_task = graphs[0]
     for step_name, step in task.steps.items():
-        turns = tuple(turn for turn, node in enumerate(nodes) if node.step == step_name)
+        # A step can occur several times in a task, for example in a loop.
+        turns = tuple(turn for turn, node in enumerate(nodes_of_any_task) if node.step == step_name)
         yield StepPlan(
             name=step_name,
             of_class=class_name,
@@ -396,7 +407,7 @@ def _step_plans_of_class(class_name: str, task: Task, settings: Settings) -> Ite
             model=step.model,
             pause=", ".join(_pauses_before(step)),
             turns=turns,
-            after=tuple(nodes[turn].predecessors for turn in turns),
+            after=tuple(nodes_of_any_task[turn].predecessors for turn in turns),
         )
 
 

@@ -82,28 +82,23 @@ class SelfSampling:
     def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
         """Return what this worker has used since the last sample, and begin the next interval.
 
-        A sample shows whether the load generator is the bottleneck of its own measurement. Three
-        values are fractions of the time since the last sample: `cpu_share` is the use of a core,
-        `waited_share` the time for which the thread was ready but had no core (None if the
-        operating system does not report it), and `write_share` the time of writes to disk. CPU
-        seconds and counters are totals since the start.
+        A sample shows whether the load generator is the bottleneck of its own measurement. Values
+        that end with `_share` are fractions of the time since the last sample: the CPU time, the
+        time of waiting for a core, and the time of writes to disk. CPU seconds and counters are
+        totals since the start.
 
         Args:
             now_ns: The time on the monotonic clock.
             counters: The counters of the load.
         """
         cpu_ns = process_time_ns()
-        waited_ns = self._run_queue_wait.since_last_call_ns()
         interval_ns = now_ns - self._last_ns
-        waited_share = None
-        if waited_ns is not None and interval_ns > 0:
-            waited_share = _share(waited_ns, interval_ns)
         sample = WorkerSample(
             t_s=round((now_ns - self._start_ns) / SECOND_NS, 3),
             worker=self._worker,
             span_s=round(interval_ns / SECOND_NS, 3),
             cpu_share=_share(cpu_ns - self._last_cpu_ns, interval_ns),
-            waited_share=waited_share,
+            waited_share=self._share_of_waiting(interval_ns),
             write_share=_share(self.written_ns, interval_ns),
             cpu_s=round((cpu_ns - self._start_cpu_ns) / SECOND_NS, 4),
             peak_rss_bytes=peak_memory_bytes(),
@@ -116,6 +111,16 @@ class SelfSampling:
         self._last_cpu_ns = cpu_ns
         self.written_ns = 0  # The caller adds the writes of the next interval.
         return sample
+
+    def _share_of_waiting(self, interval_ns: int) -> float | None:
+        """Return the fraction of the last interval for which the thread was ready but had no core.
+
+        Return None if the operating system does not report it.
+        """
+        waited_ns = self._run_queue_wait.since_last_call_ns()
+        if waited_ns is None or interval_ns <= 0:
+            return None
+        return _share(waited_ns, interval_ns)
 
     def close(self) -> None:
         """Close the file of the system."""

@@ -33,12 +33,12 @@ class SharedCounters:
     def __init__(self, path: Path, workers: int) -> None:
         """Map the file of the counters into memory, and create it if it does not exist.
 
-        The file is filled with zeros up to its size. If several processes do that at the same time,
-        it becomes longer than needed, which has no effect: the additional blocks stay zero.
+        A file that is too short is filled with zeros. If several processes do that at the same
+        time, the file becomes longer than needed, but the additional blocks of counters stay zero.
 
-        The zeros are written, not added by truncating the file to its size, which would reserve no
-        space on disk. On a full disk, the first write to the map would then end the process with
-        SIGBUS, where writing zeros raises OSError.
+        The zeros are really written, so that the file has its space on disk. `truncate` would only
+        set the size. On a full disk, writing zeros raises OSError here, while a later write to the
+        map would end the process with SIGBUS.
 
         Args:
             path: The file, which all processes of the run share.

@@ -28,9 +28,9 @@ def create_stage_plan(
 ) -> StagePlan:
     """Return the description of one stage of the load for the manifest of a run.
 
-    A stage is one phase of the load, such as the warm-up. A run can be divided into shards, which
-    several machines send. The schedule is then that of one shard, and rate, virtual users and
-    requests are those of this shard, so that its results can be judged without the others.
+    A stage is one phase of the load, such as the warm-up. If several machines send the run, each of
+    them sends one shard of it and records the rate, the virtual users and the requests of its
+    shard, so that the results of the shard can be judged without the others.
 
     Args:
         workload: The workload of the complete run.
@@ -44,7 +44,8 @@ def create_stage_plan(
     # Each request has a slot. Every session (conversation) occupies as many slots as the longest
     # one has requests.
     first_slot = scheduled_stage.first_session * scheduled_stage.max_turns
-    ramp_ns = None if start is None else start.ramp_ns
+    user_start = UserStart() if start is None else start
+    ramp_ns = user_start.ramp_ns
     return StagePlan(
         name=scheduled_stage.name,
         arrival=_describe_stage(workload, schedule, index, start),
@@ -58,7 +59,7 @@ def create_stage_plan(
         first_slot=first_slot,
         sessions=_session_count_to_record(schedule, scheduled_stage, request_count),
         ramp_s=None if ramp_ns is None else ramp_ns / _NS_PER_S,
-        ramp_from="" if start is None else start.source,
+        ramp_from=user_start.source,
     )
 
 
@@ -121,8 +122,9 @@ def _describe_stage(
 ) -> str:
     """Return how the requests of a stage arrive, as text for the manifest.
 
-    Examples: "poisson 10/s, at most 8 in prefill". If several machines send a part of the run each,
-    "part 1 of 4: poisson 10/s" for the first of four.
+    An example is "poisson 10/s, at most 8 in prefill". If several machines send the run, the text
+    begins with the part that this one sends: "part 1 of 4: poisson 10/s". The time over which
+    virtual users start is in the text only if the workload sets it.
 
     Args:
         workload: The workload of the complete run.
@@ -168,19 +170,19 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 def _session_count_to_record(
     schedule: Schedule, stage: ScheduledStage, request_count: int | None
 ) -> int | None:
-    """Return the number of sessions of a stage if the manifest must record it, or else None.
+    """Return the number of sessions of a stage, or None if the manifest does not record it.
 
     A session is one conversation or task of several requests. The manifest records the number of
-    requests. If all sessions have equally many requests, that is enough: the number of sessions
-    follows by a division, and None is returned. None is also returned for a stage that only a
-    duration limits, because the number of its sessions is not known before the run.
+    requests, and also the number of sessions if it does not follow from that by a division: 7
+    requests in sessions of at most 3 can be 3 sessions or more. A stage that only a duration limits
+    has no known number of sessions before the run.
     """
-    has_only_duration = stage.session_count is None or request_count is None
-    if has_only_duration:
+    is_count_known = stage.session_count is not None and request_count is not None
+    if not is_count_known:
         return None
     session_count = schedule.session_count_in_shard(stage)
-    has_equally_long_sessions = request_count == session_count * stage.max_turns
-    return None if has_equally_long_sessions else session_count
+    follows_from_requests = request_count == session_count * stage.max_turns
+    return None if follows_from_requests else session_count
 
 
 def _session_noun(workload: Workload) -> str:

@@ -182,7 +182,11 @@ def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemD
         CombinedError: The file has errors; all of them are in it.
     """
     text = read_yaml_text(
-        path, f"--system {path}", "system file", lambda: _FULL_EXAMPLE_HINT, _FULL_EXAMPLE_HINT
+        path,
+        label=f"--system {path}",
+        kind="system file",
+        hint_if_missing=lambda: _FULL_EXAMPLE_HINT,
+        hint_if_too_large=_FULL_EXAMPLE_HINT,
     )
     document, syntax_errors = read_yaml(
         text, str(path), env, kind="system file", example=_SMALLEST_EXAMPLE

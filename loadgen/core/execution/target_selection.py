@@ -62,9 +62,9 @@ class TargetSelection:
             in_flight: Returns how many requests of this worker are in flight at a target.
             targets_by_slot: Returns the targets that can serve a slot, if not all can.
         """
-        # "auto" keeps the turns of a conversation on one target, which has its cached prefix.
+        # Whether all turns of a conversation go to one target, which has its prefix in the cache.
         self._sticky = route == "sticky" or (route == "auto" and max_turns > 1)
-        # None stands for a route that does not depend on the requests in flight.
+        # None for the routes that do not depend on the requests in flight.
         self._in_flight = in_flight if route == "least-in-flight" else None
         self._all_targets = range(target_count)
         self._max_turns = max_turns
@@ -92,8 +92,9 @@ class TargetSelection:
     def pause_ns(self, slot_id: int) -> int:
         """Return how long a virtual user waits after a failure before it sends its next request.
 
-        It waits RETRY_NS if that request would go to a target that is down and fail at once. The
-        route least-in-flight avoids targets that are down, so there all must be down.
+        It waits RETRY_NS if that request would go to a target that is down, and would fail at once.
+        The route least-in-flight avoids targets that are down, so with it the request would fail
+        only if all targets are down.
 
         Args:
             slot_id: The place of the next request in the schedule.
@@ -120,27 +121,25 @@ class TargetSelection:
     def report_failure(self, target: int, completion: Completion, now_ns: int) -> bool:
         """Report a failed request, and return True if its target goes down for the first time.
 
-        A target is down after DOWN_AFTER failures in a row without any response. `silent_failures`
-        counts them and is reset by a success. A failure with a response, such as a status code,
-        shows that the target responds, and does not count. A target that goes down is tried again
-        after RETRY_NS. If it goes down once more later, the result is False, because the run has
-        already reacted to the first time.
+        A target is down after DOWN_AFTER failures in a row without any response. A failure with a
+        response, such as a status code, shows that the target responds, and does not count. A
+        target that goes down is tried again after RETRY_NS. If it goes down again later in the run,
+        the result is False.
         """
         assert completion.failure is not None
         has_response = completion.http_status != 0
         if has_response or completion.failure.kind not in _FAILURES_WITHOUT_RESPONSE:
             return False
         self.silent_failures[target] += 1
-        # Not true again for further failures of a target that is already down.
-        has_just_gone_down = self.silent_failures[target] == DOWN_AFTER
-        if not has_just_gone_down:
-            return False
-        self._next_retry_ns[target] = now_ns + RETRY_NS
-        was_down_before = target in self.down_since_ns
-        if was_down_before:
-            return False
-        self.down_since_ns[target] = now_ns
-        return True
+        # With more failures than DOWN_AFTER, the target was already down.
+        goes_down_now = self.silent_failures[target] == DOWN_AFTER
+        if goes_down_now:
+            self._next_retry_ns[target] = now_ns + RETRY_NS
+        is_first_time = target not in self.down_since_ns
+        if goes_down_now and is_first_time:
+            self.down_since_ns[target] = now_ns
+            return True
+        return False
 
     def _targets_of(self, slot_id: int) -> Sequence[int]:
         """Return the targets that can serve a slot."""
@@ -175,14 +174,16 @@ class TargetSelection:
             if retried_target is not None:
                 return retried_target
             reachable_targets = [target for target in targets if not self.is_down(target)]
-            # If all are down, each request goes to one of them and fails.
-            candidates = reachable_targets or targets
+            if reachable_targets:
+                candidates = reachable_targets
+            # Otherwise all are down, and the request goes to one of them and fails.
 
-        def load_then_distance(target: int) -> tuple[int, int]:
-            distance_from_slot = (target - slot_id) % len(targets)
-            return in_flight(target), distance_from_slot
+        def rank(target: int) -> tuple[int, int]:
+            """Rank targets by their requests in flight, and equal ones by their turn."""
+            turns_to_wait = (target - slot_id) % len(targets)
+            return in_flight(target), turns_to_wait
 
-        return min(candidates, key=load_then_distance)
+        return min(candidates, key=rank)
 
     def _take_due_retry(self, targets: Sequence[int], now_ns: int) -> int | None:
         """Return a target that is down and due for a retry, or None if there is none.

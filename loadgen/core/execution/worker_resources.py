@@ -106,9 +106,9 @@ async def open_resources(
 ) -> AsyncIterator[WorkerResources]:
     """Open what a worker needs to send its share of a plan, and close it afterwards.
 
-    Connections and the first request bodies are ready when the context is entered, so that the
-    load does not begin with a burst of work. What is opened is closed in the reverse order, also if
-    a later step fails.
+    These are connections, request bodies and the files of records. The connections are open, and
+    the first bodies are built, when the context is entered, so that the load does not begin with a
+    burst of work. A failure of a later step closes what was opened before it.
 
     Args:
         plan: The plan of the run.
@@ -253,12 +253,11 @@ def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
 async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list[Iterator[int]]:
     """Build the bodies of the first requests, or of all if possible, before the load starts.
 
-    Each request has a slot in the schedule. If a separate process builds the bodies
-    (`BodyPrefetch`), this only waits for the first ones.
+    If a separate process builds the bodies (`BodyPrefetch`), this only waits for the first ones.
 
     Returns:
-        For each stage, the slot ids whose bodies the worker still has to build while it sends. The
-        list is empty if a separate process builds the bodies.
+        For each stage, an iterator over the slot ids (requests) whose bodies the worker still has
+        to build while it sends. The list is empty if a separate process builds the bodies.
     """
     # Each long prompt needs a large block of memory for a short time. By default, the allocator
     # returns such a block to the system after each prompt and requests it again for the next one.
@@ -268,14 +267,12 @@ async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list
         return []
     unbuilt_slot_ids = []
     for stage in worker_schedule.stages:
-        remaining_slot_ids = worker_schedule.slot_ids_of(stage)
+        slot_ids = worker_schedule.slot_ids_of(stage)
         has_unknown_length = stage.session_count is None
         max_bodies = BODIES_AHEAD if has_unknown_length else None
-        # This takes the ids of the bodies that it builds from the iterator and leaves the others.
-        bodies.build(
-            stage.index, remaining_slot_ids, max_bodies=max_bodies, max_cpu_s=_MAX_BUILD_CPU_S
-        )
-        unbuilt_slot_ids.append(remaining_slot_ids)
+        bodies.build(stage.index, slot_ids, max_bodies=max_bodies, max_cpu_s=_MAX_BUILD_CPU_S)
+        # `build` has consumed the ids of the bodies that it has built, so the others are left.
+        unbuilt_slot_ids.append(slot_ids)
     return unbuilt_slot_ids
 
 

@@ -408,8 +408,9 @@ def _outcome_columns(completion: Completion) -> dict[str, int]:
     """Return the columns that say how a request ended: its status, its failure, its HTTP status.
 
     A record has numbers, so statuses, kinds of failures and finish reasons have codes: STATUS, KIND
-    and FINISH. A request that loadgen itself has ended counts as cut, not as failed. CUTS has its
-    status by the kind of the failure. The column `kind` of a request that succeeded is 0.
+    and FINISH. A failed request has the status "failed", unless loadgen itself has ended it, for
+    example at the end of the load: then CUTS has the status for this kind of failure. The column
+    `kind` of a request that succeeded is 0.
     """
     failure = completion.failure
     if failure is None:
@@ -431,8 +432,11 @@ def _time_columns(completion: Completion, start_ns: int) -> dict[str, int]:
     """Return the columns of a record with the times and durations of a request, in ns.
 
     An event, such as the first token, may not have happened. Its time is then -1, in the completion
-    and in the record. `first_answer_ns` is the first output that is not reasoning. The
-    uncertainties (`..._error_ns`) say by how much an event may have arrived before its timestamp.
+    and in the record. Some columns need an explanation:
+
+    - `due_ns`: the time in the schedule. `ready_ns`: when a connection was available.
+    - `first_answer_ns`: the first output that is not reasoning.
+    - `..._error_ns`: by how much an event may have arrived before its timestamp.
 
     Args:
         completion: The times of the request on the monotonic clock, and its durations.
@@ -470,10 +474,13 @@ def _token_columns(
 ) -> dict[str, int]:
     """Return the columns of a record with its token counts.
 
-    The columns `input_source` and `output_source` say where a count is from. The counts that the
-    server reports (`usage`) take precedence. Otherwise the input tokens are those of the prompt as
-    loadgen built it, and each output event counts as one token. A column that is left out takes its
-    default, which is -1 (unknown) for token counts.
+    The columns `input_source` and `output_source` say where a count is from:
+
+    - input tokens: the server (`usage`), or else the prompt as loadgen built it,
+    - output tokens: the server, or else one token for each output event. A successful response
+      without output events has 0 tokens and no source.
+
+    A column that is left out takes its default, which is -1 (unknown) for token counts.
 
     Args:
         completion: How the request ended, and its output events.
@@ -506,7 +513,7 @@ def _token_columns(
         columns["output_tokens"] = completion.output_events
         columns["output_source"] = SOURCE["events"]
     elif completion.failure is None:
-        columns["output_tokens"] = 0  # No output is a count that needs no source.
+        columns["output_tokens"] = 0
     return columns
 
 

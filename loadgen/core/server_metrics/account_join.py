@@ -121,10 +121,13 @@ def _correct_delays(
 ) -> _CorrectedTimes:
     """Remove the usual delays between client and server from the times of breakdowns.
 
-    Both tables have the columns arrival, first token and last token. The delay of each column is
-    estimated by the median of the differences between matched breakdowns and requests. A matched
-    pair deviates from these delays by the largest of its three deviations. The limit of the result
-    is MAX_SPREADS times the median of that, within fixed bounds.
+    Both tables have the columns arrival, first token and last token. For each column, the usual
+    delay is the median difference between matched breakdowns and requests.
+
+    The result also says how far a corrected time may be from that of its request. For this, the
+    deviation of a matched pair is the largest difference from the usual delay in its three columns.
+    The limit is MAX_SPREADS times the median deviation, but at least MIN_DIFFERENCE_NS and at most
+    MAX_DIFFERENCE_NS.
     """
     is_matched = match.request_of_breakdown >= 0
     index_of_matched_request = match.request_of_breakdown[is_matched]
@@ -133,8 +136,8 @@ def _correct_delays(
     delay_of_column_ns = np.median(differences_ns, axis=0).astype(np.int64)
 
     deviations_ns = np.abs(differences_ns - delay_of_column_ns)
-    largest_deviation_of_pair_ns = deviations_ns.max(axis=1)
-    median_deviation_ns = int(np.median(largest_deviation_of_pair_ns))
+    deviation_of_pair_ns = deviations_ns.max(axis=1)
+    median_deviation_ns = int(np.median(deviation_of_pair_ns))
     limit_ns = max(MAX_SPREADS * median_deviation_ns, MIN_DIFFERENCE_NS)
     return _CorrectedTimes(
         breakdown_times=client_clock_times - delay_of_column_ns,
@@ -170,28 +173,32 @@ def _median_offset_in_order(
 
 
 def _most_frequent_offset(server_times: NDArray[np.int64], client_times: NDArray[np.int64]) -> int:
-    """Return the most frequent difference of any time of the server and any of the client.
+    """Return the most frequent difference between a time of the server and one of the client.
 
-    If both times are of the same request, the difference is the offset of the clocks and a delay,
-    which is similar for all requests. All other differences are spread widely. So the range of
-    differences is divided into bins of BIN_NS, and the bin with the most differences is near the
-    offset. The median of the differences in it and in its two neighbours is more exact than a bin.
+    The differences of all pairs of times are computed. For two times of the same request, the
+    difference is the offset of the clocks plus a delay, which is similar for all requests. All
+    other differences are spread widely. So nowhere are there as many as near the
+    offset.
+
+    To find that place, differences are counted in bins of BIN_NS. The result is the median of the
+    differences in the fullest bin and in its two neighbours.
     """
-    difference_of_each_pair_ns = np.subtract.outer(server_times, client_times).ravel()
-    bin_numbers = difference_of_each_pair_ns // BIN_NS
+    # A row for each time of the server, and a column for each time of the client.
+    differences_ns = np.subtract.outer(server_times, client_times)
+    bin_numbers = differences_ns // BIN_NS
     distinct_bins, counts = np.unique(bin_numbers, return_counts=True)
     fullest_bin = int(distinct_bins[np.argmax(counts)])
     is_near_fullest_bin = np.abs(bin_numbers - fullest_bin) <= 1
-    return int(np.median(difference_of_each_pair_ns[is_near_fullest_bin]))
+    return int(np.median(differences_ns[is_near_fullest_bin]))
 
 
 def _assign_requests(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64], limit_ns: int
 ) -> NDArray[np.int64]:
-    """Assign to each breakdown the nearest request that no earlier breakdown has.
+    """Assign a request to each breakdown, which is what the server reports of one request.
 
-    A breakdown is what the server reports of one request. Breakdowns are assigned one after the
-    other, in the order of their first tokens.
+    Breakdowns are processed in the order of their first tokens. Each gets the nearest request that
+    was not assigned to an earlier breakdown.
 
     Args:
         breakdown_times: A row for each breakdown with its arrival, first and last token, in ns on
@@ -206,18 +213,18 @@ def _assign_requests(
     candidates_of_breakdown = _find_candidates(
         first_tokens, request_times[:, FIRST_TOKEN], limit_ns
     )
-    is_unassigned = np.ones(len(request_times), bool)  # for each request
+    is_request_free = np.ones(len(request_times), bool)
     request_of_breakdown = np.full(len(breakdown_times), -1, np.int64)
     breakdowns_by_first_token = np.argsort(first_tokens, kind="stable").tolist()
     for breakdown_index in breakdowns_by_first_token:
         candidates = candidates_of_breakdown[breakdown_index]
-        unassigned_candidates = candidates[is_unassigned[candidates]]
+        free_candidates = candidates[is_request_free[candidates]]
         request_index = _find_nearest_request(
-            breakdown_times[breakdown_index], unassigned_candidates, request_times, limit_ns
+            breakdown_times[breakdown_index], free_candidates, request_times, limit_ns
         )
         if request_index is not None:
             request_of_breakdown[breakdown_index] = request_index
-            is_unassigned[request_index] = False
+            is_request_free[request_index] = False
     return request_of_breakdown
 
 

@@ -369,8 +369,14 @@ def _add_accelerators(
     throttle_masks = readings.of_quantity(source, THROTTLE)
 
     all_clocks_mhz = _values_in_window(clock_mhz, window)
+    mean_clock_mhz = sum(all_clocks_mhz) / len(all_clocks_mhz) if all_clocks_mhz else None
     total_memory_mib = _sums_over_devices(memory_mib, window)
-    throttled_fractions_by_reason = _fraction_of_reads_by_reason(throttle_masks, window)
+    highest_memory_gib = max(total_memory_mib) / _MIB_PER_GIB if total_memory_mib else None
+    throttled_fractions = {
+        reason: fraction
+        for reason, fraction in _fraction_of_reads_by_reason(throttle_masks, window).items()
+        if fraction > 0
+    }
     return msgspec.structs.replace(
         host_use,
         source=source,
@@ -381,14 +387,10 @@ def _add_accelerators(
         watts=energy.joules / window.length_s,
         watts_max=max(_sums_over_devices(power_w, window), default=None),
         limit_watts=_sum_of_last_values(power_limit_w),
-        clock_mhz=sum(all_clocks_mhz) / len(all_clocks_mhz) if all_clocks_mhz else None,
+        clock_mhz=mean_clock_mhz,
         clock_min_mhz=min(all_clocks_mhz, default=None),
-        memory_used_gib=max(total_memory_mib) / _MIB_PER_GIB if total_memory_mib else None,
-        throttled={
-            reason: fraction
-            for reason, fraction in throttled_fractions_by_reason.items()
-            if fraction > 0
-        },
+        memory_used_gib=highest_memory_gib,
+        throttled=throttled_fractions,
     )
 
 
@@ -434,9 +436,9 @@ def _sum_of_last_values(readings_by_device: Sequence[Readings]) -> float | None:
 def _group_readings(samples: Sequence[MetricSample]) -> _HardwareReadings:
     """Return the values of every series about hardware at each read of its page.
 
-    A series has a name, such as that of a power, and labels that say which device it belongs to.
-    The result has, for each name, a list with the readings of every device. Pages without any
-    series about hardware are left out.
+    A series has a name, such as `DCGM_FI_DEV_POWER_USAGE`, and labels that say which device its
+    values are from. The result has a list for each name, with the readings of every device. Pages
+    without any series about hardware are left out.
     """
     hardware_pages = {sample.page for sample in samples if sample.name in _HARDWARE_NAMES}
     hardware_samples = [sample for sample in samples if sample.page in hardware_pages]
@@ -583,8 +585,8 @@ def _energy_variance(step_w: float, length_s: float) -> float:
 
     Args:
         step_w: The difference of the two readings.
-        length_s: The time between them, or the part of it that is measured. The jump may be in this
-            part, so its range is `step_w * length_s` as well.
+        length_s: The time between the readings. If only a part of it is measured, the length of
+            this part: the jump is then assumed to be in the part.
     """
     energy_range_j: float = step_w * length_s
     return energy_range_j**2 / 12

@@ -98,10 +98,10 @@ def find_hardware(samples: Sequence[MetricSample]) -> SeenHardware | None:
 
 
 def _group_by_device(samples: Sequence[MetricSample]) -> dict[_DeviceKey, _Device]:
-    """Return what the samples about hardware say of each accelerator, in order of appearance.
+    """Return the labels and the power limit of each accelerator, in order of appearance.
 
-    The labels of a sample say which accelerator it is about. LIMITS are the names of samples whose
-    value is the power limit.
+    The labels of a sample say which accelerator it is about. The value of a sample is used only if
+    it is a power limit, which its name shows (see LIMITS).
     """
     devices: dict[_DeviceKey, _Device] = {}
     for sample in samples:

@@ -294,16 +294,18 @@ class IterationParser:
     def _count_iterations(self, iterations: Sequence[Mapping[str, Any]]) -> None:
         """Count the iterations of a read, and those that are missing since the read before.
 
-        Iterations are numbered. A gap between two numbers is what another client has read.
+        The server numbers its iterations and returns each of them only once. If another client has
+        read some, their numbers are missing here: between iteration 4 and iteration 7, two were
+        missed.
         """
         self._read_count += len(iterations)
         numbers = sorted({int(number) for number in _numbers_in(iterations, "iter")})
         if not numbers:
             return
-        if self._last_number is not None:
-            numbers.insert(0, self._last_number)
-        for previous, number in pairwise(numbers):
-            self._missed_count += max(number - previous - 1, 0)
+        numbers_before = [] if self._last_number is None else [self._last_number]
+        for previous, number in pairwise([*numbers_before, *numbers]):
+            missing_between = number - previous - 1
+            self._missed_count += max(missing_between, 0)
         self._last_number = numbers[-1]
 
 
@@ -559,10 +561,11 @@ def find_cache_difference(
         reported_share: The fraction that the responses report, or None if they do not.
 
     Returns:
-        The values of the warning "cache_disputed" if the two differ by more than
-        _MAX_CACHED_SHARE_DIFFERENCE: the fraction of the servers (`share`), the expected one
-        (`beside`), and whether that is from the workload ("cache_asked") or from the responses
-        ("cache_answers"). Otherwise None.
+        None if the fractions are close to each other. If they differ by more than
+        _MAX_CACHED_SHARE_DIFFERENCE, the values of the warning "cache_disputed":
+        `{"share": 0.2, "beside": 0.5, "of": "cache_asked"}` says that the servers cached 20 %
+        instead of the expected 50 %, which are from the workload ("cache_asked") or from the
+        responses ("cache_answers").
     """
     measured_share = totals.cached_share
     if measured_share is None or requested_share is None:
@@ -630,11 +633,11 @@ class _SeriesValues:
     def add(self, sample: MetricSample) -> None:
         """Add the next sample of a run, which is the value of one series on one page.
 
-        Each read of a page ends with a sample named `up`, whose value is 1 if the read succeeded.
         Series that loadgen does not use are skipped. A gauge, such as the number of running
         requests, has the value of its last sample. A counter, such as the number of output tokens,
         has the sum of its growth from sample to sample.
         """
+        # The sample `up` at the end of a read is no series with a quantity, and is only noted.
         if _ends_successful_read(sample):
             self._pages_with_complete_read.add(sample.page)
         quantity = QUANTITY_OF.get(sample.name)

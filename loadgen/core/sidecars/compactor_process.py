@@ -87,14 +87,14 @@ class Compactor:
     def close(self) -> int:
         """Tell the process that the run is over, wait for its end, and return its exit code.
 
-        Closing its standard input tells it. A process that has begun to convert records then
-        converts the remaining ones. One that has not begun exits with NOT_BEGUN at once, which is
-        also the result if there is no process. If the process fails, `failure` says why.
+        If the process has begun to convert records, it converts the remaining ones first. If it has
+        not begun, or if there is no process, the result is NOT_BEGUN. If the process fails,
+        `failure` says why.
         """
         if self._process is None:
             return NOT_BEGUN
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.stdin.close()  # The process waits for this as the end of the run.
         exit_code = self._wait(self._process)
         if not self.failure:
             self.failure = _describe_exit(exit_code)

@@ -278,7 +278,7 @@ class SmiReader:
             return False
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        # Wait for the first output. Without any, the read finds nothing.
+        # Wait for the first output. If none has come by then, `read` returns False.
         select.select([self._process.stdout], [], [], TIMEOUT_S)
         return self.read()
 

@@ -125,15 +125,20 @@ class LocalWorkers:
     def _start_load(self, emit: Emit) -> int:
         """Send all workers the start time, and return it in ns on the monotonic clock.
 
-        The clock is the same in all processes of a machine.
+        It is HEAD_START_NS from now, so that all workers have received it before, or the common
+        start of all shards. The clock is the same in all processes of a machine.
         """
         shard = self._plan.job.settings.shard
         start_ns = start_instant_ns(shard, lead_ns=worker.HEAD_START_NS)
-        load = RunningLoad(self._counters.sum, lambda: self._send_signal(signal.SIGINT))
+        load = RunningLoad(self._counters.sum, self._interrupt)
         emit(LoadStarted(start_ns, load))
         for process in self._processes:
             worker.send_line(process, f"{start_ns}\n".encode())
         return start_ns
+
+    def _interrupt(self) -> None:
+        """Let all workers stop the load, as they do after Ctrl-C."""
+        self._send_signal(signal.SIGINT)
 
     def _send_signal(self, signum: int) -> None:
         """Send a signal to all workers that are still running."""

@@ -142,12 +142,12 @@ def _record_key(slot: Slot, worker: int) -> RecordKey:
 
 
 def _slots_to_record(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the ids of the slots of a dead worker that the results must have a record of.
+    """Yield the slots of a dead worker that must have a record in the results of the run.
 
-    A slot is the place of a request in the schedule. Some of these slots may have a record already.
-    If the load has a fixed number of requests, every slot needs a record. If only a duration limits
-    the load, slots that were never reached need none, so only those that the worker was sending
-    when it died can lack a record.
+    A slot is the place of a request in the schedule. The caller adds a record to those that have
+    none. If the load has a fixed number of requests, all slots of the worker are returned. If only
+    a duration limits the load, the number of slots is not known. Then only those are returned that
+    the worker was sending when it died, since it had recorded all earlier ones.
 
     Args:
         worker_schedule: The part of the schedule that the worker sends.
@@ -163,8 +163,9 @@ def _slots_at_death(worker_schedule: Schedule, recorded: NDArray[np.void]) -> It
     """Yield the slots that the virtual users of a worker were sending when it died.
 
     This is for a closed loop that only a duration limits. Each virtual user sends one session (a
-    conversation) after the other. Its last record shows how far it had come, and a user without a
-    record in the last stage was sending the first slot of its first session there.
+    conversation) after the other. A user with records was sending what follows its last recorded
+    slot. A user without a record in the last stage was sending the first slot of its first session
+    in this stage.
 
     Sessions are numbered through all stages, and each has `max_turns` slots. Example: with
     max_turns=2, session 5 has the slots 10 and 11.
@@ -188,11 +189,11 @@ def _slots_at_death(worker_schedule: Schedule, recorded: NDArray[np.void]) -> It
 
 
 def _slots_after(worker_schedule: Schedule, stage: ScheduledStage, last_slot: int) -> Sequence[int]:
-    """Return the slots that a virtual user was sending after its last recorded slot.
+    """Return the slots that a virtual user sends next after `last_slot`.
 
-    They are the later turns of the same session or, after its last turn, the first slot of the next
-    session of the user. Sessions are assigned to the users of a stage in turn: with 3 users, the
-    sessions of a user are 3 apart.
+    They are the later turns of the same session (conversation). After its last turn, they are the
+    first slot of the user's next session. Sessions are assigned to the users of a stage in turn:
+    with 3 users, user 0 has the sessions 0, 3 and 6, so the next session after 3 is 3 + 3 = 6.
     """
     later_turns = worker_schedule.next_slot_ids(last_slot)
     if later_turns:

@@ -28,6 +28,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from time import monotonic_ns
+from types import FrameType
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -49,6 +50,7 @@ HEAD_START_NS = 200_000_000
 
 _PUBLISH_INTERVAL_S = 1.0
 _JOB_SIZE_BYTES = 8
+_STDIN_FD = 0
 
 
 class HostError(msgspec.Struct, frozen=True):
@@ -146,7 +148,8 @@ def _parse_result(line: bytes) -> WorkerResult:
     fields["down_since_s"] = {
         int(target): down_since_s for target, down_since_s in fields["down_since_s"].items()
     }
-    # JSON has no tuples. Only a run on several machines has notes, so those of a worker are empty.
+    # `notes` is a tuple, which JSON does not have. It is always empty here, because notes are only
+    # added when the results of several machines are merged.
     fields["notes"] = ()
     return WorkerResult(**fields)
 
@@ -179,16 +182,19 @@ class _ParentConnection:
     def open(self) -> None:
         """Begin to publish counters, and to react to signals and to the parent process.
 
-        From now on, SIGINT, SIGTERM and SIGHUP stop the load instead of ending the process, which
-        can thus report its result. A signal that the parent has set to be ignored stays ignored.
+        From now on, SIGINT, SIGTERM and SIGHUP only stop the load, so that the process can still
+        report its result. A signal that the parent has set to be ignored stays ignored.
         """
-        driver = self._driver
         for signum in stop_signals.STOP_SIGNALS:
             is_ignored = signal.getsignal(signum) is signal.SIG_IGN
             if not is_ignored:
-                signal.signal(signum, lambda *_: driver.stop())
-        self._loop.add_reader(0, self._on_input)
+                signal.signal(signum, self._on_stop_signal)
+        self._loop.add_reader(_STDIN_FD, self._on_input)
         self._publish()
+
+    def _on_stop_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        """Stop the load. A second signal ends it at once (see `Driver.stop`)."""
+        self._driver.stop()
 
     def _publish(self) -> None:
         """Publish the counters now and every second, and report a stop because of a target."""
@@ -205,13 +211,13 @@ class _ParentConnection:
         is down. The load then stops, and requests in flight may end. If the input has ended, the
         parent has died, and the load ends at once.
         """
-        has_line = os.read(0, len(STOPPING)) != b""
-        if has_line:
+        has_parent_died = os.read(_STDIN_FD, len(STOPPING)) == b""
+        if not has_parent_died:
             self._driver.stop_after_failure()
             return
-        self._loop.remove_reader(0)
+        self._loop.remove_reader(_STDIN_FD)
         self._driver.stop()
-        # The second call ends the load without waiting for requests in flight.
+        # A second call of `stop` does not wait for requests in flight.
         self._driver.stop()
 
 
@@ -260,13 +266,13 @@ def _main() -> None:
     If the load cannot start or the host has an error, that is reported in place of the result, and
     the process exits with a code for it.
     """
-    # Where the process was started by Ray, its threads have these signals blocked.
+    # Ray starts processes with these signals blocked, so that they would not stop the load.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     worker_job = _read_job(sys.stdin.buffer)
     if worker_job is None:
         return
     try:
-        result = _send_share(worker_job)
+        result = _carry_out_job(worker_job)
     except LoadgenError as error:
         _report_error(error)
         sys.exit(error.exit_code)
@@ -279,11 +285,10 @@ def _main() -> None:
     _write_line(json.dumps(asdict(result)).encode() + b"\n")
 
 
-def _send_share(worker_job: _WorkerJob) -> WorkerResult:
-    """Send this worker's share of a load, and return its result.
+def _carry_out_job(worker_job: _WorkerJob) -> WorkerResult:
+    """Send this worker's share of the requests of a load, and return its result.
 
-    The parent process can watch and stop the load as soon as it starts: `connect_to_parent` begins
-    to write the counters of the load into a file that the processes share.
+    When the load starts, `connect_to_parent` lets the parent process watch and stop it.
     """
     # Runs in virtual time do not need this module.
     import uvloop
