@@ -54,12 +54,14 @@ def read_cpu_seconds(pid: int) -> float:
         child_pids = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     except OSError:
         return 0.0
+
     # Example: `4711 (my command) S 1 4711 ...`. The name may contain spaces and parentheses, so
     # fields are only split after the last parenthesis. What follows begins with field 3, the state.
     fields_from_3 = stat.rpartition(")")[2].split()
     user_ticks = int(fields_from_3[14 - 3])  # utime is field 14.
     system_ticks = int(fields_from_3[15 - 3])  # stime is field 15.
     own_cpu_s = (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
+
     return own_cpu_s + sum(read_cpu_seconds(int(child_pid)) for child_pid in child_pids)
 
 
@@ -67,10 +69,12 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     """Tell a process to end, close its pipes, and wait for it. It is killed after LEAVE_S."""
     if process.poll() is None:
         process.terminate()
+
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(BrokenPipeError):
             if pipe is not None:
                 pipe.close()
+
     try:
         process.wait(LEAVE_S)
     except subprocess.TimeoutExpired:
@@ -98,12 +102,14 @@ class ForkedProcess:
         output_read, output_write = os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
+
         is_fork = self.pid == 0
         if is_fork:
             os.close(input_write)
             os.close(output_read)
             # This never returns. It ends the fork, so only the parent continues below.
             _run_fork(name, work, input_read, output_write, keeps_open_files=keeps_open_files)
+
         os.close(input_read)
         os.close(output_write)
         self.stdin = os.fdopen(input_write, "wb")
@@ -125,11 +131,13 @@ class ForkedProcess:
             readable, _, _ = select.select([self.stdout], [], [], remaining_s)
             if not readable:
                 raise subprocess.TimeoutExpired("a copy of this process", timeout or 0)
+
             output = os.read(self.stdout.fileno(), _READ_BYTES)
             has_ended = output == b""
             if has_ended:
                 _, wait_status = os.waitpid(self.pid, 0)
                 self.returncode = os.waitstatus_to_exitcode(wait_status)
+
         return self.returncode
 
     def kill(self) -> None:
@@ -170,13 +178,16 @@ def _detach_from_parent(name: str) -> None:
     descriptors whose numbers the fork uses for other files.
     """
     gc.freeze()
+
     # A signal of the fork must not wake the event loop of the parent through a shared descriptor.
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         has_handler = callable(signal.getsignal(number))
         if has_handler:
             signal.signal(number, signal.SIG_DFL)
+
     os.setsid()
+
     # Linux shows this name in `ps` and `top`.
     Path("/proc/self/comm").write_text(name, "utf-8")
 
@@ -188,6 +199,7 @@ def _replace_standard_streams(source: int, output: int) -> None:
     `output` are closed.
     """
     discarded = os.open(os.devnull, os.O_WRONLY)
+
     # `source` or `output` may itself be 0, 1 or 2. Replacing standard input (0) would then destroy
     # an `output` of 0 before it is used. So all three are first copied to descriptors above 2.
     source_copy = _copy_above_standard_streams(source)
@@ -196,6 +208,7 @@ def _replace_standard_streams(source: int, output: int) -> None:
     os.dup2(source_copy, _STDIN_FD)
     os.dup2(output_copy, _STDOUT_FD)
     os.dup2(discarded_copy, _STDERR_FD)
+
     # What `source` and `output` refer to is open as a standard stream now.
     for descriptor in {source, output, source_copy, output_copy, discarded_copy}:
         is_standard_stream = descriptor in (_STDIN_FD, _STDOUT_FD, _STDERR_FD)

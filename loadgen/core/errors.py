@@ -225,6 +225,7 @@ def missing_result(path: object, hint: str, message: str = "no such folder") -> 
                 "then give the folder with the results"
             ),
         )
+
     if isfile(path_text):
         return UserError(
             "wrong_format",
@@ -232,6 +233,7 @@ def missing_result(path: object, hint: str, message: str = "no such folder") -> 
             where=path_text,
             hint=f"{hint}; a bundle has to be extracted first: unzip {path}",
         )
+
     return UserError("missing_file", message=message, where=path_text, hint=hint)
 
 

@@ -31,14 +31,17 @@ def quantity(value: float | None, digits: int = 3) -> str:
         return "0"
     if not math.isfinite(value):
         return str(value)
+
     # Rounded first, because 9.999 with three digits is 10.0, which needs a decimal less.
     rounded = abs(float(f"{value:.{digits}g}"))
     decimals = _decimals_for_digits(rounded, digits)
     last_decimal = 10**-decimals  # 0.01 with two decimals
+
     rounds_to_zero = rounded < last_decimal / 2
     if rounds_to_zero:
         bound = f"{last_decimal:.{decimals}f}"
         return f"<{bound}" if value > 0 else f">-{bound}"
+
     return f"{value:,.{decimals}f}"
 
 
@@ -97,16 +100,19 @@ def percent(share: float | None) -> str:
     """
     if share is None:
         return NONE
+
     value = share * 100
     if value in (0, 100):
         return f"{value:.0f} %"
     if value > 100:
         return f"{value:.1f} %"
+
     for decimals in (1, 2, 3, 4):
         text = f"{value:.{decimals}f}"
         is_rounded_to_limit = float(text) <= 0 or float(text) == 100
         if not is_rounded_to_limit:
             return f"{text} %"
+
     is_close_to_all = value > 50
     return "> 99.9999 %" if is_close_to_all else "< 0.0001 %"
 
@@ -119,9 +125,11 @@ def duration(seconds: float | None) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
+
     whole_seconds = round(seconds)
     if whole_seconds < 3600:
         return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
+
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
@@ -139,6 +147,7 @@ def size(number: int | None) -> str:
         return NONE
     if number < _ROUNDS_TO_1000:
         return f"{number} B"
+
     value = number / 1000
     unit = "kB"
     for larger_unit in ("MB", "GB", "TB"):
@@ -146,6 +155,7 @@ def size(number: int | None) -> str:
             break
         value /= 1000
         unit = larger_unit
+
     return f"{quantity(value)} {unit}"
 
 
@@ -160,9 +170,11 @@ def difference(before: float | None, after: float | None) -> str:
         return "="
     if before == 0:
         return f"from 0 to {quantity(after)}"
+
     ratio = after / before
     if ratio >= 2:
         return f"{quantity(ratio)}x"
+
     return f"{(ratio - 1) * 100:+.1f} %"
 
 

@@ -59,8 +59,10 @@ def open_run(folder: Path) -> OpenedRun:
     if store.has_rows(folder):
         stored = store.read_run_lazily(folder)
         return OpenedRun(_summarize_stored_run(folder, stored), stored)
+
     if (folder / SUMMARY).is_file():
         return OpenedRun(read_summary(folder), stored=None)
+
     # `summary` raises UserError if the folder has no manifest, so no run. Otherwise the run has not
     # sent anything yet, and the result is a summary without requests.
     return OpenedRun(summary(folder), stored=None)
@@ -74,6 +76,7 @@ def refuse_shard(folder: Path) -> None:
     path = folder / "run.json"
     if not path.is_file():
         return
+
     shard = decode_manifest(path.read_bytes(), str(path)).shard
     if shard is not None:
         raise UserError(
@@ -98,6 +101,7 @@ def read_summary(folder: Path) -> Summary:
             str(folder),
             "use the folder of the run itself",
         )
+
     return load_summary(path.read_bytes(), str(path))
 
 
@@ -127,8 +131,10 @@ def add_server_metrics(samples: Sequence[series.MetricSample], summary: Summary)
     if totals is not None:
         verdict = _add_totals_warnings(verdict, totals, summary)
         pages += totals.pages
+
     if energy_summary is not None:
         pages += energy_summary.pages
+
     verdict = _add_page_warnings(verdict, pages)
     return msgspec.structs.replace(summary, server=totals, energy=energy_summary, verdict=verdict)
 
@@ -161,15 +167,18 @@ def _add_totals_warnings(
     token_difference = series.find_token_difference(totals)
     if token_difference is not None:
         warned_verdict = add_warning(warned_verdict, "server_counts", token_difference)
+
     reports_cached_share = totals.cached_share is not None
     if not reports_cached_share:
         return warned_verdict
+
     warned_verdict = remove_warning(warned_verdict, "cache_unsaid")
     cache_difference = series.find_cache_difference(
         totals, summary.requested_cache_share, summary.tokens.cached_share
     )
     if cache_difference is not None:
         warned_verdict = add_warning(warned_verdict, "cache_disputed", cache_difference)
+
     return warned_verdict
 
 

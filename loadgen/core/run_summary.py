@@ -71,9 +71,11 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     )
     accumulated_records = RunAccumulator(manifest, rows, texts)
     measured_run = measure_run(data, accumulated_records, explained=explained)
+
     summary = _add_sections(measured_run, data)
     if explained:
         summary = _add_explanations(measured_run, data, summary)
+
     return apply_verdict(manifest, measured_run, summary, worker_samples)
 
 
@@ -121,6 +123,7 @@ def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summ
         causes=likely_causes,
         within=confidence_intervals,
     )
+
     return _add_load_checks(run, data, explained_summary)
 
 

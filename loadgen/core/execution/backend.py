@@ -117,6 +117,7 @@ def running_server(settings: Settings) -> Iterator[Settings]:
     if serve is None:
         yield settings
         return
+
     # A backend can be a plug-in of another package. `guard` calls its function and reports errors
     # with the name of the plug-in, also if the function returns no context manager.
     check_result = check_type(AbstractContextManager)

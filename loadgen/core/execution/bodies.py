@@ -149,11 +149,13 @@ class _BodyIndex:
         """
         values = self._values
         guessed_row = 0
+
         has_two_rows = len(values) > self._FIELD_COUNT
         if has_two_rows:
             first_id = values[0]
             id_step = values[self._FIELD_COUNT] - first_id
             guessed_row = (request_id - first_id) // id_step
+
         row_start = guessed_row * self._FIELD_COUNT
         is_guess_right = 0 <= row_start < len(values) and values[row_start] == request_id
         if not is_guess_right:
@@ -161,6 +163,7 @@ class _BodyIndex:
             if row is None:
                 return None
             row_start = row * self._FIELD_COUNT
+
         return _StoredBody(*values[row_start : row_start + self._FIELD_COUNT])
 
     def _search_row(self, request_id: int) -> int | None:
@@ -212,16 +215,20 @@ class _BodyFile:
         """
         if length > _MAX_COPIED_BODY_BYTES:
             return self._map(offset, length)
+
         block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
         end_in_block = start_in_block + length
         is_in_one_block = end_in_block <= _BLOCK_BYTES
         if length > _MAX_SHORT_BODY_BYTES or not is_in_one_block:
             return os.pread(self._fd, length, offset)
+
         block = self._block_by_number.get(block_number, b"")
+
         # The last block may have been read before this body was written.
         is_body_missing = len(block) < end_in_block
         if is_body_missing:
             block = self._read_block(block_number)
+
         return block[start_in_block:end_in_block]
 
     def _read_block(self, block_number: int) -> bytes:
@@ -279,13 +286,16 @@ class Bodies:
         self._prompts = prompts
         self._encode_body = encode_body
         self._links_responses = links_responses
+
         # Whether later turns of a conversation contain the replies of the server. Their bodies
         # cannot be built in advance.
         self._uses_real_replies = prompts.history == "server"
 
         self._file = _BodyFile(max_blocks)
+
         # Where each body is in the file.
         self._index_by_stage = [_BodyIndex() for _ in range(stages)]
+
         # How the tokens of prompts were counted, one of SOURCES. It is the same for all prompts.
         self._input_source = ""
 
@@ -316,6 +326,7 @@ class Bodies:
         """
         deadline_s = math.inf if max_cpu_s is None else process_time() + max_cpu_s
         limited_ids = itertools.islice(request_ids, max_bodies)
+
         built_count = 0
         with self._file.open_for_appending() as file:
             while process_time() < deadline_s:
@@ -324,6 +335,7 @@ class Bodies:
                     break
                 file.write(self._build_batch(stage, batch))
                 built_count += len(batch)
+
         return built_count
 
     def built_count(self, stage: int) -> int:
@@ -339,10 +351,12 @@ class Bodies:
         """
         if self._uses_real_replies and self._prompts.needs_replies(request_id):
             return self._build_with_replies(request_id)
+
         stored_body = self._index_by_stage[stage].find(request_id)
         if stored_body is None:
             self.late_bodies += 1
             return self._build_in_sending_loop(request_id, self._prompts[request_id])
+
         facts = RequestFacts(
             tokens=stored_body.input_tokens,
             source=self._input_source,
@@ -366,19 +380,24 @@ class Bodies:
         """
         if not self._uses_real_replies:
             return
+
         turns_per_conversation = self._prompts.turns
         conversation, turn = divmod(request_id, turns_per_conversation)
         is_last_turn = turn == turns_per_conversation - 1
+
         has_conversation_ended = is_last_turn or completion.failure is not None
         if has_conversation_ended:
             self._replies.pop(conversation, None)
             self._response_ids.pop(conversation, None)
             return
+
         if turn == 0:
             self._replies[conversation] = {}
+
         replies = self._replies.get(conversation)
         if replies is None:  # A parallel turn of the conversation has failed.
             return
+
         replies[turn] = AssistantTurn(completion.text or "", _tool_call_messages(completion))
         if self._links_responses and completion.response_id:
             self._response_ids[conversation] = completion.response_id
@@ -423,6 +442,7 @@ class Bodies:
             )
             index.append(stored_body)
             self._file.size += len(body)
+
             # The source of the input token count is stored once, as all requests have the same.
             if facts.source:
                 self._input_source = facts.source

@@ -89,6 +89,7 @@ class BuilderConnection:
         self._write_fd = self._process.stdin.fileno()
         self._loop = asyncio.get_running_loop()
         self._open_pipes()
+
         # `start_sidecar` forks this process if it can. A fork already has a copy of the job.
         # Otherwise it starts a new interpreter by `subprocess.Popen`, which needs the job.
         is_fork = not isinstance(self._process, subprocess.Popen)
@@ -129,6 +130,7 @@ class BuilderConnection:
         self._loop.remove_writer(self._write_fd)
         self._process.kill()
         self._process.wait()
+
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
@@ -144,6 +146,7 @@ class BuilderConnection:
             # The builder is dead, so all further bodies are built late.
             self._outgoing.clear()
             return
+
         del self._outgoing[:written]
         if self._outgoing:
             self._loop.add_writer(self._write_fd, self._write)
@@ -156,10 +159,12 @@ class BuilderConnection:
             data = os.read(self._read_fd, _READ_BYTES)
         except BlockingIOError:
             return
+
         if not data:
             self._loop.remove_reader(self._read_fd)
             self._on_end()
             return
+
         self._incoming += data
         self._parse_frames()
 
@@ -178,9 +183,11 @@ class BuilderConnection:
             end = start + length
             if end > len(self._incoming):
                 break
+
             facts = RequestFacts(input_tokens, SOURCES[source_index], output_tokens)
             self._on_body(BuiltBody(request_id, bytes(self._incoming[start:end]), facts))
             position = end
+
         del self._incoming[:position]
 
 
@@ -229,6 +236,7 @@ class BodyPrefetch(Bodies):
             prompts: The requests.
         """
         encode_body = body_encoder(job, prompts)
+
         # The base class stores the bodies of each stage in a file. Here the builder process sends
         # them, and they stay in memory, so the base class has no stages.
         super().__init__(prompts, encode_body, stages=0, links_responses=links_responses(job))
@@ -238,6 +246,7 @@ class BodyPrefetch(Bodies):
 
         # Ids of requests whose bodies were requested from the builder and have not arrived.
         self._awaited_ids: set[int] = set()
+
         # Bodies that have arrived and have not been sent, by the id of the request.
         self._arrived: dict[int, BuiltBody] = {}
         self._arrived_bytes = 0
@@ -265,6 +274,7 @@ class BodyPrefetch(Bodies):
         """
         if not self._awaited_ids:
             return
+
         # Completed by `_report_if_all_arrived`: after the last body, or if the builder ends.
         self._all_arrived = asyncio.get_running_loop().create_future()
         previous_cpu_s: float | None = None
@@ -272,10 +282,12 @@ class BodyPrefetch(Bodies):
             await asyncio.wait([self._all_arrived], timeout=self._stuck_after_s)
             if self._all_arrived.done():
                 return
+
             used_cpu_s = self._builder.cpu_s()
             is_stuck = used_cpu_s == previous_cpu_s
             if is_stuck:
                 self._builder.kill()
+
             previous_cpu_s = used_cpu_s
 
     def take_body(self, stage: int, request_id: int) -> tuple[bytes, RequestFacts]:
@@ -289,15 +301,18 @@ class BodyPrefetch(Bodies):
         has_conversations = self._schedule.max_turns > 1
         if has_conversations:
             self._prefetch_next_turns(request_id)
+
         self._prefetch_later_sessions(stage, request_id)
 
         contains_replies = self._uses_real_replies and self._prompts.needs_replies(request_id)
         if contains_replies:
             return self._build_with_replies(request_id)
+
         built_body = self._take_arrived(request_id)
         if built_body is None:
             self.late_bodies += 1
             return self._build_in_sending_loop(request_id, self._prompts[request_id])
+
         return built_body.body, built_body.facts
 
     def facts_of_unsent(self, stage: int, request_id: int) -> RequestFacts:
@@ -339,13 +354,16 @@ class BodyPrefetch(Bodies):
         """
         stage = self._schedule.stages[stage_index]
         session_index = request_id // self._schedule.max_turns
+
         begins_session = request_id == self._schedule.first_slot_id(session_index)
         if stage.is_closed_loop:
             if begins_session:
                 self._prefetch_later_session_of_user(stage, session_index)
             return
+
         if begins_session:
             self._windows[stage_index].waiting_sessions -= 1
+
         # This is also done after later turns, because sent bodies make room in memory.
         self._refill_window(stage_index)
 
@@ -365,10 +383,12 @@ class BodyPrefetch(Bodies):
         """
         if self._arrived_bytes >= _MAX_PREFETCHED_BYTES:
             return
+
         window = self._windows[stage_index]
         missing_sessions = self._window_size - window.waiting_sessions
         if missing_sessions <= 0:
             return
+
         first_request_ids = list(islice(window.later_first_turns, missing_sessions))
         window.waiting_sessions += len(first_request_ids)
         self._prefetch(first_request_ids)
@@ -425,6 +445,7 @@ def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int
     """
     if not stage.is_closed_loop:
         return []
+
     request_ids = []
     for round_index in range(_sessions_ahead_of_user(stage)):
         for virtual_user in schedule.virtual_users_of(stage):
@@ -433,6 +454,7 @@ def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int
             if is_in_stage:
                 session_of_run = stage.first_session + session_in_stage
                 request_ids.append(schedule.first_slot_id(session_of_run))
+
     return request_ids
 
 

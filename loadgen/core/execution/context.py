@@ -88,6 +88,7 @@ def find_oversized_requests(
     """
     if context is None:
         return None
+
     first_lengths = lengths.first_request_lengths(prompts, count)
     request_tokens = lengths.context_lengths(
         first_lengths, context.template_tokens, context.token_ratio
@@ -95,6 +96,7 @@ def find_oversized_requests(
     oversized_count = sum(tokens > context.tokens for tokens in request_tokens)
     if not oversized_count:
         return None
+
     return OversizedRequests(
         share=oversized_count / len(request_tokens),
         text=_describe_oversized_requests(oversized_count, request_tokens, count, context),

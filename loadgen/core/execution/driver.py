@@ -196,22 +196,26 @@ class Driver:
         self._in_flight: dict[int, _SentRequest] = {}  # by slot id
         self._sent_by_stage = [0] * len(schedule.stages)
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
+
         # By how much the slot ids of two successive sessions of a virtual user differ. None in a
         # stage with a fixed number of requests.
         self._slots_between_sessions_by_stage = [
             stage.concurrency * schedule.max_turns if stage.session_count is None else None
             for stage in schedule.stages
         ]
+
         # Options of `Sender.send` that do not depend on whether the request has a session.
         self._has_send_options = (
             self._trace is not None or self._class_header_lines is not None or self._limits_prefill
         )
         self._drain_ns = settings.drain_ns
         self._load_end_ns = FOREVER
+
         self._drain_end_ns = FOREVER
         if schedule.horizon_ns is not None:
             self._load_end_ns = start_ns + schedule.horizon_ns
             self._drain_end_ns = self._load_end_ns + settings.drain_ns
+
         self._next_flush_ns = start_ns + _FLUSH_INTERVAL_NS
         self._next_timeline_ns = start_ns + _TIMELINE_INTERVAL_NS
         self._sampling = SelfSampling(settings.worker, start_ns)
@@ -219,6 +223,7 @@ class Driver:
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._has_recorded_unsent = False
         self._is_cancelling = False  # True while the requests in flight are being cancelled
+
         # True while several requests are started or cancelled in a row. A request that ends
         # meanwhile then starts no other one, which the caller does afterwards if needed.
         self._defers_next_requests = False
@@ -226,6 +231,7 @@ class Driver:
         self._reactor.turn_ns = settings.hold_ns
         self._reactor.on_wake = self._start_due_requests
         self._reactor.on_tick = self._on_tick
+
         # Without a separate process, bodies of an endless load are built while nothing else
         # happens.
         if resources.unbuilt_slot_ids and schedule.slot_count is None:
@@ -241,6 +247,7 @@ class Driver:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_error)
+
         try:
             self._schedule_wake_up()
             self._check_finished()  # The schedule may be empty.
@@ -283,11 +290,13 @@ class Driver:
         """
         if self._finished.done():
             return
+
         now = monotonic_ns()
         was_already_stopping = self.is_stopping
         is_draining_after_load = now >= self._load_end_ns
         ends_drain_early = is_draining_after_load and not self.was_stopped_by_target
         self.is_stopping = True
+
         # The dispatcher must stop first, so that the end of a request starts no other one.
         self._dispatcher.stop()
         if was_already_stopping or ends_drain_early:
@@ -325,6 +334,7 @@ class Driver:
                 self._record_unsent_slot(slot)
             else:
                 self._send(slot)
+
         self._defers_next_requests = False
         self._schedule_wake_up()
 
@@ -345,15 +355,18 @@ class Driver:
         self._sent_by_stage[slot.stage] += 1
         self.counters.sent += 1
         self.counters.in_flight += 1
+
         # The conditions avoid two calls for each request of a usual load, which has a single target
         # and no options.
         target = 0
         if len(self._clients) > 1:
             target = self._target_selection.choose(slot_id, monotonic_ns())
+
         body, request_facts = self._bodies.take_body(slot.stage, slot_id)
         options: OptionalSendArguments = {}
         if self._has_send_options or slot.session is not None:
             options = self._send_options(slot)
+
         sent_request = _SentRequest(target)
         self._in_flight[slot_id] = sent_request
         sent_request.handle = self._clients[target].send(
@@ -378,19 +391,24 @@ class Driver:
         header_lines = b""
         if self._class_header_lines is not None:  # request class and SLO
             header_lines += self._class_header_lines(slot.slot_id)
+
         if self._trace is not None:
             header_lines += self._trace.header(slot.slot_id)
+
         if slot.session is not None:
             header_lines += self._session_header_line(slot.session)
             session = self._schedule.sessions.get(slot.session)
             abandonment = None if session is None else session.abandonment
             if abandonment is not None and abandonment.turn == slot.turn:
                 options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
+
         if header_lines:
             options["header_lines"] = header_lines
+
         if self._limits_prefill:
             # The first output ends the prefill of this request, so that another one may start.
             options["on_first_output"] = partial(self._on_first_output, slot.slot_id)
+
         return options
 
     def _session_header_line(self, session: int) -> bytes:
@@ -440,6 +458,7 @@ class Driver:
             has_enough_bodies = self._bodies.built_count(stage) >= needed_bodies
             if has_enough_bodies:
                 continue
+
             # This takes the next id from the iterator. It builds nothing if there is none left.
             built_count = self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1)
             if built_count > 0:
@@ -470,15 +489,18 @@ class Driver:
         """
         self._in_flight.pop(slot.slot_id, None)
         self.counters.in_flight -= 1
+
         if completion.failure is not None:
             self._count_failure(target, completion)
         else:
             self._count_success(target, completion)
+
         self._bodies.record_response(slot.slot_id, completion)
         self._record_log.add_record(self._encode_record(slot, target, request_facts, completion))
         self._report_end(slot, completion)
         if self._defers_next_requests:
             return
+
         self._start_due_requests(monotonic_ns())
         if not self._in_flight:
             self._check_finished()
@@ -503,9 +525,11 @@ class Driver:
         was_ended_by_loadgen = completion.failure.kind in CUTS
         if not was_ended_by_loadgen:
             self.counters.failed += 1
+
         # While all requests are being cancelled, a failure says nothing about its target.
         if self._is_cancelling:
             return
+
         has_gone_down = self._target_selection.report_failure(target, completion, completion.done)
         if has_gone_down and self._stop_on_failure:
             self.stop_after_failure()
@@ -571,6 +595,7 @@ class Driver:
         text = text_for_record(completion)
         if text:
             text_index = self._record_log.store_text(self._redact(text))
+
         key = self._record_key(slot, target)
         return encode_sent_record(
             key, completion, self.start_ns, text_index=text_index, request_facts=request_facts
@@ -630,9 +655,11 @@ class Driver:
             "unfinished",
             f"still in flight when the drain ended, {drain_s:g} s after the load (--grace)",
         )
+
         # A running dispatcher would drop the later turns of the sessions of cancelled requests as
         # "previous_turn_failed". They are recorded as "unfinished" below instead.
         self._dispatcher.stop()
+
         # `_on_done`, which is called for each cancelled request, must not start other ones.
         self._defers_next_requests = True
         self._cancel_all(failure)
@@ -653,6 +680,7 @@ class Driver:
         """
         if self._has_recorded_unsent:
             return
+
         self._has_recorded_unsent = True
         for slot in self._dispatcher.unsent_slots():
             # The dispatcher does not know why the load ended and has one reason for every stop.
@@ -680,13 +708,17 @@ class Driver:
         """
         for client in self._clients:
             client.tick(now)
+
         if self._is_drain_over(now):
             self._drain_end_ns = FOREVER  # The drain must not end again at the next tick.
             self._end_drain()
+
         for timeline in self._timelines:
             self.counters.events += timeline.count_new_events()
+
         if self._sampling.is_due(now):
             self._record_log.add_sample(self._sampling.take_sample(now, self.counters))
+
         self._write_recorded_data(now)
         self._check_finished()
 
@@ -706,9 +738,11 @@ class Driver:
         if now >= self._next_flush_ns:
             self._next_flush_ns = now + _FLUSH_INTERVAL_NS
             self._record_log.flush()
+
         if now >= self._next_timeline_ns:
             self._next_timeline_ns = now + _TIMELINE_INTERVAL_NS
             self._write_timelines()
+
         self._sampling.written_ns += monotonic_ns() - write_start_ns
 
     def _write_timelines(self) -> None:
@@ -721,6 +755,7 @@ class Driver:
         for stage_index, timeline in enumerate(self._timelines):
             if timeline.bin_count == 0:
                 continue
+
             self._record_log.write_event_counts(
                 stage_index,
                 timeline.gaps,
@@ -802,6 +837,7 @@ def make_drive_settings(plan: Plan, worker_schedule: Schedule, worker: int) -> D
     job = plan.job
     settings = job.settings
     workload = job.workload
+
     return DriveSettings(
         route=settings.route,
         stop_on_failure=settings.on_target_failure == "stop",
@@ -852,6 +888,7 @@ async def run_worker(
             on_started(driver)
             with stop_signals.on_stop_signal(lambda _: driver.stop()):
                 await driver.run()
+
         return _collect_result(driver, resources, hot_path=plan.job.settings.hot_path)
 
 

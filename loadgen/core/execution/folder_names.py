@@ -64,8 +64,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """
     existed_before = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+
     if existed_before:
         refuse_links(folder)
+
     with _try_lock(folder) as is_locked:
         if not is_locked:
             raise UserError(

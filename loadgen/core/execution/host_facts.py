@@ -55,9 +55,11 @@ def _cpu_model() -> str:
         lines = _CPU_INFO.read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return ""
+
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
+
     return ""
 
 

@@ -89,6 +89,7 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
         *(f"note: {note}" for note in oversized.notes),
     ]
+
     return LoadDescription("\n".join(lines), forecast, oversized.error)
 
 
@@ -112,12 +113,14 @@ def _check_oversized_requests(
     oversized_requests = _find_oversized_requests(prompts, schedule, settings)
     if oversized_requests is None:
         return _OversizedRequestCheck(error=None, notes=[])
+
     # There is an error only if many requests are too long.
     error = oversized_requests.to_error(workload, settings.display_name)
     if error is None:
         notes = [f"{oversized_requests.text}, so these requests will fail"]
     else:
         notes = []
+
     return _OversizedRequestCheck(error, notes)
 
 
@@ -147,6 +150,7 @@ def slo_lines(slo: Slo | None, class_slos: Mapping[str, Slo | None]) -> list[str
     ]
     if slo is not None:
         return [f"SLO: {describe_slo(slo)}", *lines]
+
     return lines or ["SLO: none"]
 
 
@@ -205,9 +209,11 @@ def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> It
     """
     first_requests = lengths.first_request_lengths(prompts, count)
     yield _request_lengths_line(first_requests)
+
     tasks = lengths.task_lengths(prompts, first_requests)
     if tasks:
         yield _task_lengths_line(workload, tasks)
+
     if isinstance(prompts, MixPrompts):
         for share in lengths.class_shares(prompts, first_requests):
             yield (
@@ -229,14 +235,17 @@ def _request_lengths_line(first_requests: dict[int, lengths.RequestedLengths]) -
     input_tokens = [request.input_tokens for request in first_requests.values()]
     output_tokens = [request.output_tokens for request in first_requests.values()]
     request_count = format.counted(len(first_requests), "request")
+
     text = f"first {request_count}: {_format_range(input_tokens)} prompt tokens"
     if any(output_tokens):
         text += f", {_format_range(output_tokens)} output tokens"
     else:
         text += ", output length chosen by the server"
+
     contexts = lengths.context_lengths(first_requests)
     if contexts:
         text += f", largest context {max(contexts):,}"
+
     return text
 
 
@@ -247,9 +256,11 @@ def _task_lengths_line(workload: Workload, tasks: Sequence[lengths.RequestedLeng
     """
     noun = "conversation" if isinstance(workload.requests, Synthetic) else "task"
     request_counts = [task.requests for task in tasks]
+
     mean = ""
     if min(request_counts) < max(request_counts):
         mean = f" ({statistics.fmean(request_counts):.1f} on average)"
+
     input_range = _format_range(task.input_tokens for task in tasks)
     output_range = _format_range(task.output_tokens for task in tasks)
     return (

@@ -180,6 +180,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the targets of the load; there is at least one."""
         if self.targets:
             return self.targets
+
         endpoint = Endpoint(
             url=self.url or "",
             api_key=self.api_key,
@@ -326,6 +327,7 @@ def build_plan(job: Job) -> Plan:
             where="",
             hint="install the same packages with pip wherever a worker runs",
         )
+
     plan = _build_complete_plan(job)
     return structs.replace(plan, schedule=requested_shard(plan.schedule, job.settings))
 
@@ -357,6 +359,7 @@ def prepare_plan(
         plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
     )
     plan, user_starts = _decide_user_starts(plan, context.response_time)
+
     plan = structs.replace(
         plan,
         schedule=requested_shard(plan.schedule, settings),
@@ -364,6 +367,7 @@ def prepare_plan(
     )
     if settings.workers == 0:
         plan = _with_workers(plan, _choose_workers(plan, context))
+
     return PreparedPlan(plan, user_starts)
 
 
@@ -426,6 +430,7 @@ def count_useful_workers(
     """
     if _needs_single_worker(schedule):
         return 1
+
     events_per_request = _mean_output_tokens(schedule, prompts)
     workers = max(
         _count_workers_of_stage(schedule, stage, events_per_request) for stage in schedule.stages
@@ -434,6 +439,7 @@ def count_useful_workers(
         shard_limit = share_of_limit(limit, schedule)  # None without a limit
         if shard_limit:
             workers = min(workers, shard_limit)
+
     return max(1, min(workers, max_workers))
 
 
@@ -464,8 +470,10 @@ def _count_workers_of_stage(
     if stage.is_closed_loop:
         users = len(schedule.virtual_users_of(stage))
         return math.ceil(users / _USERS_PER_WORKER)
+
     rate_of_shard = (stage.offered_rps or 0.0) / schedule.shard_count
     request_count = schedule.slot_count_of(stage) or 0
+
     # The rate is infinite if all requests start at once. Even then, no more requests than there are
     # can start in one second.
     requests_per_s = min(rate_of_shard, request_count)
@@ -498,6 +506,7 @@ def _build_complete_plan(job: Job) -> Plan:
         api=job.settings.api,
         models=first_result.models,
     )
+
     prompts = build_prompts(
         job.workload,
         seed=job.seed,
@@ -525,6 +534,7 @@ def _decide_user_starts(plan: Plan, response_time: ResponseTime | None) -> Prepa
         response_time = staggered_start.estimate_from_probe(
             probe_result.one_token_response_ms, probe_result.per_token_ms
         )
+
     started_workload = staggered_start.decide_starts(
         plan.job.workload,
         plan.requests,

@@ -38,6 +38,7 @@ def check_plan(plan: Plan, *, is_local: bool) -> None:
     if is_local:
         worker_count_errors = _worker_count_errors(plan.job.settings.workers)
         connection_errors = _connection_errors(plan)
+
     # The user sees the errors in this order.
     errors: list[LoadgenError] = [
         *resource_limits.unusable_source_errors(plan.job.settings.sources),
@@ -84,9 +85,11 @@ def _limit_share_errors(plan: Plan) -> Iterator[UserError]:
     workload = plan.job.workload
     schedule = plan.schedule
     workers = plan.job.settings.workers * schedule.shard_count
+
     limits = [_RequestLimit("in prefill", workload.max_in_prefill, "--set max_in_prefill")]
     if any(not stage.is_closed_loop for stage in schedule.stages):
         limits.append(_RequestLimit("in flight", workload.max_in_flight, "--max-in-flight"))
+
     for limit in limits:
         if limit.requests is not None and limit.requests < workers:
             requests = format.counted(limit.requests, "request")
@@ -126,11 +129,13 @@ def _all_measured_stages_send(schedule: Schedule) -> bool:
     for stage in schedule.stages:
         if not stage.measured:
             continue
+
         request_count = schedule.slot_count_of(stage)
         if request_count is None:
             sends_requests = len(schedule.virtual_users_of(stage)) > 0
         else:
             sends_requests = request_count > 0
+
         if not sends_requests:
             return False
     return True
@@ -158,8 +163,10 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     """
     yield from _task_errors(workload, settings)
     yield from _prefill_limit_errors(workload, settings)
+
     if settings.returns_numbers:
         yield from _stop_rule_errors(workload, settings)
+
     if settings.slo_headers and not _has_slo_for_headers(workload):
         yield UserError(
             "missing_key",
@@ -188,6 +195,7 @@ def _task_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
             where=f"--api {settings.api}",
             hint="--api chat",
         )
+
     has_abandoned_requests = any(task.abandoned for task in tasks)
     if has_abandoned_requests and not settings.stream:
         yield UserError(
@@ -224,6 +232,7 @@ def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserEr
     for rule in workload.stop_when:
         if rule.metric == "errors":
             continue
+
         needs_tokens = response_parts_needed_for(rule.metric) != ""
         if needs_tokens:
             yield UserError(

@@ -40,19 +40,23 @@ def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
     job = plan.job
     if job.known is not None:  # a target, such as a simulation, that is known without a probe
         yield from job.known.notes
+
     uses_tls = any(result.target.tls for result in job.probe_results)
     if uses_tls and not job.settings.tls.verify:
         yield (
             "The server's certificate was not verified (--insecure), so someone on "
             "the network could read the API key and the prompts"
         )
+
     if plan.oversized_requests is not None:
         yield f"{plan.oversized_requests.text}, so these will fail"
+
     yield from coded_sentences
     yield from replaced_stages_notes(job.workload)
     yield from trace_notes(job.workload)
     probe_notes = [note for result in job.probe_results for note in result.warnings]
     yield from dict.fromkeys(probe_notes)  # Several targets may have the same note.
+
     # Each request has a slot. Their number is not known if only a duration limits the load.
     request_count = plan.schedule.slot_count or ASSUMED_REQUESTS
     yield from plan.requests.warnings(request_count)
@@ -67,6 +71,7 @@ def trace_notes(workload: Workload) -> list[str]:
     replays = _replayed_traces(workload)
     if not replays:
         return []
+
     # Runs without a trace do not need this module.
     from loadgen.core.workload.traces import read_replayed_trace
 
@@ -78,6 +83,7 @@ def trace_notes(workload: Workload) -> list[str]:
         for trace in traces
         if trace.time_unit
     ]
+
     # The same trace may be the source of requests and of arrival times, and is mentioned once.
     return list(dict.fromkeys(notes))
 
@@ -101,6 +107,7 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
     stage_names = workload.replaced
     if not stage_names:
         return []
+
     note = (
         f"the load on the command line replaces {len(stage_names)} stages of the file: "
         f"{', '.join(stage_names)}"
@@ -126,6 +133,7 @@ def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
         prompts_with_shares = list(zip(prompts.class_prompts, prompts.session_shares, strict=True))
     else:
         prompts_with_shares = [(prompts, 1.0)]
+
     notes: CodedNotes = {}
     for class_prompts, class_share in prompts_with_shares:
         if not isinstance(class_prompts, FilePrompts):
@@ -135,6 +143,7 @@ def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
         if requests_of_class > row_count:
             values = {"requests": requests_of_class, "rows": row_count}
             notes |= reasons.make_note("rows_repeated", values)
+
     return notes
 
 
@@ -151,6 +160,7 @@ def _resonance_note(plan: Plan) -> CodedNotes:
     has_sessions = plan.schedule.max_turns > 1
     if not uses_round_robin or has_sessions:
         return {}
+
     values = resonance.find_resonance(
         requests=job.workload.requests,
         prompts=plan.requests,
@@ -171,10 +181,12 @@ def _disclosure_note(plan: Plan, target: TargetFacts) -> CodedNotes:
     has_description = any(key.startswith(format.SYSTEM) for key in metadata)
     if not has_description:
         return {}
+
     # Only runs with such a description need this module.
     from loadgen.core.execution import system_file
 
     missing_facts = system_file.missing_facts(metadata, target)
     if not missing_facts:
         return {}
+
     return reasons.make_note("undisclosed", {"missing": missing_facts})

@@ -89,6 +89,7 @@ def planned_output_lengths(workload: Workload) -> OutputLengths | None:
         if not isinstance(requests, Synthetic):
             return None
         ranges.append(_range_of(requests.output_tokens))
+
     return OutputLengths(
         shortest=min(output_range.shortest for output_range in ranges),
         longest=_longest_of([output_range.longest for output_range in ranges]),
@@ -123,6 +124,7 @@ def client_options(settings: Settings, result: ProbeResult) -> dict[str, Any]:
         headers, extra_body = with_timing_request(
             result.server_profile, headers, extra_body, stream=settings.stream
         )
+
     return {
         "model": result.model,
         "server_profile": result.server_profile,
@@ -180,6 +182,7 @@ async def probe_url(
     """
     assert settings.url is not None
     target_name = Endpoint(url=settings.url).display_name
+
     target = _parse_target(settings, settings.url, target_name)
     try:
         tls_context = settings.tls.context() if target.tls else None
@@ -188,6 +191,7 @@ async def probe_url(
         result = await probe_target(settings, target, fetcher, samples, output_lengths)
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), target_name, error.hint) from None
+
     dns_ms = None if fetcher.dns_ns is None else fetcher.dns_ns / _NS_PER_MS
     return msgspec.structs.replace(result, dns_ms=dns_ms)
 
@@ -227,13 +231,16 @@ async def probe_all(
         f"{timeout_s:g} s (--timeout)"
     )
     timer = asyncio.get_running_loop().call_later(_LONG_PROBE_S, emit, waiting_for)
+
     # This does not raise the errors of endpoints, but returns them as outcomes.
     new_outcomes = await _probe_at_once(settings, workload, new_endpoints, timeout_s)
     timer.cancel()
+
     # The results in the cache are checked again, because they must agree with the new ones.
     results, errors = _split_outcomes(settings.endpoints, cache | new_outcomes)
     _raise_errors(errors)
     cache.update(results)
+
     return tuple(results[endpoint] for endpoint in settings.endpoints)
 
 
@@ -254,6 +261,7 @@ async def _probe_at_once(
         probe_url(settings.for_endpoint(endpoint), timeout_s, output_lengths)
         for endpoint in endpoints
     ]
+
     # Without `return_exceptions`, the first error would hide those of other endpoints.
     outcomes = await asyncio.gather(*probes, return_exceptions=True)
     return dict(zip(endpoints, outcomes, strict=True))
@@ -295,20 +303,25 @@ def _split_outcomes(
     """
     results: ProbeCache = {}
     errors: list[LoadgenError] = []
+
     first_endpoint_by_role: dict[_EndpointRole, Endpoint] = {}
     for endpoint in endpoints:
         outcome = outcome_by_endpoint[endpoint]
         if isinstance(outcome, LoadgenError):
             errors.append(outcome)
             continue
+
         if isinstance(outcome, BaseException):
             raise outcome
+
         results[endpoint] = outcome
         role = _EndpointRole(endpoint.serves, endpoint.api, endpoint.model)
+
         first_endpoint = first_endpoint_by_role.setdefault(role, endpoint)
         if first_endpoint != endpoint:
             first_result = results[first_endpoint]
             errors.extend(_difference_errors(first_endpoint, first_result, endpoint, outcome))
+
     return _SplitOutcomes(results, errors)
 
 
@@ -328,6 +341,7 @@ def _difference_errors(
     has_same_server = other_result.server_profile == first_result.server_profile
     if other_model == first_model and has_same_server:
         return
+
     yield TargetError(
         "targets_differ",
         message=(

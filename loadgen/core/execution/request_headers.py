@@ -56,6 +56,7 @@ def _headers_by_class(workload: Workload, *, sends_slos: bool) -> list[Mapping[s
     workload_slo_headers = slo.sent_headers(workload.slo) if sends_slos else {}
     if not isinstance(workload.requests, Mix):
         return [workload_slo_headers]
+
     headers_by_class: list[Mapping[str, str]] = []
     for request_class in workload.requests.classes.values():
         has_own_slo = request_class.slo is not None
@@ -64,6 +65,7 @@ def _headers_by_class(workload: Workload, *, sends_slos: bool) -> list[Mapping[s
         else:
             slo_headers = workload_slo_headers
         headers_by_class.append(slo_headers | request_class.sent_headers())
+
     return headers_by_class
 
 

@@ -78,6 +78,7 @@ def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | No
             sessions = schedule.session_count_in_shard(stage)
             stage_connections = min(max_in_flight, sessions * schedule.sessions.max_parallel_turns)
         needed_connections = max(needed_connections, stage_connections)
+
     return needed_connections
 
 
@@ -134,6 +135,7 @@ def _count_reserved_ports(port_list: str, first_port: int, last_port: int) -> in
         last_reserved = min(int(last or first), last_port)
         # The reserved range may be outside of the range of ports.
         count += max(0, last_reserved - first_reserved + 1)
+
     return count
 
 
@@ -153,6 +155,7 @@ def _open_file_errors(
     files_per_worker = math.ceil(connections / demand.workers) + _SPARE_FILES
     if files_per_worker > open_files:
         yield _worker_files_error(demand, connections, files_per_worker, open_files)
+
     files_of_server = connections + _SPARE_FILES
     if demand.is_simulated and files_of_server > open_files:
         yield UserError(
@@ -227,6 +230,7 @@ def _port_error(
         )
     else:
         available = f"one source address has only {ports_per_source:,} local ports"
+
     needed_sources = math.ceil(needed_ports / ports_per_source)
     ways_to_solve = (
         'use a wider port range: sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
@@ -234,6 +238,7 @@ def _port_error(
         "--set sources=A --set sources=B ...",
         "or give several addresses of the target with --url",
     )
+
     return UserError(
         "resource_limit",
         message=(

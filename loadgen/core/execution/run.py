@@ -91,6 +91,7 @@ def execute(
         CombinedError: The run is not possible, for several reasons.
     """
     _check_virtual_time(settings)
+
     # An object store that cannot be reached is reported before the run, not after it.
     remote = None if settings.store is None else object_store.open_folder(settings.store)
     stored_at = None
@@ -105,6 +106,7 @@ def execute(
         HostNameCheck().handle_event,
         ShardStart().handle_event,
     )
+
     emit = events.broadcast(all_listeners)
     try:
         with (
@@ -128,6 +130,7 @@ def execute(
             stored_at = settings.store
     finally:
         emit(events.RunEnded(stored_at))
+
     return summary, run_dir
 
 
@@ -153,16 +156,20 @@ def finish_run(
             interrupted run was interrupted by the user.
     """
     folder = plan.job.folder
+
     # Computing a summary needs large arrays again and again, so the allocator keeps freed ones.
     set_largest_kept_block(LARGEST_KEPT_BLOCK)
     final_manifest = _final_manifest(plan, manifest, result, load)
     write_manifest(folder, final_manifest)
     summary = _compact_and_summarize(folder, final_manifest, compactor)
     store.replace(folder / "summary.json", dump_summary(summary))
+
     if plan.job.settings.keep == "gaps":
         gaps.write_request_gaps(folder, gaps.read_event_files(folder))
+
     if not compactor.failure:
         store.delete_record_log(folder)
+
     checksums.write(folder)
     return summary
 
@@ -189,6 +196,7 @@ def _compact_and_summarize(folder: Path, manifest: RunManifest, compactor: Compa
         return early_summary
     elif has_breakdowns:
         _add_breakdowns(folder, manifest)
+
     return run_folder.summary(folder)
 
 
@@ -222,6 +230,7 @@ def _check_virtual_time(settings: Settings) -> None:
     """Raise UserError for options that a run in virtual time does not have."""
     if not settings.backend.virtual:
         return
+
     if settings.shard is not None:
         raise UserError(
             "unsupported",
@@ -232,6 +241,7 @@ def _check_virtual_time(settings: Settings) -> None:
             where="--shard",
             hint="run it without --shard, or start `loadgen sim` and give its URL with --url",
         )
+
     if settings.profile is not None:
         raise UserError(
             "unsupported",
@@ -285,6 +295,7 @@ class _HttpRun:
             prepared = self._probe_and_plan(context, known_target)
             plan = prepared.plan
             planned_manifest = self._announce_plan(prepared, context)
+
             if context.settings.shard is not None:
                 self._wait_for_other_shards(plan, context.settings.shard, context.runner)
 
@@ -292,10 +303,12 @@ class _HttpRun:
             compactor = self._start_compactor(plan)
             context.failure_cleanup.callback(compactor.close)
             result = context.runner.run(context.senders.run(plan, self._emit))
+
             # `finish_run` closes the compactor, and `conclude_manifest` sends `LoadEnded`.
             _discard_callbacks(context.failure_cleanup)
 
             manifest = events.conclude_manifest(self.listeners, planned_manifest)
+
             # Frees threads and sockets that are not needed while the summary is computed.
             context.runner.close()
             return finish_run(plan, manifest, result, compactor, self.manifest_file.load)
@@ -341,6 +354,7 @@ class _HttpRun:
         probe_results = context.runner.run(
             probe_all(settings, self.workload, self.probe_cache, self._emit)
         )
+
         # Some listeners start something at `TargetsProbed`, such as a reader of metrics pages, and
         # end it at `LoadEnded`. So from here on, a run that fails must send them `LoadEnded`.
         context.failure_cleanup.callback(self._emit, events.LoadEnded(manifest=None))
@@ -354,6 +368,7 @@ class _HttpRun:
         )
         prepared = prepare_plan(self.workload, settings, probe_results, facts)
         check_plan(prepared.plan, is_local=cluster_cores is None)
+
         return prepared
 
     def _announce_plan(self, prepared: PreparedPlan, context: _RunContext) -> RunManifest:
@@ -412,6 +427,7 @@ def _final_manifest(
         load: See `finish_run`.
     """
     manifest = _add_load_notes(planned_manifest, result)
+
     # On a cluster, only the workers know which implementation read their sockets.
     host = msgspec.structs.replace(
         manifest.host, hot_path=result.hot_path or manifest.host.hot_path
@@ -437,11 +453,13 @@ def _add_load_notes(manifest: RunManifest, result: WorkerResult) -> RunManifest:
     if result.late_bodies:
         notes = reasons.make_note("bodies_late", {"bodies": result.late_bodies})
         manifest = run_manifest.add_notes(manifest, notes)
+
     manifest = run_manifest.add_warnings(manifest, result.notes)
     for target_index, down_since_s in sorted(result.down_since_s.items()):
         target = manifest.targets[target_index]
         values = {"target": target.name or target.url, "at_s": down_since_s}
         manifest = run_manifest.add_notes(manifest, reasons.make_note("target_gone", values))
+
     return manifest
 
 
@@ -465,6 +483,7 @@ def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
         return "finished"
     if was_decided:
         return "decided"
+
     return "interrupted"
 
 
@@ -486,6 +505,7 @@ def _add_prompt_fingerprints(
         result: The merged result of the workers.
     """
     request_count = plan.schedule.slot_count
+
     # The schedule of the run decides this, so that all of its shards compute the same fingerprint.
     schedule_of_run = complete_schedule(plan.schedule)
     is_large_load = needs_builder_process(schedule_of_run, plan.job.settings.tuning)
@@ -500,6 +520,7 @@ def _add_prompt_fingerprints(
     is_incomplete_shard = plan.job.settings.shard is not None and request_count is not None
     if is_incomplete_shard:
         return fingerprints
+
     all_prompts_hash = fingerprint(plan.requests, request_count)
     return msgspec.structs.replace(fingerprints, prompts=all_prompts_hash)
 
@@ -516,6 +537,7 @@ def _add_worker_fingerprints(
     prompts_digest = Digest(result.prompts_total, request_count)
     bodies_digest = Digest(result.bodies_total, request_count)
     has_fixed_bodies = plan.requests.history == "scripted"
+
     return msgspec.structs.replace(
         fingerprints,
         prompts=prompts_digest.hexdigest(),

@@ -84,6 +84,7 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
     coded = coded_notes(complete_plan, targets[0])
     slo_notes = slo.notes | classes.notes
     requests_of_classes = requests_by_class(workload.requests).values()
+
     return RunManifest(
         run=job.run_id,
         started=host_facts.current_time(),
@@ -169,8 +170,10 @@ def select_judgeable_terms(slo: Slo | None, settings: Settings) -> JudgeableSlo:
     """
     if slo is None or settings.stream:
         return JudgeableSlo(slo, notes={})
+
     judgeable_terms = tuple(term for term in slo.terms if _can_judge(term, settings))
     unjudged_terms = [term for term in slo.terms if term not in judgeable_terms]
+
     # An SLO can also limit the share of good requests and the duration of tasks.
     judgeable_slo = Slo(terms=judgeable_terms, goodput_share=slo.goodput_share, task=slo.task)
     is_empty = judgeable_slo == Slo()
@@ -211,6 +214,7 @@ def plan_classes(workload: Workload, settings: Settings) -> PlannedClasses:
     """
     if not isinstance(workload.requests, Mix):
         return PlannedClasses((), {})
+
     classes = []
     notes: CodedNotes = {}
     for name, request_class in workload.requests.classes.items():
@@ -225,6 +229,7 @@ def plan_classes(workload: Workload, settings: Settings) -> PlannedClasses:
             tenant=request_class.tenant,
         )
         classes.append(class_plan)
+
     return PlannedClasses(tuple(classes), notes)
 
 
@@ -246,9 +251,11 @@ def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
     tokenizer = complete_plan.tokenizer
     token_source = "server" if _all_report_usage(job) else tokenizer.tag
     is_adapted_to_target = requested.stages != job.workload.stages
+
     requested_schedule = complete_plan.schedule
     if is_adapted_to_target:
         requested_schedule = build_schedule(requested, job.seed)
+
     return Fingerprints(
         recipe=recipe_fingerprint(requested, token_source, tokenizer.file_sha256),
         work=work_fingerprint(requested, token_source, tokenizer.file_sha256),
@@ -281,6 +288,7 @@ def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> ShardPart |
     shard = job.settings.shard
     if shard is None:
         return None
+
     return ShardPart(
         index=shard.index,
         count=shard.count,
@@ -303,14 +311,18 @@ def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
     prompts = plan.requests
     if not isinstance(prompts, SyntheticPrompts):
         return None
+
     chunks_per_request = max(len(prompts.chunks_of(request_id=0)), 1)
     sampled_requests = _SAMPLED_CHUNKS // chunks_per_request
+
     request_count = plan.schedule.slot_count
     if request_count is not None:
         sampled_requests = min(sampled_requests, request_count)
+
     reuse = prompts.measure_chunk_reuse(sampled_requests)
     if reuse is None:
         return None
+
     return ChunkReuse(
         requests=sampled_requests,
         reused_share=reuse.anywhere,
@@ -329,6 +341,7 @@ def _reused_share_of_trace(plan: Plan) -> float | None:
     workload_requests = plan.job.workload.requests
     if not isinstance(workload_requests, FromTrace):
         return None
+
     # Runs without a trace do not need this module.
     from loadgen.core.requests.trace_prompts import TracePrompts
 
@@ -336,6 +349,7 @@ def _reused_share_of_trace(plan: Plan) -> float | None:
     assert isinstance(prompts, TracePrompts)  # These are the prompts of `FromTrace`.
     sends_at_recorded_times = workload_requests.replay == "instants"
     considered_rows = plan.schedule.slot_count if sends_at_recorded_times else None
+
     return prompts.trace.reused_share(considered_rows)
 
 

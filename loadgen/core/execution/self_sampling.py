@@ -110,6 +110,7 @@ class SelfSampling:
         self._last_ns = now_ns
         self._last_cpu_ns = cpu_ns
         self.written_ns = 0  # The caller adds the writes of the next interval.
+
         return sample
 
     def _share_of_waiting(self, interval_ns: int) -> float | None:

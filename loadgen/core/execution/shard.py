@@ -56,6 +56,7 @@ def parse_shard(shard: str, start_at: str) -> Shard:
     """
     index, count = _parse_fraction(shard)
     start_at_ns = _parse_time(start_at)
+
     late_s = (time_ns() - start_at_ns) / NS_PER_S
     if late_s > MAX_LATE_S:
         raise UserError(
@@ -64,6 +65,7 @@ def parse_shard(shard: str, start_at: str) -> Shard:
             where=f"--start-at {start_at}",
             hint="choose a time by which all parts can start: $(date -u -d '+2 minutes' +%FT%TZ)",
         )
+
     return Shard(index=index, count=count, start_at_ns=start_at_ns)
 
 
@@ -77,6 +79,7 @@ def _parse_fraction(shard: str) -> tuple[int, int]:
             where=f"--shard {shard}",
             hint="for example --shard 1/8 to --shard 8/8 for eight parts",
         )
+
     return int(match[1]), int(match[2])
 
 
@@ -90,6 +93,7 @@ def _parse_time(start_at: str) -> int:
         start = datetime.datetime.fromisoformat(start_at)
     except ValueError:
         start = None
+
     if start is None or start.tzinfo is None:
         raise UserError(
             "invalid_value",
@@ -97,6 +101,7 @@ def _parse_time(start_at: str) -> int:
             where=f"--start-at {start_at}",
             hint="--start-at 2026-12-01T10:00:00Z",
         )
+
     start_ms = round(start.timestamp() * 1000)
     return start_ms * NS_PER_MS
 

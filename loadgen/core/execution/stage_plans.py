@@ -41,11 +41,13 @@ def create_stage_plan(
     scheduled_stage = schedule.stages[index]
     request_count = schedule.slot_count_of(scheduled_stage)
     user_count = len(schedule.virtual_users_of(scheduled_stage))
+
     # Each request has a slot. Every session (conversation) occupies as many slots as the longest
     # one has requests.
     first_slot = scheduled_stage.first_session * scheduled_stage.max_turns
     user_start = UserStart() if start is None else start
     ramp_ns = user_start.ramp_ns
+
     return StagePlan(
         name=scheduled_stage.name,
         arrival=_describe_stage(workload, schedule, index, start),
@@ -81,11 +83,14 @@ def describe_arrival(arrival: Arrival) -> str:
         return f"ramp {arrival.from_rate:g}/s to {arrival.to_rate:g}/s"
     if isinstance(arrival, Gamma):
         return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
+
     if isinstance(arrival, Replay):
         speed = "" if arrival.speed == 1 else f", at {arrival.speed:g} times the recorded speed"
         return f"trace {arrival.file.name}{speed}"
+
     if arrival.rate == math.inf:
         return "everything at once"
+
     return f"{arrival.tag} {arrival.rate:g}/s"
 
 
@@ -106,14 +111,18 @@ def describe_bounds(
     bounds = []
     session_count = schedule.stages[index].session_count
     request_count = stage_plan.slots
+
     has_several_turns = schedule.max_turns > 1
     if has_several_turns and session_count is not None:
         bounds.append(format.counted(session_count, _session_noun(workload)))
+
     if request_count is not None:
         bounds.append(format.counted(request_count, "request"))
+
     if stage_plan.end_ns is not None:
         duration_s = (stage_plan.end_ns - stage_plan.start_ns) / _NS_PER_S
         bounds.append(f"{duration_s:g} s")
+
     return bounds
 
 

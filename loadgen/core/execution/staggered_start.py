@@ -118,12 +118,14 @@ def decide_starts(
     """
     if not any(isinstance(stage.arrival, Closed) for stage in workload.stages):
         return StartedWorkload(workload, (UserStart(),) * len(workload.stages))
+
     planner = _StartPlanner(mean_tokens(prompts), response_time, leave_out_first_round)
     for stage in workload.stages:
         if isinstance(stage.arrival, Closed):
             planner.add_closed_loop(stage, stage.arrival)
         else:
             planner.add_open_loop(stage)
+
     started_workload = workload.model_copy(update={"stages": tuple(planner.stages)})
     return StartedWorkload(started_workload, tuple(planner.starts))
 
@@ -142,12 +144,14 @@ def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -
     """
     if ramp_s is None or concurrency is None:  # an open loop
         return ""
+
     has_ramp = source not in ("", "stage")
     has_several_users = concurrency > 1
     if not has_ramp or not has_several_users:
         return ""
     if ramp_s == 0:
         return "all start at once"
+
     return f"starts staggered over {ramp_s:.3g} s{_RAMP_SOURCE_NOTES.get(source, '')}"
 
 
@@ -195,9 +199,11 @@ class _StartPlanner:
             start = _CONTINUES_PREVIOUS_USERS
         else:
             start = self._add_first_round_if_needed(stage, arrival, response_ns)
+
         # The server is not under full load until the first responses have ended.
         extra_duration_ns = response_ns if self._leave_out_first_round else 0
         self._add(_with_start(stage, concurrency, start, extra_duration_ns), start)
+
         # With fewer requests than users, some users have nothing to send.
         self._active_users = concurrency if stage.count is None else min(concurrency, stage.count)
 

@@ -113,13 +113,17 @@ def resolve_step_targets(
         raise CombinedError(errors)
     if not any(step.differs_from_run for step in steps):
         return settings
+
     step_targets = _StepTargets()
+
     # Requests that do not belong to a step use the endpoints without a name. These endpoints are
     # added first, so that the first endpoint of the run is one of them.
     if _has_other_requests(workload, steps):
         step_targets.add(_OTHER_REQUESTS, specified.unnamed)
+
     for step in steps:
         step_targets.add(step.key, _endpoints_of_step(step, specified, settings, env))
+
     # `url` is the target of a run with a single endpoint. With several, it is the first of them.
     return replace(
         settings,
@@ -142,6 +146,7 @@ def targets_by_request(
     indexes_by_step = settings.step_targets
     if not indexes_by_step:
         return None
+
     indexes_of_other_requests = indexes_by_step.get(_OTHER_REQUESTS, ())
 
     def find_target_indexes(request_id: int) -> Sequence[int]:
@@ -170,6 +175,7 @@ def _separate_endpoints(steps: Sequence[_WorkloadStep], settings: Settings) -> _
     """
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
+
     unnamed: list[Endpoint] = []
     for endpoint in settings.endpoints:
         step_target_name = endpoint.serves  # from `--url NAME=URL`, or ""
@@ -179,6 +185,7 @@ def _separate_endpoints(steps: Sequence[_WorkloadStep], settings: Settings) -> _
             by_name.setdefault(step_target_name, []).append(endpoint)
         else:
             unnamed.append(endpoint)
+
     return _SpecifiedEndpoints(by_name, unnamed)
 
 
@@ -215,6 +222,7 @@ def _endpoints_of_step(
     endpoints = _base_endpoints_of_step(step, specified, settings, env)
     if not step.differs_from_run:
         return list(endpoints)
+
     # None stands for the API of the run.
     api_of_step = _API_BY_STEP_KIND.get(step.definition.kind)
     return [
@@ -249,9 +257,11 @@ def _base_endpoints_of_step(
     target = step.target
     if target is None:
         return specified.unnamed
+
     if isinstance(target, str):
         has_endpoints_of_name = target in specified.by_name
         return specified.by_name[target] if has_endpoints_of_name else specified.unnamed
+
     api_key = settings.api_key if target.api_key_env is None else env[target.api_key_env]
     return [Endpoint(url=target.url, api_key=api_key)]
 
@@ -277,6 +287,7 @@ def _missing_key_errors(
         target = step.target
         if target is None or isinstance(target, str) or target.api_key_env is None:
             continue
+
         variable = target.api_key_env
         if variable not in env:
             yield UserError(
@@ -300,12 +311,14 @@ def _name_errors(
     specified_names = specified.by_name.keys()
     if not specified_names:
         return
+
     unknown_names = specified_names - requested_names
     if unknown_names:
         # A misspelled name is reported once, and not also as a missing one.
         yield from _unknown_name_errors(unknown_names, requested_names)
     else:
         yield from _missing_name_errors(steps, requested_names - specified_names)
+
     if not specified.unnamed:
         yield from _missing_unnamed_errors(steps)
 
@@ -336,6 +349,7 @@ def _unknown_name_errors(
         hint = "leave out the name: --url http://host:8000"
         if requested_names:
             hint = did_you_mean(name, sorted(requested_names))
+
         yield UserError(
             "unknown_name",
             message=f'no step of this workload uses the target "{name}"',

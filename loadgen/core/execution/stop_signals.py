@@ -31,6 +31,7 @@ def on_stop_signal(handle: Callable[[int], object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
     loop = asyncio.get_running_loop()
 
     def call_soon(signum: int, _frame: FrameType | None) -> None:
@@ -74,5 +75,6 @@ def abort_start_on_signal(abort: Callable[[], object]) -> Iterator[None]:
         except LoadgenError:
             if not is_aborted:
                 raise
+
     if is_aborted:
         raise KeyboardInterrupt

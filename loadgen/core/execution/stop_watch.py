@@ -43,7 +43,9 @@ async def stop_when_broken(
             load_time_ns = monotonic_ns() - started.start_ns
             if horizon_ns is not None and load_time_ns >= horizon_ns:
                 return
+
             new_records = record_log.rows()
+
             # Records are written up to half a second after their requests have ended. The rules are
             # therefore checked as of the end of the last request that was written, not as of now.
             last_done_ns = int(new_records["done_ns"].max(initial=last_done_ns))

@@ -196,6 +196,7 @@ def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemD
     all_errors = context.errors  # Validation has added its errors to those of the syntax.
     if system is None or all_errors:
         raise CombinedError(sort_errors(all_errors))
+
     return _to_description(system)
 
 
@@ -240,11 +241,13 @@ def missing_facts(metadata: Mapping[str, str], target: TargetFacts) -> dict[str,
         key.removeprefix(SYSTEM_PREFIX) for key in metadata if key.startswith(SYSTEM_PREFIX)
     }
     known_keys = keys_from_user | _reported_keys(target)
+
     missing_keys_by_use = {}
     for use, required_keys in REQUIRED_KEYS_BY_USE.items():
         missing_keys = [key for key in required_keys if key not in known_keys]
         if missing_keys:
             missing_keys_by_use[use] = missing_keys
+
     return missing_keys_by_use
 
 

@@ -64,15 +64,19 @@ class TargetSelection:
         """
         # Whether all turns of a conversation go to one target, which has its prefix in the cache.
         self._sticky = route == "sticky" or (route == "auto" and max_turns > 1)
+
         # None for the routes that do not depend on the requests in flight.
         self._in_flight = in_flight if route == "least-in-flight" else None
         self._all_targets = range(target_count)
         self._max_turns = max_turns
         self._targets_by_slot = targets_by_slot
+
         # When each target that is down is tried again, in ns.
         self._next_retry_ns = [0] * target_count
+
         # For each target, the number of successive requests without a byte of a response.
         self.silent_failures = [0] * target_count
+
         # When each target that was ever down first stopped responding, in ns.
         self.down_since_ns: dict[int, int] = {}
 
@@ -102,12 +106,14 @@ class TargetSelection:
         has_any_been_down = len(self.down_since_ns) > 0
         if not has_any_been_down:
             return 0
+
         targets = self._targets_of(slot_id)
         depends_on_requests_in_flight = self._in_flight is not None
         if depends_on_requests_in_flight:
             would_fail = all(self.is_down(target) for target in targets)
         else:
             would_fail = self.is_down(self._choose_by_slot(targets, slot_id))
+
         return RETRY_NS if would_fail else 0
 
     def is_down(self, target: int) -> bool:
@@ -130,15 +136,19 @@ class TargetSelection:
         has_response = completion.http_status != 0
         if has_response or completion.failure.kind not in _FAILURES_WITHOUT_RESPONSE:
             return False
+
         self.silent_failures[target] += 1
+
         # With more failures than DOWN_AFTER, the target was already down.
         goes_down_now = self.silent_failures[target] == DOWN_AFTER
         if goes_down_now:
             self._next_retry_ns[target] = now_ns + RETRY_NS
+
         is_first_time = target not in self.down_since_ns
         if goes_down_now and is_first_time:
             self.down_since_ns[target] = now_ns
             return True
+
         return False
 
     def _targets_of(self, slot_id: int) -> Sequence[int]:

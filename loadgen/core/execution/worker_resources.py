@@ -121,12 +121,15 @@ async def open_resources(
     job = plan.job
     first_target = job.probe_results[0].target.redacted
     _raise_file_limit_as_far_as_possible()
+
     with contextlib.ExitStack() as cleanup:
         reactor = _create_reactor()
         cleanup.callback(reactor.shut_down)
+
         pools = _create_pools(plan, reactor)
         for pool in pools:
             cleanup.callback(pool.close)
+
         bodies = _create_bodies(plan, worker_schedule)
         cleanup.callback(bodies.close)
         record_log = RecordLog(job.folder, worker, job.settings.tuning.segment_rows)
@@ -134,6 +137,7 @@ async def open_resources(
 
         unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
         await sleep_until_before_start(job.settings.shard, lead_s=CONNECTION_S)
+
         resources = WorkerResources(
             reactor=reactor,
             clients=_create_clients(job, pools, record_log),
@@ -197,9 +201,11 @@ def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
     job = plan.job
     has_open_loop = any(not isinstance(stage.arrival, Closed) for stage in job.workload.stages)
     sends_replies_back = plan.requests.history == "server"
+
     pools = []
     for endpoint, probe_result in zip(job.settings.endpoints, job.probe_results, strict=True):
         settings = job.settings.for_endpoint(endpoint)
+
         # `reports_usage` is None if the probe could not find out.
         lacks_token_counts = probe_result.reports_usage is False
         pool = Pool(
@@ -215,6 +221,7 @@ def _create_pools(plan: Plan, reactor: Reactor) -> list[Pool]:
             **client_options(settings, probe_result),
         )
         pools.append(pool)
+
     return pools
 
 
@@ -242,6 +249,7 @@ def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
     can_use_fork = has_unknown_length and child_process.can_fork()
     if is_large or can_use_fork:
         return BodyPrefetch(job, worker_schedule, plan.requests)
+
     return Bodies(
         plan.requests,
         body_encoder(job, plan.requests),
@@ -265,6 +273,7 @@ async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list
     if isinstance(bodies, BodyPrefetch):
         await bodies.receive_first_bodies()
         return []
+
     unbuilt_slot_ids = []
     for stage in worker_schedule.stages:
         slot_ids = worker_schedule.slot_ids_of(stage)
@@ -273,6 +282,7 @@ async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list
         bodies.build(stage.index, slot_ids, max_bodies=max_bodies, max_cpu_s=_MAX_BUILD_CPU_S)
         # `build` has consumed the ids of the bodies that it has built, so the others are left.
         unbuilt_slot_ids.append(slot_ids)
+
     return unbuilt_slot_ids
 
 
@@ -304,6 +314,7 @@ def needs_builder_process(schedule: Schedule, tuning: Tuning) -> bool:
     )
     if has_too_many_requests:
         return True
+
     for stage in schedule.stages:
         has_known_length = stage.session_count is not None
         if has_known_length:
@@ -312,6 +323,7 @@ def needs_builder_process(schedule: Schedule, tuning: Tuning) -> bool:
         has_many_users = stage.concurrency > _MAX_USERS_OF_IDLE_BUILDER
         if is_long or has_many_users:
             return True
+
     return False
 
 
@@ -334,8 +346,10 @@ def connections_to_open(worker_schedule: Schedule) -> int:
         connections = virtual_users * worker_schedule.sessions.max_parallel_turns
     else:
         connections = _connections_of_open_loop(worker_schedule)
+
     if worker_schedule.slot_count is None:
         return connections
+
     return min(connections, worker_schedule.slot_count)
 
 

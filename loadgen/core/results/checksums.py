@@ -57,16 +57,19 @@ def read_checksums(folder: Path) -> dict[str, str] | None:
     path = folder / FILE
     if not path.is_file():
         return None
+
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
+
     digests = {}
     for line in lines:
         match = _CHECKSUM_LINE.fullmatch(line)
         if match is None or not _is_inside(match["name"]):
             return {FILE: ""}
         digests[match["name"]] = match["digest"]
+
     return digests
 
 
@@ -87,6 +90,7 @@ def find_changes(folder: Path) -> dict[str, str]:
     digests = read_checksums(folder)
     if not digests:
         return {}
+
     refuse_links(folder)
     changes: dict[str, str] = {}
     for name, digest in digests.items():
@@ -95,6 +99,7 @@ def find_changes(folder: Path) -> dict[str, str]:
                 changes[name] = "changed"
         except OSError:
             changes[name] = "gone"
+
     return changes
 
 

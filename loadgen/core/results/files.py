@@ -29,6 +29,7 @@ def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
     """
     scratch_path = path.with_name(path.name + ".new")
     scratch_path.unlink(missing_ok=True)  # It may be from a killed process, or a link.
+
     try:
         with open(scratch_path, "xb", opener=None if shared else open_private) as file:
             file.write(data)
@@ -37,6 +38,7 @@ def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
         error.filename = error.filename or str(path)
         scratch_path.unlink(missing_ok=True)
         raise
+
     scratch_path.replace(path)
 
 

@@ -120,6 +120,7 @@ def _find_complete_requests(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int6
     """
     header_length = 2  # the slot and the number of events
     start_indexes: list[int] = []
+
     start = 0
     while start + header_length <= len(numbers):
         event_count = int(numbers[start + 1])
@@ -128,6 +129,7 @@ def _find_complete_requests(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int6
             break
         start_indexes.append(start)
         start = end
+
     return np.array(start_indexes, np.int64), start
 
 

@@ -57,6 +57,7 @@ def decode_json(
     json_text = data if verbatim else format.escape_control_characters(data)
     if schema is not None:
         _check_version(json_text, schema, where, description, hint)
+
     try:
         return msgspec.json.decode(json_text, type=content_type)
     except (ValueError, RecursionError) as error:
@@ -82,10 +83,12 @@ def _check_version(data: bytes, newest: int, where: str, description: str, hint:
         version = msgspec.json.decode(data, type=_Version).schema
     except (ValueError, RecursionError) as error:
         raise UserError("wrong_format", f"not {description}: {error}", where, hint) from None
+
     if version > newest:
         message = (
             f"written by a newer loadgen (schema {version}, this version reads up to {newest})"
         )
         raise UserError("newer_version", message, where, "update loadgen: pip install -U loadgen")
+
     if version < 1:
         raise UserError("damaged_file", f"schema {version} does not exist", where, DAMAGED_HINT)

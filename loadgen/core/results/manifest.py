@@ -58,10 +58,13 @@ class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
         facts = []
         if self.version:
             facts.append(f"{self.server or 'server'} {self.version}")
+
         if self.engine:
             facts.append(f"engine {self.engine}")
+
         if self.precision:
             facts.append(f"precision {self.precision}")
+
         return facts
 
 

@@ -48,6 +48,7 @@ class ObjectStoreFolder:
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
         if manifest.is_file():
             files.append(manifest)
+
         try:
             for file in files:
                 target_path = f"{self._path}/{file.relative_to(folder).as_posix()}"
@@ -71,6 +72,7 @@ def open_folder(url: str) -> ObjectStoreFolder:
     option = f"--out {url}"
     location = _locate(url, option)
     filesystem = location.filesystem
+
     path = location.path.rstrip("/")
     try:
         has_run = filesystem.exists(f"{path}/{MANIFEST}")
@@ -83,8 +85,10 @@ def open_folder(url: str) -> ObjectStoreFolder:
         message = f"cannot be written: {_describe(error)}"
         hint = "check the credentials, the bucket and the path"
         raise UserError("unwritable_file", message, option, hint) from None
+
     if has_run:
         raise UserError("file_exists", "this URL already holds a run", option, "use another folder")
+
     return ObjectStoreFolder(url, filesystem, path)
 
 
@@ -109,9 +113,11 @@ def _locate(url: str, option: str) -> _Location:
         return _locate_with_fsspec(url, option)
     except ImportError as error:  # fsspec, or its package for the scheme
         missing_package = str(error)
+
     location = _locate_with_pyarrow(url)
     if location is None:
         raise _missing_package_error(url, option, missing_package)
+
     return location
 
 
@@ -129,6 +135,7 @@ def _locate_with_fsspec(url: str, option: str) -> _Location:
     except (ValueError, OSError) as error:
         message = f"must be the URL of an object store: {_describe(error)}"
         raise UserError("invalid_url", message, option, _SCHEMES) from None
+
     return _Location(filesystem, path)
 
 

@@ -54,6 +54,7 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> pa.Table:
         array = _to_arrow_column(column.name, values, texts)
         arrays.append(array)
         fields.append(pa.field(column.name, array.type, metadata={"meaning": column.meaning}))
+
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
@@ -74,9 +75,11 @@ def _to_arrow_column(name: str, values: NDArray[Any], texts: list[str]) -> pa.Ar
         return _dictionary_array(values, NAMES[name])
     if name in _BOOLEANS:
         return _boolean_array(values != 0)
+
     if name in NULLABLE_COLUMNS:
         is_known = values >= 0  # -1 means never or unknown
         return nullable(values, is_known)
+
     return nullable(values)
 
 
@@ -139,10 +142,12 @@ def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray
 
     bytes_of_entry = np.zeros(len(indexes), np.int64)  # A null has no bytes.
     bytes_of_entry[is_valid] = bytes_of_text[valid_indexes]
+
     # The first offset is 0, and each further one is the number of bytes up to there.
     offsets = np.zeros(len(indexes) + 1, np.int32)
     offsets[1:] = np.cumsum(bytes_of_entry)
     data = b"".join([encoded_texts[index] for index in valid_indexes.tolist()])
+
     # Arrow allows leaving out the validity if nothing is null.
     validity = None if is_valid.all() else _pack_bits(is_valid)
 
@@ -163,6 +168,7 @@ def write_tables(path: Path, tables: Iterable[pa.Table]) -> None:
     table = next(remaining_tables)
     scratch_path = path.with_suffix(".new")
     scratch_path.unlink(missing_ok=True)
+
     with (
         open(scratch_path, "xb", opener=open_private) as file,
         pq.ParquetWriter(
@@ -175,6 +181,7 @@ def write_tables(path: Path, tables: Iterable[pa.Table]) -> None:
         writer.write_table(table)
         for table in remaining_tables:
             writer.write_table(table)
+
     scratch_path.replace(path)
 
 
@@ -318,6 +325,7 @@ class Frame:
         self._paths = files
         self._by_stage = by_stage
         self._open_files()
+
         # A Parquet file consists of row groups. Those of all files are numbered from 0.
         self._groups = [
             _GroupLocation(file_index, index_in_file)
@@ -331,6 +339,7 @@ class Frame:
         # by the name of a column and its row group. They are small and stay in memory.
         self._metadata_by_group: dict[int, _GroupMetadata] = {}
         self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}
+
         # The values of the columns that were used last. Columns with equal values share an entry:
         # if "end_ns" equals "last_token_ns", `_cache_names["end_ns"]` is "last_token_ns".
         self._cache: dict[str, _CachedColumn] = {}
@@ -416,12 +425,16 @@ class Frame:
 
         cache_name = self._cache_name(name)
         cached_column = self._cached_column(cache_name)
+
         missing_groups = groups - cached_column.loaded_groups
         for group in sorted(missing_groups):
             self._load_group(cached_column, cache_name, group)
+
         values = cached_column.values[first:end]
+
         # A caller must not change the cache, of which this is a view.
         values.flags.writeable = False
+
         # To save memory, the cache may have a smaller type than the records. Only then is a copy
         # made here.
         return values.astype(ROW[name], copy=False)
@@ -458,9 +471,11 @@ class Frame:
         parts: list[_GroupPart] = []
         for group in range(len(self._groups)):
             parts.extend(self._split_by_stage(group))
+
         # The sort is stable: parts of the same stage stay in the order of the files.
         parts.sort(key=lambda part: part.stage)
         spans = []
+
         first_row = 0
         for part in parts:
             end_row = first_row + part.row_count
@@ -468,6 +483,7 @@ class Frame:
                 _Span(group=part.group, first=first_row, end=end_row, selection=part.selection)
             )
             first_row = end_row
+
         return spans
 
     def _split_by_stage(self, group: int) -> list[_GroupPart]:
@@ -479,15 +495,18 @@ class Frame:
         row_count = self._group_metadata(group).row_count
         if not self._by_stage:
             return [_GroupPart(0, group, row_count, selection=_ALL_ROWS)]
+
         common_stage = self._constant_value("stage", group)
         if common_stage is not None:
             return [_GroupPart(common_stage, group, row_count, selection=_ALL_ROWS)]
+
         stage_of_row = self._read_group("stage", group)
         parts = []
         for stage in np.unique(stage_of_row).tolist():
             is_of_stage = stage_of_row == stage
             rows_of_stage = int(np.count_nonzero(is_of_stage))
             parts.append(_GroupPart(stage, group, rows_of_stage, selection=is_of_stage))
+
         return parts
 
     def _cached_column(self, name: str) -> _CachedColumn:
@@ -498,11 +517,13 @@ class Frame:
         column = self._cache.pop(name, None)
         if column is None:
             column = _CachedColumn(np.empty(self._length, self._smallest_type(name)), set())
+
         self._cache[name] = column  # At the end, because it is the one that was used last.
         max_bytes = CACHED_BYTES_PER_ROW * len(self)
         while len(self._cache) > 1 and self._cached_bytes() > max_bytes:
             least_recently_used = next(iter(self._cache))
             del self._cache[least_recently_used]
+
         return column
 
     def _cached_bytes(self) -> int:
@@ -521,10 +542,12 @@ class Frame:
             group_values = self._read_group(name, group)
         else:
             group_values = np.broadcast_to(constant, self._group_metadata(group).row_count)
+
         # If the frame is ordered by stage, the rows of a group can be in several places.
         spans_of_group = [span for span in self._spans if span.group == group]
         for span in spans_of_group:
             column.values[span.first : span.end] = group_values[span.selection]
+
         column.loaded_groups.add(group)
 
     def _group_metadata(self, group: int) -> _GroupMetadata:
@@ -552,6 +575,7 @@ class Frame:
         """
         if not _is_signed_integer(name):
             return ROW[name]
+
         smallest = 0
         largest = 0
         for group in range(len(self._groups)):
@@ -560,10 +584,12 @@ class Frame:
                 return ROW[name]
             smallest = min(smallest, bounds.smallest)
             largest = max(largest, bounds.largest)
+
         for number_type in (np.int8, np.int16, np.int32):
             limits = np.iinfo(number_type)
             if limits.min <= smallest and largest <= limits.max:
                 return np.dtype(number_type)
+
         return np.dtype(np.int64)
 
     def _cache_name(self, name: str) -> str:
@@ -590,11 +616,13 @@ class Frame:
         """
         if ROW[name] != np.int64:
             return []
+
         identical_columns = [column for column in candidates if ROW[column] == np.int64]
         for group in range(len(self._groups)):
             if not identical_columns:
                 break
             identical_columns = self._filter_identical_in_group(name, identical_columns, group)
+
         return identical_columns
 
     def _filter_identical_in_group(
@@ -606,6 +634,7 @@ class Frame:
         """
         chunk_by_column = self._group_metadata(group).chunks
         chunk = chunk_by_column.get(name)
+
         file_index = self._groups[group].file_index
         with self._translate_read_errors(file_index), self._paths[file_index].open("rb") as file:
             return [
@@ -627,6 +656,7 @@ class Frame:
             array = table.column(0).combine_chunks()
             values = _to_row_values(name, array, self._text_indexes)
             self._check_bounds(name, group, values)
+
         self._remember_constant(name, group, values)
         return values
 
@@ -641,6 +671,7 @@ class Frame:
 
         if not _is_signed_integer(name):
             return
+
         bounds = self._bounds(name, group)
         if bounds is None:
             return
@@ -697,6 +728,7 @@ class Frame:
                 path = self._paths[0].parent
             else:
                 path = self._paths[file_index]
+
             hint = (
                 "copy the run's folder again. If summary.json exists, it still has "
                 "the metrics of the run"
@@ -781,6 +813,7 @@ def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
     statistics = None if chunk is None else chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
+
     is_all_null = statistics.null_count == group.row_count
     if is_all_null and _is_signed_integer(name):
         return _Bounds(_NULL, _NULL)
@@ -788,6 +821,7 @@ def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
         return None
     if name in NAMES:
         return _bounds_of_codes(name, statistics)
+
     return _bounds_of_numbers(statistics)
 
 
@@ -831,12 +865,15 @@ def _to_row_values(name: str, array: pa.Array, text_indexes: dict[str, int]) -> 
         return _convert_strings(array, index_of_text, if_null=_NULL)
     if name in NAMES:
         return _convert_strings(array, code_of_name, if_null=_unknown_code(name))
+
     if name in _BOOLEANS:
         _validity, bits = array.buffers()
         return _unpack_bits(bits, array)
+
     numbers = _read_numbers(array)
     if array.null_count == 0:
         return numbers
+
     return np.where(_valid_mask(array), numbers, _NULL)
 
 
@@ -870,6 +907,7 @@ def _convert_strings(
     dictionary_index_of_row = _read_numbers(encoded_array.indices)
     numbers = np.full(len(encoded_array), if_null, np.int64)
     numbers[is_valid] = distinct_numbers[dictionary_index_of_row[is_valid]]
+
     return numbers
 
 

@@ -255,11 +255,14 @@ def check_rows(rows: NDArray[np.void]) -> None:
     """
     if not len(rows):
         return
+
     for column in FIELDS:
         if column.name.endswith("_ns"):
             _check_range(rows, column.name, lowest=-LONGEST_NS, highest=LONGEST_NS)
+
     for column_name, code_names in NAMES.items():
         _check_range(rows, column_name, lowest=0, highest=len(code_names) - 1)
+
     check_scheduled_times(rows)
 
 
@@ -337,6 +340,7 @@ def encode_sent_record(
     usage = completion.usage
     if usage.contradiction:
         usage = without_doubtful_counts(usage)
+
     values = msgspec.structs.asdict(key)
     values |= _outcome_columns(completion)
     values |= _time_columns(completion, start_ns)
@@ -350,6 +354,7 @@ def encode_sent_record(
         "kernel_stamp": completion.kernel_stamp,  # whether times come from the kernel
         "text": text_index,
     }
+
     return encode(values)
 
 
@@ -362,12 +367,15 @@ def text_for_record(completion: Completion) -> str:
     """
     if completion.failure is not None:
         return completion.failure.text
+
     is_known_finish_reason = completion.finish_reason in FINISH
     if not is_known_finish_reason:
         return completion.finish_reason[:FINISH_REASON_CHARS]
+
     contradiction = completion.usage.contradiction
     if contradiction:
         return f"{CONTRADICTORY_USAGE}: {contradiction}"
+
     return completion.remark
 
 
@@ -401,6 +409,7 @@ def encode_unsent_record(
     values["built_tokens"] = request_facts.tokens
     values["asked_output"] = request_facts.requested_output
     values["text"] = text_index
+
     return encode(values)
 
 
@@ -419,6 +428,7 @@ def _outcome_columns(completion: Completion) -> dict[str, int]:
     else:
         status = CUTS.get(failure.kind, "failed")
         kind_code = KIND[failure.kind]
+
     finish_code = FINISH.get(completion.finish_reason, FINISH["other"])
     return {
         "status": STATUS[status],
@@ -456,6 +466,7 @@ def _time_columns(completion: Completion, start_ns: int) -> dict[str, int]:
     columns = {}
     for column_name, time_ns in times_ns.items():
         columns[column_name] = time_ns - start_ns if time_ns >= 0 else -1
+
     columns |= {
         "due_ns": completion.due - start_ns,
         "client_lag_ns": completion.client_lag,
@@ -496,6 +507,7 @@ def _token_columns(
     }
     if usage.reasoning is not None:
         columns["reasoning_tokens"] = usage.reasoning
+
     if usage.cache_written is not None:
         columns["cache_written_tokens"] = usage.cache_written
 
@@ -514,6 +526,7 @@ def _token_columns(
         columns["output_source"] = SOURCE["events"]
     elif completion.failure is None:
         columns["output_tokens"] = 0
+
     return columns
 
 
@@ -527,9 +540,11 @@ def _server_timing_columns(completion: Completion, usage: Usage) -> dict[str, in
     cached_tokens = usage.cached
     if completion.server_timing is None:
         return {} if cached_tokens is None else {"cached_tokens": cached_tokens}
+
     timing = parse_server_timing(completion.server_timing)
     if cached_tokens is None:
         cached_tokens = timing.cached_tokens
+
     columns = {
         "cached_tokens": cached_tokens,
         "server_queue_ns": timing.queue_ns,

@@ -108,6 +108,7 @@ class Timeline:
             self.gaps.add(np.array(events.gaps, np.int64))
             self.gaps.add_zeros(later_event_count)
             events.gaps.clear()
+
         if not events.timestamps:
             return 0
 
@@ -120,6 +121,7 @@ class Timeline:
         events.timestamps.clear()
         events.simultaneous_counts.clear()
         events.uncertainties.clear()
+
         return event_count
 
     def _add_uncertainties(self, uncertainties: list[tuple[int, int]], event_count: int) -> None:
@@ -151,9 +153,11 @@ class Timeline:
         bin_numbers = (times_ns - self._start_ns) // BIN_NS
         bin_indexes = np.maximum(bin_numbers - self.first_bin, 0)
         new_counts = np.bincount(bin_indexes, weights=counts).astype(np.int64)
+
         needed_length = len(new_counts)
         if needed_length > len(self.bins):
             self._enlarge_bins(2 * needed_length)  # The factor makes this a rare event.
+
         self.bins[:needed_length] += new_counts
         self.bin_count = max(self.bin_count, needed_length)
 
@@ -174,6 +178,7 @@ class Timeline:
         has_room_for_growing_bins = final_count > GROWING_BINS
         if not has_room_for_growing_bins:
             return
+
         growing_bins = self.bins[final_count : self.bin_count]
         self.bins[:GROWING_BINS] = growing_bins
         self.bins[GROWING_BINS:] = 0
@@ -223,10 +228,13 @@ class RecordLog:
         self._open_last_segment()
         self._sample_fd = self._open("seconds")
         self._text_fd = self._open("texts")
+
         # The number of error texts in the file, including those from before a restart.
         self._text_count = self._finish_last_text()
+
         # The number of each error text since the start of this process.
         self._text_numbers: dict[str, int] = {}
+
         # For each stage, its gaps at the last call of `_append_gap_counts`, counted by length.
         self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}
 
@@ -245,6 +253,7 @@ class RecordLog:
         else:
             self._segment_start = 0
             self._row_fd = self._open("rows")
+
         self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
 
     def _path(self, name: str) -> Path:
@@ -292,10 +301,12 @@ class RecordLog:
             return known_number
         if self._text_count >= MAX_TEXTS:
             return NO_TEXT
+
         new_number = self._text_count
         self._text_numbers[text] = new_number
         self._text_count += 1
         self._new_texts.append(text)
+
         return new_number
 
     def add_sample(self, sample: WorkerSample) -> None:
@@ -310,12 +321,15 @@ class RecordLog:
         if self._new_texts:
             _write_all(self._text_fd, _json_lines(self._new_texts))
             self._new_texts.clear()
+
         if self._new_event_times:
             with open(self._path("events"), "ab", opener=open_private) as file:
                 file.writelines(self._new_event_times)
             self._new_event_times.clear()
+
         if self._new_rows:
             self._flush_rows()
+
         if self._new_samples:
             _write_all(self._sample_fd, _json_lines(self._new_samples))
             self._new_samples.clear()
@@ -325,6 +339,7 @@ class RecordLog:
         _write_all(self._row_fd, b"".join(self._new_rows))
         self._rows_in_segment += len(self._new_rows)
         self._new_rows.clear()
+
         if self._rows_in_segment >= self._segment_rows:
             os.close(self._row_fd)
             self._segment_start += self._rows_in_segment
@@ -397,6 +412,7 @@ class RecordLog:
         self._gap_counts_by_stage[stage] = total_counts
         if not new_counts.any():
             return
+
         heat_map_column = np.array((end_ns, new_counts), HEAT)
         with open(self._event_count_path("heat"), "ab", opener=open_private) as file:
             file.write(heat_map_column.tobytes())
@@ -483,8 +499,10 @@ def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
     if parquet_files:
         rows, _ = read_records(parquet_files, RECORDED_SLOT.names)
         records.append(rows)
+
     if not records:
         return np.zeros(0, RECORDED_SLOT)
+
     return np.concatenate([_to_recorded_slots(rows) for rows in records])
 
 
@@ -511,12 +529,14 @@ def worker_texts(folder: Path, worker: int) -> list[str]:
     path = folder / "spool" / f"w{worker}.texts"
     if not path.is_file():
         return []
+
     texts: list[str] = []
     for line in path.read_bytes().splitlines():
         try:
             texts.append(msgspec.json.decode(line, type=str))
         except (ValueError, RecursionError):
             texts.append("")
+
     return texts
 
 
@@ -568,6 +588,7 @@ class Tail:
                 # The run may have ended, and removed the file, after the glob.
                 with contextlib.suppress(FileNotFoundError):
                     files[path] = path.open("rb")
+
         for file in files.values():
             data = _read_complete(file, row_size)
             if data:
@@ -594,6 +615,7 @@ def _read_complete(file: BinaryIO, row_size: int | None) -> bytes:
         complete_bytes = data.rfind(b"\n") + 1
     else:
         complete_bytes = len(data) // row_size * row_size
+
     incomplete_bytes = len(data) - complete_bytes
     file.seek(-incomplete_bytes, os.SEEK_CUR)
     return data[:complete_bytes]

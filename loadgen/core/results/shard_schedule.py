@@ -67,6 +67,7 @@ def _stored_slots(schedule: Schedule) -> NDArray[np.void]:
             # Until here, `slots` has all turns of the first session of each virtual user.
             slots = slots[slots["turn"] == 0]
         slots_of_stages.append(slots)
+
     return np.concatenate(slots_of_stages)
 
 
@@ -89,4 +90,5 @@ def _slots_of_stage(schedule: Schedule, stage: ScheduledStage) -> NDArray[np.voi
     slots["virtual_user"] = columns.virtual_user
     slots["chain"] = session_in_schedule - stage.first_session
     slots["due_ns"] = columns.due_ns
+
     return slots

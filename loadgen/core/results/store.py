@@ -106,6 +106,7 @@ def read_run(folder: Path, *, max_rows: float = inf, by_stage: bool = True) -> S
     """
     refuse_links(folder)
     manifest = _read_manifest(folder)
+
     stage_count = max(len(manifest.stages), 1)
     with _translate_read_errors(folder):
         rows, texts = _read_checked_records(folder, max_rows, by_stage=by_stage)
@@ -142,6 +143,7 @@ def _read_checked_records(
         rows, texts = _read_rows(folder)
         check_rows(rows)
         return rows, texts
+
     # Callers index the records only by column and by slice, which a Frame supports like an array.
     # The cast lets them declare a single type for both.
     frame_as_array = cast("NDArray[np.void]", frame)
@@ -159,9 +161,11 @@ def _read_manifest(folder: Path) -> RunManifest:
     path = folder / "run.json"
     if path.is_file():
         return decode_manifest(path.read_bytes(), str(path))
+
     hint = "give the folder that `loadgen run` printed when it started"
     if not folder.is_dir():
         raise missing_result(folder, hint)
+
     raise UserError(
         "no_result", "not the folder of a run, because it has no run.json", str(folder), hint
     )
@@ -264,15 +268,19 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
     segments (files of binary records), and a compactor turns full segments into Parquet files.
     """
     merged = folder / "requests" / MERGED
+
     # Next to it may be files that a killed process could not remove any more.
     if merged.exists():
         return read_records([merged])
+
     all_segments = segments(folder)
     if all_segments:
         return _read_unfinished_run(folder, all_segments)
+
     files = sorted((folder / "requests").glob("*.parquet"))
     if files:
         return read_records(files)
+
     return np.zeros(0, ROW), []
 
 
@@ -297,6 +305,7 @@ def _read_unfinished_run(
         records.add(rows, worker_texts(folder, worker))
         first_row_in_segments = worker_segments[0].first
         _add_converted_rows(records, folder, worker, first_row_in_segments)
+
     return records.rows(), records.texts
 
 
@@ -323,8 +332,10 @@ def _add_converted_rows(
         has_only_rows_of_segments = first_row >= first_row_in_segments
         if has_rows_of_previous_file or has_only_rows_of_segments:
             continue
+
         rows, texts = read_records([file])
         next_row = first_row + len(rows)
+
         # The last rows of the file may also be in the segments.
         row_count_before_segments = first_row_in_segments - first_row
         records.add(rows[:row_count_before_segments], texts)

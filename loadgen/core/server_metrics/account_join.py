@@ -58,10 +58,12 @@ def match_breakdowns(
     """
     if not len(breakdown_times) or not len(request_times):
         return None
+
     rough_match = _match_with_best_offset(breakdown_times, request_times)
     matchable_count = min(len(breakdown_times), len(request_times))
     if rough_match.matched_count < MIN_MATCHED_FRACTION * matchable_count:
         return None
+
     corrected = _correct_delays(breakdown_times, request_times, rough_match)
     return _assign_requests(corrected.breakdown_times, request_times, corrected.limit_ns)
 
@@ -101,6 +103,7 @@ def _match_with_best_offset(
             breakdown_times_on_client_clock, request_times, MAX_DIFFERENCE_NS
         )
         matches.append(_RoughMatch(offset_ns, request_of_breakdown))
+
     return max(matches, key=lambda match: match.matched_count)
 
 
@@ -139,6 +142,7 @@ def _correct_delays(
     deviation_of_pair_ns = deviations_ns.max(axis=1)
     median_deviation_ns = int(np.median(deviation_of_pair_ns))
     limit_ns = max(MAX_SPREADS * median_deviation_ns, MIN_DIFFERENCE_NS)
+
     return _CorrectedTimes(
         breakdown_times=client_clock_times - delay_of_column_ns,
         limit_ns=min(limit_ns, MAX_DIFFERENCE_NS),
@@ -215,16 +219,19 @@ def _assign_requests(
     )
     is_request_free = np.ones(len(request_times), bool)
     request_of_breakdown = np.full(len(breakdown_times), -1, np.int64)
+
     breakdowns_by_first_token = np.argsort(first_tokens, kind="stable").tolist()
     for breakdown_index in breakdowns_by_first_token:
         candidates = candidates_of_breakdown[breakdown_index]
         free_candidates = candidates[is_request_free[candidates]]
+
         request_index = _find_nearest_request(
             breakdown_times[breakdown_index], free_candidates, request_times, limit_ns
         )
         if request_index is not None:
             request_of_breakdown[breakdown_index] = request_index
             is_request_free[request_index] = False
+
     return request_of_breakdown
 
 

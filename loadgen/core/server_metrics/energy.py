@@ -221,8 +221,10 @@ def select_hardware_values(values: PageValues) -> PageValues:
         if key.name in _HARDWARE_NAMES:
             name = _RENAMED_SERIES.get(key.name, key.name)
             hardware_values[SeriesKey(name, key.labels)] = value
+
     if not hardware_values:
         raise ValueError("the page reports no energy")
+
     return hardware_values
 
 
@@ -238,9 +240,11 @@ def parse_energy_metrics(data: bytes) -> PageValues:
         total_j = msgspec.json.decode(data).get("total_energy_j")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"no energy: {error}") from None
+
     is_number = isinstance(total_j, int | float) and not isinstance(total_j, bool)
     if not is_number or not math.isfinite(total_j):
         raise ValueError("the page reports no energy")
+
     counter_name = SOURCES["energy_metrics"][JOULES].name
     return {SeriesKey(counter_name, labels=""): float(total_j)}
 
@@ -260,11 +264,13 @@ def parse_nvidia_smi(text: str) -> PageValues:
         is_line_of_gpu = len(row) == len(_SMI_FIELDS) and row[0].strip().isdigit()
         if not is_line_of_gpu:
             continue
+
         labels = format_labels({"gpu": row[0].strip()})
         for series_name, field in zip(_SMI_FIELDS.values(), row, strict=True):
             number = _parse_smi_number(field.strip())
             if series_name and number is not None:
                 values[SeriesKey(series_name, labels)] = number
+
     return values
 
 
@@ -309,6 +315,7 @@ def measure_energy(
     host_use = _measure_host(readings, window)
     if not accelerator_sources:
         return host_use
+
     return _measure_accelerators(accelerator_sources, readings, window, host_use)
 
 
@@ -324,6 +331,7 @@ def _measure_accelerators(
         accelerator_energy = _measure_source(source, readings, window)
         if accelerator_energy is not None:
             return _add_accelerators(host_use, source, accelerator_energy, readings, window)
+
     missing_reason = (
         f"its {window.length_s:.0f} s have too few readings. One per second is "
         f"needed, with no gap of more than {LONGEST_GAP_S:.0f} s"
@@ -377,6 +385,7 @@ def _add_accelerators(
         for reason, fraction in _fraction_of_reads_by_reason(throttle_masks, window).items()
         if fraction > 0
     }
+
     return msgspec.structs.replace(
         host_use,
         source=source,
@@ -409,6 +418,7 @@ def _measure_source(source: str, readings: _HardwareReadings, window: _Window) -
         )
         if energy_of_counters is not None:
             return energy_of_counters
+
     return _add_energies(
         _energy_of_power(device_power, window)
         for device_power in readings.of_quantity(source, WATTS)
@@ -473,12 +483,15 @@ def _restore_readings(samples: Sequence[MetricSample]) -> dict[_PageSeries, Read
         if sample.name in _HARDWARE_NAMES:
             current_values[SeriesKey(sample.name, sample.labels)] = sample.value
             continue
+
         ends_successful_read = sample.name == UP and sample.value > 0
         if not ends_successful_read:
             continue
+
         for key, value in current_values.items():
             readings = readings_by_series.setdefault(_PageSeries(sample.page, key), [])
             readings.append(Point(sample.t_s, value))
+
     return readings_by_series
 
 
@@ -500,6 +513,7 @@ def _energy_of_counter(
     growth_at_end = _interpolate(growth_since_first_reading, window.end_s)
     if growth_at_start is None or growth_at_end is None:
         return None
+
     return _Energy(
         joules=(growth_at_end.value - growth_at_start.value) * joules_per_unit,
         error_j=(growth_at_end.error + growth_at_start.error) * joules_per_unit,
@@ -554,9 +568,11 @@ def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
     """
     if not power:
         return None
+
     covers_window = power[0].t_s <= window.start_s and power[-1].t_s >= window.end_s
     if not covers_window:
         return None
+
     joules = 0.0
     variance = 0.0
     for before, after in pairwise(power):
@@ -566,13 +582,16 @@ def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
         part_s = part_end_s - part_start_s
         if part_s <= 0:
             continue
+
         time_between_readings_s = after.t_s - before.t_s
         if time_between_readings_s > LONGEST_GAP_S:
             return None
+
         start_w = _power_at(part_start_s, before, after)
         end_w = _power_at(part_end_s, before, after)
         joules += (start_w + end_w) / 2 * part_s
         variance += _energy_variance(after.value - before.value, part_s)
+
     return _Energy(joules, error_j=2 * math.sqrt(variance))
 
 
@@ -605,8 +624,10 @@ def _add_energies(energies: Iterable[_Energy | None]) -> _Energy | None:
         if energy is None:
             return None
         known_energies.append(energy)
+
     if not known_energies:
         return None
+
     return _Energy(
         joules=sum(energy.joules for energy in known_energies),
         error_j=sum(energy.error_j for energy in known_energies),
@@ -653,10 +674,12 @@ def _fraction_of_reads_by_reason(
     ]
     if not combined_masks:
         return {}
+
     fractions = {}
     for reason, reason_bits in THROTTLE_REASONS.items():
         throttled_reads = sum(1 for mask in combined_masks if mask & reason_bits)
         fractions[reason] = throttled_reads / len(combined_masks)
+
     return fractions
 
 
@@ -693,4 +716,5 @@ def throttled_fractions(
         fractions = _fraction_of_reads_by_reason(masks_by_device, window)
         if fractions:
             return fractions
+
     return {}

@@ -54,12 +54,14 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
         facts = [f"{self.accelerators} x {self.model or 'accelerators without a name'}"]
         if self.driver:
             facts.append(f"driver {self.driver}")
+
         lowest_w = self.power_limit_w
         highest_w = self.highest_power_limit_w
         if lowest_w is not None and highest_w is not None:
             has_one_limit = lowest_w == highest_w
             limit = f"{lowest_w:g} W each" if has_one_limit else f"{lowest_w:g} to {highest_w:g} W"
             facts.append(f"power limit {limit}")
+
         return facts
 
     @property
@@ -83,6 +85,7 @@ def find_hardware(samples: Sequence[MetricSample]) -> SeenHardware | None:
     devices = _group_by_device(samples)
     if not devices:
         return None
+
     pages = dict.fromkeys(key.page for key in devices)  # without duplicates, in order
     limits_w = [
         device.power_limit_w for device in devices.values() if device.power_limit_w is not None
@@ -110,10 +113,13 @@ def _group_by_device(samples: Sequence[MetricSample]) -> dict[_DeviceKey, _Devic
         device_name = _first_label(labels, DEVICE_LABELS)
         if not is_about_hardware or not device_name:
             continue
+
         device = devices.setdefault(_DeviceKey(sample.page, device_name), _Device())
         device.labels.update(labels)
+
         if sample.name in LIMITS and sample.value > 0:
             device.power_limit_w = sample.value
+
     return devices
 
 

@@ -63,6 +63,7 @@ def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
         records = msgspec.json.decode(data, type=list[dict[str, Any]])
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a list of requests: {error}") from None
+
     breakdowns = [_parse_breakdown(record, target) for record in records]
     return [
         breakdown
@@ -85,6 +86,7 @@ def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
     prefill_times = _nested_object(prefill_record, "perf_metrics", "timing_metrics")
     decode_times = _nested_object(decode_record, "perf_metrics", "timing_metrics")
     speculation = _nested_object(decode_record, "perf_metrics", "speculative_decoding")
+
     return TimingBreakdown(
         target=target,
         arrival=_arrival_ns(record, prefill_times),
@@ -120,6 +122,7 @@ def _arrival_ns(record: Mapping[str, Any], prefill_times: Mapping[str, Any]) -> 
     for arrival_ns in arrival_times_ns:
         if arrival_ns != UNKNOWN:
             return arrival_ns
+
     return UNKNOWN
 
 

@@ -129,6 +129,7 @@ def stored_names(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
             is_known_name = page_name in QUANTITY_OF
             if not is_known_name:
                 stored_name_by_page_name[page_name] = PLUGIN_PREFIX + quantity
+
     return stored_name_by_page_name
 
 
@@ -224,8 +225,10 @@ def parse_page(text: str) -> PageValues:
             values[SeriesKey(sample.name, format_labels(sample.labels))] = value
         if len(values) > MAX_SERIES:
             raise ValueError(f"the page has more than {MAX_SERIES:,} series")
+
     if not values:
         raise ValueError("the page has no metrics")
+
     return values
 
 
@@ -278,6 +281,7 @@ class IterationParser:
             iterations = msgspec.json.decode(data, type=list[dict[str, Any]])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not a list of iterations: {error}") from None
+
         self._count_iterations(iterations)
         values: dict[str, float] = {
             "read_total": float(self._read_count),
@@ -288,6 +292,7 @@ class IterationParser:
             values.update(_numeric_leaves(last_iteration))
             values.update(_share_of_used_blocks(values))
             values.update(_mean_latency(iterations))
+
         # The statistics have no labels.
         return {SeriesKey(ITERATION + name, labels=""): value for name, value in values.items()}
 
@@ -302,10 +307,12 @@ class IterationParser:
         numbers = sorted({int(number) for number in _numbers_in(iterations, "iter")})
         if not numbers:
             return
+
         numbers_before = [] if self._last_number is None else [self._last_number]
         for previous, number in pairwise([*numbers_before, *numbers]):
             missing_between = number - previous - 1
             self._missed_count += max(missing_between, 0)
+
         self._last_number = numbers[-1]
 
 
@@ -368,9 +375,11 @@ def compute_curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCu
         has_only_zeros = not any(point.value for point in curve_points)
         if is_counter and has_only_zeros:
             continue
+
         times_s = tuple(point.t_s for point in curve_points)
         values = tuple(point.value for point in curve_points)
         curve_by_quantity[quantity] = MetricCurve(times_s, values)
+
     return curve_by_quantity
 
 
@@ -403,11 +412,13 @@ def count_replicas(metric_samples: Sequence[MetricSample]) -> list[Point]:
     counted = _points_by_quantity(metric_samples).get(REPLICAS)
     if counted:
         return counted
+
     simulated = [
         Point(sample.t_s, sample.value) for sample in metric_samples if sample.page == SIMULATED
     ]
     if simulated:
         return simulated
+
     return _count_responding_pages(metric_samples)
 
 
@@ -422,12 +433,15 @@ def _count_responding_pages(metric_samples: Sequence[MetricSample]) -> list[Poin
         if sample.name == UP and sample.target is not None:
             is_up_by_page[sample.page] = sample.value
             points.append(Point(sample.t_s, sum(is_up_by_page.values())))
+
     page_count = len(is_up_by_page)
     if page_count < 2:
         return []
+
     for index, point in enumerate(points):
         if point.value == page_count:
             return points[index:]
+
     return []
 
 
@@ -441,6 +455,7 @@ def compute_gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
         quantity = QUANTITY_OF.get(sample.name)
         if quantity is not None and quantity not in _COUNTERS:
             values_by_quantity.setdefault(quantity, []).append(sample.value)
+
     return {
         quantity: _combine_series(quantity, values)
         for quantity, values in values_by_quantity.items()
@@ -469,7 +484,9 @@ def summarize(
     has_successful_read = any(page.failed < page.reads for page in pages)
     if not has_successful_read:
         return None
+
     points = _points_by_quantity(metric_samples)
+
     # `points` has the mean over all servers. A single full KV cache already slows requests down, so
     # the maximum over all servers is reported.
     kv_cache_uses = [
@@ -502,11 +519,13 @@ def _cached_share(points_by_quantity: Mapping[str, Sequence[Point]]) -> float | 
     )
     if share_of_tokens is not None:
         return share_of_tokens
+
     share_of_queries = _fraction(
         _growth_of(points_by_quantity, CACHE_HITS), _growth_of(points_by_quantity, CACHE_QUERIES)
     )
     if share_of_queries is not None:
         return share_of_queries
+
     return _last_value_of(points_by_quantity, CACHE_HIT_RATE)
 
 
@@ -516,6 +535,7 @@ def summarize_reads(metric_samples: Iterable[MetricSample]) -> tuple[PageReading
     for sample in metric_samples:
         if sample.name == UP:
             ups_by_page.setdefault(sample.page, []).append(sample.value)
+
     return tuple(
         PageReading(url=page, reads=len(ups), failed=ups.count(0.0))
         for page, ups in ups_by_page.items()
@@ -570,15 +590,18 @@ def find_cache_difference(
     measured_share = totals.cached_share
     if measured_share is None or requested_share is None:
         return None
+
     if reported_share is None:
         expected_share = requested_share
         source_of_expected = "cache_asked"
     else:
         expected_share = reported_share
         source_of_expected = "cache_answers"
+
     difference = abs(measured_share - expected_share)
     if difference <= _MAX_CACHED_SHARE_DIFFERENCE:
         return None
+
     return {"share": measured_share, "beside": expected_share, "of": source_of_expected}
 
 
@@ -597,6 +620,7 @@ def find_token_difference(totals: ServerTotals) -> dict[str, Any] | None:
     relative_difference = _relative_token_difference(totals)
     if relative_difference is None or abs(relative_difference) <= MAX_DISAGREEMENT:
         return None
+
     return {
         "server_tokens": totals.output_tokens,
         "client_tokens": totals.client_output_tokens,
@@ -640,9 +664,11 @@ class _SeriesValues:
         # The sample `up` at the end of a read is no series with a quantity, and is only noted.
         if _ends_successful_read(sample):
             self._pages_with_complete_read.add(sample.page)
+
         quantity = QUANTITY_OF.get(sample.name)
         if quantity is None:
             return
+
         key = _SeriesOfPage(sample.page, sample.name, sample.labels)
         values = self._values_by_quantity.setdefault(quantity, {})
         if quantity in _COUNTERS:
@@ -685,6 +711,7 @@ def _points_by_quantity(metric_samples: Sequence[MetricSample]) -> dict[str, lis
     """
     current_values = _SeriesValues()
     points: dict[str, list[Point]] = {}
+
     # Pages that are read at the same time have samples with the same time.
     for t_s, samples_of_time in groupby(metric_samples, key=lambda sample: sample.t_s):
         samples = list(samples_of_time)
@@ -694,6 +721,7 @@ def _points_by_quantity(metric_samples: Sequence[MetricSample]) -> dict[str, lis
             continue
         for quantity, value in current_values.by_quantity().items():
             points.setdefault(quantity, []).append(Point(t_s, value))
+
     return points
 
 

@@ -37,6 +37,7 @@ async def reset_caches(settings: Settings, probes: Sequence[ProbeResult]) -> Non
             errors.append(outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
+
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -98,6 +99,7 @@ async def _request_cache_reset(settings: Settings, probe: ProbeResult) -> HttpRe
     tls_context = settings.tls.context() if target.tls else None
     fetcher = HttpFetcher(target, tls_context, TIMEOUT_S)
     headers = (*target.auth_headers(settings.api_key), *settings.headers, ("Content-Length", "0"))
+
     path = target.server_path(probe.server_profile.cache_reset_path)
     try:
         return await fetcher.send_request("POST", path, headers, b"")
@@ -109,10 +111,13 @@ def _describe_refusal(response: HttpResponse) -> str:
     """Return why a server has not emptied its cache, or "" if it has."""
     if not 200 <= response.status < 300:
         return f"returned {response.status}: {error_text(response.body) or 'no text'}"
+
     try:
         body = msgspec.json.decode(response.body)
     except msgspec.DecodeError:
         return ""  # Some servers return a text, others nothing.
+
     if isinstance(body, dict) and body.get("success") is False:
         return "returned success: false"
+
     return ""

@@ -85,12 +85,15 @@ class ParquetParts:
         for part in self._parts:
             with pq.ParquetFile(part) as file:
                 table = file.read()
+
             tables.append(table)
             row_count += len(table)
+
             if row_count >= MERGE_ROWS:
                 yield _join_tables(tables)
                 tables.clear()
                 row_count = 0
+
         if tables:
             yield _join_tables(tables)
 
@@ -127,10 +130,12 @@ def compact_records(folder: Path, end_signal: TextIO | None = None) -> None:
     parts = ParquetParts(folder)
     converted_rows: dict[int, int] = {}
     start_s = monotonic()
+
     is_run_over = False
     while not is_run_over:
         is_run_over = end_signal is None or _wait_for_end(end_signal, monotonic() - start_s)
         _convert_new_records(folder, parts, converted_rows)
+
     parts.merge()
 
 
@@ -158,6 +163,7 @@ def _convert_new_records(folder: Path, parts: ParquetParts, converted_rows: dict
         converted_rows: For each worker, how many of its records are in Parquet. It is updated.
     """
     all_segments = segments(folder)
+
     # The segments of a worker are in order, so a dict keeps the last one.
     last_segment_of_worker = {segment.worker: segment for segment in all_segments}
     for segment in all_segments:
@@ -166,6 +172,7 @@ def _convert_new_records(folder: Path, parts: ParquetParts, converted_rows: dict
         if len(new_rows):
             parts.add(segment, first_new_row, new_rows)
             converted_rows[segment.worker] = first_new_row + len(new_rows)
+
         # A worker begins a segment when the one before it is full.
         is_complete = segment != last_segment_of_worker[segment.worker]
         if is_complete:

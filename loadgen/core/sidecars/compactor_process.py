@@ -58,6 +58,7 @@ class Compactor:
         """
         self._folder = folder
         self._stuck_after_s = stuck_after_s
+
         self._process: subprocess.Popen[bytes] | None = None
         if starts_process:
             module = "loadgen.core.sidecars.compactor_process"
@@ -93,11 +94,14 @@ class Compactor:
         """
         if self._process is None:
             return NOT_BEGUN
+
         assert self._process.stdin is not None
         self._process.stdin.close()  # The process waits for this as the end of the run.
+
         exit_code = self._wait(self._process)
         if not self.failure:
             self.failure = _describe_exit(exit_code)
+
         return exit_code
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:

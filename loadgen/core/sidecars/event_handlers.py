@@ -90,8 +90,10 @@ class MetricsPages:
         """
         if isinstance(event, events.TargetsProbed):
             self._scraper = self._start_scraper(event.folder, event.settings, event.probe_results)
+
         if self._scraper is None:  # The targets have not been probed yet.
             return None
+
         match event:
             case events.ManifestCreated():
                 return self._add_pages(event.manifest, self._scraper)
@@ -99,6 +101,7 @@ class MetricsPages:
                 self._scraper.start_load(event.start_ns)
             case events.LoadEnded():
                 self._scraper.close()
+
         return None
 
     def _start_scraper(
@@ -125,6 +128,7 @@ class MetricsPages:
         has_timing_pages = len(pages.accounts) > 0
         if has_timing_pages or not self._servers_without_timing:
             return manifest_with_pages
+
         values = {"server": self._servers_without_timing[0]}
         note = reasons.make_note("server_timing_missing", values)
         return run_manifest.add_notes(manifest_with_pages, note)
@@ -151,8 +155,10 @@ class Profiling:
         if isinstance(event, events.TargetsProbed) and event.settings.profile is not None:
             self._options = event.settings.profile
             self._profiler = Profiler(event.settings.pages, event.probe_results)
+
         if self._options is None or self._profiler is None:
             return None
+
         match event:
             case events.ManifestCreated():
                 # The stages are known from here on, so an unknown one is reported before the load.
@@ -164,6 +170,7 @@ class Profiling:
                 notes = self._profiler.stop_and_create_notes()
                 if event.manifest is not None:
                     return run_manifest.add_notes(event.manifest, notes)
+
         return None
 
 
@@ -245,9 +252,11 @@ def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
     ]
     for thread in threads:
         thread.start()
+
     deadline_s = monotonic() + LOOKUP_S
     for thread in threads:
         thread.join(max(0.0, deadline_s - monotonic()))
+
     # A copy, since a thread that still waits may store its result later.
     return dict(addresses_by_name)
 
@@ -309,6 +318,7 @@ class HostNameCheck:
         for name, addresses_after in self._resolve(self._addresses_before).items():
             addresses_before = self._addresses_before[name]
             at_s = (monotonic_ns() - self._start_ns) / 1e9
+
             has_moved = set(addresses_before).isdisjoint(addresses_after)
             if addresses_before and has_moved:
                 values = {
@@ -343,13 +353,16 @@ class ShardStart:
         if isinstance(event, events.RunPlanned):
             is_shard = event.plan.job.settings.shard is not None
             self._planned_run = event if is_shard else None
+
         if self._planned_run is None:
             return None
+
         match event:
             case events.LoadStarted():
                 self._write_start(self._planned_run, event.start_ns)
             case events.LoadEnded() if event.manifest is not None:
                 return self._with_start(event.manifest)
+
         return None
 
     def _write_start(self, planned_run: events.RunPlanned, start_ns: int) -> None:
@@ -367,6 +380,7 @@ class ShardStart:
         shard_part = msgspec.structs.replace(
             manifest.shard, start_delay_ms=round(self._delay_ns / 1e6, 3)
         )
+
         return msgspec.structs.replace(
             manifest,
             started=actual_start.astimezone().isoformat(timespec="milliseconds"),

@@ -135,10 +135,12 @@ def check_page_options(
     if conflicting and len(values) > 1:
         message = f"{conflicting[0]!r} cannot be combined with other values"
         return UserError("conflict", message, flag, usage)
+
     is_valid = all(value in keywords or _is_page_url(value) for value in values)
     if not is_valid:
         hint = f"{usage}: http://host:8000/metrics"
         return UserError("invalid_url", "must be the URL of a metrics page", flag, hint)
+
     return None
 
 
@@ -180,6 +182,7 @@ def _metrics_addresses(
     """
     if "off" in options.pages:
         return ()
+
     urls = [page for page in options.pages if page not in SERVER_METRICS_KEYWORDS]
     if urls:
         return _named_metrics_addresses(urls, options, probes)
@@ -187,6 +190,7 @@ def _metrics_addresses(
         return _target_addresses(
             options, probes, _drained_metrics_paths, "metrics", is_emptied_by_read=True
         )
+
     return _target_addresses(options, probes, _metrics_paths, "metrics")
 
 
@@ -230,6 +234,7 @@ def _energy_addresses(
     ]
     if "auto" in options.energy:
         addresses += _target_addresses(options, probes, _energy_paths, "energy")
+
     return tuple(addresses)
 
 
@@ -283,6 +288,7 @@ def _target_addresses(
         paths = get_paths(probe)
         if not paths:
             continue
+
         address = _target_address(
             paths,
             target_index,
@@ -292,6 +298,7 @@ def _target_addresses(
             is_emptied_by_read=is_emptied_by_read,
         )
         address_by_urls.setdefault(address.urls, address)
+
     return tuple(address_by_urls.values())
 
 
@@ -321,6 +328,7 @@ def _target_address(
     scheme = "https" if target.tls else "http"
     root_url = f"{scheme}://{target.address}{target.root}"
     metrics_of_server = probe.server_profile.metrics if kind == "metrics" else {}
+
     return PageAddress(
         target=target_index,
         host=target.host,
@@ -366,6 +374,7 @@ def _address_of_url(
     port = parts.port or default_port
     path = parts.path or "/metrics"
     path_and_query = f"{path}?{parts.query}" if parts.query else path
+
     # The URL in reports has no query, which may contain a secret.
     reported_url = f"{parts.scheme}://{_format_authority(host, port)}{path}"
 
@@ -373,6 +382,7 @@ def _address_of_url(
     headers: dict[str, str] = {}
     if same_host_target is not None:
         headers = target_headers(options, same_host_target, probes[same_host_target])
+
     return PageAddress(
         target=target if target is not None else same_host_target,
         host=host,

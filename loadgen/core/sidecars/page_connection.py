@@ -65,11 +65,13 @@ class PageConnection:
         """Send a request over the open connection or a new one, and read the response."""
         if self._connection.sock is None:
             self._connection.connect()
+
         # The client drops its reference to the socket when the response is complete, but reading
         # the body changes the timeout of the socket, so it is needed here.
         sock = self._connection.sock
         sock.settimeout(self._timeout_s)
         self._connection.request(method, path, headers=dict(headers))
+
         with self._connection.getresponse() as response:
             return response.status, self._read_body(response, sock, max_bytes)
 
@@ -100,12 +102,16 @@ class PageConnection:
             is_too_large = len(body) > max_bytes
             if is_too_slow or is_too_large:
                 raise ValueError(f"{len(body):,} bytes after {self._timeout_s:g} s")
+
             # From Python 3.13 on, a response closes itself after the last byte of its body. The
             # socket may then be closed, too, and has no timeout to set.
             if response.isclosed():
                 break
+
             sock.settimeout(remaining_s)
+
         missing_bytes = response.length  # None if the server did not send the length.
         if missing_bytes:
             raise ValueError(f"the response ends {missing_bytes:,} bytes too early")
+
         return bytes(body)

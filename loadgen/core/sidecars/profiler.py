@@ -122,6 +122,7 @@ def parse_profile_option(text: str) -> ProfilerOptions:
             "names no stage",
             "write steady or the name of a stage, optionally with a maximum time: steady:10s",
         )
+
     return ProfilerOptions(stage, units.duration_ns(duration) if colon else None)
 
 
@@ -146,9 +147,11 @@ def profile_span(options: ProfilerOptions, stages: Sequence[StagePlan]) -> RunSp
     end_ns = profiled_stages[-1].end_ns
     if options.max_duration_ns is None:
         return RunSpan(begin_ns, end_ns)
+
     latest_end_ns = begin_ns + options.max_duration_ns
     if end_ns is None:
         return RunSpan(begin_ns, latest_end_ns)
+
     return RunSpan(begin_ns, min(end_ns, latest_end_ns))
 
 
@@ -168,8 +171,10 @@ def _select_profiled_stages(
         profiled_stages = [stage for stage in stages if stage.measured]
     else:
         profiled_stages = [stage for stage in stages if stage.name == options.stage]
+
     if profiled_stages:
         return profiled_stages
+
     known_names = [STEADY, *dict.fromkeys(stage.name for stage in stages if stage.name)]
     raise UserError(
         "unknown_name",
@@ -204,6 +209,7 @@ class Profiler:
             start_new_session=True,
         )
         self._send(ProfileJob(servers=_profiled_servers(pages, probes), tls=pages.tls))
+
         servers_without_profiler = self._receive_outcome().missing
         if servers_without_profiler:
             self.close()
@@ -232,8 +238,10 @@ class Profiler:
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
+
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+
         self._outcome = self._receive_outcome()
         self._process.wait()
         assert self._process.stdout is not None
@@ -248,6 +256,7 @@ class Profiler:
         """
         self.close()
         outcome = self._outcome
+
         notes: dict[str, ReasonCode] = {}
         if outcome.started_s is not None and outcome.stopped_s is not None and not outcome.failed:
             run_start_s = self._start_ns / 1e9
@@ -256,11 +265,14 @@ class Profiler:
                 "to_s": outcome.stopped_s - run_start_s,
             }
             notes |= reasons.make_note("profiled", values)
+
         if outcome.failed:
             notes |= reasons.make_note("profile_failed", {"servers": ", ".join(outcome.failed)})
+
         if outcome.still_running:
             servers = ", ".join(outcome.still_running)
             notes |= reasons.make_note("profile_left", {"servers": servers})
+
         return notes
 
     def _send(self, message: msgspec.Struct) -> None:
@@ -322,6 +334,7 @@ def _profiled_servers(
         server_key = (target.host, target.port, start_path)
         if server_key in servers:
             continue
+
         servers[server_key] = ProfiledServer(
             host=target.host,
             port=target.port,
@@ -331,6 +344,7 @@ def _profiled_servers(
             stop_path=target.server_path("/stop_profile"),
             headers=target_headers(pages, target_index, probe),
         )
+
     return tuple(servers.values())
 
 
@@ -392,10 +406,12 @@ def run_profiler_process(source: BinaryIO, output: BinaryIO) -> None:
     profilers = _ServerProfilers(msgspec.json.decode(source.readline(), type=ProfileJob))
     missing = [server.url for server in profilers.servers if profilers.is_missing(server)]
     _report(output, ProfileOutcome(missing=tuple(missing)))
+
     if missing:
         outcome = ProfileOutcome()  # The command reports an error, and there is no load.
     else:
         outcome = _profile_when_load_starts(profilers, source)
+
     _report(output, outcome)
 
 
@@ -425,17 +441,21 @@ def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -
     has_load_ended = _wait_until(source, span.begin_s)
     if has_load_ended:
         return ProfileOutcome()
+
     started_s = monotonic()
     failed: list[ProfiledServer] = []
+
     running: list[ProfiledServer] = []
     for server in profilers.servers:
         if profilers.start(server):
             running.append(server)
         else:
             failed.append(server)
+
     _wait_until(source, span.end_s)
     stopped_s = monotonic()
     not_stopped = [server for server in running if not profilers.stop(server)]
+
     return ProfileOutcome(
         started_s=started_s,
         stopped_s=stopped_s,

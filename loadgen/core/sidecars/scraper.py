@@ -104,6 +104,7 @@ class PageReader:
             tls_context: The TLS context for a page with HTTPS.
         """
         self.address = address
+
         # Timing breakdowns that were read and are not written yet.
         self.breakdowns: list[TimingBreakdown] = []
         self._path = address.paths[0]
@@ -113,8 +114,10 @@ class PageReader:
             address.host, address.port, tls_context if address.tls else None, TIMEOUT_S
         )
         self._iteration_parser = series.IterationParser()
+
         # The values of the latest read; empty if it failed.
         self._latest_values: PageValues = {}
+
         # The value of each series in its last sample that was written.
         self._written_values: PageValues = {}
 
@@ -158,6 +161,7 @@ class PageReader:
             self._connection.close()
             self._is_connected = False
             return error
+
         self._is_connected = True
         return None
 
@@ -182,9 +186,11 @@ class PageReader:
             has_changed = self._written_values.get(key) != value
             if is_included and has_changed:
                 changed_values[key] = value
+
         self._written_values.update(changed_values)
         has_succeeded = len(self._latest_values) > 0
         values_of_read = _values_of_read(duration_s, succeeded=has_succeeded)
+
         return _make_samples(changed_values | values_of_read, t_s, self.address.target, self.url)
 
     def _parse(self, data: bytes) -> PageValues:
@@ -198,10 +204,12 @@ class PageReader:
             return self._parse_breakdowns(data)
         if self.address.kind == "energy":
             return self._parse_energy(data)
+
         # TensorRT-LLM has a JSON list of statistics, which each read empties.
         is_json_list = data.lstrip().startswith(b"[")
         if self.address.is_emptied_by_read and is_json_list:
             return self._iteration_parser.parse(data)
+
         return self._parse_prometheus(data)
 
     def _parse_breakdowns(self, data: bytes) -> PageValues:
@@ -232,10 +240,12 @@ class PageReader:
         stored_name_by_page_name = self.address.names
         if not stored_name_by_page_name:
             return values
+
         stored_values = {}
         for key, value in values.items():
             stored_name = stored_name_by_page_name.get(key.name, key.name)
             stored_values[SeriesKey(stored_name, key.labels)] = value
+
         return stored_values
 
     def _fetch(self, path: str) -> bytes:
@@ -276,8 +286,10 @@ class SmiReader:
             )
         except OSError:  # It is not installed.
             return False
+
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
+
         # Wait for the first output. If none has come by then, `read` returns False.
         select.select([self._process.stdout], [], [], TIMEOUT_S)
         return self.read()
@@ -376,6 +388,7 @@ def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
     with ExitStack() as cleanup:
         candidates = _create_readers(job, cleanup)
         pool = cleanup.enter_context(ThreadPoolExecutor(max(len(candidates), 1)))
+
         # To find out whether a page exists, it is read. This is the first read of the run.
         first_read_start_ns = monotonic_ns()
         readers = _find_pages(candidates, pool)
@@ -385,6 +398,7 @@ def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
         start_ns = _receive_start_time(source)
         if start_ns is None or not readers:
             return
+
         writer = _SampleWriter(readers, folder, start_ns, cleanup)
         writer.write(first_read_start_ns, first_read_s, includes_rare=True)
         _read_until_end(readers, pool, source, writer)
@@ -471,16 +485,19 @@ class _SampleWriter:
         """
         self.start_ns = start_ns
         self._sample_readers: list[_Reader] = []
+
         self._breakdown_readers: list[PageReader] = []
         for reader in readers:
             if isinstance(reader, PageReader) and reader.address.kind == "accounts":
                 self._breakdown_readers.append(reader)
             else:
                 self._sample_readers.append(reader)
+
         self._sample_file: IO[bytes] | None = None
         self._breakdown_file: IO[bytes] | None = None
         if self._sample_readers:
             self._sample_file = files.enter_context(_open_file(folder / series.FILE))
+
         if self._breakdown_readers:
             breakdown_path = folder / request_accounts.FILE
             self._breakdown_file = files.enter_context(_open_file(breakdown_path))
@@ -503,6 +520,7 @@ class _SampleWriter:
             for reader in self._sample_readers:
                 samples += reader.take_new_samples(t_s, duration_s, includes_rare=includes_rare)
             _write_lines(self._sample_file, samples)
+
         if self._breakdown_file is not None:
             for breakdown_reader in self._breakdown_readers:
                 _write_lines(self._breakdown_file, breakdown_reader.breakdowns)
@@ -543,6 +561,7 @@ def _read_and_write(
     parallel_reads.read_all()
     read_duration_s = (monotonic_ns() - read_start_ns) / 1e9
     writer.write(read_start_ns, read_duration_s, includes_rare=is_last_read)
+
     return _read_interval_s(
         elapsed_s=(read_start_ns - writer.start_ns) / 1e9,
         cpu_s=process_time() - cpu_before_s,
@@ -635,12 +654,14 @@ class Scraper:
         has_work = bool(job.addresses) or job.reads_nvidia_smi
         if not has_work:
             return
+
         try:
             self._process = child_process.start_sidecar(
                 "loadgen.core.sidecars.scraper", str(folder), work=partial(main, str(folder))
             )
         except OSError:
             return
+
         self._send(msgspec.json.encode(job) + b"\n")
 
     def metrics_urls(self) -> tuple[str, ...] | None:
@@ -676,14 +697,17 @@ class Scraper:
         """Let the process read once more and end. If that takes too long, it is killed."""
         if self._process is None:
             return
+
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+
         try:
             self._process.wait(SETTLE_S + 2 * TIMEOUT_S + 1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
         self._process.stdout.close()
         self._process = None
 

@@ -53,14 +53,17 @@ def add_breakdowns_to_records(folder: Path) -> dict[str, int] | None:
     """
     with (folder / request_accounts.FILE).open("rb") as lines:
         breakdowns = list(decode_json_lines(lines, TimingBreakdown))
+
     records_of_all_workers = folder / "requests" / store.MERGED
     if not breakdowns or not records_of_all_workers.exists():
         return None
+
     row_of_breakdown = _find_rows(records_of_all_workers, breakdowns)
     _write_breakdowns(records_of_all_workers, breakdowns, row_of_breakdown)
     unmatched_count = int(np.count_nonzero(row_of_breakdown == _NO_RECORD))
     if unmatched_count == 0:
         return None
+
     return {"unjoined": unmatched_count, "accounts": len(breakdowns)}
 
 
@@ -101,12 +104,14 @@ def _breakdown_columns(
     row_count = len(parquet.Frame([records_file], []))
     is_matched = row_of_breakdown != _NO_RECORD
     matched_rows = row_of_breakdown[is_matched]
+
     columns = {}
     for field, column_name in COLUMN_BY_FIELD.items():
         field_values = np.array([getattr(breakdown, field) for breakdown in breakdowns])
         column = np.full(row_count, request_accounts.UNKNOWN, np.int64)
         column[matched_rows] = field_values[is_matched]
         columns[column_name] = column
+
     return columns
 
 
@@ -130,15 +135,18 @@ def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDA
     for target in np.unique(target_of_breakdown).tolist():
         breakdown_indexes = np.flatnonzero(target_of_breakdown == target)
         candidate_rows = np.flatnonzero(can_have_breakdown & (records["target"] == target))
+
         # For each breakdown of this target, a position in `candidate_rows`, or -1.
         candidate_of_breakdown = account_join.match_breakdowns(
             breakdown_times[breakdown_indexes], request_times[candidate_rows]
         )
         if candidate_of_breakdown is None:
             continue
+
         is_matched = candidate_of_breakdown >= 0
         matched_rows = candidate_rows[candidate_of_breakdown[is_matched]]
         row_of_breakdown[breakdown_indexes[is_matched]] = matched_rows
+
     return row_of_breakdown
 
 

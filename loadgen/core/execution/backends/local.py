@@ -73,14 +73,17 @@ class LocalWorkers:
         settings = plan.job.settings
         self._plan = plan
         self._worker_count = settings.workers
+
         # A worker that shows no progress for this long is stuck.
         self._stuck_after_s = settings.tuning.frozen_s
         spool_dir = plan.job.folder / "spool"
         spool_dir.mkdir(exist_ok=True)
         self._processes = [worker.start_process() for _ in range(self._worker_count)]
+
         # One thread for each process, so that the output of all is read at the same time.
         self._threads = ThreadPoolExecutor(self._worker_count)
         self._counters = SharedCounters(spool_dir / worker.COUNTERS_FILE, self._worker_count)
+
         # For each worker, the reason to report if it died.
         self._death_reasons = [f"worker {index} died" for index in range(self._worker_count)]
 
@@ -157,6 +160,7 @@ class LocalWorkers:
         """
         pickled_job = pickle.dumps(self._plan.job)
         loop = asyncio.get_running_loop()
+
         start_futures = [
             loop.run_in_executor(self._threads, self._start_one, index, pickled_job)
             for index in range(self._worker_count)
@@ -164,9 +168,11 @@ class LocalWorkers:
         for start_future in start_futures:
             # Only the first error is raised below. asyncio would warn about the others.
             _suppress_unretrieved_warning(start_future)
+
         stuck_workers = await self._wait_for_starts(start_futures)
         if stuck_workers:
             raise self._stuck_worker_error(min(stuck_workers))
+
         # `result` raises the first error of a worker that could not start. Workers that are still
         # starting after such an error are left to `run`, which ends all processes.
         for start_future in start_futures:
@@ -214,6 +220,7 @@ class LocalWorkers:
             has_failed = any(future.exception() is not None for future in done)
             if has_failed:
                 break
+
             current_cpu_s: list[float | None] = [
                 child_process.read_cpu_seconds(process.pid) for process in self._processes
             ]
@@ -222,7 +229,9 @@ class LocalWorkers:
                 if used_no_cpu and not future.done():
                     stuck_workers.add(worker_index)
                     self._processes[worker_index].kill()
+
             previous_cpu_s = current_cpu_s
+
         return stuck_workers
 
     async def _wait_for_common_start(self, shard: Shard) -> None:
@@ -290,9 +299,12 @@ class LocalWorkers:
         for process in self._processes:
             if process.poll() is None:
                 process.terminate()
+
         for process in self._processes:
             child_process.end_process(process)
+
         self._threads.shutdown()
+
         # Listeners of this load may keep the counters for longer.
         self._counters.close()
 

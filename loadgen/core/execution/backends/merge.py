@@ -57,6 +57,7 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     recorded = recorded_slots(folder, worker)
     record_log = RecordLog(folder, worker)
     text_index = record_log.store_text(reason)
+
     # A load may have millions of slots, so only some of them are in memory at a time.
     for slot_ids in _in_batches(_slots_to_record(worker_schedule, recorded), _SLOTS_PER_BATCH):
         lost_slot_ids = np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist()
@@ -64,6 +65,7 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
             slot = plan.schedule.slot(slot_id)
             record_log.add_record(_encode_lost_record(slot, worker, text_index))
         record_log.flush()
+
     record_log.close()
 
 
@@ -102,6 +104,7 @@ def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
     down_since_s = dict(left.down_since_s)
     for target, at_s in right.down_since_s.items():
         down_since_s[target] = min(at_s, down_since_s.get(target, at_s))
+
     return WorkerResult(
         prompts_total=(left.prompts_total + right.prompts_total) % _DIGEST_MODULUS,
         prompts_count=left.prompts_count + right.prompts_count,
@@ -178,6 +181,7 @@ def _slots_at_death(worker_schedule: Schedule, recorded: NDArray[np.void]) -> It
     last_stage_index = int(recorded["stage"].max()) if len(recorded) else 0
     stage = worker_schedule.stages[last_stage_index]
     first_slot_of_stage = stage.first_session * worker_schedule.max_turns
+
     last_slot_by_user = _last_slot_by_user(recorded, first_slot_of_stage)
     for virtual_user in worker_schedule.virtual_users_of(stage):
         last_slot = last_slot_by_user.get(virtual_user)

@@ -144,10 +144,12 @@ def _parse_result(line: bytes) -> WorkerResult:
     """
     fields = json.loads(line)
     _raise_if_host_error(fields)
+
     # JSON has only strings as keys.
     fields["down_since_s"] = {
         int(target): down_since_s for target, down_since_s in fields["down_since_s"].items()
     }
+
     # `notes` is a tuple, which JSON does not have. It is always empty here, because notes are only
     # added when the results of several machines are merged.
     fields["notes"] = ()
@@ -215,8 +217,10 @@ class _ParentConnection:
         if not has_parent_died:
             self._driver.stop_after_failure()
             return
+
         self._loop.remove_reader(_STDIN_FD)
         self._driver.stop()
+
         # A second call of `stop` does not wait for requests in flight.
         self._driver.stop()
 
@@ -235,9 +239,11 @@ async def _wait_for_start() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         raise ConnectionAbortedError("no start time, because another worker could not start")
+
     start_ns = int(line)
     wake_up_ns = start_ns - HEAD_START_NS // 2
     await asyncio.sleep(max(0, wake_up_ns - monotonic_ns()) / 1e9)
+
     return start_ns
 
 
@@ -271,6 +277,7 @@ def _main() -> None:
     worker_job = _read_job(sys.stdin.buffer)
     if worker_job is None:
         return
+
     try:
         result = _carry_out_job(worker_job)
     except LoadgenError as error:
@@ -282,6 +289,7 @@ def _main() -> None:
     except OSError as error:
         _report_host_error(error)
         sys.exit(f"worker {worker_job.worker}: {error}")
+
     _write_line(json.dumps(asdict(result)).encode() + b"\n")
 
 
