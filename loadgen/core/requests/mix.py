@@ -196,8 +196,8 @@ def _position_in_class(position: int, *, ids_in_mix: int, ids_in_class: int) -> 
     """Return which request of a session has the id at a position in the session's block of ids.
 
     A session has a block of ids in the mix, and its class may number the same requests with fewer
-    ids. The unused ids of the mix are before its last one, because the last request of a session
-    must have the last id: this is how the schedule recognizes the end of a session. With 5 ids in
+    ids. In both, the last request of the session has the last id, by which the schedule recognizes
+    the end of a session. Between it and the other requests, the mix has unused ids. With 5 ids in
     the mix and 3 in the class, the positions 0, 1 and 4 of the mix are 0, 1 and 2 in the class.
 
     Args:
@@ -216,8 +216,9 @@ def _position_in_class(position: int, *, ids_in_mix: int, ids_in_class: int) -> 
     last_position_in_class = ids_in_class - 1
     if position == last_position_in_mix:
         return last_position_in_class
-    is_used = position < last_position_in_class
-    return position if is_used else None
+    if position < last_position_in_class:
+        return position
+    return None
 
 
 def _count_session_requests(prompts: Prompts, session: int) -> int:

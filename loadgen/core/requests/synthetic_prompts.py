@@ -322,10 +322,13 @@ class SyntheticPrompts(GeneratedPrompts):
     def _shared_prefix_tokens(self, message_tokens: int) -> int:
         """Return how many of the `message_tokens` of a first message are a shared prefix.
 
-        The workload sets either this number or a cache hit rate (`cache`). With a hit rate, the
-        server should find that share of the prompt in its prefix cache. The tokens of the chat
-        template are in the cache anyway, so they count towards it. The last HEAD_TOKENS tokens of
-        the message are never shared, because they make each prompt different.
+        The workload sets either this number or a cache hit rate (`cache`): the share of the prompt
+        that the server should find in its prefix cache. A prompt is the message and the tokens of
+        the chat template, and the template is always in the cache. At least HEAD_TOKENS tokens of
+        the message are not shared, because they make each prompt different.
+
+        For example, a message of 90 tokens with a template of 10 tokens and a hit rate of 0.5 needs
+        50 tokens in the cache, 40 of them in the message.
         """
         cache_hit_rate = self._settings.cache
         if cache_hit_rate is None:
@@ -344,8 +347,8 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         tokens = self._first_message_tokens(conversation)
         if self._has_random_words_only:
-            # This is what `_unique_text` returns for such prompts, without checks that always pass.
-            # It is written out because it runs once per request.
+            # `_unique_text` would return the same text, but with more calls. This runs once per
+            # request.
             head = self._texts.unique_head(conversation, tokens)
             return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
         if self._corpus is not None:

@@ -160,14 +160,15 @@ class TaskGraphs:
         chat_turns = [
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
-        # One random number of 128 bits decides both: its remainder the chat, and its quotient the
-        # token. It is so large that the two are practically independent.
+        # One random number of 128 bits is enough for both draws: its remainder selects the chat,
+        # and its quotient is a second random number, which selects the token.
         random_number = random_integer(self._key, "leaves at", task_index, 16)
-        random_quotient, chat_index = divmod(random_number, len(chat_turns))
+        second_random_number, chat_index = divmod(random_number, len(chat_turns))
         turn = chat_turns[chat_index]
+
         # A response of one token has no token before the last one, so the user receives that one.
         max_received_tokens = max(1, self.output_tokens(task_index, turn) - 1)
-        received_tokens = 1 + random_quotient % max_received_tokens
+        received_tokens = 1 + second_random_number % max_received_tokens
         return Abandonment(turn, tokens=received_tokens)
 
     def draw_turns_and_copies(self, step: str, task_index: int) -> tuple[int, int]:

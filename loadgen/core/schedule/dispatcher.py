@@ -719,12 +719,12 @@ class Dispatcher:
         has no such session.
         """
         stage = self.schedule.stages[slot.stage]
-        # This is `_session_index_of`, written out because it runs after every request.
+        # This is the body of `_session_index_of`, because a call after every request costs time.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
         is_before_end = due_ns < self._stages[slot.stage].end_ns
-        # Without a number of sessions, only the duration of the stage limits them.
+        # A stage without a number of sessions has sessions left until its duration is over.
         has_session_left = (
             stage.session_count is None or next_session < stage.first_session + stage.session_count
         )

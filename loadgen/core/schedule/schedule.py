@@ -237,8 +237,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return how many sessions of a stage belong to this shard, the part that one worker sends.
 
         The stage must have a `session_count`. In an open loop, shard 0 of 2 has the sessions 0, 2,
-        4, ... of the stage. In a closed loop it has the virtual users 0, 2, 4, ..., each of which
-        sends one session per round.
+        4, ... of the stage. In a closed loop it has the virtual users 0, 2, 4, ... In each round,
+        every user of the stage sends one session. With 3 users, 7 sessions are 2 full rounds and
+        one session of user 0. Shard 0 has the users 0 and 2, so it has 2 * 2 + 1 sessions.
         """
         assert stage.session_count is not None
         if not stage.is_closed_loop:
@@ -372,7 +373,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         last_position = self.max_turns - 1
         if position == last_position:
             return last_turn
-        # Between the ids of the earlier turns and that of the last turn are unused ones.
+        # The ids between that of the turn before the last one and that of the last turn are unused.
         if position >= last_turn:
             raise IndexError(slot_id)
         return position
@@ -640,14 +641,14 @@ def _start_conditions_of_users(
     virtual_users = index_in_stage[is_first_of_user]  # User i sends session i of the stage.
     due_ns[is_first_of_user] = (stage.start_ns or 0) + stage.user_starts_ns(virtual_users)
 
-    previous_sessions_of_users = session_indexes[~is_first_of_user] - stage.concurrency
-    if len(previous_sessions_of_users):
-        # They are consecutive like `session_indexes`, so the first one and their number define
-        # them.
-        predecessor[~is_first_of_user] = _last_slot_ids(
+    is_later_of_user = ~is_first_of_user
+    previous_sessions = session_indexes[is_later_of_user] - stage.concurrency
+    if len(previous_sessions):
+        # They are consecutive, as `session_indexes` are.
+        predecessor[is_later_of_user] = _last_slot_ids(
             schedule,
-            first_session=int(previous_sessions_of_users[0]),
-            session_count=len(previous_sessions_of_users),
+            first_session=int(previous_sessions[0]),
+            session_count=len(previous_sessions),
         )
     return _StartConditions(due_ns, predecessor)
 
@@ -655,10 +656,9 @@ def _start_conditions_of_users(
 def _last_slot_ids(schedule: Schedule, first_session: int, session_count: int) -> Ints:
     """Return the id of the last slot (the last request) of each of several consecutive sessions.
 
-    Each session has a range of `max_turns` ids, which starts at `session * max_turns`. The last
-    request of a conversation or task always has the last id of the range, and a single request has
-    the first one. With `max_turns` 5, session 2 has the range 10 to 14. Its last slot is 14 if it
-    is a conversation, and 10 if it is a single request.
+    Each session has `max_turns` consecutive ids. With `max_turns` 5, session 2 has the ids 10 to
+    14. If it is a conversation or task, its last slot has the id 14, however many slots it has. If
+    it is a single request, its only slot has the id 10.
     """
     session_numbers = np.arange(first_session, first_session + session_count, dtype=np.int64)
     first_slot_ids = session_numbers * schedule.max_turns

@@ -57,6 +57,10 @@ class _RowsBySession(NamedTuple):
     starts: Integers
     row_counts: Integers
 
+    def first_rows(self) -> Integers:
+        """Return the first row of each session, the earliest one."""
+        return self.grouped_rows[self.starts]
+
     def of_session(self, session: int) -> Integers:
         """Return the rows of one session."""
         start = self.starts[session]
@@ -100,12 +104,14 @@ class TraceSessions:
         self.trace = trace
         session_of_row = _number_sessions(trace)
         self._rows = _group_rows_by_session(session_of_row)
-        first_rows = self._rows.grouped_rows[self._rows.starts]
+        first_rows = self._rows.first_rows()
+
         self.turn_counts: Integers = self._rows.row_counts
         self.due_ns: Integers = trace.due_ns[first_rows]
         self.is_single_request: NDArray[np.bool_] = trace.group[first_rows] == NO_VALUE
         self.max_turns = int(self.turn_counts.max())
         self.max_concurrent_requests = _max_agents(session_of_row, trace.session)
+        # `_build_graph` with a cache, because each request of a session needs the graph.
         self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
 
         self._check_size()
@@ -385,10 +391,12 @@ def build_sessions(trace: Trace) -> TraceSessions:
 def read_replay_source(source: FromTrace | Replay) -> Trace | TraceSessions:
     """Return the arrivals of a trace that is replayed: those of its sessions, or of its requests.
 
-    A replay of sessions starts each session at its recorded time, and later requests after
-    responses. Otherwise every request is sent at its recorded time. Both return types have what an
-    arrival schedule needs: a length, the times of arrival (`due_ns`) and the end of the arrivals
-    (`end_ns`).
+    - A replay of sessions (`TraceSessions`) starts each session at its recorded time. Each later
+      request waits for the responses to earlier ones.
+    - A replay of requests (`Trace`) sends each request at its recorded time.
+
+    Both types have a length, the times of arrival (`due_ns`) and the end of the arrivals
+    (`end_ns`), as an arrival schedule needs them.
 
     Raises UserError if single requests are replayed and the trace does not say when each of them
     was sent.
