@@ -59,6 +59,7 @@ def build_prompts(
     requests = workload.requests
     kind = _kind_of(requests)
     _check_api_serves(requests, kind, target.api)
+
     match kind:
         case "mix":
             return _build_mix(requests, seed, salt, tokenizer, target)
@@ -92,6 +93,7 @@ def _kind_of(requests: Any) -> RequestsKind:
     for field, kind in kinds_by_field.items():
         if hasattr(requests, field):
             return kind
+
     return "synthetic"
 
 

@@ -64,6 +64,7 @@ class Corpus:
         ranks = np.arange(1, spec.corpus + 1, dtype=float)
         weights = ranks**-spec.zipf
         self._cumulative_shares = np.cumsum(weights) / weights.sum()
+
         # `chunks_of` has a cache, because the chunks of a prompt are needed for its text and for
         # its lengths. The cache belongs to this instance, so that it is freed with it.
         add_cache = functools.lru_cache(maxsize=PROMPTS_CACHED)
@@ -83,6 +84,7 @@ class Corpus:
             )
             if len(drawn_chunks) >= self._chunks_per_prompt:
                 return tuple(drawn_chunks[: self._chunks_per_prompt])
+
         chunks_by_popularity = range(len(self._cumulative_shares))
         chunks = _without_repeats([*drawn_chunks, *chunks_by_popularity])
         return tuple(chunks[: self._chunks_per_prompt])
@@ -102,9 +104,11 @@ class Corpus:
         random_words = np.frombuffer(
             random_bytes(self._key, purpose, prompt_index, byte_count), "<u8"
         )
+
         # The upper 53 of 64 bits, as many as a float has, give a uniform number from 0 to below 1.
         uniform_numbers = (random_words >> UNUSED_BITS) * UNIT_OF_53_BITS
         chunks = np.searchsorted(self._cumulative_shares, uniform_numbers, side="right")
+
         # The last cumulative share may be rounded to less than 1.
         last_chunk = len(self._cumulative_shares) - 1
         chunks_with_repeats: list[int] = np.minimum(chunks, last_chunk).tolist()
@@ -119,6 +123,7 @@ class Corpus:
         known_chunks: set[int] = set()
         known_prefixes: set[int] = set()
         repeated_chunks = 0
+
         repeated_prefixes = 0
         for prompt_index in range(prompt_count):
             chunks = self.chunks_of(prompt_index)
@@ -127,6 +132,7 @@ class Corpus:
             repeated_prefixes += sum(prefix in known_prefixes for prefix in prefixes)
             known_chunks.update(chunks)
             known_prefixes.update(prefixes)
+
         chunk_count = prompt_count * self._chunks_per_prompt
         return CorpusReuse(
             anywhere=repeated_chunks / chunk_count,

@@ -70,6 +70,7 @@ class Digest:
             messages = request.messages
             if messages is not None and not self.includes_replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
+
             # What the workload decides. Fingerprints of earlier runs depend on this order.
             content = (
                 request_id,
@@ -80,6 +81,7 @@ class Digest:
                 request.extra,
             )
             hashed_texts.append((_NO_SALT, _encode_json(content)))
+
         return sum_of_hashes(hashed_texts)
 
     def add_sum(self, count: int, hash_sum: bytes) -> None:

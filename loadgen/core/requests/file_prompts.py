@@ -103,6 +103,7 @@ class FilePrompts:
         index = request_id % len(self.rows)
         if self._row_order is not None:
             index = int(self._row_order[index])
+
         row = self._read_row(index)
         output = self._output_length(row, request_id)
         return Request(
@@ -122,11 +123,14 @@ class FilePrompts:
         """
         if row.output_tokens is not None:
             return OutputLength(row.output_tokens, row.is_exact_length)
+
         if self._output_sampler is not None:
             tokens = self._output_sampler(self._lengths_key, "output", request_id)
             return OutputLength(tokens, is_exact=True)
+
         if row.recorded_response:
             return OutputLength(max(self._tokenizer.count(row.recorded_response), 1), is_exact=True)
+
         return OutputLength(self._default_output_limit, is_exact=False)
 
     def with_replies(
@@ -168,6 +172,7 @@ class FilePrompts:
         documents = self[request_id].extra.get("documents")
         if not documents:
             return (text_tokens,)
+
         document_texts = [
             document if isinstance(document, str) else str(document.get("text", ""))
             for document in documents
@@ -187,9 +192,11 @@ class FilePrompts:
         has_default_limit = self._default_output_limit is not None and self._output_sampler is None
         if self.rows.rows_without_length and has_default_limit:
             warnings.append(self._describe_default_limit())
+
         if self.rows.ignored_fields:
             fields = ", ".join(self.rows.ignored_fields)
             warnings.append(f"these fields of {self.rows.path.name} are not sent: {fields}")
+
         return warnings
 
     def _describe_default_limit(self) -> str:

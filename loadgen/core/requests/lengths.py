@@ -96,6 +96,7 @@ def context_lengths(
     generative_requests = [
         lengths for lengths in first_requests.values() if lengths.non_generative_requests == 0
     ]
+
     return [
         round(lengths.input_tokens * ratio) + added_tokens + lengths.output_tokens
         for lengths in generative_requests
@@ -118,12 +119,14 @@ def task_lengths(
     """
     if prompts.turns == 1:
         return []
+
     requests_of_task: dict[int, list[RequestedLengths]] = {}
     for request_id, lengths in first_requests.items():
         if isinstance(prompts, MixPrompts) and prompts.is_single_request(request_id):
             continue  # Some classes of a mix may have single requests.
         task_index = request_id // prompts.turns
         requests_of_task.setdefault(task_index, []).append(lengths)
+
     tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
     return tasks[:-1] if len(tasks) > 1 else tasks
 
@@ -152,6 +155,7 @@ def class_shares(
         class_index = prompts.class_and_id(request_id).class_index
         requests_of_class[class_index] += 1
         tokens_of_class[class_index] += lengths.input_tokens + lengths.output_tokens
+
     # At least 1, because a workload may request no lengths at all.
     all_tokens = max(1, sum(tokens_of_class.values()))
     for class_index, name in enumerate(prompts.names):

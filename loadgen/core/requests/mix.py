@@ -66,11 +66,13 @@ class MixPrompts:
         self.names = tuple(classes)
         self.class_prompts = class_prompts
         self.turns = max(prompts.turns for prompts in class_prompts)
+
         # Later turns of a conversation repeat the responses to earlier ones. These are the real
         # responses of the server, or generated ones, which is called "scripted". The real responses
         # are recorded as soon as one class needs them.
         needs_real_responses = any(prompts.history == "server" for prompts in class_prompts)
         self.history = "server" if needs_real_responses else "scripted"
+
         # Validation has scaled the weights so that they add up to 1.
         self.session_shares = [float(request_class.weight) for request_class in classes.values()]
         self._extra_fields = [_extra_fields(request_class) for request_class in classes.values()]
@@ -109,6 +111,7 @@ class MixPrompts:
         )
         if position_in_class is None:
             raise IndexError(request_id)
+
         first_id_in_class = session * ids_per_session_in_class
         return ClassRequest(class_index, first_id_in_class + position_in_class)
 
@@ -154,10 +157,12 @@ class MixPrompts:
         prompts = self.class_prompts[self.class_of(session)]
         first_id_of_block = session * self.turns
         last_id_of_block = first_id_of_block + self.turns - 1
+
         is_single_request = prompts.turns == 1
         if is_single_request:
             yield first_id_of_block
             return
+
         requests_before_last = _count_session_requests(prompts, session) - 1
         yield from range(first_id_of_block, first_id_of_block + requests_before_last)
         yield last_id_of_block
@@ -212,12 +217,14 @@ def _position_in_class(position: int, *, ids_in_mix: int, ids_in_class: int) -> 
     is_single_request = ids_in_class == 1
     if is_single_request:
         return 0 if position == 0 else None
+
     last_position_in_mix = ids_in_mix - 1
     last_position_in_class = ids_in_class - 1
     if position == last_position_in_mix:
         return last_position_in_class
     if position < last_position_in_class:
         return position
+
     return None
 
 
@@ -253,7 +260,9 @@ def class_and_step(prompts: Prompts, request_id: int) -> ClassAndStep:
         class_index, id_in_class = prompts.class_and_id(request_id)
         step = class_and_step(prompts.class_prompts[class_index], id_in_class).step
         return ClassAndStep(prompts.names[class_index], step)
+
     if isinstance(prompts, TaskPrompts):
         task, turn = prompts.task_and_turn(request_id)
         return ClassAndStep("", prompts.graphs[task][turn].step)
+
     return ClassAndStep("", "")

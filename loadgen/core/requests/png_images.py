@@ -46,6 +46,7 @@ def render_png(key: bytes, index: int, size: ImageSize) -> bytes:
     pixels = _draw_pixels(key, index, size).reshape(size.height, size.width * CHANNELS)
     filter_column = np.full((size.height, 1), FILTER_NONE, np.uint8)
     scan_lines = np.concatenate([filter_column, pixels], axis=1)
+
     # The three zeros are the only methods of compression and filtering, and no interlacing.
     header = struct.pack(
         ">IIBBBBB", size.width, size.height, BITS_PER_CHANNEL, COLOR_TYPE_RGB, 0, 0, 0

@@ -109,14 +109,17 @@ def count_content_tokens(request: Request, tokenizer: Tokenizer) -> int | None:
     """
     if isinstance(request.prompt, str):
         return tokenizer.count(request.prompt)
+
     if request.prompt is not None:
         token_ids = request.prompt
         return len(token_ids)
+
     tokens = 0
     for text in _message_texts(request.messages or []):
         if text is None:
             return None
         tokens += tokenizer.count(text)
+
     return tokens
 
 
@@ -130,6 +133,7 @@ def _message_texts(messages: list[dict[str, Any]]) -> Iterator[str | None]:
         if not isinstance(content, list):
             yield content if isinstance(content, str) else None
             continue
+
         for part in content:
             is_text_part = isinstance(part, dict) and part.get("type") == "text"
             text = part.get("text") if is_text_part else None

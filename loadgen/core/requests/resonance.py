@@ -49,13 +49,16 @@ def find_resonance(
     sample_count = _data_set_size(requests, prompts)
     if server_count < 2 or sample_count is None:
         return None
+
     repeats_data_set = planned_requests is None or planned_requests > sample_count
     common_factor = math.gcd(sample_count, server_count)
     if not repeats_data_set or common_factor == 1:
         return None
+
     excess_load = _excess_of_largest_group(requests, sample_count, common_factor)
     if _is_likely_harmless(common_factor, excess_load):
         return None
+
     # The text of the warning refers to these values by name.
     return {
         "samples": sample_count,
@@ -123,9 +126,11 @@ def _excess_of_largest_group(
     output_tokens = _listed_values(requests, "output_tokens")
     if output_tokens is None or sample_count % len(output_tokens) != 0:
         return None
+
     # The list of lengths is repeated until each sample has one.
     repetitions = sample_count // len(output_tokens)
     tokens_by_sample = np.tile(output_tokens, repetitions)
+
     # In a table with one column per group, filled row by row, each sample is in its group's column.
     mean_tokens_by_group = tokens_by_sample.reshape(-1, common_factor).mean(axis=0)
     return float(mean_tokens_by_group.max() / tokens_by_sample.mean() - 1)

@@ -126,12 +126,14 @@ def _sample_truncated_lengths(
     unrounded = _transform_normal_values(length, normal_values)
     rounded = np.rint(unrounded)
     needs_sampler = _needs_sampler(length, unrounded, rounded)
+
     # Values outside the bounds may be too large for 64 bits, so a 0 stands in their place until the
     # sampler has drawn them.
     lengths: list[int] = np.where(needs_sampler, 0, rounded).astype(np.int64).tolist()
     sampler = length_sampler(length)
     for position in np.flatnonzero(needs_sampler).tolist():
         lengths[position] = sampler(key, purpose, indices[position])
+
     return lengths
 
 
@@ -217,11 +219,13 @@ def _random_bytes_of_first_draws(key: bytes, purpose: str, indices: Sequence[int
     """
     hash_of_key = hashlib.shake_128(key)
     purpose_of_first_draw = f"{purpose} 0".encode()
+
     joined_bytes = bytearray()
     for index in indices:
         index_hash = hash_of_key.copy()
         index_hash.update(index.to_bytes(INDEX_BYTES, "little") + purpose_of_first_draw)
         joined_bytes += index_hash.digest(BYTES_PER_NORMAL_VALUE)
+
     return bytes(joined_bytes)
 
 
@@ -313,6 +317,7 @@ def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> Length
     """
     cumulative_weights = list(accumulate(weights))  # [2, 3, 3] in the example
     total_weight = cumulative_weights[-1]
+
     # The first value that reaches the total weight: those after it have the weight 0.
     last_drawable_index = bisect_left(cumulative_weights, total_weight)
 

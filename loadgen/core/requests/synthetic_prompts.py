@@ -81,6 +81,7 @@ class SyntheticPrompts(GeneratedPrompts):
         self._sample_input = length_sampler(requests.input_tokens)
         self._sample_output = length_sampler(requests.output_tokens)
         self._corpus = _build_corpus(requests.chunks, self._lengths_key)
+
         # The most common kind of prompts, which `_first_message` builds in a faster way: they have
         # exactly one token per word, no passages of a book and no common beginnings.
         has_one_token_per_word = tokenizer.is_additive
@@ -134,6 +135,7 @@ class SyntheticPrompts(GeneratedPrompts):
         sample_output_tokens = self._sample_output
         lengths_key = self._lengths_key
         id_prefix = self._id_prefix
+
         # How the tokens of the prompt were counted: with the tokenizer of the model, or estimated.
         input_source = self._tokenizer.tag
         for request_id in request_ids:
@@ -141,6 +143,7 @@ class SyntheticPrompts(GeneratedPrompts):
             output_tokens = None
             if is_generative:
                 output_tokens = sample_output_tokens(lengths_key, "output", request_id)
+
             yield Request(
                 id=f"{id_prefix}-{request_id}",
                 prompt=text,
@@ -178,12 +181,15 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         conversation, turn = divmod(request_id, self.turns)
         first_id = request_id - turn
+
         tokens = self._settings.system_tokens + self._first_message_tokens(conversation)
         for earlier_id in range(first_id, request_id):
             tokens += self.requested_output_tokens(earlier_id)
+
         # Every turn but the first begins with the result of a tool.
         for later_id in range(first_id + 1, request_id + 1):
             tokens += self._tool_result_tokens(later_id)
+
         return tokens
 
     def requested_output_tokens(self, request_id: int) -> int:
@@ -211,8 +217,10 @@ class SyntheticPrompts(GeneratedPrompts):
                 requests.input_tokens, self._lengths_key, purpose, indices
             )
             return [self._subtract_template(tokens) for tokens in prompt_lengths]
+
         if purpose == "output":
             return sample_lengths(requests.output_tokens, self._lengths_key, purpose, indices)
+
         assert requests.turns is not None, "only conversations have tool results"
         return sample_lengths(
             requests.turns.tool_result_tokens, self._lengths_key, purpose, indices
@@ -276,6 +284,7 @@ class SyntheticPrompts(GeneratedPrompts):
         fewest_unique_tokens = min(unique_tokens, default=HEAD_TOKENS)
         if fewest_unique_tokens >= HEAD_TOKENS:
             return ""
+
         tokens = format.counted(max(0, fewest_unique_tokens), "token")
         return (
             f"some prompts have only {tokens} of their own, but {HEAD_TOKENS} are "
@@ -295,6 +304,7 @@ class SyntheticPrompts(GeneratedPrompts):
         )
         if not inexact_prompts:
             return ""
+
         return (
             f"{inexact_prompts} of the first {prompt_count} prompts do not have "
             f"exactly the requested number of tokens of {self._tokenizer.name}. Each "
@@ -351,11 +361,14 @@ class SyntheticPrompts(GeneratedPrompts):
             # request.
             head = self._texts.unique_head(conversation, tokens)
             return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
+
         if self._corpus is not None:
             return self._message_with_chunks(conversation, tokens, self._corpus)
+
         shared_tokens = self._shared_prefix_tokens(tokens)
         if shared_tokens > 0:
             return self._message_with_prefix(conversation, tokens, shared_tokens)
+
         return self._unique_text(conversation, tokens)
 
     def _message_with_prefix(self, conversation: int, tokens: int, shared_tokens: int) -> Text:
@@ -400,12 +413,14 @@ class SyntheticPrompts(GeneratedPrompts):
         messages = list(self._messages(request_id, replies))
         input_tokens: int | None = sum(message.tokens for message in messages)
         input_source: str = self._tokenizer.tag
+
         # Only the server knows how many tokens an image or one of its own replies has.
         has_images = self._settings.images is not None
         has_real_replies = replies is not None
         if has_images or has_real_replies:
             input_tokens = None
             input_source = ""
+
         return Request(
             id=self._wire_id(request_id),
             messages=[{"role": message.role, "content": message.content} for message in messages],
@@ -429,9 +444,11 @@ class SyntheticPrompts(GeneratedPrompts):
         if self._settings.system_tokens:
             system = self._texts.shared_text("system", 0, self._settings.system_tokens)
             yield _Message("system", system.text, system.tokens)
+
         first_message = self._first_message(conversation)
         content = self._first_message_content(request_id, first_message.text)
         yield _Message("user", content, first_message.tokens)
+
         first_id = request_id - turn
         for earlier_id in range(first_id, request_id):
             reply = self._reply_to(earlier_id, replies)
@@ -456,6 +473,7 @@ class SyntheticPrompts(GeneratedPrompts):
         images = self._settings.images
         if images is None:
             return text
+
         parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
         size = ImageSize(images.width, images.height)
         for index in range(images.count):
@@ -463,6 +481,7 @@ class SyntheticPrompts(GeneratedPrompts):
             image_index = request_id * images.count + index
             url = png_images.render_data_url(self._texts_key, image_index, size)
             parts.append({"type": "image_url", "image_url": {"url": url}})
+
         return parts
 
     def _build_ranking(self, request_id: int, corpus: Corpus) -> Request:
@@ -475,6 +494,7 @@ class SyntheticPrompts(GeneratedPrompts):
         documents_tokens = sum(document.tokens for document in documents)
         query_tokens = self._first_message_tokens(request_id) - documents_tokens
         query = self._unique_text(request_id, query_tokens)
+
         # The model reads the query again with each document.
         tokens_read = documents_tokens + query.tokens * len(documents)
         return Request(

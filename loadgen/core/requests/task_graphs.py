@@ -123,6 +123,7 @@ class TaskGraphs:
         self._samplers = {name: _step_samplers(step) for name, step in task.steps.items()}
         self._tool_times = {name: _delay_sampler(tool.time) for name, tool in task.tools.items()}
         self.steps_with_tool_results = _find_steps_with_tool_results(task)
+
         # Each instance has a cache of its own, which is freed with it.
         self._cached_graph = functools.lru_cache(GRAPHS_CACHED)(self._draw_graph)
 
@@ -160,6 +161,7 @@ class TaskGraphs:
         chat_turns = [
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
+
         # One random number of 128 bits is enough for both draws: its remainder selects the chat,
         # and its quotient is a second random number, which selects the token.
         random_number = random_integer(self._key, "leaves at", task_index, 16)
@@ -266,6 +268,7 @@ class _GraphBuilder:
         continued_turn = self._find_continued_turn(step, predecessors)
         has_message = step.input_tokens is not None
         tool = self._draw_first_tool(step_name, continued_turn, has_message=has_message)
+
         # The user thinks before a message, except before the one that begins the task.
         has_think_time = has_message and len(predecessors) > 0
         return TaskRequest(
@@ -308,6 +311,7 @@ class _GraphBuilder:
         does_model_see_result = step_name in self._graphs.steps_with_tool_results
         has_message = step.input_tokens is not None and not does_model_see_result
         tool = self._draw_tool(step_name)
+
         return TaskRequest(
             step=step_name,
             predecessors=(previous_turn,),
@@ -334,9 +338,11 @@ class _GraphBuilder:
         is_first_of_task = not predecessors
         if is_first_of_task or step.context == "new" or step.kind != "chat":
             return None
+
         continued_step = step.after[0]
         if self._steps[continued_step].kind != "chat":
             return None
+
         last_turns_of_copies = self._last_turns[continued_step]
         return last_turns_of_copies[0]
 
@@ -357,10 +363,12 @@ class _GraphBuilder:
         """
         if step.kind != "chat":
             return ()
+
         begins_conversation = continued_turn is None
         has_user_message = step.input_tokens is not None
         if begins_conversation and has_user_message:
             return ()
+
         return tuple(
             turn for turn in predecessors if self._is_chat(turn) and turn != continued_turn
         )
@@ -380,12 +388,15 @@ class _GraphBuilder:
         has_message = step.input_tokens is not None
         if is_first_of_task or has_message:
             return None
+
         non_generative_turns = [turn for turn in predecessors if not self._is_chat(turn)]
         if non_generative_turns:
             return _find_turn_of_message(self.requests, non_generative_turns[0])
+
         is_embedding_or_ranking = step.kind in ("embed", "rerank")
         if is_embedding_or_ranking:
             return _find_turn_of_message(self.requests, predecessors[0])
+
         return None
 
     def _is_chat(self, turn: int) -> bool:

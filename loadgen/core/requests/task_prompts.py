@@ -197,6 +197,7 @@ class TaskPrompts(GeneratedPrompts):
             return task_index, last_turn
         if position < last_turn:
             return task_index, position
+
         raise IndexError(request_id)
 
     def warnings(self, request_count: int) -> list[str]:  # noqa: ARG002 - part of the protocol
@@ -228,10 +229,12 @@ class TaskPrompts(GeneratedPrompts):
         task_index, turn = self.task_and_turn(request_id)
         if not self._is_non_generative(task_index, turn):
             return ()
+
         text_tokens = self._message_tokens(task_index, turn)
         documents = self._documents(task_index, turn)
         if not documents.chunks:
             return (text_tokens,)
+
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
 
     def prompt_segments(self, request_id: int) -> list[PromptSegment]:
@@ -250,17 +253,21 @@ class TaskPrompts(GeneratedPrompts):
         conversation_turns = self._context_turns(task_index, turn)
         first_step = self.graphs[task_index][conversation_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
+
         segments = [PromptSegment(owner=first_step, tokens=self._tools_tokens + system_tokens)]
         for conversation_turn in conversation_turns:
             lengths = self._cached_added_lengths(task_index, conversation_turn)
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
+
             tokens = lengths.tokens_without_documents
             has_response = conversation_turn != turn
             if has_response:
                 tokens += lengths.output_tokens
+
             owner_id = task_index * self.turns + conversation_turn
             segments.append(PromptSegment(owner=owner_id, tokens=tokens))
+
         return segments
 
     def _context_turns(self, task_index: int, turn: int) -> list[int]:
@@ -285,11 +292,13 @@ class TaskPrompts(GeneratedPrompts):
         """
         context_turns = self._context_turns(task_index, turn)
         first_step = self._step(task_index, context_turns[0])
+
         tokens = first_step.system_tokens
         for context_turn in context_turns:
             tokens += self._new_tokens(task_index, context_turn)
             if context_turn != turn:
                 tokens += self.graphs.output_tokens(task_index, context_turn)
+
         return tokens
 
     def _added_lengths(self, task_index: int, turn: int) -> _AddedLengths:
@@ -311,10 +320,13 @@ class TaskPrompts(GeneratedPrompts):
         tokens = self._documents(task_index, turn).tokens
         for branch_turn in request.branch_turns:
             tokens += self.graphs.output_tokens(task_index, branch_turn)
+
         if request.tool_of_result:
             tokens += self._result_tokens(task_index, turn)
+
         if _sends_message(request):
             tokens += self._message_tokens(task_index, turn)
+
         return tokens
 
     def _result_tokens(self, task_index: int, turn: int) -> int:
@@ -335,6 +347,7 @@ class TaskPrompts(GeneratedPrompts):
         original_turn = self._original_turn_of_message(task_index, turn)
         original_request = self.graphs[task_index][original_turn]
         sample_length = self._message_length_samplers[original_request.step]
+
         # The same index always draws the same length.
         draw_index = self._draw_index(task_index, original_turn)
         tokens = sample_length(self._lengths_key, "input", draw_index)
@@ -342,6 +355,7 @@ class TaskPrompts(GeneratedPrompts):
         is_chat = not self._is_non_generative(task_index, original_turn)
         begins_conversation = original_request.continued_turn is None
         has_template_tokens = is_chat and begins_conversation
+
         return self._subtract_template(tokens) if has_template_tokens else tokens
 
     def _original_turn_of_message(self, task_index: int, turn: int) -> int:
@@ -362,10 +376,12 @@ class TaskPrompts(GeneratedPrompts):
             return NO_DOCUMENTS
         if step.best is not None:
             return self._best_documents(task_index, request, step.best)
+
         if step.documents is not None:
             source = self._document_sources[request.step]
             draw_index = self._draw_index(task_index, turn)
             return self._draw_documents(source, draw_index, step.documents.tokens)
+
         return NO_DOCUMENTS
 
     def _draw_documents(
@@ -431,11 +447,13 @@ class TaskPrompts(GeneratedPrompts):
         text = self._message_text(task_index, turn)
         documents = self._document_texts(task_index, turn)
         extra_fields: dict[str, Any] = {}
+
         tokens = text.tokens
         if documents:
             extra_fields["documents"] = [document.text for document in documents]
             # The query is read together with each document.
             tokens = sum(text.tokens + document.tokens for document in documents)
+
         return Request(
             id=self._wire_id(request_id),
             prompt=text.text,
@@ -460,11 +478,13 @@ class TaskPrompts(GeneratedPrompts):
         """
         context = self._context(task_index, turn, replies)
         input_tokens: int | None = context.tokens + self._tools_tokens
+
         input_source: str = self._tokenizer.tag
         if replies:
             # Only the server knows how many tokens its real responses have.
             input_tokens = None
             input_source = ""
+
         return Request(
             id=self._wire_id(request_id),
             messages=context.messages,
@@ -485,12 +505,14 @@ class TaskPrompts(GeneratedPrompts):
         fields: dict[str, Any] = {}
         if self._tools:
             fields["tools"] = self._tools
+
         should_call_tool = any(
             later_request.continued_turn == turn and later_request.tool_of_result
             for later_request in self.graphs[task_index]
         )
         if self._task.tool_choice is not None and should_call_tool:
             fields["tool_choice"] = self._task.tool_choice
+
         return fields
 
     def _context(
@@ -525,6 +547,7 @@ class TaskPrompts(GeneratedPrompts):
         """
         request = self.graphs[task_index][turn]
         tool_results = self._tool_results(task_index, turn, replies)
+
         user_texts = self._document_texts(task_index, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task_index, turn))
@@ -553,11 +576,13 @@ class TaskPrompts(GeneratedPrompts):
         """
         messages: list[dict[str, Any]] = []
         tokens = sum(text.tokens for text in texts)
+
         system_tokens = self._task.steps[step_name].system_tokens
         if system_tokens:
             system = self._texts.shared_text(f"system {step_name}", 0, system_tokens)
             messages.append({"role": "system", "content": system.text})
             tokens += system.tokens
+
         messages.append({"role": "user", "content": "\n\n".join(text.text for text in texts)})
         return _Context(messages, tokens)
 
@@ -577,11 +602,13 @@ class TaskPrompts(GeneratedPrompts):
             output = Text(response.message.text, response.tokens)
             branch_step = self.graphs[task_index][branch_turn].step
             results.append(_ToolResult(tool=branch_step, output=output))
+
         if request.tool_of_result:
             draw_index = self._draw_index(task_index, turn)
             tokens = self._result_tokens(task_index, turn)
             output = self._texts.history_text("tool", draw_index, tokens)
             results.append(_ToolResult(tool=request.tool_of_result, output=output))
+
         return results
 
     def _response(
@@ -610,6 +637,7 @@ class TaskPrompts(GeneratedPrompts):
         """
         if not results:
             return [{"role": "assistant", "content": response.text}]
+
         calls = self._tool_calls(draw_index, response, results)
         has_text_and_calls = bool(response.calls and response.text)
         content = response.text if has_text_and_calls else None
@@ -618,6 +646,7 @@ class TaskPrompts(GeneratedPrompts):
             {"role": "tool", "tool_call_id": call["id"], "content": result.output.text}
             for call, result in zip(calls, results, strict=True)
         ]
+
         return [assistant_message, *tool_messages]
 
     def _tool_calls(
@@ -654,6 +683,7 @@ class TaskPrompts(GeneratedPrompts):
         is_only_text = not response.calls
         if is_only_text and call_index == 0:
             arguments["input"] = response.text
+
         id_bytes = random_bytes(self._texts_key, f"call {call_index}", draw_index, CALL_ID_BYTES)
         return {
             "id": id_bytes.hex()[:CALL_ID_CHARACTERS],

@@ -69,11 +69,13 @@ class TextGenerator:
         """
         self._tokenizer = tokenizer
         self._key = key
+
         # Words for the beginning of a text have no space before them, all others have one.
         self._start_words = tokenizer.start_words
         self._inner_words = tokenizer.inner_words
         self._book = Book(tokenizer) if is_natural else None
         self._head_order = self._draw_head_order()
+
         # Two caches, because the many history texts would displace the few shared ones from one.
         self.shared_text = functools.lru_cache(SHARED_TEXTS_CACHED)(self.exact_text)
         self.history_text = functools.lru_cache(HISTORY_TEXTS_CACHED)(self.exact_text)
@@ -110,10 +112,12 @@ class TextGenerator:
         inner_word_count = len(self._inner_words)
         head_number = self._head_order.position_of(index)
         remaining_number, word_index = divmod(head_number, len(self._start_words))
+
         head = [self._start_words[word_index]]
         for _ in range(HEAD_TOKENS - 1):
             remaining_number, word_index = divmod(remaining_number, inner_word_count)
             head.append(self._inner_words[word_index])
+
         return head[:tokens]
 
     def exact_text(
@@ -141,11 +145,14 @@ class TextGenerator:
         """
         if tokens <= 0:
             return prefix
+
         if not head:
             random_index = random_integer(self._key, purpose + " start", index, INDEX_BYTES)
             head = (self.start_word(random_index),)
+
         if not self._tokenizer.is_additive:
             return self._fitted_text(purpose, index, tokens, head, prefix)
+
         text = self.random_text(purpose, index, tokens, head, prefix.text)
         return Text(text, prefix.tokens + tokens)
 
@@ -159,16 +166,21 @@ class TextGenerator:
         """
         requested_tokens = prefix.tokens + tokens
         word_count = tokens
+
         closest: Text | None = None
         for _ in range(MAX_FITTING_ATTEMPTS + 1):
             text = self.random_text(purpose, index, word_count, head, prefix.text)
             candidate = Text(text, self._tokenizer.count(text))
+
             missing_tokens = requested_tokens - candidate.tokens
             if closest is None or abs(missing_tokens) < abs(requested_tokens - closest.tokens):
                 closest = candidate
+
             if missing_tokens == 0:
                 break
+
             word_count = max(1, word_count + missing_tokens)
+
         assert closest is not None
         return closest
 
@@ -191,12 +203,15 @@ class TextGenerator:
         words_after_head = word_count - len(head)
         if words_after_head <= 0:
             return prefix + "".join(head[:word_count])
+
         passage = ""
         random_word_count = words_after_head
         if self._book is not None:
             position = random_integer(self._key, purpose + " passage", index, INDEX_BYTES)
             passage, random_word_count = self._book.passage(position, words_after_head)
+
         text_before_random_words = "".join((prefix, *head, passage))
+
         # Each random word is chosen by this many random bytes.
         choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * random_word_count)
         return self._write_words(text_before_random_words, choices)
@@ -219,8 +234,10 @@ class _Permutation:
         step = random_integer(key, "step", 0, 16)
         if step % 2 == 0:
             step += 1  # The loop then only tries odd numbers, of which more qualify.
+
         while math.gcd(step, size) != 1:
             step += 2
+
         self._size = size
         self._step = step % size
         self._offset = offset % size
@@ -240,8 +257,10 @@ class Book:
         token_counts = [tokenizer.count(word) for word in book_words]
         self._word_count = len(book_words)
         self._tokens = sum(token_counts)
+
         # The book twice in a row, so that it can be read once from any word without starting again.
         self._words = book_words * 2
+
         # The tokens of all words before word i, for each i up to the end of `_words`.
         self._tokens_before = list(accumulate(token_counts * 2, initial=0))
 
@@ -267,6 +286,7 @@ class Book:
         last_words = self._words[start:end]
         tokens_of_last_words = self._tokens_before[end] - self._tokens_before[start]
         missing_tokens = remaining_tokens - tokens_of_last_words
+
         return "".join(words_of_one_reading * complete_readings + last_words), missing_tokens
 
     def _end_of_passage(self, start: int, max_tokens: int) -> int:

@@ -115,12 +115,14 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
         return packaged_tokenizer()
     if Path(spec).exists() or not HUB_NAME.fullmatch(spec):
         return read_tokenizer_file(Path(spec))
+
     # Imports all modules that read workloads, which workers do not need.
     from loadgen.core.workload import hub
 
     snapshot = hub.find_cached_snapshot(spec, "model")
     if snapshot is None or not (snapshot / TOKENIZER_FILE).is_file():
         snapshot = hub.download_snapshot(spec, "model", [TOKENIZER_FILE], f"--tokenizer {spec}")
+
     return replace(read_tokenizer_file(snapshot), name=f"{spec}@{snapshot.name}")
 
 
@@ -169,6 +171,7 @@ def _load_packaged_encode(folder: Path) -> Encode:
     import tiktoken
 
     packed_tokens = read_packaged_data(folder / RANKS_FILE, RANKS_SHA256)
+
     # The id (rank) of a token is its position in the file. Each token has its length before it, in
     # one byte.
     ranks: dict[bytes, int] = {}
@@ -179,6 +182,7 @@ def _load_packaged_encode(folder: Path) -> Encode:
         end = start + token_length
         ranks[packed_tokens[start:end]] = len(ranks)
         offset = end
+
     return tiktoken.Encoding(
         PACKAGED_NAME, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL
     ).encode_ordinary
@@ -197,9 +201,11 @@ def read_packaged_data(path: Path, sha256: str) -> bytes:
         problem = f"the packaged vocabulary cannot be read: {error}"
         error_code = of_reading(error)
         raise UserError(error_code, problem, str(path), hint) from None
+
     if hashlib.sha256(content).hexdigest() != sha256:
         problem = "the packaged vocabulary does not belong to this version of loadgen"
         raise UserError("changed_file", problem, str(path), hint)
+
     return content
 
 
@@ -226,6 +232,7 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
             "so no prompts can be generated with it"
         )
         raise UserError("unsupported", problem, str(file), TOKENIZER_HINT)
+
     return Tokenizer(
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,
@@ -257,6 +264,7 @@ def _parse_model(content: bytes, file: Path) -> Any:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         problem = f"not a valid tokenizer.json: {message}"
         raise UserError("wrong_format", problem, str(file), TOKENIZER_HINT) from None
+
     model.no_truncation()
     model.no_padding()
     return model
@@ -311,6 +319,7 @@ def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWor
     ]
     if not inner_words:
         return _OneTokenWords([], [])
+
     inner_word = inner_words[0]
     start_words = [word for word in inner_words if count_tokens(f"{word} {inner_word}") == 2]
     return _OneTokenWords(start_words, [f" {word}" for word in inner_words])

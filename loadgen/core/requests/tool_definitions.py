@@ -32,6 +32,7 @@ def build_tool_definition(
     """
     shortest_definition = _tool_definition(name, description="x")
     description_tokens = tokens - _count_json_tokens(shortest_definition, tokenizer)
+
     attempts: list[_FittingAttempt] = []
     for _ in range(MAX_FITTING_ATTEMPTS):
         description = texts.exact_text(f"definition {name}", 0, max(1, description_tokens)).text
@@ -41,6 +42,7 @@ def build_tool_definition(
         if missing_tokens == 0:
             break
         description_tokens += missing_tokens
+
     closest_attempt = min(attempts, key=lambda attempt: abs(attempt.missing_tokens))
     return closest_attempt.definition
 

@@ -82,6 +82,7 @@ class TracePrompts(GeneratedPrompts):
                 lists, and whether its API generates text.
         """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
+
         # `turns` is the number of request ids of each session, as many as the longest one needs.
         if isinstance(source, TraceSessions):
             self.trace = source.trace
@@ -91,6 +92,7 @@ class TracePrompts(GeneratedPrompts):
             self.trace = source
             self.turns = 1
             self._sessions = None
+
         self._models = target.models
         self._has_output = target.api != "embeddings"
         self._cached_block_text = functools.lru_cache(BLOCKS_CACHED)(self._block_text)
@@ -140,9 +142,11 @@ class TracePrompts(GeneratedPrompts):
         turn = self._turn_at_position(sessions, recorded_session, position)
         if turn is None:
             raise IndexError(request_id)
+
         row = int(sessions.rows(recorded_session)[turn])
         is_single_request = sessions.is_single_request[recorded_session]
         session = SINGLE_REQUEST_SESSION if is_single_request else sent_session
+
         return TraceRequest(cycle, row, session, turn)
 
     def _turn_at_position(
@@ -165,12 +169,14 @@ class TracePrompts(GeneratedPrompts):
         """
         if sessions.is_single_request[recorded_session]:
             return 0 if position == 0 else None
+
         last_position = self.turns - 1
         last_turn = int(sessions.turn_counts[recorded_session]) - 1
         if position == last_position:
             return last_turn
         if position < last_turn:
             return position
+
         return None  # Position 2 or 3 in the example.
 
     def request_ids(self, count: int) -> Iterable[int]:
@@ -193,6 +199,7 @@ class TracePrompts(GeneratedPrompts):
             if sessions.is_single_request[recorded_index]:
                 yield first_id
                 continue
+
             turn_count = int(sessions.turn_counts[recorded_index])
             yield from range(first_id, first_id + turn_count - 1)
             last_id = first_id + self.turns - 1
@@ -245,9 +252,11 @@ class TracePrompts(GeneratedPrompts):
         unique_tokens = prompt_tokens - shared_blocks.tokens
         unique_text = self._text_after_blocks(request_id, unique_tokens)
         text = "".join(shared_blocks.texts) + unique_text
+
         # The token counts of texts only add up if the tokenizer never merges words with neighbours.
         if self._tokenizer.is_additive:
             return Text(text, prompt_tokens)
+
         return Text(text, self._tokenizer.count(text))
 
     def _text_after_blocks(self, request_id: int, tokens: int) -> str:
@@ -276,11 +285,13 @@ class TracePrompts(GeneratedPrompts):
             block_tokens = min(remaining_tokens, self.trace.tokens_by_hash[block_hash])
             if block_tokens == 0:
                 continue  # The prompt is full, or the block is empty.
+
             text = self._cached_block_text(
                 request.cycle, block_hash, block_tokens, is_first=position == 0
             )
             texts.append(text)
             remaining_tokens -= block_tokens
+
         return _BlockTexts(texts, prompt_tokens - remaining_tokens)
 
     def _block_text(self, cycle: int, block_hash: int, tokens: int, *, is_first: bool) -> str:
@@ -370,6 +381,7 @@ class TracePrompts(GeneratedPrompts):
                 rows_without_output, "row of the trace has", "rows of the trace have"
             )
             yield f"{subject} no output tokens and cannot be sent"
+
         bad_rows = self.trace.bad_rows
         if bad_rows:
             subject = format.counted(
@@ -386,6 +398,7 @@ class TracePrompts(GeneratedPrompts):
         names = sorted({name for fields in self.trace.fields for name in fields})
         if names:
             yield f"rows of the trace request {', '.join(names)}, which is sent"
+
         trace_models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
         unlisted_models = sorted(trace_models.difference(self._models))
         if unlisted_models:

@@ -54,8 +54,10 @@ def constant_arrivals(
         if count is None:
             raise ValueError("an infinite rate needs a count")
         return Arrivals(np.zeros(count, np.int64), 0)
+
     # `_cut_at_end` needs one arrival after the end.
     time_count = _max_constant_arrivals(rate_per_s, duration_ns, count) + 1
+
     # Each offset is computed from its index: adding up rounded gaps would accumulate their errors.
     # The index is multiplied first, because that product is exact.
     offsets_ns = np.rint(np.arange(time_count) * _NS_PER_S / rate_per_s).astype(np.int64)
@@ -70,11 +72,14 @@ def _max_constant_arrivals(rate_per_s: float, duration_ns: int | None, count: in
     upper_bounds = []
     if count is not None:
         upper_bounds.append(count)
+
     if duration_ns is not None:
         expected_arrivals = math.ceil(duration_ns * rate_per_s / _NS_PER_S)
         upper_bounds.append(expected_arrivals + 1)  # The product may have been rounded down.
+
     if not upper_bounds:
         raise ValueError("arrivals need a duration or a count")
+
     return min(upper_bounds)
 
 
@@ -110,6 +115,7 @@ def poisson_arrivals_at_least(
     gaps = LoadGenGaps(rate_per_s, seed)
     offsets_ns = _draw_offsets_past_end(gaps.draw, duration_ns=min_duration_ns, count=None)
     count_before_minimum = int(np.count_nonzero(offsets_ns < min_duration_ns))
+
     # The first arrival at or after the minimum duration belongs to the test.
     count_for_duration = count_before_minimum + 1
     count = _round_up(max(count_for_duration, min_count, 1), multiple_of)
@@ -121,6 +127,7 @@ def poisson_arrivals_at_least(
         further_gaps_ns = gaps.draw(missing_offsets)
         further_offsets_ns = offsets_ns[-1] + np.cumsum(further_gaps_ns)
         offsets_ns = np.concatenate((offsets_ns, further_offsets_ns))
+
     next_arrival_ns = int(offsets_ns[count])
     return Arrivals(offsets_ns[:count], end_ns=next_arrival_ns)
 
@@ -175,6 +182,7 @@ def ramp_arrivals(
     rate_change_per_s = (to_rate - from_rate) / ramp.duration_s
     times_s = _invert_expected_count(ramp.expected_counts, from_rate, rate_change_per_s)
     arrivals_ns = (times_s * _NS_PER_S).astype(np.int64)
+
     # The end of the ramp takes the place of the arrival after the last one, which is not drawn.
     arrivals_and_end_ns = np.append(arrivals_ns, ramp.duration_ns)
     return _cut_at_end(arrivals_and_end_ns, ramp.duration_ns, count)
@@ -205,6 +213,7 @@ def _draw_ramp_points(
         duration_s = duration_ns / _NS_PER_S
         expected_arrivals = mean_rate * duration_s
         return _RampPoints(duration_s, duration_ns, _draw_unit_poisson(expected_arrivals, rng))
+
     if count is not None:
         duration_s = count / mean_rate
         duration_ns = round(duration_s * _NS_PER_S)
@@ -212,6 +221,7 @@ def _draw_ramp_points(
         # `count` points on the interval from 0 to `count` have the rate 1.
         sorted_points = np.sort(rng.random(count)) * count
         return _RampPoints(duration_s, duration_ns, sorted_points)
+
     raise ValueError("arrivals need a duration or a count")
 
 
@@ -240,17 +250,20 @@ def replayed_arrivals(
     repetitions = loop
     if count is not None:
         repetitions = max(1, math.ceil(count / len(recorded_ns)))
+
     if duration_ns is not None and recording_end_ns:
         # Repetitions that start after the end of the duration would be cut off anyway.
         starting_before_end = math.floor(duration_ns * speed / recording_end_ns) + 1
         repetitions = min(repetitions, starting_before_end)
 
     arrivals_ns = _repeat_recording(recorded_ns, recording_end_ns, repetitions)
+
     # `_cut_at_end` needs one more time than there are arrivals: the end of the last repetition.
     end_ns = repetitions * recording_end_ns
     offsets_ns = np.append(arrivals_ns, end_ns)
     if speed != 1.0:
         offsets_ns = np.rint(offsets_ns / speed).astype(np.int64)
+
     return _cut_at_end(offsets_ns, duration_ns, count)
 
 
@@ -386,10 +399,12 @@ def _draw_offsets_past_end(
     """
     if duration_ns is None and count is None:
         raise ValueError("arrivals need a duration or a count")
+
     needed_offsets = math.inf if count is None else count + 1
     end_ns = math.inf if duration_ns is None else duration_ns
     blocks = [np.zeros(1, np.int64)]  # The first arrival is at 0.
     offset_count = 1
+
     last_ns = 0
     while offset_count < needed_offsets and last_ns < end_ns:
         gap_count = int(min(_GAPS_PER_DRAW, needed_offsets - offset_count))
@@ -397,6 +412,7 @@ def _draw_offsets_past_end(
         blocks.append(block)
         offset_count += gap_count
         last_ns = int(block[-1])
+
     return np.concatenate(blocks)
 
 
@@ -419,6 +435,7 @@ def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None)
         arrival_count = len(offsets_ns) - 1
     else:
         arrival_count = int(np.count_nonzero(offsets_ns < duration_ns))
+
     if count is not None:
         arrival_count = min(arrival_count, count)
 
@@ -426,9 +443,11 @@ def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None)
     # is no such time, and the last one is the end.
     last_index = len(offsets_ns) - 1
     end_index = min(arrival_count, last_index)
+
     end_ns = int(offsets_ns[end_index])
     if duration_ns is not None:
         end_ns = min(end_ns, duration_ns)
+
     return Arrivals(offsets_ns[:arrival_count].copy(), end_ns)
 
 

@@ -66,6 +66,7 @@ def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
     """
     if not stages:
         return _StagePosition(index=0, start_ns=0, first_session=0, previous_users=0)
+
     previous = stages[-1]
     if previous.session_count is None:
         session_count = RESERVED_SESSIONS
@@ -73,6 +74,7 @@ def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
     else:
         session_count = previous.session_count
         users_at_end = min(previous.concurrency, session_count)
+
     return _StagePosition(
         index=previous.index + 1,
         start_ns=_planned_end_ns(previous),
@@ -141,11 +143,14 @@ def _build_stage(
         return _build_open_stage(stage, sessions, position, stage_seeds)
     if stage.duration_ns is None and stage.count is None:
         raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
+
     concurrency = stage.arrival.concurrency
     session_count = stage.count
+
     slot_count = None  # As many as fit into the duration.
     if session_count is not None:
         slot_count = sessions.total_turns(position.first_session, session_count)
+
     return ScheduledStage(
         index=position.index,
         name=stage.name,
@@ -217,6 +222,7 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
             return arrivals.ramp_arrivals(from_rate, to_rate, rng=rng, **bounds)
         case Replay() as replay:
             return _replay_arrivals(replay, stage)
+
     raise ValueError(f"{stage.arrival!r} has no arrival times")
 
 

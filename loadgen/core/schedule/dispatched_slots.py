@@ -112,8 +112,10 @@ class InterruptedSlots:
         """
         if not has_planned_slots(stage):
             return
+
         assert stage.session_count is not None, "a closed loop with planned slots has a count"
         session_end = stage.first_session + stage.session_count
+
         remaining_sessions = range(next_session, session_end, stage.concurrency)
         for session_index in remaining_sessions:
             session_due_ns = due_ns if session_index == next_session else NOT_APPLICABLE

@@ -120,9 +120,11 @@ class _SessionProgress(msgspec.Struct):
             # not be the latest end.
             latest_end_ns = max(end_ns, self.latest_end_ns.get(turn, end_ns))
             self.latest_end_ns[turn] = latest_end_ns
+
         self.unmet_predecessors[turn] -= 1
         if self.unmet_predecessors[turn] > 0:
             return None
+
         return latest_end_ns + self.session.pauses_ns[turn]
 
 
@@ -213,22 +215,29 @@ class Dispatcher:
         # -- Requests and sessions in progress --
         # Requests that have started and not ended, by slot id.
         self._in_flight: dict[int, DispatchedSlot] = {}
+
         # Ids of those requests in flight that have no output yet.
         self._in_prefill: set[int] = set()
+
         # When a request last left prefill, which made room there for another one.
         self._prefill_exit_ns = 0
+
         # Conversations and tasks that have begun and not ended, by session number.
         self._sessions: dict[int, _SessionProgress] = {}
 
         # -- Slots and virtual users that have not started --
         # Slots with a due time: later turns, and the sessions of virtual users. A heap.
         self._pending: list[_PendingSlot] = []
+
         # Slots of virtual users that are due and wait for room in prefill.
         self._waiting_for_prefill: deque[_PendingSlot] = deque()
+
         # Virtual users that wait for requests of earlier stages to end.
         self._waiting_users: deque[_WaitingUser] = deque()
+
         # Slots that `take_due_slots` returns as dropped.
         self._dropped: deque[DispatchedSlot] = deque()
+
         # Requests of virtual users that were in flight at `stop` and belong to no conversation or
         # task. They show `unsent_slots` which users were sending.
         self._single_requests_at_stop: list[DispatchedSlot] = []
@@ -261,6 +270,7 @@ class Dispatcher:
             return self._dropped[0].due_ns
         if self._waiting_for_prefill and self._has_room_in_prefill():
             return self._prefill_exit_ns
+
         pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
         due_ns = min(self._arrivals.next_ns, self._next_stage_ns, pending_ns)
         return None if due_ns == _NEVER_NS else due_ns
@@ -277,6 +287,7 @@ class Dispatcher:
         slots: list[DispatchedSlot] = []
         if self._is_stopped:
             return slots
+
         while len(slots) < max_slots:
             if self._dropped:
                 slots.append(self._dropped.popleft())
@@ -285,6 +296,7 @@ class Dispatcher:
             if pending_slot is None:
                 break
             slots.append(self._start_or_drop(pending_slot))
+
         return slots
 
     def report_first_output(self, slot_id: int, now_ns: int) -> None:
@@ -323,6 +335,7 @@ class Dispatcher:
             # A request that ended without any output leaves prefill now. Without `max_in_prefill`
             # the set is always empty.
             self.report_first_output(slot_id, now_ns)
+
         if self._is_stopped:
             return
 
@@ -366,6 +379,7 @@ class Dispatcher:
         """
         if self._is_stopped:
             return
+
         self._is_stopped = True
         self._single_requests_at_stop = [
             slot
@@ -382,6 +396,7 @@ class Dispatcher:
         """
         if not self._is_stopped:
             raise RuntimeError("unsent_slots() needs stop() to be called first")
+
         interrupted = InterruptedSlots(self.schedule)
         yield from self._dropped
         yield from self._unsent_pending_slots(interrupted)
@@ -410,12 +425,15 @@ class Dispatcher:
             # A stage that begins now brings slots of its own, which may be the next ones.
             if self._next_stage_ns <= now_ns:
                 self._begin_due_stages(now_ns)
+
             slot = self._pop_due_slot(now_ns)
             if slot is None:
                 return None
+
             is_open_loop = slot.virtual_user is None
             if is_open_loop or self._has_room_in_prefill():
                 return slot
+
             self._waiting_for_prefill.append(slot)
 
     def _take_slot_waiting_for_prefill(self) -> _PendingSlot | None:
@@ -477,6 +495,7 @@ class Dispatcher:
         else:
             session = self._session_of(pending_slot)
             slot_id = self.schedule.slot_id(pending_slot.session_index, pending_slot.turn, session)
+
         slot = DispatchedSlot(
             slot_id=slot_id,
             stage=pending_slot.stage,
@@ -492,6 +511,7 @@ class Dispatcher:
             self._record_start(slot, session)
         elif slot.session is not None:
             self._drop_session_at_limit(slot, session)
+
         return slot
 
     def _record_start(self, slot: DispatchedSlot, session: Session) -> None:
@@ -505,12 +525,15 @@ class Dispatcher:
         if is_prefill_limited:
             # Without a limit nothing reads this set, so requests need not be added and removed.
             self._in_prefill.add(slot.slot_id)
+
         is_first_turn = slot.turn == 0
         if not is_first_turn:
             return
+
         is_open_loop = slot.virtual_user is None
         if is_open_loop:
             self._stages[slot.stage].active += 1
+
         if slot.session is not None:
             progress = _SessionProgress.after_first_start(slot.session, session)
             self._sessions[slot.session] = progress
@@ -562,6 +585,7 @@ class Dispatcher:
             return False
         if succeeded:
             return self._schedule_next_turns(progress, slot, now_ns)
+
         self._fail_session(progress, slot, now_ns, drop_reason)
         return False
 
@@ -579,12 +603,15 @@ class Dispatcher:
             due_ns = progress.record_predecessor_end(next_turn, now_ns)
             if due_ns is None:
                 continue  # The turn still waits for another one.
+
             if due_ns >= stage_end_ns:
                 progress.is_over = True
                 continue
+
             progress.has_due_time[next_turn] = True
             progress.open_turns += 1
             self._schedule(due_ns, progress.index, next_turn, slot.stage, slot.virtual_user)
+
         return progress.is_over
 
     def _fail_session(
@@ -690,6 +717,7 @@ class Dispatcher:
             self._waiting_for_prefill = deque(
                 slot for slot in self._waiting_for_prefill if slot.session_index != session_index
             )
+
         progress.open_turns -= len(turns)
         return turns
 
@@ -719,11 +747,13 @@ class Dispatcher:
         has no such session.
         """
         stage = self.schedule.stages[slot.stage]
+
         # This is the body of `_session_index_of`, because a call after every request costs time.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
         is_before_end = due_ns < self._stages[slot.stage].end_ns
+
         # A stage without a number of sessions has sessions left until its duration is over.
         has_session_left = (
             stage.session_count is None or next_session < stage.first_session + stage.session_count
@@ -733,6 +763,7 @@ class Dispatcher:
             self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
         else:
             self._release_capacity(slot.stage, due_ns)
+
         if stage.session_count is not None:
             self._update_stage_after_session(stage, now_ns, is_last_of_user=not has_next_session)
 
@@ -759,6 +790,7 @@ class Dispatcher:
         has_next_stage_begun = stage is not self._current_stage
         if has_next_stage_begun:
             return
+
         is_stage_finished = progress.unfinished_sessions == 0
         can_user_be_replaced = is_last_of_user and self._is_followed_by_closed_loop(stage)
         if is_stage_finished or can_user_be_replaced:
@@ -797,6 +829,7 @@ class Dispatcher:
         self._stages.append(progress)
         self._current_stage = stage
         self._current_start_ns = start_ns
+
         # An open loop sends sessions at arrival times; a closed loop has none, and virtual users.
         self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
         if stage.is_closed_loop:
@@ -817,6 +850,7 @@ class Dispatcher:
         ends_with_last_session = stage.is_end_unknown
         if ends_with_last_session:
             unfinished_sessions = self.schedule.session_count_in_shard(stage)
+
         return _StageProgress(
             end_ns=_end_of_virtual_users_ns(stage, start_ns),
             unfinished_sessions=unfinished_sessions,
@@ -840,6 +874,7 @@ class Dispatcher:
         ]
         for user in users[:free_places]:
             self._begin_user(user)
+
         self._waiting_users.extend(users[free_places:])
 
     def _users_in_starting_order(self, stage: ScheduledStage) -> list[int]:
@@ -883,6 +918,7 @@ class Dispatcher:
             is_before_end = due_ns < self._stages[user.stage].end_ns
             if is_before_end and not self._has_capacity(user.stage):
                 return
+
             self._waiting_users.popleft()
             if is_before_end:
                 self._begin_user(user._replace(due_ns=due_ns))
@@ -945,6 +981,7 @@ class Dispatcher:
                     yield interrupted.create_slot(
                         stage, session_index, turn, virtual_user, due_ns=NOT_APPLICABLE
                     )
+
             if virtual_user is not None:
                 next_session = _next_session_of_user(stage, session_index)
                 yield from interrupted.slots_of_user(stage, virtual_user, next_session)

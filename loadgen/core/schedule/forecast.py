@@ -51,13 +51,16 @@ class Forecast(NamedTuple):
         request_count = 1 if self.requests is None else self.requests
         input_tokens = self.input_tokens * request_count
         output_tokens = self.output_tokens * request_count
+
         tokens = f"{input_tokens:,.0f} prompt and {output_tokens:,.0f} output tokens"
         if self.requests is None:
             phrases = [f"{tokens} per request"]
         else:
             phrases = [f"{self.requests:,.0f} requests", tokens]
+
         if self.seconds is not None:
             phrases.append(format.duration(self.seconds))
+
         return ", ".join(phrases)
 
 
@@ -76,6 +79,7 @@ def mean_tokens(prompts: Prompts) -> MeanTokens:
         output_tokens.append(
             _DEFAULT_OUTPUT_TOKENS if requested_output is None else requested_output
         )
+
     return MeanTokens(fmean(input_tokens), fmean(output_tokens))
 
 
@@ -105,10 +109,12 @@ def combine_forecasts(loads: Sequence[Forecast]) -> Forecast:
     The mean tokens are those of all requests together: a load with more requests counts more.
     """
     requests = _sum_if_known([load.requests for load in loads])
+
     # Without the number of requests, the loads have equal weight.
     weights = [1.0] * len(loads)
     if requests:
         weights = [load.requests or 0.0 for load in loads]
+
     return Forecast(
         requests=requests or None,
         seconds=_sum_if_known([load.seconds for load in loads]),
@@ -146,6 +152,7 @@ def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float
     elif duration_s is None and request_count is not None:
         # A shard without virtual users sends no requests; `max` avoids a division by 0.
         duration_s = request_count * response_s / max(users, 1)
+
     return _StageForecast(request_count, duration_s)
 
 

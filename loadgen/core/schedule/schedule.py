@@ -229,6 +229,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.max_turns == 1:
             # Each session is one request, which is one slot.
             return self.session_count_in_shard(stage)
+
         turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
         is_in_shard = self._is_in_shard(stage, stage.session_count)
         return int(turn_counts[is_in_shard].sum())
@@ -297,9 +298,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         if not stage.is_closed_loop:
             return _count_up(self.shard_index, self.shard_count, end=stage.session_count)
+
         virtual_users = self.virtual_users_of(stage)
         if not virtual_users:
             return iter(())
+
         session_end = math.inf if stage.session_count is None else stage.session_count
         first_sessions_of_rounds = _count_up(0, stage.concurrency, end=stage.session_count)
         return (
@@ -369,13 +372,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if position > 0:
                 raise IndexError(slot_id)
             return 0
+
         last_turn = session.turn_count - 1
         last_position = self.max_turns - 1
         if position == last_position:
             return last_turn
+
         # The ids between that of the turn before the last one and that of the last turn are unused.
         if position >= last_turn:
             raise IndexError(slot_id)
+
         return position
 
     def next_slot_ids(self, slot_id: int) -> list[int]:
@@ -401,6 +407,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if 0 <= index_in_stage < session_count:
                 session_columns = _build_columns(self, stage, first=index_in_stage, count=1)
                 return session_columns.row(self.turn_of(slot_id))
+
         raise IndexError(slot_id)
 
     def columns(self) -> SlotColumns:
@@ -418,6 +425,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
             is_slot_in_shard = np.repeat(is_in_shard, turn_counts)
             columns_by_stage.append(stage_columns.select(is_slot_in_shard))
+
         return SlotColumns.concatenate(columns_by_stage)
 
 
@@ -466,6 +474,7 @@ def schedule_fingerprint(schedule: Schedule) -> str:
     """
     if schedule.shard_count != 1:
         raise ValueError("only a complete schedule has a fingerprint, not a shard")
+
     digest = hashlib.blake2b(digest_size=16)
     for stage in schedule.stages:
         digest.update(
@@ -483,6 +492,7 @@ def schedule_fingerprint(schedule: Schedule) -> str:
             )
             for column in hashed_columns:
                 digest.update(np.ascontiguousarray(column, "<i8").data)
+
     return digest.hexdigest()
 
 
@@ -521,10 +531,12 @@ def _build_columns(
     session_of_slot = np.repeat(session_numbers, sessions.turn_counts)
     is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
     first_slot_id = session_of_slot * schedule.max_turns
+
     # Only the last turn of a session may have another id than this, and no turn waits for that one.
     predecessor_in_session = first_slot_id + sessions.predecessor
     first_turns = _start_conditions_of_first_turns(schedule, stage, session_numbers)
     start_conditions = _start_conditions(first_turns, is_first_turn, predecessor_in_session)
+
     return SlotColumns(
         slot_id=first_slot_id + _id_positions(turn, sessions, schedule.max_turns),
         due_ns=start_conditions.due_ns,
@@ -650,6 +662,7 @@ def _start_conditions_of_users(
             first_session=int(previous_sessions[0]),
             session_count=len(previous_sessions),
         )
+
     return _StartConditions(due_ns, predecessor)
 
 
@@ -664,7 +677,9 @@ def _last_slot_ids(schedule: Schedule, first_session: int, session_count: int) -
     first_slot_ids = session_numbers * schedule.max_turns
     if schedule.max_turns == 1:
         return first_slot_ids  # Each session has a single id, its first and last one.
+
     sessions = schedule.sessions.columns(first_session, session_count)
     last_position = schedule.max_turns - 1
     positions = np.where(sessions.is_single_request, 0, last_position)
+
     return first_slot_ids + positions

@@ -162,6 +162,7 @@ class Conversations(SessionSequence):
         self._seed = seed
         self._tool_time = tool_time
         self._conversations_per_block = max(1, _PAUSES_PER_BLOCK // turns)
+
         # Every turn waits for the turn before it. With 3 turns, the turns wait for 0, 1 and 1
         # others, and their successors are (1,), (2,) and ().
         predecessors = [[turn - 1] if turn > 0 else [] for turn in range(turns)]
@@ -197,10 +198,12 @@ class Conversations(SessionSequence):
         """
         predecessors_of_conversation = np.arange(self.max_turns) - 1
         predecessors_of_conversation[0] = NOT_APPLICABLE
+
         # One row per conversation and one column per turn.
         pauses_ns = np.zeros((count, self.max_turns), np.int64)
         if count:
             pauses_ns[:, 1:] = self._pauses_of(first, count)
+
         return SessionColumns(
             turn_counts=self.turn_counts(first, count),
             is_single_request=np.zeros(count, np.bool_),
@@ -271,6 +274,7 @@ class Tasks(SessionSequence):
         graphs = [self._graphs[index] for index in range(first, first + count)]
         task_requests = [request for graph in graphs for request in graph]
         predecessors = [_highest_turn(request.predecessors) for request in task_requests]
+
         return SessionColumns(
             turn_counts=np.array([len(graph) for graph in graphs], np.int64),
             is_single_request=np.zeros(count, np.bool_),
@@ -317,11 +321,13 @@ class ReplayedSessions(SessionSequence):
         """
         recorded_indexes = self._recorded_indexes(first, count)
         predecessors: list[int] = []
+
         pauses_ns: list[int] = []
         for recorded_index in recorded_indexes.tolist():
             graph = self._sessions.graph(recorded_index)
             predecessors.extend(_highest_turn(turns) for turns in graph.predecessors)
             pauses_ns.extend(graph.pauses_ns)
+
         return SessionColumns(
             turn_counts=self._sessions.turn_counts[recorded_indexes],
             is_single_request=self._sessions.is_single_request[recorded_indexes],
@@ -357,6 +363,7 @@ class MixedSessions(SessionSequence):
         self.max_parallel_turns = max(
             sessions.max_parallel_turns for sessions in self._sessions_of_class
         )
+
         # Drawing the classes of a block of sessions costs about as much as drawing one.
         self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_list)
 
@@ -400,6 +407,7 @@ class MixedSessions(SessionSequence):
             rows_of_session = slice(first_row, first_row + turn_counts[position])
             predecessors[rows_of_session] = session_columns.predecessor
             pauses_ns[rows_of_session] = session_columns.pause_ns
+
         return SessionColumns(
             turn_counts=turn_counts,
             is_single_request=np.logical_not(has_several_turns),
@@ -512,6 +520,7 @@ def _draw_within_bounds(
     min_ns = distribution.min or 0
     max_ns = LONGEST_NS if distribution.max is None else distribution.max
     rows, columns = shape
+
     delays_ns = np.rint(draw(rows * columns))
     for _ in range(_MAX_REDRAWS):
         is_outside = (delays_ns < min_ns) | (delays_ns > max_ns)
@@ -519,4 +528,5 @@ def _draw_within_bounds(
         if outside_count == 0:
             break
         delays_ns[is_outside] = np.rint(draw(outside_count))
+
     return np.clip(delays_ns, min_ns, max_ns).astype(np.int64).reshape(shape)

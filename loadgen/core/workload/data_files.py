@@ -57,9 +57,11 @@ def is_jsonl(file: Path) -> bool:
         raise UserError(
             "wrong_encoding", "the file is encoded in UTF-16", str(file), "save it as UTF-8"
         )
+
     begins_with_list = beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
     if begins_with_list and _has_conversation_per_line(file):
         return True
+
     other_format = _find_format(file, beginning)
     return other_format is None
 
@@ -106,6 +108,7 @@ def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     suffix = file.suffix.lower()
     has_known_suffix = suffix in (*SUFFIXES, "")
+
     candidates = FORMATS.builtin_rows if has_known_suffix else FORMATS.rows()
     for candidate in candidates:
         is_data_set_format = candidate.dataset is not None
@@ -115,6 +118,7 @@ def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
         matches_beginning = text.startswith(candidate.begins)
         if is_data_set_format and (matches_suffix or matches_beginning):
             return candidate
+
     return None
 
 
@@ -145,15 +149,18 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     is_on_hugging_face = name.startswith(HUB)
     if not is_on_hugging_face:
         return [path], ""
+
     selection = _parse_hub_name(name)
     files = _find_cached_files(selection.data_set) or _download_files(selection.data_set)
     config_files = _select_config(files, selection.config)
     split = selection.split or _default_split(config_files)
+
     selected_files = sorted(file.path for file in _select_split(config_files, split))
     if not selected_files:
         file_names = sorted({str(file.relative_path) for file in files})
         hint = f"the data set has these files: {', '.join(file_names[:MAX_FILES_IN_HINT])}"
         raise UserError("unknown_name", "the data set has no such part", name, hint)
+
     return selected_files, _describe_hub_files(selection.data_set, split, selected_files)
 
 
@@ -251,6 +258,7 @@ def _find_data_files(directory: Path) -> list[_HubFile]:
     ]
     suffixes = {path.suffix for path in files}
     best_suffix = next((suffix for suffix in SUFFIXES if suffix in suffixes), "")
+
     return [
         _HubFile(path, path.relative_to(directory)) for path in files if path.suffix == best_suffix
     ]

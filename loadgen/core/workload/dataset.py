@@ -90,11 +90,13 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         size = self.offsets[index + 1] - start
         if self.converted is not None:
             return os.pread(self.converted.descriptor, size, start)
+
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             line_and_blank_lines = os.pread(descriptor, size, start)
         finally:
             os.close(descriptor)
+
         return line_and_blank_lines.split(b"\n", 1)[0]
 
 
@@ -139,6 +141,7 @@ class _RowChecker:
         self._path = path
         self._offsets = array("Q")
         self._errors: list[LoadgenError] = []
+
         # The keys of these dictionaries are used as sets that keep their order.
         self._ignored_fields: dict[str, None] = {}
         self._conversion_notes: dict[str, None] = {}
@@ -167,6 +170,7 @@ class _RowChecker:
         except BadRowError as error:
             self._add_error(error, where)
             return False
+
         self._add_row(row, start)
         return True
 
@@ -193,9 +197,11 @@ class _RowChecker:
         """
         if self._errors:
             raise CombinedError(self._errors)
+
         if not self._offsets:
             hint = 'write one per line, like {"prompt": "Hello"}'
             raise UserError("empty_file", "the file has no requests", str(self._path), hint)
+
         # A row ends where the next one starts, so the last row needs one more offset.
         self._offsets.append(content.size)
         return Rows(
@@ -277,18 +283,22 @@ def _read_jsonl(path: Path, source_note: str) -> Rows:
     """
     checker = _RowChecker(path)
     digest = hashlib.sha256()
+
     line_end = 0
     with path.open("rb") as file:
         for number, raw_line in enumerate(file, 1):
             digest.update(raw_line)
             line_end += len(raw_line)
+
             line = raw_line
             if number == 1:
                 # A byte order mark is no part of the first row.
                 line = raw_line.removeprefix(codecs.BOM_UTF8)
+
             if line.strip():
                 line_start = line_end - len(line)
                 checker.accept(line, line_start, f"{path}:{number}")
+
     file_size = line_end
     return checker.finish(_DataSetContent(file_size, digest.hexdigest(), source_note))
 
@@ -311,6 +321,7 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
     checker = _RowChecker(path)
     digest = hashlib.sha256()
     converted = _TemporaryFile()
+
     size = 0
     for file in files:
         _update_digest(digest, file)
@@ -319,6 +330,7 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
             if checker.accept(line, size, where):
                 os.pwrite(converted.descriptor, line, size)
                 size += len(line)
+
     return checker.finish(_DataSetContent(size, digest.hexdigest(), source_note, converted))
 
 
@@ -366,7 +378,9 @@ def _decode_object(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         hint = "write one JSON object per line"
         raise UserError("invalid_syntax", f"not JSON: {error}", where, hint) from None
+
     if not isinstance(row, dict):
         hint = 'write objects like {"prompt": "..."}'
         raise UserError("wrong_type", "the row is not a JSON object", where, hint)
+
     return row

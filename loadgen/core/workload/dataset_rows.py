@@ -150,6 +150,7 @@ def parse_row(line: bytes) -> DatasetRow:
     if not isinstance(decoded_row, dict):
         hint = 'write {"prompt": "..."} or {"messages": [...]}'
         raise BadRowError("wrong_type", "the row is not a JSON object", hint)
+
     converted = convert_row(decoded_row)
     row = converted.row
     _check_has_prompt(row)
@@ -208,11 +209,13 @@ def _describe_syntax_error(message: str) -> BadRowError:
     if position:
         column = int(position["offset"]) + 1
         message = message.replace(position[0], "")
+
     message = message.removeprefix("JSON is malformed: ")
     message = message.replace(
         "Input data was truncated", "the line ends before the JSON object is complete"
     )
     hint = "write one JSON object per line"
+
     return BadRowError("invalid_syntax", f"not JSON: {message}", hint, column=column)
 
 
@@ -224,9 +227,11 @@ def _check_has_prompt(row: dict[str, Any]) -> None:
     if {"timestamp", "input_length"} <= row.keys():
         problem = "this is a row of a trace, not a prompt"
         raise BadRowError("wrong_format", problem, "use --trace FILE to replay a trace")
+
     if "prompt" in row and "messages" in row:
         problem = "the row has both `prompt` and `messages`"
         raise BadRowError("conflict", problem, "keep exactly one of them")
+
     if "prompt" not in row and "messages" not in row:
         problem = "the row has neither `prompt` nor `messages`"
         raise BadRowError("missing_key", problem, _hint_for_missing_prompt(row))
@@ -252,10 +257,12 @@ def _output_length(row: dict[str, Any]) -> _OutputLength:
     fields = [field for field in LENGTH_FIELDS if row.get(field) is not None]
     if not fields:
         return _OutputLength(None, is_exact=False)
+
     lengths = [_convert_length(row, field) for field in fields]
     if len(set(lengths)) > 1:
         hint = "output_tokens is the exact length, max_tokens an upper bound"
         raise BadRowError("conflict", f"{' and '.join(fields)} together", hint, fields[0])
+
     return _OutputLength(lengths[0], is_exact=fields[0] in EXACT_LENGTH_FIELDS)
 
 
@@ -291,10 +298,12 @@ def _check_message(message: Any, path: str) -> None:
     """Raise BadRowError unless a message has a role, and content or tool calls."""
     if not isinstance(message, dict):
         raise BadRowError("wrong_type", f"{path} is {shortened(message)}", MESSAGES_HINT, path)
+
     role = message.get("role")
     if not isinstance(role, str):
         problem = f"{path}.role is {shortened(role)}"
         raise BadRowError("wrong_type", problem, MESSAGES_HINT, f"{path}.role")
+
     content = message.get("content")
     calls_tools = content is None and "tool_calls" in message
     if not isinstance(content, str | list) and not calls_tools:
@@ -338,9 +347,11 @@ def _read_extra_body(row: dict[str, Any]) -> dict[str, Any]:
     """
     if "extra_body" not in row:
         return {}
+
     extra_body: dict[str, Any] = _convert_value(row["extra_body"], "extra_body", EXTRA_BODY_TYPE)
     refused_field = next(find_refused_fields(extra_body), None)
     if refused_field is not None:
         path = f"extra_body.{refused_field.name}"
         raise BadRowError("unsupported", refused_field.problem, refused_field.row_hint, path)
+
     return extra_body

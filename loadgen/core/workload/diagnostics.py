@@ -164,6 +164,7 @@ def sort_errors(errors: list[LoadgenError]) -> list[LoadgenError]:
         position_and_key = (error.where, missing_key)
         if position_and_key not in first_errors:
             first_errors[position_and_key] = error
+
     return sorted(first_errors.values(), key=_line_and_column)
 
 
@@ -200,9 +201,11 @@ def _find_child(parent: Location, key_or_index: int | str) -> Location | None:
         if key is None:
             return None
         return Location(value.values_at[key], child_path(parent.path, key), value[key])
+
     if isinstance(value, Seq) and isinstance(key_or_index, int) and key_or_index < len(value):
         path = child_path(parent.path, key_or_index)
         return Location(value.values_at[key_or_index], path, value[key_or_index])
+
     return None
 
 
@@ -224,13 +227,16 @@ def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError
     location = _locate_error(document, error["loc"])
     if error["type"] == "missing":
         return _missing_key_error(str(error["loc"][-1]), location, file)
+
     # Both `key:` and `key: null` are read as None, but only the first has no text in the file.
     has_no_value = error["input"] is None and location.position.text == ""
     if has_no_value:
         return _missing_value_error(location, file)
+
     fits_no_union_member = error["type"] == NO_SUCH_TAG
     if fits_no_union_member:
         return _union_error(error, location, file)
+
     problem = _problem_with_value(error, location)
     text = f"{_subject(error, location)}{problem.predicate}"
     return UserError(problem.code, text, location.place(file), problem.hint)
@@ -271,18 +277,22 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
     # "arrival", and the keys that select a member.
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
+
     value = location.value
     if not isinstance(value, Map) or not value:
         problem = f"{_quoted_value_or_path(location)}is not {_with_article(noun)}"
         return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
+
     if len(value) > 1:
         problem = f"{_with_article(noun)} has one key, not {len(value)}"
         example = _example(f"{noun} with parameters", known_tags)
         hint = f"its parameters go inside, for example {example}"
         return UserError("conflict", problem, location.place(file), hint)
+
     (unknown_tag,) = value
     problem = f'unknown {noun} "{unknown_tag}"'
     place_of_key = place_at(file, value.keys_at[unknown_tag], location.path)
+
     return UserError("unknown_name", problem, place_of_key, did_you_mean(unknown_tag, known_tags))
 
 
@@ -302,16 +312,20 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
     """
     error_type = error["type"]
     context = error.get("ctx", {})
+
     # For an exception of a validator, pydantic has this type and stores the exception here.
     validator_error = context.get("error") if error_type == "value_error" else None
     if isinstance(validator_error, units.InvalidValueError):
         return _Problem(validator_error.code, str(validator_error), validator_error.hint)
+
     if error_type == "literal_error":
         accepted_values = _split_accepted_values(context["expected"])
         hint = did_you_mean(location.position.text, accepted_values)
         return _Problem("unknown_name", "is an unknown value", hint)
+
     if error_type in _PROBLEMS:
         return _PROBLEMS[error_type]
+
     predicate = error["msg"].replace("Input should", "should").replace("String should", "should")
     return _Problem("out_of_range", predicate)
 

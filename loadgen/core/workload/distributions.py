@@ -36,6 +36,7 @@ class Fixed(Tagged):
         """Return a JSON Schema that accepts `300` as well as `{fixed: 300}`."""
         bare_value_schema = cls.short_form_schema(schema)
         tagged_value_schema = super().extend_json_schema(schema)
+
         # Title and description belong to both alternatives.
         title = tagged_value_schema.pop("title")
         description = tagged_value_schema.pop("description")
@@ -111,6 +112,7 @@ class LogNormal(Tagged):
             raise units.InvalidValueError(
                 "out_of_range", "needs a median or mean above zero", example
             )
+
         return self
 
 
@@ -130,12 +132,15 @@ class ListOfValues(Tagged):
         """
         if not isinstance(info.context, FileContext):
             return data
+
         fields = cls.convert_to_fields(data)
         if not isinstance(fields, dict) or not isinstance(fields.get("values"), str):
             return data
+
         column = _read_column(info.context.directory / fields["values"])
         with_column = fields.copy_with_positions() if isinstance(fields, Map) else dict(fields)
         with_column["values"] = column
+
         return with_column
 
     @classmethod
@@ -146,6 +151,7 @@ class ListOfValues(Tagged):
         The result accepts `{empirical: FILE}` and `{empirical: {values: FILE}}` as well.
         """
         tagged_schema = super().extend_json_schema(schema)
+
         # `Tagged.extend_json_schema` returns the schemas of LIST and {values: LIST} in this order.
         list_schema, object_schema = tagged_schema["properties"][cls.tag]["anyOf"]
         file_schema = {"type": "string", "description": "give a file with one value per line"}
@@ -169,13 +175,16 @@ class Empirical(ListOfValues):
         """Refuse weights that do not belong to the values, or that are all zero."""
         if self.weights is None:
             return self
+
         if len(self.weights) != len(self.values):
             problem = f"has {len(self.values)} values but {len(self.weights)} weights"
             raise units.InvalidValueError("mismatch", problem, "give one weight per value")
+
         if not sum(self.weights):
             raise units.InvalidValueError(
                 "out_of_range", "has no weight above zero", "give one weight per value"
             )
+
         return self
 
 
@@ -205,6 +214,7 @@ def _read_column(path: Path) -> list[int | str]:
         raise units.InvalidValueError(
             of_reading(error), f"cannot be read: {reason}", hint
         ) from None
+
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return [int(text) if text.isdecimal() else text for text in entries]
 

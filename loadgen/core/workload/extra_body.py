@@ -46,6 +46,7 @@ def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]
                 "use --osl N to set it for every request",
                 "use output_tokens: N in the row to set it",
             )
+
     for name in COUNT_FIELDS:
         if extra_body.get(name) not in (None, 1):
             yield RefusedField(
@@ -57,6 +58,7 @@ def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]
                 f"leave {name} out, and send more requests (--concurrency, --request-rate, -n)",
                 f"leave {name} out, and repeat the row",
             )
+
     for name in PROMPT_FIELDS:
         if name in extra_body:
             yield RefusedField(
@@ -65,6 +67,7 @@ def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]
                 "use --dataset FILE to send your own prompts",
                 "use the row's own `prompt` or `messages`",
             )
+
     if "stream" in extra_body:
         yield RefusedField(
             "stream",

@@ -128,9 +128,11 @@ class Part(BaseModel):
         place = place_at(file, mapping.keys_at[key], child_path(mapping.path, key))
         hint = did_you_mean(key, known_keys, cls.synonyms)
         values: dict[str, str] = {}
+
         similar_key = closest(key, known_keys, cls.synonyms)
         if similar_key:
             values["did_you_mean"] = child_path(mapping.path, similar_key)
+
         return UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
 
     @classmethod
@@ -186,6 +188,7 @@ class Tagged(Part):
         description = schema.pop("description")
         short_form = cls.short_form_schema(schema)
         value_schemas = [schema] if short_form is None else [short_form, schema]
+
         return {
             "title": title,
             "type": "object",
@@ -239,9 +242,11 @@ class TaggedUnion:
         callable Discriminator" in the documentation of pydantic.)
         """
         members: tuple[type[Tagged], ...] = get_args(source)
+
         # What must be written for `Constant | Poisson` is
         # Union[Annotated[Constant, Tag("constant")], Annotated[Poisson, Tag("poisson")]].
         members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
+
         # The members are only known at run time, so the union cannot be written with `|`.
         union: Any = Union[members_with_tags]  # noqa: UP007
         discriminator = self._build_discriminator([member.tag for member in members])
@@ -272,11 +277,14 @@ class TaggedUnion:
         """
         if isinstance(value, Tagged):
             return value.tag
+
         if isinstance(value, dict) and len(value) == 1:
             (only_key,) = value
             if only_key in tags:
                 return str(only_key)
+
         # Python counts a boolean as an integer, but nobody writes `true` for a number.
         if isinstance(value, self.bare_types) and not isinstance(value, bool):
             return BARE_VALUE_TAG
+
         return None

@@ -87,11 +87,14 @@ def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Rec
     recipe = workload.model_dump(mode="json", include=FIELDS_OF_RECIPE)
     recipe["grace_ns"] = workload.drain_ns
     recipe["count_source"] = count_source
+
     recipe["tokenizer"] = tokenizer_sha256
     for requests in _all_requests(recipe):
         _normalize_requests(requests)
+
     for stage_recipe, stage in zip(recipe["stages"], workload.stages, strict=True):
         _normalize_stage(stage_recipe, stage)
+
     return recipe
 
 

@@ -138,6 +138,7 @@ def read_flags(**options: Any) -> Overrides:
             key = PYTHON_OPTIONS.get(name, "")
             place = describe_option(name, value)
             errors.append(UserError(error.code, problem, place, error.hint, key=key))
+
     return Overrides(**fields, errors=tuple(errors))
 
 
@@ -180,13 +181,16 @@ def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> di
         return _parse_warmup(text)
     if name == "num_warmups":
         return {"warmup_count": _count_parser(0)(text)}
+
     if name in ("slo", "goodput"):
         default_unit = "ms" if name == "goodput" else None
         return _merge_slo_term(text, default_unit, earlier_fields)
+
     if name == "stop_when":
         return {"stop_when": _append_stop_rule(text, earlier_fields.get("stop_when", ()))}
     if name == "limit":
         return {"limits": _add_validity_limit(text, earlier_fields.get("limits", {}))}
+
     return {name: _PARSERS[name](text)}
 
 
@@ -208,9 +212,11 @@ def _count_parser(
         if count < minimum:
             hint = f"write an integer of at least {minimum}{hint_if_less}"
             raise units.InvalidValueError("invalid_value", f"is less than {minimum}", hint)
+
         if maximum is not None and count > maximum:
             hint = f"write an integer from {minimum} to {maximum:,}"
             raise units.InvalidValueError("out_of_range", "is too many", hint)
+
         return count
 
     return parse_count
@@ -306,6 +312,7 @@ def _parse_warmup(text: str) -> dict[str, int]:
     count = re.fullmatch(r"(?P<number>[0-9]{1,12}) ?(req|reqs|requests)", text)
     if count:
         return {"warmup_count": int(count["number"])}
+
     try:
         return {"warmup_ns": _parse_seconds(text)}
     except units.InvalidValueError as error:
@@ -341,11 +348,13 @@ def _merge_slo_term(
     new_term = parse_slo_term(text.removeprefix("+"), default_unit)
     replacement_slo = earlier_fields.get("replacement_slo") or Slo()
     added_slo = earlier_fields.get("added_slo") or Slo()
+
     # No objective may be specified twice, not even once with and once without a plus.
     _check_no_common_objective(replacement_slo, new_term)
     _check_no_common_objective(added_slo, new_term)
     if is_added:
         return {"added_slo": merge_slos(added_slo, new_term)}
+
     return {"replacement_slo": merge_slos(replacement_slo, new_term)}
 
 
@@ -357,6 +366,7 @@ def _check_no_common_objective(first: Slo, second: Slo) -> None:
         if (term.metric, term.quantile) in limited_objectives:
             name = f"{term.metric} p{term.quantile * 100:g}"
             raise units.InvalidValueError("duplicate", f"limits {name} a second time", hint)
+
     if first.goodput_share is not None and second.goodput_share is not None:
         raise units.InvalidValueError(
             "duplicate", "limits the attainment a second time", "keep one of them"
@@ -386,18 +396,21 @@ def _parse_latency_term(name: str, condition: str, default_unit: str | None) -> 
     """
     metric = METRIC_ALIASES.get(name, name)
     known_terms = f"known: {', '.join((*metrics(), ATTAINMENT))}"
+
     hint = f"{known_terms}; {_slo_term_examples(default_unit)}"
     if metric not in metrics():
         problem = f'has the unknown metric "{name}"'
         suggestion = _suggest_slo_term(name, condition)
         hint_with_suggestion = f"{suggestion} {hint}".lstrip()
         raise units.InvalidValueError("unknown_name", problem, hint_with_suggestion)
+
     limit, _, quantile_text = condition.partition(":")
     has_quantile = ":" in condition
     quantile = units.quantile(quantile_text) if has_quantile else DEFAULT_QUANTILE
     limit_ns = units.duration_ns(limit, default_unit)
     if limit_ns == 0:
         raise units.InvalidValueError("out_of_range", "has a limit of zero", hint)
+
     return Term(metric=metric, limit_ns=limit_ns, quantile=quantile)
 
 
@@ -421,13 +434,16 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
         limit_text = f"{limit_text}:{percentile['percentile']}"
     else:
         name_without_percentile = name
+
     if name_without_percentile == "goodput":
         # Other tools use this name for the share of requests that meet the limits.
         known_name: str | None = ATTAINMENT
     else:
         known_name = closest(name_without_percentile, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
+
     if not known_name:
         return ""
+
     return f'did you mean "{known_name}:{limit_text}"?'
 
 
@@ -444,6 +460,7 @@ def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[Sto
         raise units.InvalidValueError(
             "duplicate", f"limits {name} a second time", "keep one of them"
         )
+
     return (*earlier_rules, rule)
 
 

@@ -64,15 +64,19 @@ def convert_row(row: Row) -> ConvertedRow:
         return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: the field `body` is sent")
     if "prompt" in row or "messages" in row:
         return _separate_recorded_response(row)
+
     for field in CONVERSATION_FIELDS:
         if isinstance(row.get(field), list):
             return _convert_conversation(row, field)
+
     first_message = _first_text(row.get(TURNS_FIELD))
     if first_message:
         return _convert_user_messages(row, first_message)
+
     prompt_field = _first_text_field(row, PROMPT_FIELDS)
     if prompt_field is None:
         return ConvertedRow(row)
+
     return _convert_prompt(row, prompt_field)
 
 
@@ -107,19 +111,23 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
     """
     prompt = _read_prompt(row, prompt_field)
     remaining_fields = _without(row, prompt.used_fields)
+
     # Each call removes the field that it returns from the remaining ones.
     system_prompt = _take_text_field(remaining_fields, SYSTEM_FIELDS)
     response = _take_text_field(remaining_fields, RESPONSE_FIELDS)
 
     request: Row = {"prompt": prompt.text}
     quoted_prompt_fields = [f"`{field}`" for field in prompt.used_fields]
+
     notes = [f"prompts are {' and '.join(quoted_prompt_fields)}"]
     if system_prompt is not None:
         system_message = {"role": "system", "content": system_prompt.text}
         request = {"messages": [system_message, {"role": "user", "content": prompt.text}]}
         notes.append(f"system prompts from `{system_prompt.field}`")
+
     if response is not None:
         notes.append(f"output lengths from `{response.field}`")
+
     return ConvertedRow(
         row=remaining_fields | request,
         note=", ".join(notes),
@@ -170,9 +178,11 @@ def _separate_recorded_response(row: Row) -> ConvertedRow:
             note="the response at the end of `messages` is not sent",
             response=content if isinstance(content, str) else "",
         )
+
     response_field = _first_text_field(row, RESPONSE_FIELDS)
     if response_field is None:
         return ConvertedRow(row)
+
     return ConvertedRow(
         row=_without(row, [response_field]),
         note=f"output lengths from `{response_field}`",
@@ -210,13 +220,16 @@ def _batch_body(row: Row) -> Row:
     """
     url = row["url"]
     body = row["body"]
+
     is_completions_api = isinstance(url, str) and url.endswith("/completions")
     if not is_completions_api:
         hint = "only rows for /v1/chat/completions or /v1/completions can be sent"
         raise BadRowError("unsupported", f"this is a batch row for {shortened(url)}", hint)
+
     if not isinstance(body, dict):
         hint = 'write an object, like {"model": "...", "messages": [...]}'
         raise BadRowError("wrong_type", f"body is {shortened(body)}", hint, "body")
+
     return body
 
 
@@ -274,6 +287,7 @@ def _take_messages_to_question(turns: Iterator[_Turn]) -> list[dict[str, str]]:
         messages.append({"role": turn.role, "content": turn.text})
         if turn.role == "user":
             return messages
+
     raise EmptyConversationError("missing_value", "the conversation has no user message")
 
 
@@ -314,6 +328,7 @@ def _parse_turn(turn: Any, path: str) -> _Turn:
     if not isinstance(turn, Mapping):
         hint = 'like {"from": "human", "value": "Hello"}'
         raise BadRowError("wrong_type", f"{path} is {shortened(turn)}", hint, path)
+
     speaker = turn.get("from", turn.get("role"))
     role = ROLE_OF_SPEAKER.get(speaker) if isinstance(speaker, str) else None
     if role is None:
@@ -321,9 +336,11 @@ def _parse_turn(turn: Any, path: str) -> _Turn:
         raise BadRowError(
             "unknown_name", f"{path} is from the unknown speaker {shortened(speaker)}", hint, path
         )
+
     text = turn.get("value", turn.get("content"))
     if not isinstance(text, str):
         raise BadRowError("wrong_type", f"{path} says {shortened(text)}", "a text", path)
+
     return _Turn(role, text)
 
 

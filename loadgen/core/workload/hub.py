@@ -26,11 +26,13 @@ def find_cached_snapshot(repository: str, kind: RepositoryKind) -> Path | None:
     """
     cache = Path(os.environ.get("HF_HUB_CACHE") or cache_home() / "hub")
     repository_dir = cache / f"{kind}s--{repository.replace('/', '--')}"
+
     main_reference = repository_dir / "refs" / "main"
     if main_reference.is_file():
         snapshot = repository_dir / "snapshots" / main_reference.read_text("utf-8").strip()
         if snapshot.is_dir():
             return snapshot
+
     snapshots = (repository_dir / "snapshots").glob("*")
     return max(snapshots, key=lambda snapshot: snapshot.stat().st_mtime, default=None)
 

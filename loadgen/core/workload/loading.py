@@ -156,6 +156,7 @@ def _replay_in_base(trace: Path, base: str, overrides: Overrides) -> Workload:
     )
     replay = _build_workload(_trace_source(trace, "trace"), options_for_reading)
     fields_of_trace = {"requests": replay.requests, "stages": replay.stages}
+
     return load(base, overrides, replaced_fields=fields_of_trace)
 
 
@@ -184,6 +185,7 @@ def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     block = None if errors else document.get("trace")
     if not isinstance(block, Mapping):
         return overrides
+
     options_of_block = read_flags(**_options_of_trace_block(block, base))
     values_from_block = {
         option: getattr(options_of_block, option)
@@ -191,6 +193,7 @@ def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
         if getattr(overrides, option) is None
     }
     all_errors = (*overrides.errors, *options_of_block.errors)
+
     return replace(overrides, **values_from_block, errors=all_errors)
 
 
@@ -211,6 +214,7 @@ def _options_of_trace_block(block: Mapping[str, Any], workload_name: str) -> dic
             options["on_bad_row"] = value
         elif key != "file":
             options[f"trace_{key}"] = value
+
     return options
 
 
@@ -233,6 +237,7 @@ def workload_from_dataset(
         return workload_from_mapping(
             {"name": source.short_name, "requests": requests}, overrides, f"--dataset {dataset}"
         )
+
     # Requests can only be validated as a part of a workload.
     data_workload = workload_from_mapping(
         {"name": "data", "requests": requests, "stages": [PLACEHOLDER_STAGE]}
@@ -254,12 +259,14 @@ def _locate_dataset(dataset: str) -> _DatasetSource:
     """
     if dataset.startswith(HUB):
         return _DatasetSource(dataset, Path(dataset.removeprefix(HUB)).stem)
+
     hint = (
         "give a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of "
         "Hugging Face: hf:ORG/NAME"
     )
     path = Path(dataset)
     _check_is_file(path, "--dataset", "file", hint)
+
     return _DatasetSource(str(path.resolve()), path.stem)
 
 
@@ -287,12 +294,14 @@ def load_from_options(
         problem = "a trace already contains the requests, so no data set can be added"
         hint = "give either --trace or --dataset"
         raise CombinedError([UserError("conflict", problem, f"--dataset {dataset}", hint)])
+
     if trace is not None:
         return workload_from_trace(trace, overrides, path_or_name)
     if dataset is not None:
         return workload_from_dataset(dataset, overrides, path_or_name)
     if path_or_name is None:
         return _workload_from_lengths(overrides)
+
     return load(path_or_name, overrides)
 
 
@@ -311,8 +320,10 @@ def _workload_from_lengths(overrides: Overrides) -> Workload:
         raise _missing_length(overrides, "--input-tokens", "--output-tokens")
     if input_tokens is None:
         raise _missing_length(overrides, "--output-tokens", "--input-tokens")
+
     if overrides.duration is None and overrides.num_requests is None:
         overrides = replace(overrides, duration=DEFAULT_DURATION_NS)
+
     workload = {
         "name": f"{input_tokens} in, {output_tokens} out",
         "requests": PLACEHOLDER_REQUESTS,
@@ -370,16 +381,19 @@ def _build_workload(
     document, errors = read_yaml(source.text, source.label, source.env)
     if replaced_fields:
         _replace_trace_block(document)
+
     workload_file = _validate_workload_file(document, source, overrides, errors)
 
     fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
     fields.update(replaced_fields or {})
+
     # All fields have been validated, so `model_construct` builds the model without doing it again.
     workload_without_options = Workload.model_construct(**fields, source_text=source.text)
     document_errors = DocumentErrors(source.label, document, errors)
     workload = apply_overrides(workload_without_options, overrides, document_errors)
     if document_errors.errors:
         raise CombinedError(sort_errors(document_errors.errors))
+
     return workload
 
 

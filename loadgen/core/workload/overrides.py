@@ -34,6 +34,7 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
         "replaced": _names_of_replaced_stages(workload, overrides),
         "salt": _override_salt(workload, overrides, errors),
     }
+
     # These options each set one field of the workload, if they are specified.
     option_values = {
         "grace_ns": overrides.grace,
@@ -60,11 +61,13 @@ def _override_salt(workload: Workload, overrides: Overrides, errors: DocumentErr
     if overrides.salt is not None:
         _check_salt_has_effect(overrides.salt, workload.requests, errors)
         return overrides.salt
+
     states_cache_share = (
         isinstance(workload.requests, Synthetic) and workload.requests.cache is not None
     )
     if states_cache_share and not workload.salt:
         return seeds.FRESH
+
     return workload.salt
 
 
@@ -118,10 +121,12 @@ def _override_requests(
     if isinstance(requests, FromTrace):
         _refuse_length_options("trace", overrides, errors)
         return requests.model_copy(update=changed_trace_fields(overrides))
+
     if isinstance(requests, Task | Mix):
         length_owner = "steps" if isinstance(requests, Task) else "classes"
         _refuse_length_options(length_owner, overrides, errors)
         return requests
+
     _check_length_options(requests, overrides, errors)
     return requests.model_copy(update=_changed_lengths(overrides))
 
@@ -131,10 +136,12 @@ def _changed_lengths(overrides: Overrides) -> dict[str, FixedTokens | str]:
     changes: dict[str, FixedTokens | str] = {}
     if overrides.input_tokens is not None:
         changes["input_tokens"] = FixedTokens.model_construct(value=overrides.input_tokens)
+
     if overrides.output_tokens == "unlimited":
         changes["output_tokens"] = "unlimited"
     elif overrides.output_tokens is not None:
         changes["output_tokens"] = FixedTokens.model_construct(value=overrides.output_tokens)
+
     return changes
 
 
@@ -205,10 +212,13 @@ def _check_attainment_has_limit(slo: Slo, workload_slo: Slo | None, errors: Docu
     attainment = slo.goodput_share
     if slo.terms or attainment is None:
         return
+
     term = f"{ATTAINMENT}:{attainment * 100:g}%"
     hint = "add --slo ttft:2s"
+
     had_latency_limits = workload_slo is not None and bool(workload_slo.terms)
     if had_latency_limits:
         hint = f"use --slo +{term} to keep the limits of the workload, or add --slo ttft:2s"
+
     problem = "an attainment needs a latency limit that requests can meet"
     errors.add_option("no_slo", problem, f"--slo {term}", hint)

@@ -78,6 +78,7 @@ def select_request_model(value: Any) -> str:
     """
     if isinstance(value, Part):
         return type(value).__name__
+
     keys = set(value) if isinstance(value, dict) else set()
     if "classes" in keys:
         return "Mix"
@@ -87,6 +88,7 @@ def select_request_model(value: Any) -> str:
         return "Task"
     if keys & {"from", "order", *FromFile.synonyms}:
         return "FromFile"
+
     return "Synthetic"
 
 
@@ -107,10 +109,12 @@ def _validate_weight(value: Any) -> float | str:
     if isinstance(value, str):
         units.share(value)  # Raises InvalidValueError if the text is no percentage.
         return value
+
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
         hint = "use a number above zero, or a percentage: weight: 60%"
         raise units.InvalidValueError("invalid_value", "is not a weight", hint)
+
     return float(value)
 
 
@@ -220,9 +224,12 @@ def _convert_to_shares(weights: list[float | str]) -> list[float]:
     if percentages and len(percentages) < len(weights):
         hint = "use weight: 60% in each class, or weight: 6 in each"
         raise units.InvalidValueError("conflict", "mix percentages and relative weights", hint)
+
     if percentages:
         _check_sum_of_percentages(percentages)
+
     numbers = percentages if percentages else [float(weight) for weight in weights]
+
     # Percentages are divided, too, because their sum may differ from 1 by a rounding error.
     total = math.fsum(numbers)
     return [number / total for number in numbers]

@@ -103,10 +103,12 @@ def _parse_cache_state(value: Any, info: ValidationInfo) -> float:
         return 0.0
     if value == "warm":
         return 1.0
+
     if isinstance(value, dict) and list(value) == ["hit_rate"]:
         hit_rate = value["hit_rate"]
         if isinstance(hit_rate, str):
             return units.share(hit_rate)
+
     hint = "use cache: cold, cache: warm, or cache: {hit_rate: 60%}"
     raise units.InvalidValueError("unknown_name", "is not a state of a cache", hint)
 
@@ -189,6 +191,7 @@ class Synthetic(Part):
         if self.chunks is not None:
             self._refuse_beginnings_besides_chunks()
             self._check_chunks_fit(self.chunks, shortest_prompt)
+
         if shortest_prompt and self.shared_prefix_tokens > shortest_prompt:
             problem = (
                 f"has a shared prefix of {self.shared_prefix_tokens} tokens in "
@@ -196,6 +199,7 @@ class Synthetic(Part):
             )
             hint = "shared_prefix_tokens is part of input_tokens"
             raise units.InvalidValueError("out_of_range", problem, hint)
+
         return self
 
     def _refuse_beginnings_besides_chunks(self) -> None:
@@ -246,11 +250,14 @@ def _resolve_file(value: Any, info: ValidationInfo) -> Any:
     """
     if not isinstance(info.context, FileContext):
         return value
+
     if not isinstance(value, str) or not value:
         example = "requests: {from: prompts.jsonl}"
         raise units.InvalidValueError("wrong_type", "is not a file name", example)
+
     if value.startswith("hf:"):
         return Path(value)
+
     return _find_file(value, info.context.directory)
 
 
@@ -295,9 +302,11 @@ def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None
     if is_built_in_python and isinstance(value, tuple | list):
         begin_ns, end_ns = value
         return begin_ns, end_ns
+
     if not isinstance(value, str):
         hint = "for example slice: 10m..20m, counted from the first request of the trace"
         raise units.InvalidValueError("wrong_type", "is not a time range", hint)
+
     return units.time_slice(value)
 
 

@@ -171,9 +171,11 @@ def _with_classes_as_requests(data: Map) -> Map:
     """
     if "classes" not in data:
         return data
+
     if "requests" in data:
         hint = "remove the requests of the workload; each class has its own"
         raise units.InvalidValueError("conflict", "has both requests and classes", hint)
+
     # The new key keeps the position of `classes` in the file, for error messages.
     workload = data.with_renamed_keys({"classes": "requests"})
     workload["requests"] = {"classes": data["classes"]}
@@ -188,6 +190,7 @@ def _refuse_misplaced_keys(data: Map) -> None:
     """
     top_level_keys = {*WorkloadFile.yaml_keys(), *WorkloadFile.synonyms}
     request_keys = set(Synthetic.yaml_keys()) - top_level_keys
+
     keys_of_requests = [key for key in data if key in request_keys]
     if keys_of_requests:
         example = ", ".join(f"{key}: ..." for key in keys_of_requests)
@@ -226,6 +229,7 @@ def _with_expanded_trace(data: Map) -> Map:
     block = data["trace"]
     if isinstance(block, str):
         block = {"file": block}
+
     _check_trace_block(block)
     _refuse_keys_beside_trace(data)
     requests = {"trace": block["file"]} | _select_keys(block, TRACE_KEYS_OF_REQUESTS)
@@ -239,6 +243,7 @@ def _with_expanded_trace(data: Map) -> Map:
     del workload["trace"]
     workload.add("requests", requests, position_of_key, position_of_value)
     workload.add("stages", [stage], position_of_key, position_of_value)
+
     return workload
 
 

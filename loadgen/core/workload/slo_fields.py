@@ -110,6 +110,7 @@ class WrittenSlo(Part):
         """
         if not isinstance(data, Map):
             return data
+
         names = set[str]()
         for key in data:
             name = METRIC_ALIASES.get(key, key)
@@ -117,6 +118,7 @@ class WrittenSlo(Part):
                 hint = f"{key} is another name of {name}"
                 raise units.InvalidValueError("duplicate", f"has {name} twice", hint)
             names.add(name)
+
         return data.with_renamed_keys(METRIC_ALIASES)
 
     @classmethod
@@ -141,10 +143,12 @@ class WrittenSlo(Part):
         _check_one_limit_per_percentile(latency_terms)
         has_attainment = self.attainment is not None
         has_task_limit = self.task is not None
+
         needs_latency_term = has_attainment or not has_task_limit
         if needs_latency_term and not latency_terms:
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.InvalidValueError("missing_value", "has no term", example)
+
         task_term = None if self.task is None else self.task.to_term()
         return Slo(terms=latency_terms, goodput_share=self.attainment, task=task_term)
 
@@ -155,6 +159,7 @@ class WrittenSlo(Part):
         """
         default_quantile = self.at
         terms: list[Term] = []
+
         # Iterating over a pydantic model yields the name and value of each field. The fields of
         # metrics are the only ones with WrittenLimits.
         for name, value in self:
@@ -162,6 +167,7 @@ class WrittenSlo(Part):
                 for limit in value.limits:
                     quantile = limit.quantile or default_quantile
                     terms.append(Term(metric=name, limit_ns=limit.limit_ns, quantile=quantile))
+
         return tuple(terms)
 
 
@@ -238,6 +244,7 @@ def parse_stop_rule(text: str) -> StopRule:
         f"errors, {', '.join(metrics())}"
     )
     name, *arguments = text.strip().split(":")
+
     metric = METRIC_ALIASES.get(name, name)
     if name == "errors" and len(arguments) == 1:
         limit = units.share(arguments[0])
@@ -247,8 +254,10 @@ def parse_stop_rule(text: str) -> StopRule:
         limit = float(units.duration_ns(arguments[1]))
     else:
         raise units.InvalidValueError("invalid_value", "is not a stop rule", hint)
+
     if not limit:
         raise units.InvalidValueError("out_of_range", "stops every run", hint)
+
     return StopRule(metric=metric, limit=limit, quantile=quantile)
 
 

@@ -27,6 +27,7 @@ def expand_spikes(stages: Seq) -> Seq:
     a mistake becomes a stage with an `InvalidSpike`.
     """
     expanded_stages = Seq(stages.at)
+
     # Each stage has the position in the file of the stage that it is expanded from.
     expanded_stages.values_at = stages.values_at
     unnamed_spikes = 0
@@ -35,12 +36,15 @@ def expand_spikes(stages: Seq) -> Seq:
         if not is_spike:
             expanded_stages.append(stage)
             continue
+
         default_name = ""
         if "name" not in stage:
             unnamed_spikes += 1
             default_name = "spike" if unnamed_spikes == 1 else f"spike-{unnamed_spikes}"
+
         stage_before = expanded_stages[-1] if expanded_stages else None
         expanded_stages.append(_expand_spike(stage, stage_before, default_name))
+
     return expanded_stages
 
 
@@ -71,11 +75,13 @@ def _expand_spike(spike_stage: Map, stage_before: Any, default_name: str) -> Map
         invalid_stage = spike_stage.copy_with_positions()
         invalid_stage["spike"] = InvalidSpike(error)
         return invalid_stage
+
     if "name" not in expanded_stage:
         # Errors need a position in the file for each key. This one is not in the file, so it gets
         # the position of the arrival, which is that of `spike`.
         position = expanded_stage.keys_at["arrival"]
         expanded_stage.add("name", default_name, key_at=position, value_at=position)
+
     return expanded_stage
 
 
@@ -95,6 +101,7 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
         key_at=stage.keys_at["spike"],
         value_at=stage.values_at["spike"],
     )
+
     return expanded
 
 
@@ -115,11 +122,13 @@ def _parse_spike(stage: Map) -> _Spike:
         raise units.InvalidValueError(
             "conflict", "has a spike together with an arrival, a duration or a count", _HINT
         )
+
     match = _SPIKE.fullmatch(str(stage["spike"]).strip())
     if match is None or float(match["factor"]) <= 1:
         raise units.InvalidValueError(
             "invalid_value", "has a spike that is not of the form 3x for 60s", _HINT
         )
+
     duration = match["duration"]
     units.duration_ns(duration)  # Raises the error of an invalid duration.
     return _Spike(float(match["factor"]), duration)
@@ -134,13 +143,16 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     """
     process, parameters = _process_and_parameters(arrival)
     load_key = LOAD_KEYS.get(process, "")
+
     load = parameters.get(load_key)
     if load is None or load == "inf":
         hint = f"put a stage with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)}) before it"
         problem = "has a spike, but no load before it that it could multiply"
         raise units.InvalidValueError("conflict", problem, hint)
+
     if process == "closed":
         return {process: _multiply_concurrency(load, factor)}
+
     rate_per_s = units.rate_per_s(str(load)) * factor
     return {process: {**parameters, load_key: f"{rate_per_s:.12g}/s"}}
 

@@ -35,14 +35,17 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
         problem = "no load is specified: the file has no stages, and no option sets a load"
         errors.add_file_error("no_load", problem, LOAD_HINT)
         return
+
     if not any(stage.measured for stage in stages):
         problem = "there is no load to measure: no stage is measured"
         errors.add_at(("stages",), "no_load", problem, LOAD_HINT)
         return
+
     size_error = _find_task_count_error(stages, requests) or _find_arrival_count_error(stages)
     if size_error is not None:
         errors.add_file_error(size_error.code, size_error.problem, size_error.hint)
         return
+
     _check_each_stage(stages, errors)
 
 
@@ -77,9 +80,11 @@ def _find_task_count_error(stages: list[Stage], requests: Requests) -> _StageErr
     """
     if not _draws_tasks(requests):
         return None
+
     task_count = sum(max(stage.count or 0, _count_planned_arrivals(stage)) for stage in stages)
     if task_count <= MAX_TASKS:
         return None
+
     return _StageError(
         "too_large",
         f"{task_count:,.0f} tasks would have to be drawn before the "
@@ -94,6 +99,7 @@ def _find_arrival_count_error(stages: list[Stage]) -> _StageError | None:
     planned_arrivals = sum(_count_planned_arrivals(stage) for stage in stages)
     if planned_arrivals <= MAX_PLANNED_ARRIVALS:
         return None
+
     gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
     return _StageError(
         "too_large",
@@ -119,9 +125,11 @@ def _count_planned_arrivals(stage: Stage) -> float:
         return stage.count
     if isinstance(arrival, Replay):
         return _count_replayed_arrivals(arrival, stage.duration_ns or 0)
+
     mean_rate_per_s = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
     if stage.duration_ns is None or not math.isfinite(mean_rate_per_s):
         return 0
+
     return mean_rate_per_s * stage.duration_ns / NS_PER_S
 
 
@@ -158,10 +166,12 @@ def _find_endless_stage_error(stage: Stage) -> _StageError | None:
             f'stage "{stage.name}" sends everything at once, but does not state how many requests',
             "use --num-requests 200 (--warmup 20req), or count: in the stage",
         )
+
     has_end = stage.duration_ns is not None or stage.count is not None or stage.at_least is not None
     if not has_end:
         problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
         return _StageError("endless", problem, END_HINT)
+
     return None
 
 
@@ -169,9 +179,11 @@ def _find_late_users_error(stage: Stage) -> _StageError | None:
     """Return an error for a closed loop that ends before all its users have started, else None."""
     if not isinstance(stage.arrival, Closed) or not stage.duration_ns:
         return None
+
     ramp_ns = stage.arrival.ramp_ns or 0
     if ramp_ns < stage.duration_ns:
         return None
+
     return _StageError(
         "out_of_range",
         f'stage "{stage.name}" ends after {stage.duration_ns / NS_PER_S:g} s, '

@@ -59,6 +59,7 @@ def override_stages(
         # The options describe a load, but with mistakes. It would be misleading to report in
         # addition that there is no load.
         return ()
+
     if len(workload.stages) > MAX_STAGES:
         errors.add_at(
             ("stages",),
@@ -68,11 +69,13 @@ def override_stages(
             "that changes all the time",
         )
         return ()
+
     stages = _with_names(workload.stages, errors)
     stages = _with_options(stages, arrival, overrides, errors)
     _refuse_trace_options_without_trace(workload.requests, stages, overrides, errors)
     stages = _with_limits_of_data(stages, workload.requests, overrides, errors)
     check_stages(stages, workload.requests, errors)
+
     return tuple(stages)
 
 
@@ -134,6 +137,7 @@ def _with_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> list[Stage
     (`load-2`).
     """
     _refuse_repeated_names(stages, errors)
+
     # They include the names of later stages, so that no generated name equals one of them.
     used_names = {stage.name for stage in stages}
     named_stages = []
@@ -141,6 +145,7 @@ def _with_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> list[Stage
         name = stage.name or _unused_name("load" if stage.measured else "warm-up", used_names)
         used_names.add(name)
         named_stages.append(stage.model_copy(update={"name": name}))
+
     return named_stages
 
 
@@ -183,11 +188,13 @@ def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> Arrival
     if overrides.concurrency is not None and has_open_loop_options:
         _add_error_for_two_loops(overrides, errors)
         return None
+
     if overrides.concurrency is not None:
         # `model_construct` skips the validation, because the values of options are valid already.
         return Closed.model_construct(concurrency=overrides.concurrency, ramp_ns=overrides.stagger)
     if rate_per_s is not None:
         return _open_loop_arrival(rate_per_s, overrides, errors)
+
     return None
 
 
@@ -217,8 +224,10 @@ def _open_loop_arrival(
             options = "--request-rate inf --set burstiness"
             errors.add_option("conflict", problem, options, "give a finite rate")
         return Constant.model_construct(rate=rate_per_s)
+
     if burstiness is None or burstiness == 1:  # A gamma process of shape 1 is a Poisson process.
         return Poisson.model_construct(rate=rate_per_s)
+
     return Gamma.model_construct(rate=rate_per_s, burstiness=burstiness)
 
 
@@ -247,6 +256,7 @@ def _with_load_options(
     is_stagger_in_new_load = overrides.concurrency is not None
     if overrides.stagger is None or is_stagger_in_new_load:
         return stages
+
     return _with_staggered_users(stages, overrides.stagger, errors)
 
 
@@ -260,11 +270,13 @@ def _replace_measured_stages(arrival: ArrivalOption, stages: list[Stage]) -> lis
     """
     measured_stages = [stage for stage in stages if stage.measured]
     warmup_stages = [stage for stage in stages if not stage.measured]
+
     sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
     if not sends_all_at_once:
         warmup_stages = [stage.model_copy(update={"arrival": arrival}) for stage in warmup_stages]
 
     load_stage = _merge_stages(arrival, measured_stages)
+
     # All stages before the first measured one are warm-up stages.
     load_position = stages.index(measured_stages[0]) if measured_stages else len(stages)
     return [*warmup_stages[:load_position], load_stage, *warmup_stages[load_position:]]
@@ -282,6 +294,7 @@ def _merge_stages(arrival: ArrivalOption, stages: list[Stage]) -> Stage:
         name = stages[0].name
         if isinstance(arrival, Poisson):
             minimums = stages[0].at_least
+
     return Stage.model_construct(
         name=name,
         arrival=arrival,
@@ -333,12 +346,14 @@ def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) ->
             problem = f'stage "{stage.name}" has no steady rate that burstiness could change'
             errors.add_option("no_effect", problem, option, "add --request-rate")
         return stage
+
     if stage.at_least is not None:
         problem = (
             f'stage "{stage.name}" has minimums (at_least), which only work with Poisson arrivals'
         )
         errors.add_option("conflict", problem, option, "add --duration or --num-requests")
         return stage
+
     bursty_arrival = Gamma.model_construct(rate=rate_per_s, burstiness=burstiness)
     return stage.model_copy(update={"arrival": bursty_arrival})
 
@@ -367,6 +382,7 @@ def _with_warmup(stages: list[Stage], overrides: Overrides) -> list[Stage]:
     has_warmup = bool(overrides.warmup_ns or overrides.warmup_count)
     if not measured or not has_warmup:
         return measured
+
     warmup = Stage.model_construct(
         name="warm-up",
         arrival=_warmup_arrival(measured[0].arrival),
@@ -387,12 +403,14 @@ def _warmup_arrival(arrival: Arrival) -> Arrival:
     """
     if isinstance(arrival, Ramp):
         return Poisson.model_construct(rate=arrival.from_rate or arrival.mean_rate)
+
     if isinstance(arrival, Replay):
         from loadgen.core.workload.traces import read_replayed_trace
 
         trace_rate = read_replayed_trace(arrival).rate * arrival.speed
         # The rate of a trace is infinite if all of its requests have the same time.
         return Poisson.model_construct(rate=min(MAX_RATE_PER_S, trace_rate))
+
     return arrival
 
 
@@ -419,12 +437,14 @@ def _refuse_trace_options_without_trace(
     replays_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
     if replays_arrivals:
         return
+
     unused_fields = _changed_replay_fields(overrides)
     if isinstance(requests, FromTrace):
         problem = "the arrivals are not replayed from a trace"
     else:
         problem = "no trace is replayed"
         unused_fields |= changed_trace_fields(overrides)
+
     hint = "use --trace FILE, without --request-rate and --concurrency"
     for field in unused_fields:
         errors.add_option("no_effect", problem, f"--set {OPTION_OF_TRACE_FIELD[field]}", hint)
@@ -442,16 +462,21 @@ def _with_limits_of_data(
     if isinstance(requests, FromTrace):
         requests = requests.model_copy(update=changed_trace_fields(overrides))
         stages = [_with_replay_of(requests, stage) for stage in stages]
+
     reads_requests = isinstance(requests, FromFile | FromTrace)
     reads_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
     if not reads_requests and not reads_arrivals:
         return stages
+
     limited_stages: list[Stage] | None = None
+
     # If the file has mistakes, `collecting` adds them to `errors` and continues after the block.
     with collecting(errors.errors):
         limited_stages = _with_counts(stages, requests)
+
     if limited_stages is None:
         return _with_placeholder_counts(stages)
+
     return limited_stages
 
 
@@ -489,6 +514,7 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
     """
     measured = [stage for stage in stages if stage.measured]
     recorded_requests = _count_recorded_requests(requests, measured)
+
     new_stages = []
     for stage in stages:
         has_limit = stage.duration_ns is not None or stage.count is not None
@@ -499,7 +525,9 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
             count = _count_replayed_arrivals(stage.arrival)
         elif stage.measured and len(measured) == 1:
             count = recorded_requests
+
         new_stages.append(stage.model_copy(update={"count": count}))
+
     return new_stages
 
 
@@ -524,9 +552,11 @@ def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -
 
         recorded_arrivals = read_replay_source(requests)
         return len(recorded_arrivals)
+
     if isinstance(requests, FromFile):
         needs_count = any(stage.duration_ns is None for stage in measured_stages)
         return _count_rows(requests.path) if needs_count else None
+
     return None
 
 

@@ -194,6 +194,7 @@ class Stage(Part):
         """
         if self.at_least is None:
             return self
+
         hint = (
             "write at_least: {duration: 600s, passes_of: 24576} without other "
             "bounds, in a stage with arrival: {poisson: ...}"
@@ -201,10 +202,12 @@ class Stage(Part):
         if not isinstance(self.arrival, Poisson):
             problem = "has minimums (at_least), but its arrivals are not poisson"
             raise units.InvalidValueError("unsupported", problem, hint)
+
         if self.duration_ns is not None or self.count is not None:
             raise units.InvalidValueError(
                 "conflict", "has both minimums (at_least) and other bounds", hint
             )
+
         return self
 
     @classmethod
@@ -241,6 +244,7 @@ class Stage(Part):
         schema["required"].remove("arrival")
         schema["not"] = {"required": ["measured", "warmup"]}
         schema["oneOf"] = [{"required": ["arrival"]}, {"required": ["spike"]}]
+
         return schema
 
 
@@ -265,8 +269,10 @@ def _with_warmup_as_measured(stage: Map) -> Map:
     if "measured" in stage:
         hint = "keep one of them: warmup: true means measured: false"
         raise units.InvalidValueError("conflict", "has both measured and warmup", hint)
+
     warmup = stage["warmup"]
     converted = stage.with_renamed_keys({"warmup": "measured"})
     if isinstance(warmup, bool):
         converted["measured"] = not warmup
+
     return converted

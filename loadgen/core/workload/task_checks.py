@@ -37,11 +37,14 @@ def check_steps(steps: Map, tools: Any, file: str) -> Iterator[LoadgenError]:
     graph = _StepGraph(steps, tools if isinstance(tools, dict) else {}, file)
     unknown_steps = list(graph.check_references())
     yield from unknown_steps
+
     for name, step in steps.items():
         if isinstance(step, Map):
             yield from graph.check_step(name, step)
+
     if unknown_steps or not steps:
         return
+
     cycles = list(graph.check_cycles())
     yield from cycles or graph.check_ends()
 
@@ -107,11 +110,13 @@ class _StepGraph:
         """
         step = self.steps[name]
         step_path = child_path(self.steps.path, name)
+
         key_path = child_path(step_path, key) if key else step_path
         if isinstance(step, Map) and key in step:
             place = place_at(self.file, step.values_at[key], key_path)
         else:
             place = place_at(self.file, self.steps.keys_at[name], step_path)
+
         return UserError(code, problem, place, hint, key=key_path)
 
     def check_references(self) -> Iterator[LoadgenError]:
@@ -259,9 +264,11 @@ class _StepGraph:
         requests_new_context = "context" in step  # The only value of this key is `new`.
         if is_first_step or not is_chat or requests_new_context:
             return True
+
         existing_predecessors = self.predecessor_steps(name)
         if not existing_predecessors:
             return False
+
         follows_chat = _kind(existing_predecessors[0]) == "chat"
         return not follows_chat
 
@@ -276,6 +283,7 @@ class _StepGraph:
         is_first_step = not self.predecessors[name]
         if has_message:
             return
+
         if is_first_step:
             problem = f'step "{name}" begins the task, but has no message'
             yield self.build_error(
@@ -304,6 +312,7 @@ class _StepGraph:
         continues_first_step = not self.begins_context(name, step)
         if continues_first_step:
             steps_with_new_text = steps_with_new_text[1:]
+
         has_later_requests = step.get("turns", 1) != 1
         if not steps_with_new_text:
             problem = f'step "{name}" sends no new text'
@@ -311,6 +320,7 @@ class _StepGraph:
             problem = f'step "{name}" sends no new text after its first request'
         else:
             return
+
         hint = "add input_tokens: 500 (a message), or tool: (the result of a tool call)"
         yield self.build_error("missing_key", name, "input_tokens", problem, hint)
 
@@ -364,8 +374,10 @@ class _StepGraph:
             if key in step:
                 problem = f"a step of kind {kind} cannot have {key}"
                 yield self.build_error("no_effect", name, key, problem, "leave it out")
+
         if kind == "chat":
             yield from self.check_chat(name, step)
+
         if kind == "rerank" and "documents" not in step:
             problem = f'step "{name}" has no documents to rank'
             hint = "documents: {count: 20, tokens: 384}"
@@ -391,6 +403,7 @@ class _StepGraph:
             problem = "there is no rerank step directly before it"
             hint = "use after: with the step that ranks, or documents: {}"
             yield self.build_error("missing_key", name, "best", problem, hint)
+
         if "documents" in step:
             problem = "has both best and documents"
             hint = "keep one of them: best uses the documents of the rerank step before it"

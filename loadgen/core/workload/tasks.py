@@ -74,9 +74,11 @@ class Documents(Part):
             raise units.InvalidValueError(
                 "out_of_range", problem, "for example count: {uniform: {min: 3, max: 20}}"
             )
+
         if largest > self.corpus:
             problem = f"needs {largest} different chunks from {self.corpus}"
             raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
+
         return self
 
 

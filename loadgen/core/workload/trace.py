@@ -98,10 +98,12 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
             A share from 0 to 1, or None for a trace without hashes.
         """
         end = len(self) if request_count is None else min(request_count, len(self))
+
         # A part of a trace has the hashes of the whole trace, so its own may not begin at 0.
         hashes = self.hashes[self.hash_starts[0] : self.hash_starts[end]]
         if not len(hashes):
             return None
+
         distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
         repetitions = occurrences - 1
         block_tokens = np.array(
@@ -109,6 +111,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         )
         reused_tokens = float((block_tokens * repetitions).sum())
         prompt_tokens = float(self.input_tokens[:end].sum(dtype=np.int64))
+
         # The tokens of a block can be rounded up, so that the sum can exceed that of the prompts.
         return min(1.0, reused_tokens / prompt_tokens)
 
@@ -171,6 +174,7 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
             problem = f"this part of the trace, which lasts {seconds:,.1f} s, has no requests"
             hint = "trace_slice 10m..20m counts from the first request of the trace"
             raise UserError("empty_file", problem, str(self.path), hint)
+
         return replace(
             self._with_rows(slice(first, end)),
             due_ns=self.due_ns[first:end] - self.due_ns[first],
@@ -187,10 +191,12 @@ def end_of_arrivals_ns(due_ns: Integers) -> int:
     """
     if not len(due_ns):
         return 0
+
     last_ns = int(due_ns[-1])
     gap_count = len(due_ns) - 1
     if gap_count == 0:
         return last_ns
+
     mean_gap_ns = last_ns // gap_count
     return last_ns + mean_gap_ns
 
@@ -225,4 +231,5 @@ def select_hashes(hashes: Integers, hash_starts: Integers, rows: Integers) -> Ro
     row_starts = np.repeat(hash_starts[rows], hash_counts)  # [1, 1, 0]
     new_row_starts = np.repeat(new_starts[:-1], hash_counts)  # [0, 0, 2]
     positions_in_row = np.arange(int(hash_counts.sum())) - new_row_starts  # [0, 1, 0]
+
     return RowHashes(hashes[row_starts + positions_in_row], new_starts)

@@ -179,6 +179,7 @@ class TraceBuilder:
         self._label = _TextColumn()
         self._fields = _TextColumn()
         self._hashes = _HashColumn()
+
         # The tokens per hash of each row. `Trace` has the tokens of each hash instead.
         self._block_tokens = _OptionalColumn(0.0, FLOAT64)
 
@@ -191,6 +192,7 @@ class TraceBuilder:
         self._bad_rows = 0
         self._untimed_rows = 0
         self._errors: list[LoadgenError] = []
+
         # Set when so many rows have mistakes that the file need not be read further.
         self.has_enough_errors = False
 
@@ -209,8 +211,10 @@ class TraceBuilder:
             # BurstGPT marks failures this way. There is no output to request.
             self._rows_without_output += 1
             return
+
         if not row.has_time:
             self._untimed_rows += 1
+
         # Optional columns begin with the first row that has a value, so they need to know how many
         # rows were before it.
         rows_before = len(self)
@@ -218,6 +222,7 @@ class TraceBuilder:
         self._input_tokens.append(row.input_tokens)
         self._output_tokens.append(row.output_tokens)
         self._session.add_text(row.session, rows_before)
+
         # A session without sub-agents has no name for the group of all its agents.
         self._group.add_text(row.group or row.session, rows_before)
         self._block_tokens.add(row.block_tokens, rows_before)
@@ -236,11 +241,14 @@ class TraceBuilder:
         if self._first_ns is None:
             self._first_ns = at_ns
             self._previous_ns = at_ns
+
         if at_ns < self._previous_ns and self._must_be_ordered:
             raise _order_error(step_back_ns=self._previous_ns - at_ns)
+
         distance_ns = abs(at_ns - self._first_ns)
         if distance_ns > LONGEST_NS:  # A year.
             raise _distance_error(distance_ns)
+
         self._previous_ns = at_ns
 
     def can_continue_with(self, at_ns: Integers) -> bool:
@@ -262,8 +270,10 @@ class TraceBuilder:
         """
         if not len(columns.at_ns):
             return
+
         if self._first_ns is None:
             self._first_ns = int(columns.at_ns[0])
+
         self._previous_ns = int(columns.at_ns[-1])
         has_output = columns.output_tokens > 0
         self._rows_without_output += int((~has_output).sum())
@@ -278,10 +288,12 @@ class TraceBuilder:
         _extend(self._output_tokens, columns.output_tokens)
         self._add_sessions(columns, rows_before)
         self._add_durations(columns, rows_before)
+
         if columns.hashes:
             self._hashes.add_rows(columns.hashes, columns.hash_counts, rows_before)
         else:
             self._hashes.add_rows_without_hashes(row_count)
+
         # `TraceColumns` has no values for these columns.
         self._block_tokens.add_defaults(row_count)
         self._pause_ns.add_defaults(row_count)
@@ -329,7 +341,9 @@ class TraceBuilder:
             if not self._errors:
                 self._errors.append(located_error)
             return
+
         self._errors.append(located_error)
+
         # At the limit, this also appends an error that says that the file is not checked further.
         if has_too_many(self._errors, file=str(self.path)):
             self.has_enough_errors = True
@@ -352,12 +366,14 @@ class TraceBuilder:
         self._check_can_build()
         trace = self._build_in_file_order(format_name)
         block_tokens = self._block_tokens.to_numpy(len(self))
+
         is_unordered = (np.diff(trace.due_ns) < 0).any()
         if is_unordered:
             order_of_arrival = np.argsort(trace.due_ns, kind="stable")
             trace = trace.select(order_of_arrival)
             # The tokens per hash of each row are no column of `Trace`.
             block_tokens = block_tokens[order_of_arrival]
+
         return replace(
             trace,
             due_ns=trace.due_ns - trace.due_ns[0],
@@ -384,6 +400,7 @@ class TraceBuilder:
         first_error = ""
         if self._errors:
             first_error = f"{self._errors[0].where}: {self._errors[0].message}"
+
         return Trace(
             path=self.path,
             format=format_name,
@@ -448,6 +465,7 @@ def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> Trace
     """
     if is_selected.all():
         return columns
+
     hashes: list[int] = []
     hash_counts: list[int] = []
     if columns.hashes:
@@ -457,6 +475,7 @@ def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> Trace
         is_hash_selected = np.repeat(is_selected, counts)
         hashes = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
         hash_counts = counts[is_selected].tolist()
+
     return TraceColumns(
         at_ns=columns.at_ns[is_selected],
         input_tokens=columns.input_tokens[is_selected],
@@ -500,6 +519,7 @@ def _count_tokens_by_hash(
     """
     if not len(hashes):
         return {}
+
     hash_counts = np.diff(hash_starts)
     request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)  # [0, 0, 1, 1]
 
@@ -514,6 +534,7 @@ def _count_tokens_by_hash(
     inferred_size = _infer_block_tokens(hash_counts, input_tokens)
     block_sizes = np.where(recorded_sizes > 0, recorded_sizes, inferred_size)  # [16, 16, 16]
     tokens_in_blocks = _count_block_tokens(block_positions, block_sizes, prompt_tokens)
+
     return dict(zip(distinct_hashes.tolist(), tokens_in_blocks.tolist(), strict=True))
 
 
@@ -558,6 +579,7 @@ def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) 
     prompts_with_hashes = np.flatnonzero(hash_counts[:ROWS_FOR_BLOCK_SIZE])
     if not len(prompts_with_hashes):
         return BLOCK_SIZES[0]
+
     hashes = hash_counts[prompts_with_hashes]
     tokens = input_tokens[prompts_with_hashes].astype(np.int64)
 
@@ -569,6 +591,7 @@ def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) 
     explains_at_least_half = explained_prompts[best_size] * 2 >= len(prompts_with_hashes)
     if explains_at_least_half:
         return best_size
+
     mean_tokens_per_hash = float(tokens.sum() / hashes.sum())
     return max(1, round(mean_tokens_per_hash))
 

@@ -142,6 +142,7 @@ def _open_table(file: pq.ParquetFile, path: Path, unit: TimeUnit) -> ParquetTrac
     checker = _BatchChecker(columns, UNIT_NS[time_unit])
     batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
     checked_batches = (checker.check(batch) for batch in batches)
+
     return ParquetTrace(TableFormat(table_format.tool, needs_time_unit), checked_batches)
 
 
@@ -158,9 +159,11 @@ def _find_format(schema: pa.Schema, path: Path) -> FormatRow:
         columns = ", ".join(names[:MAX_COLUMNS_IN_MESSAGE])
         problem = f"the format of the trace is unknown: its columns are {columns}"
         raise UserError("wrong_format", problem, str(path), trace_formats.describe_known_formats())
+
     if "hash_ids" in names:
         hint = "write the trace as JSONL, which keeps its shared prefixes"
         raise UserError("unsupported", "hash_ids in Parquet files cannot be read", str(path), hint)
+
     return table_format
 
 
@@ -187,8 +190,10 @@ def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> Non
     for name in columns.names:
         if name == columns.session:
             continue
+
         column_type = schema.field(name).type
         is_number = pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
+
         is_date = pa.types.is_timestamp(column_type) and name != columns.duration
         if not is_number and not is_date:
             problem = f"the column {name} has the type {column_type}"
@@ -305,6 +310,7 @@ class _BatchChecker:
         self._first_ns = times.first_ns
         self._latest_ns = times.latest_ns
         self._rows_read += len(is_valid)
+
         return CheckedBatch(valid_columns, int((~is_valid).sum()), first_bad_rows)
 
     def _read_values(self, batch: pa.RecordBatch) -> _BatchValues:
@@ -313,6 +319,7 @@ class _BatchChecker:
         at_ns, has_time = _read_times(batch.column(columns.time), self._time_unit_ns)
         input_tokens, has_input = _read_counts(batch.column(columns.input_tokens), minimum=1)
         output_tokens, has_output = _read_counts(batch.column(columns.output_tokens), minimum=0)
+
         return _BatchValues(
             at_ns,
             input_tokens,
@@ -346,8 +353,10 @@ class _BatchChecker:
         first_ns = self._first_ns
         if first_ns is None and is_readable.any():
             first_ns = int(values.at_ns[is_readable][0])
+
         # Without a first time no row is readable, and the distance has no meaning.
         reference_ns = 0 if first_ns is None else first_ns
+
         # As floats, because the difference of two times of 64 bits can exceed 64 bits.
         distance_to_first_ns = np.abs(values.at_ns - float(reference_ns))
         is_within_a_year = distance_to_first_ns <= LONGEST_NS
@@ -356,6 +365,7 @@ class _BatchChecker:
         is_without_mistake = is_readable & is_within_a_year
         times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
         latest_of_batch_ns = int(times_ns.max(initial=EARLIEST_NS))
+
         return _TimeComparison(
             first_ns=first_ns,
             latest_ns=max(self._latest_ns, latest_of_batch_ns),
@@ -371,6 +381,7 @@ class _BatchChecker:
             column=self._columns.time,
             problem="the time is more than a year after that of the first row",
         )
+
         order_check = _OrderCheck(
             is_met=values.at_ns >= times.latest_before_rows,
             code="unordered",
@@ -451,7 +462,9 @@ def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
     is_present = _is_present(column)
     if pa.types.is_timestamp(column.type):
         return _dates_to_ns(column), is_present
+
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+
     # This is False for numbers that are not finite, too.
     is_in_range = np.abs(numbers.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
     numbers_in_range = np.where(is_in_range, numbers, 0)

@@ -69,6 +69,7 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     first = next(lines, None)
     if first is None:
         return
+
     _, first_line = first
     may_begin_document = first_line.lstrip().startswith(("{", "["))
     if may_begin_document:
@@ -110,6 +111,7 @@ def _decode_document(first: NumberedLine, lines: Iterator[NumberedLine]) -> _Dec
     value = _decode_json(first_line)
     if value is not None:
         return _DecodedDocument(value, [first])
+
     lines_read = [first]
     characters_read = 0
     for number, line in lines:
@@ -117,6 +119,7 @@ def _decode_document(first: NumberedLine, lines: Iterator[NumberedLine]) -> _Dec
         characters_read += len(line)
         if characters_read >= MAX_LINE_CHARACTERS:
             break
+
     value = _decode_json("".join(line for _, line in lines_read))
     return _DecodedDocument(value, lines_read)
 

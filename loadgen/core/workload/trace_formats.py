@@ -138,11 +138,13 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
     builtin_format = _find_matching_format(FORMATS.builtin_rows, first_row)
     if builtin_format is not None:
         return builtin_format
+
     if first_row.keys() & DATASET_FIELDS:
         problem = "these are prompts, not a trace"
         raise InvalidValueError(
             "wrong_format", problem, "use --dataset FILE to send your own prompts"
         )
+
     return _find_matching_format(FORMATS.plugin_rows(), first_row)
 
 
@@ -216,14 +218,17 @@ def find_csv_format(header: str) -> TraceFormat | None:
     table_format = find_table_format(names)
     if table_format is None:
         return None
+
     columns = _find_csv_columns(names, table_format)
     assert table_format.time is not None, "a format with columns parses times"
+
     # The function may come from a plug-in. `guard` turns a crash of it into an error message.
     parse_time = FORMATS.guard(table_format, table_format.time)
     trace_format = _csv_format(table_format, columns, parse_time)
     if table_format.any_unit:
         with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
         return trace_format._replace(with_unit=with_unit, default_unit="s")
+
     return trace_format
 
 
@@ -290,6 +295,7 @@ def _parse_csv_line(
     input_tokens = parse_token_count(
         parse_number(values[columns.input_tokens]), names.input_tokens, minimum=1
     )
+
     # A request that failed has no output tokens.
     output_tokens = parse_token_count(
         parse_number(values[columns.output_tokens]), names.output_tokens, minimum=0
@@ -302,6 +308,7 @@ def _parse_csv_line(
         duration_ns=duration_ns,
         session="" if columns.session is None else values[columns.session],
     )
+
     return (request,)
 
 
@@ -330,9 +337,11 @@ def _split_csv_line(line: str, column_count: int) -> list[str]:
         values = next(csv.reader([line]))
     except (csv.Error, StopIteration) as error:
         raise InvalidValueError("invalid_syntax", f"not CSV: {error}", "") from None
+
     if len(values) < column_count:
         problem = f"the row has {len(values)} fields, but the first line names {column_count}"
         raise InvalidValueError("missing_value", problem, "")
+
     return [value.strip() for value in values]
 
 
@@ -346,8 +355,10 @@ def parse_json_object(line: str) -> dict[str, Any]:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValueError("invalid_syntax", f"not JSON: {error}", hint) from None
+
     if not isinstance(row, dict):
         raise InvalidValueError("wrong_type", "the row is not a JSON object", hint)
+
     return row
 
 

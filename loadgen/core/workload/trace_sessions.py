@@ -111,6 +111,7 @@ class TraceSessions:
         self.is_single_request: NDArray[np.bool_] = trace.group[first_rows] == NO_VALUE
         self.max_turns = int(self.turn_counts.max())
         self.max_concurrent_requests = _max_agents(session_of_row, trace.session)
+
         # `_build_graph` with a cache, because each request of a session needs the graph.
         self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
 
@@ -160,6 +161,7 @@ class TraceSessions:
 
         session_lacks_pause = self._has_row_with(lacks_pause, session_of_row)
         session_lacks_duration = self._has_row_with(lacks_duration, session_of_row)
+
         unusable_count = np.count_nonzero(session_lacks_pause & session_lacks_duration)
         if unusable_count:
             problem = (
@@ -187,6 +189,7 @@ class TraceSessions:
         """
         rows = self.rows(session_index)
         times = _RequestTimes.of_rows(self.trace, rows)
+
         # In the trace, the agents of a session share a `group`, and each has another `session`.
         agent_of_turn = self.trace.session[rows].tolist()
         predecessors = _find_predecessors(_group_turns_by_agent(agent_of_turn), times)
@@ -194,6 +197,7 @@ class TraceSessions:
             _pause_ns(turn, earlier_turns, times) for turn, earlier_turns in enumerate(predecessors)
         ]
         sorted_predecessors = [tuple(sorted(earlier_turns)) for earlier_turns in predecessors]
+
         return SessionGraph(tuple(sorted_predecessors), tuple(pauses_ns))
 
 
@@ -243,6 +247,7 @@ def _number_sessions(trace: Trace) -> Integers:
     _, first_row_of_group, group_index_of_row = np.unique(
         group_of_row, return_index=True, return_inverse=True
     )
+
     # Sessions are numbered in order of these first rows: 3, 7 and 9 are the sessions 2, 0 and 1.
     session_of_group = _ranks(first_row_of_group)
     return session_of_group[group_index_of_row]
@@ -310,9 +315,11 @@ def _find_predecessors(turns_by_agent: list[list[int]], times: _RequestTimes) ->
     predecessors: list[set[int]] = [set() for _ in times.sent_ns]
     for wait in waits:
         predecessors[wait.waiting_turn].add(wait.awaited_turn)
+
     last_turn = len(predecessors) - 1
     awaited_turns = {wait.awaited_turn for wait in waits}
     predecessors[last_turn].update(set(range(last_turn)) - awaited_turns)
+
     return predecessors
 
 
@@ -336,9 +343,11 @@ def _waits_around_sub_agent(
     last_turn = sub_agent_turns[-1]
     starting_turn = _find_starting_turn(main_turns, first_turn, times)
     waits = [_Wait(waiting_turn=first_turn, awaited_turn=starting_turn)]
+
     next_main_turn = _find_waiting_turn(main_turns, last_turn, times)
     if next_main_turn is not None:
         waits.append(_Wait(waiting_turn=next_main_turn, awaited_turn=last_turn))
+
     return waits
 
 
@@ -404,6 +413,7 @@ def read_replay_source(source: FromTrace | Replay) -> Trace | TraceSessions:
     trace = read_replayed_trace(source)
     if source.replay == "sessions":
         return build_sessions(trace)
+
     if trace.untimed_rows:
         problem = (
             f"{trace.untimed_rows:,} of {len(trace):,} rows have no timestamp, only the pause "
@@ -411,4 +421,5 @@ def read_replay_source(source: FromTrace | Replay) -> Trace | TraceSessions:
         )
         hint = "use --set trace_replay=sessions"
         raise UserError("unsupported", problem, str(trace.path), hint)
+
     return trace

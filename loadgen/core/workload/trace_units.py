@@ -55,6 +55,7 @@ def decide_unit(trial_times_ns: NDArray[np.int64], default: TimeUnit | None = No
     is_other_unit_better = _is_plausible(other_rate) and not _is_plausible(probable_rate)
     if not is_other_unit_better:
         return probable
+
     rejected_rate = f"{probable_rate:,.3g} requests/s in {UNIT_NAMES[probable.unit]}"
     return UnitDecision(other_unit, f"they would be {rejected_rate}")
 

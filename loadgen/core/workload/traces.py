@@ -86,6 +86,7 @@ def read_trace(
         problem = f"cannot read the trace: {error.strerror}"
         error_code = of_reading(error)
         raise UserError(error_code, problem, str(path)) from None
+
     version = _FileVersion(path, file_status.st_size, file_status.st_mtime_ns)
     trace = _read_cached(version, skip_bad=skip_bad, unit=unit)
     return trace if time_slice is None else _select_times_cached(trace, time_slice)
@@ -141,10 +142,12 @@ def _read_and_infer_unit(path: Path, *, skip_bad: bool) -> Trace:
     trace = builder.build(file_format.name)
     if not file_format.needs_time_unit:
         return trace
+
     decision = decide_unit(builder.times_ns(), file_format.default_unit)
     if decision.unit != TRIAL_UNIT:
         builder, _ = _read_file(path, decision.unit, skip_bad=skip_bad)
         trace = builder.build(file_format.name)
+
     return replace(trace, time_unit=f"{UNIT_NAMES[decision.unit]}, because {decision.reason}")
 
 
@@ -178,6 +181,7 @@ def _read_parquet(
             _add_batch(builder, batch)
             if builder.has_enough_errors:
                 break
+
     return builder, file_format
 
 
@@ -221,6 +225,7 @@ def _read_lines(
     if first is None:
         hint = trace_formats.describe_known_formats()
         raise UserError("empty_file", "the trace has no requests", str(path), hint)
+
     _, first_line = first
     trace_format = _find_format(path, first_line)
     file_format = _FileFormat(
@@ -228,10 +233,13 @@ def _read_lines(
         needs_time_unit=trace_format.with_unit is not None,
         default_unit=trace_format.default_unit,
     )
+
     if trace_format.with_unit is not None:
         trace_format = trace_format.with_unit(unit)
+
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=trace_format.must_be_ordered)
     is_csv = not _is_json(first_line)
+
     # The first line of a CSV file only names the columns. Other files begin with their first row.
     rows = lines if is_csv else itertools.chain([first], lines)
     add_lines(builder, trace_format, rows)
@@ -253,10 +261,12 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
             trace_format = trace_formats.find_csv_format(first_line)
     except InvalidValueError as error:
         raise UserError(error.code, str(error), f"{path}:1", error.hint) from None
+
     if trace_format is None:
         problem = "the format of the trace is unknown"
         hint = trace_formats.hint_for(first_line)
         raise UserError("wrong_format", problem, f"{path}:1", hint)
+
     return trace_format
 
 
@@ -274,10 +284,12 @@ def add_lines(
         columns = None
         if trace_format.parse_lines is not None:
             columns = trace_format.parse_lines([line for _, line in batch])
+
         if columns is not None and builder.can_continue_with(columns.at_ns):
             builder.add_columns(columns)
         else:
             _add_lines_one_by_one(builder, trace_format, batch)
+
         if builder.has_enough_errors:
             return
 

@@ -51,6 +51,7 @@ def read_workload_text(path_or_name: str) -> str:
         _refuse_contract(text, path_or_name)
     except UserError as error:
         raise CombinedError([error]) from None
+
     return text
 
 
@@ -90,9 +91,11 @@ def read_yaml_text(
         is_missing = isinstance(error, FileNotFoundError)
         problem = f"no such {kind}" if is_missing else f"cannot be read: {error.strerror}"
         raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
+
     if content is None:
         problem = f"the file is larger than 1 MiB, so it is not a {kind}"
         raise UserError("too_large", problem, label, hint_if_too_large)
+
     return _decode_text(content, label, kind)
 
 
@@ -142,6 +145,7 @@ def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
     """
     if path_or_name in packaged_files("contracts"):
         return f"{path_or_name} is a contract: loadgen validate {path_or_name}"
+
     nearby_workloads = [
         str(path)
         for suffix in YAML_SUFFIXES

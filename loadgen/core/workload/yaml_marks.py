@@ -124,6 +124,7 @@ def overlay(base: Map, changes: Map) -> Map:
         if isinstance(base_value, Map) and isinstance(value, Map):
             value = overlay(base_value, value)
         merged.add(key, value, changes.keys_at[key], changes.values_at[key])
+
     return merged
 
 
@@ -199,10 +200,12 @@ def _require_mapping(
     if root is None:
         place = place_at(file, Position(1, 1), "")
         raise _fatal_error("empty_file", "the file is empty", place, example)
+
     if not isinstance(root, yaml.MappingNode):
         problem = f"the top level of a {kind} must be a mapping (key: value)"
         place = place_at(file, _position(root), "")
         raise _fatal_error("wrong_type", problem, place, example)
+
     return root
 
 
@@ -287,6 +290,7 @@ def _find_mark_beyond_max_depth(text: str) -> Any:
             depth -= 1
         if depth > MAX_DEPTH:
             return event.start_mark
+
     return None
 
 
@@ -337,10 +341,12 @@ def _hint_for_syntax_error(error: yaml.MarkedYAMLError, line: str, column: int, 
         return f"keep one {kind} per file, and remove the second document (---)"
     if "mapping values are not allowed" in problem:
         return "put a value that contains a colon in quotes, or check the indentation of the line"
+
     has_variable = "${" in line
     has_mapping_in_braces = "{" in line.replace("${", "")
     if has_variable and has_mapping_in_braces:
         return "inside { } put ${VAR} in quotes"
+
     return _hint_for_context(context, error.context_mark)
 
 
@@ -371,12 +377,15 @@ def resolve_scalar(text: str) -> Any:
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
+
     if _INTEGER.fullmatch(text):
         is_prefixed = text[:2] in ("0x", "0o")
         return int(text, 0) if is_prefixed else int(text)
+
     if _FLOAT.fullmatch(text):
         # Python writes .inf and .nan without the dot.
         return float(re.sub(r"\.(?=[inIN])", "", text))
+
     return text
 
 
@@ -399,13 +408,16 @@ class _NodeReader:
         """Return the value of a node: a Map, a Seq or the value of a scalar."""
         if isinstance(node, yaml.MappingNode):
             return self.read_mapping(node, path, depth)
+
         self._count_node(node, path, depth)
         if isinstance(node, yaml.ScalarNode):
             return self._read_scalar(node, path)
+
         sequence = Seq(_position(node))
         for index, item in enumerate(node.value):
             sequence.append(self._read_value(item, child_path(path, index), depth + 1))
             sequence.values_at.append(_position(item))
+
         return sequence
 
     def _count_node(self, node: yaml.Node, path: str, depth: int) -> None:
@@ -420,6 +432,7 @@ class _NodeReader:
         has_too_many_nodes = self._remaining_nodes < 0
         if not is_too_deep and not has_too_many_nodes:
             return
+
         # The path can be very long here, such as `a[0][0][0]` and so on, so all indexes are cut.
         path_of_list = path.partition("[")[0]
         place = place_at(self._file, _position(node), path_of_list)
@@ -428,6 +441,7 @@ class _NodeReader:
         )
         if is_too_deep:
             raise _fatal_error("cycle", "has an alias inside itself", place, hint)
+
         raise _fatal_error("too_large", "too many values", place, hint)
 
     def _read_entries(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
@@ -437,20 +451,25 @@ class _NodeReader:
         """
         mapping = Map(_position(node))
         mapping.path = path
+
         merged_nodes: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
                 merged_nodes.append(value_node)
                 continue
+
             key_error = self._find_key_error(key_node, mapping)
             if key_error is not None:
                 self.errors.append(key_error)
                 continue
+
             key = key_node.value
             value = self._read_value(value_node, child_path(path, key), depth + 1)
             mapping.add(key, value, _position(key_node), _position(value_node))
+
         for merged_node in merged_nodes:
             self._merge(mapping, merged_node, path, depth)
+
         return mapping
 
     def _find_key_error(self, key_node: yaml.Node, mapping: Map) -> LoadgenError | None:
@@ -459,11 +478,13 @@ class _NodeReader:
         if not isinstance(key_node, yaml.ScalarNode):
             place = place_at(self._file, position, mapping.path)
             return UserError("wrong_type", "a key must be a single word", place)
+
         key = key_node.value
         if key in mapping:
             place = place_at(self._file, position, child_path(mapping.path, key))
             hint = f"the first one is on line {mapping.keys_at[key].line}; keep one"
             return UserError("duplicate", f'the key "{key}" is specified twice', place, hint)
+
         return None
 
     def _merge(self, mapping: Map, source: yaml.Node, path: str, depth: int) -> None:
@@ -474,6 +495,7 @@ class _NodeReader:
                 place = place_at(self._file, _position(node), path)
                 self.errors.append(UserError("wrong_type", '"<<" can merge only mappings', place))
                 continue
+
             self._count_node(node, path, depth + 1)
             merged = self._read_entries(node, path, depth)
             for key, value in merged.items():
@@ -514,9 +536,11 @@ class _NodeReader:
         has_default = reference["default"] is not None
         if has_default:
             return value or reference["default"].removeprefix(":-")
+
         if value is None:
             problem = f"the environment variable {name} is not set"
             hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
             self.errors.append(UserError("unset_variable", problem, place, hint, key=name))
             return ""
+
         return value
