@@ -424,18 +424,18 @@ static int has_finish_reason(const ResponseReader *reader)
     return PyObject_Size(reader->finish_reason) > 0;
 }
 
-/* Keep the token usage of an event. Return 0, or -1 with an exception.
+/* Store the token usage of an event in the reader. Return 0, or -1 with an exception.
  *
  * A usage with output tokens, under the names of the chat API, replaces an earlier one. Any other
  * usage is left to the method in Python.
  *
- * Some servers send the counts so far with each event. The count that comes with the first output
- * is then the number of tokens in it. A count that comes with the finish reason is that of the
- * whole response instead. */
+ * Some servers send a usage with each event, which counts the tokens so far. With the first output
+ * event, it is therefore the number of tokens in that event, unless the response ends with it. */
 static int feed_usage(ResponseReader *reader, PyObject *usage)
 {
     int64_t output_tokens = output_tokens_of_usage(usage);
-    if (output_tokens <= 0) {
+    int is_usual_usage = output_tokens > 0;
+    if (!is_usual_usage) {
         /* "O" passes the usage on as the only argument. */
         return discard_result(PyObject_CallMethod((PyObject *)reader, "_read_usage", "O", usage));
     }
@@ -585,20 +585,21 @@ static int is_last_output_uncertain(const OutputCounts *outputs)
     return outputs->uncertain > 0 && outputs->certain == 0;
 }
 
-/* Note in the reader by how much the last output event of a read may have arrived before its
- * timestamp. Nothing is noted for a read without output events. */
+/* Note in the reader whether the time of the last output event of a read is uncertain, and by how
+ * much it may have arrived earlier. Nothing is noted for a read without output events. */
 static void note_last_output_uncertainty(ResponseReader *reader, const EventTiming *timing,
                                          const OutputCounts *outputs)
 {
-    if (outputs->certain > 0)
-        reader->uncertain_timestamp = NEVER; /* The timestamp of the last output is exact. */
+    int is_exact = outputs->certain > 0; /* The certain events follow the uncertain ones. */
+    if (is_exact)
+        reader->uncertain_timestamp = NEVER;
     if (!is_last_output_uncertain(outputs))
         return;
     reader->uncertain_timestamp = timing->timestamp;
-    reader->timestamp_uncertainty =
-        has_finish_reason(reader)
-            ? uncertainty_before_end(reader, timing->timestamp, timing->uncertainty_ns)
-            : timing->uncertainty_ns;
+    reader->timestamp_uncertainty = timing->uncertainty_ns;
+    if (has_finish_reason(reader))
+        reader->timestamp_uncertainty =
+            uncertainty_before_end(reader, timing->timestamp, timing->uncertainty_ns);
 }
 
 /* Return how many output events of a read have an inexact time, which is recorded with them.
@@ -644,12 +645,14 @@ static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fas
 
 /* -- feeding reads to the exchange ------------------------------------------------------------- */
 
-/* Return how many of the first events of a read may have arrived before its timestamp, which is
- * that of the newest packet.
+/* Return how many of the first events of a read may have arrived before its timestamp, which is the
+ * arrival of its newest packet.
  *
- * The end of the response comes last, so that only this end is certain to have come with the newest
- * packet. A single chunk is one write of the server, so that all its events came with it. Of
- * several chunks, only the last event is certain. */
+ * There are three cases, in which A and B are events:
+ * 1. The read is A, B and the end of the response. The newest packet may have only this end, so
+ *    both events are uncertain.
+ * 2. A and B are one chunk, which a server writes at once. Both arrived with the newest packet.
+ * 3. A and B are two chunks. B arrived with the newest packet, and A is uncertain. */
 static int count_uncertain_events(const FastPathRead *fast_read)
 {
     if (fast_read->has_end)
@@ -847,12 +850,13 @@ static enum FeedResult try_feed_on_fast_path(Exchange *exchange, const Read *rea
 {
     if (!has_known_parsers(exchange))
         return NOT_FAST_PATH;
-    FastPathRead fast_read;
+    FastPathRead fast_read; /* The next call initialises it. */
     enum FeedResult result = NOT_FAST_PATH;
     if (parse_fast_path_read(exchange, read, &fast_read)) {
         PyObject *response = exchange->response;
         PyObject *reader = exchange->reader;
-        /* `on_first_output` may send the request again, which replaces both. */
+        /* `on_first_output` may send the request again, which gives the exchange a new parser and a
+         * new reader. The ones in use must stay alive until this read is processed. */
         Py_INCREF(response);
         Py_INCREF(reader);
         result = apply_fast_path_read(exchange, (ResponseParser *)response,

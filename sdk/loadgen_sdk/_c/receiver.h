@@ -404,25 +404,23 @@ static int ends_like_last_chunk(const Read *read)
     return memcmp(read_end - CHUNKED_BODY_END_BYTES, CHUNKED_BODY_END, CHUNKED_BODY_END_BYTES) == 0;
 }
 
-/* Return whether the owner of a buffer must be called for the read that was just stored.
+/* Return whether the owner of a buffer must be called for the read that was just stored in it.
  *
- * A read is urgent in three cases:
- * - The owner wants every read.
- * - It may end the response: it ends like the last chunk, or is so small that it may be the last 1
- *   to 4 bytes of that chunk. If the buffer has a template, usual reads are only counted, so that
- *   any read that had to be stored may be the end.
- * - Waiting for more saves nothing, because many reads wait already or the read is large. */
+ * A read is urgent in four cases:
+ * 1. The owner wants every read.
+ * 2. The buffer has a template, by which the usual events are recognised and only counted. This
+ *    read was stored with its bytes, so it is unusual and may end the response.
+ * 3. It may end the response, because it ends like the last chunk, or is so small that it may be
+ *    the last 1 to 4 bytes of that chunk.
+ * 4. So much waits already that waiting for more saves nothing. */
 static int is_urgent(const SocketBuffer *buffer, const Read *read)
 {
     int wants_every_read = !buffer->can_batch_reads;
-    int is_unusual_read = has_template(buffer);
-    if (wants_every_read || is_unusual_read)
+    if (wants_every_read || has_template(buffer))
         return 1;
-    if (count_reads(buffer) >= MAX_BATCHED_READS)
-        return 1;
-    if (read->size <= SMALL_READ_BYTES || read->size >= LARGE_READ_BYTES)
-        return 1;
-    return ends_like_last_chunk(read);
+    int may_end_response = read->size <= SMALL_READ_BYTES || ends_like_last_chunk(read);
+    int has_much = read->size >= LARGE_READ_BYTES || count_reads(buffer) >= MAX_BATCHED_READS;
+    return may_end_response || has_much;
 }
 
 /* Update the counts after the newest plain read of a buffer, and queue the buffer if it has many.
@@ -458,19 +456,20 @@ static int store_read_with_bytes(Receiver *receiver, SocketBuffer *buffer, const
 
 /* Store a read in the buffer of its socket, and queue the buffer if its owner must act.
  *
- * A plain event differs from an earlier one in its text alone, as the template of the buffer says.
- * Of a read that holds plain events only, the number of events and the timestamp are stored instead
- * of the bytes. This is done only while no other read waits in the buffer, because the owner has to
- * get all reads in their order. Return 0, or -1 with an exception. */
+ * A template is the bytes around the text of an event. If all events of the read match it, only
+ * their number and the timestamp are stored, instead of the bytes. This is done only while no other
+ * read waits with its bytes, because the owner has to get all reads in their order. Return 0, or -1
+ * with an exception. */
 static int store_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 {
     int may_be_counted = has_template(buffer) && count_reads(buffer) == 0;
     if (!may_be_counted)
         return store_read_with_bytes(receiver, buffer, read);
-    int is_stored = try_store_plain_read(buffer, read); /* or -1 with an exception */
-    if (is_stored < 0)
+    int was_counted = try_store_plain_read(buffer, read);
+    int has_failed = was_counted < 0;
+    if (has_failed)
         return -1;
-    if (is_stored)
+    if (was_counted)
         return account_for_plain_read(receiver, buffer);
     /* The reads that were counted before come first. */
     if (flush_plain_reads(receiver, buffer) < 0)
@@ -957,12 +956,14 @@ static int64_t handle_ready_descriptor(Receiver *receiver, const struct epoll_ev
     return read_socket(receiver, buffer, previous_poll_at);
 }
 
-/* Read the sockets that a poll of the first epoll has reported (`receiver->events`).
+/* Read the sockets that a poll has just reported in `receiver->events`.
  *
- * The previous poll did not report these sockets, so they were empty when it began. What is not a
- * readable socket is left to the caller in `*unhandled`. `*has_deferred_data` becomes 1 if the
- * deferred epoll itself is ready, which means that a deferred socket has data. Return the time, or
- * -1 with an exception. */
+ * The previous poll did not report these sockets, so they were empty when it began. A poll proves
+ * this of all other sockets only if it has reported fewer than it can (MAX_READY).
+ *
+ * What is not a readable socket is added to `*unhandled`, for the caller. `*has_deferred_data`
+ * becomes 1 if the epoll of the deferred sockets is itself ready, because one of them has data.
+ * Return the time after the last read, or -1 with an exception. */
 static int64_t read_ready(Receiver *receiver, int ready_count, PyObject **unhandled,
                           int *has_deferred_data)
 {
@@ -974,11 +975,11 @@ static int64_t read_ready(Receiver *receiver, int ready_count, PyObject **unhand
     *has_deferred_data = 0;
     for (int i = 0; i < ready_count; i++) {
         const struct epoll_event *event = &receiver->events[i];
-        if (event->data.fd == receiver->deferred_epoll) {
+        int is_deferred_epoll = event->data.fd == receiver->deferred_epoll;
+        if (is_deferred_epoll)
             *has_deferred_data = 1;
-            continue;
-        }
-        now = handle_ready_descriptor(receiver, event, previous_poll_at, now, unhandled);
+        else
+            now = handle_ready_descriptor(receiver, event, previous_poll_at, now, unhandled);
         if (now < 0)
             return -1;
     }
@@ -997,11 +998,12 @@ static int is_deferred_poll_due(const Receiver *receiver, int64_t now)
     return now > receiver->next_poll_at - EARLY_DEFERRED_POLL_NS;
 }
 
-/* Read the sockets that a poll has reported, and then the deferred sockets if it is time for them.
+/* Read the sockets that a poll has reported, and then, if it is time for that, poll and read the
+ * deferred sockets, which are read late.
  *
- * If the process was deferring during the poll (`was_deferring`), deferred sockets did not wake it,
- * and the time decides. Otherwise the poll has reported the deferred epoll if one of its sockets
- * has data. Return the time after the reads, or -1 with an exception. */
+ * Under heavy traffic (`was_deferring`, when the poll began), deferred sockets are polled at
+ * planned times. Under light traffic the poll reports the deferred epoll itself if one of its
+ * sockets has data. Return the time after the reads, or -1 with an exception. */
 static int64_t read_sockets(Receiver *receiver, int ready_count, int was_deferring,
                             PyObject **unhandled)
 {
@@ -1009,9 +1011,8 @@ static int64_t read_sockets(Receiver *receiver, int ready_count, int was_deferri
     int64_t read_at = read_ready(receiver, ready_count, unhandled, &has_deferred_data);
     if (read_at < 0)
         return -1;
-    int should_poll_deferred = has_deferred_data;
-    if (was_deferring)
-        should_poll_deferred = is_deferred_poll_due(receiver, read_at);
+    int should_poll_deferred =
+        was_deferring ? is_deferred_poll_due(receiver, read_at) : has_deferred_data;
     return should_poll_deferred ? receive_deferred(receiver, read_at) : read_at;
 }
 

@@ -209,26 +209,30 @@ class Exchange(ExchangeState):
     ) -> None:
         """Pass the events of a read to the reader, with the uncertainty of their timestamp.
 
-        All events of a read have the timestamp of its newest packet, although those before the last
-        may have arrived earlier. This uncertainty is 0 if the server wrote all of them at once.
-        Only before the first output, even that uncertainty counts, because it is the uncertainty of
-        the measured time to first token.
+        All events of a read have the timestamp of its newest packet. There are three cases:
+
+        1. The response had no output before this read. The uncertainty matters most, because it is
+           that of the time to first token.
+        2. The server wrote all events of the read at once. The timestamp is that of all of them.
+        3. Otherwise, the events before the last one may have arrived earlier, but not before the
+           socket was last known to be empty.
 
         Args:
             decoded: The events of the read.
             timestamp: When the newest packet of the read arrived.
             read_at: When the process had read it.
-            empty_at: When the socket was last known to be empty, so that no event arrived earlier.
+            empty_at: When the socket was last known to be empty.
         """
         has_first_output = self.reader.first_token != NEVER
         if not has_first_output:
             self._feed_until_first_output(decoded, timestamp, read_at, empty_at)
             return
-        if self.response.is_chunked:
-            # A server writes a chunk at once.
-            is_one_write = decoded.chunks == 1
+        if decoded.chunks != 1:
+            is_one_write = False
         else:
-            is_one_write = decoded.chunks == 1 and count_events(decoded.events) == 1
+            # A server writes a chunk at once. A body without chunks counts as a single one, of
+            # which only a single event is certain to be one write.
+            is_one_write = self.response.is_chunked or count_events(decoded.events) == 1
         if is_one_write:
             self.reader.feed(decoded.events, timestamp)
         else:
@@ -406,11 +410,11 @@ class Exchange(ExchangeState):
     def _decode_from_chunk_start(self, data: bytes) -> DecodedRead:
         """Return the events in data that begin with a chunk.
 
-        Most data are whole chunks of whole events. `parse_whole_chunks` recognises them in one
-        pass, and only counts events that differ from an earlier one in their text alone. What
-        follows these chunks is decoded step by step. Only the first bytes of a chunk that hold no
-        complete event are kept in `incomplete_chunk` until the rest arrives, so that this chunk can
-        be recognised as a whole.
+        Most data are whole chunks of whole events, which `parse_whole_chunks` recognises in one
+        pass. Events that differ from an earlier one in their text alone are only counted. If other
+        data follow, there are two cases. The first bytes of a chunk that has not arrived completely
+        are kept in `incomplete_chunk`, undecoded, to recognise the whole chunk later. Anything else
+        is decoded step by step.
         """
         before_text, after_text = self.reader.template or NO_TEMPLATE
         chunks, events, parsed_bytes = parse_whole_chunks(data, before_text, after_text)
@@ -424,7 +428,7 @@ class Exchange(ExchangeState):
         if is_incomplete_event(rest):
             self.incomplete_chunk = rest
             self.is_at_chunk_start = False
-            # `chunks` includes an incomplete one at the end of a read.
+            # The number of chunks of a read includes one that is incomplete.
             return whole_chunks._replace(chunks=chunks + 1)
         return _join_decoded(whole_chunks, self._decode_body(rest))
 

@@ -648,22 +648,23 @@ class Pool:
     def _add_spare_connection(self, connection: ClientConnection, at: int) -> None:
         """Add a connection without a request, which became ready at `at`, to the idle ones.
 
-        While `open` waits for connections, this is one of them: it ends the wait if it is the last
-        one, and otherwise begins another.
+        While `open` runs, it waits until a number of connections are ready. The last of them ends
+        the wait. Each one before it makes room for another to be opened, because only a limited
+        number is opened at the same time.
         """
         self._spares_being_opened -= 1
         connection.idle_since = at
         self._idle.append(connection)
-        if self._all_opened is None:
+
+        if self._all_opened is None:  # `open` is not running.
             return
         self._connections_left_to_open -= 1
         is_last = self._connections_left_to_open <= 0
-        has_room_for_another = (
-            self._spares_being_opened + len(self._idle) < self._max_spares_while_opening
-        )
         if is_last and not self._all_opened.done():
             self._all_opened.set_result(None)
-        elif has_room_for_another:
+            return
+        spares = self._spares_being_opened + len(self._idle)
+        if spares < self._max_spares_while_opening:
             self._open_spare_connection()
 
     def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:

@@ -636,25 +636,32 @@ class Reactor:
     def _report_encrypted_end(
         self, connection: ClientConnection, decrypted: _DecryptedReads
     ) -> None:
-        """Report the end of an encrypted connection, if an error, TLS or TCP has ended it."""
+        """Report the end of an encrypted connection to its owner, if it has ended.
+
+        There are three ways for it to end: bytes that cannot be decrypted, the end of the TCP
+        connection, and a message of TLS that announces the end.
+        """
         if decrypted.error is not None:
             self._handle_tls_error(connection, decrypted.error, decrypted.last_timestamp)
             return
-        tcp_ended_at = connection.ended_at
-        tls_ended_at = decrypted.last_timestamp if decrypted.has_ended else 0
-        ended_at = tcp_ended_at or tls_ended_at
-        if ended_at:
-            error_text = socket_error_text(connection.error)
-            self._report_connection_end(connection, ended_at, error_text)
+        has_tcp_ended = connection.ended_at != 0
+        if has_tcp_ended:
+            ended_at = connection.ended_at
+        elif decrypted.has_ended:
+            ended_at = decrypted.last_timestamp
+        else:
+            return
+        error_text = socket_error_text(connection.error)
+        self._report_connection_end(connection, ended_at, error_text)
 
     def _decrypt_reads(
         self, connection: ClientConnection, tls: TlsStream, reads: list[Read]
     ) -> _DecryptedReads:
         """Return what the reads of a connection hold after decryption, with their timestamps.
 
-        Reads of the TLS handshake, and of the response of a proxy before it, hold nothing for the
-        owner. They may open the connection, or close it after an error. Decryption ends at the end
-        of the TLS stream or at an error.
+        The first reads of a connection open it: the response of a proxy, and the TLS handshake.
+        They hold nothing for the owner, and close the connection if they are an error. Later reads
+        are decrypted, up to the end of the TLS stream or an error.
 
         Args:
             connection: The connection.
@@ -667,18 +674,16 @@ class Reactor:
             result.last_timestamp = timestamp
             self._receive_encrypted(connection, tls, encrypted_data)
             if connection.is_closed:
-                break
-            is_handshake_over = connection.state == "open"
-            if not is_handshake_over:
-                continue
-            decrypted = tls.decrypt()
-            if decrypted.data:
-                decrypted_read = Read(decrypted.data, timestamp, read_at, empty_at, from_kernel)
-                result.reads.append(decrypted_read)
-            result.has_ended = decrypted.has_ended
-            result.error = decrypted.error
+                return result
+            if connection.state == "open":
+                decrypted = tls.decrypt()
+                if decrypted.data:
+                    decrypted_read = Read(decrypted.data, timestamp, read_at, empty_at, from_kernel)
+                    result.reads.append(decrypted_read)
+                result.has_ended = decrypted.has_ended
+                result.error = decrypted.error
             if result.has_ended or result.error is not None:
-                break
+                return result
         return result
 
     def _receive_encrypted(self, connection: ClientConnection, tls: TlsStream, data: bytes) -> None:

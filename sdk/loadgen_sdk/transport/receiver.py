@@ -721,10 +721,10 @@ class Receiver:
     def _plan_next_poll(self, timer_limit: int) -> None:
         """Plan the next poll, and set the timer for it.
 
-        A poll proves that the sockets that it does not report are empty, so what they receive later
-        has arrived after it. Frequent polls therefore bound the uncertainty of a timestamp when two
-        events arrive in one read. Under heavy traffic the planned interval is longer, because each
-        read polls as well.
+        Two events that arrive in one read have the timestamp of the newer one. The older one came
+        after the socket was last known to be empty, and each poll shows which sockets are empty. So
+        the more often sockets are polled, the smaller this uncertainty is. Under heavy traffic
+        there is a poll before nearly every read anyway, so the timer is set for a later time.
 
         Args:
             timer_limit: The latest time for which the timer may be set, or NO_TIMER.
@@ -917,21 +917,23 @@ def _last_known_empty_at(buffer: SocketBuffer, previous_poll_at: int) -> int:
 
 
 def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
-    r"""Return whether the owner of a buffer must be called for the read that was just stored.
+    r"""Return whether the owner of a buffer must be called for the read that was just stored in it.
 
-    A read is urgent in three cases:
+    A read is urgent in four cases:
 
     1. The owner wants every read.
-    2. It may end the response. It ends like the last chunk, `0\r\n\r\n`, or is so small that it may
-       be the last bytes of that chunk. If the buffer has a template, usual reads are only counted,
-       so any read that had to be stored may be the end.
-    3. Waiting for more would save nothing, because many reads wait already or the read is large.
+    2. The buffer has a template, by which the usual events are recognised and only counted. This
+       read was stored with its bytes, so it is unusual and may end the response.
+    3. It may end the response, because it ends like the last chunk, `0\r\n\r\n`, or is so small
+       that it may be the last bytes of that chunk.
+    4. So much waits already that waiting for more saves nothing.
     """
     wants_every_read = not buffer.can_batch_reads
-    is_unusual_read = buffer.template is not None
-    if wants_every_read or is_unusual_read:
+    has_template = buffer.template is not None
+    if wants_every_read or has_template:
         return True
-    if len(buffer.reads) >= MAX_BATCHED_READS or len(read.data) >= LARGE_READ_BYTES:
+    is_large = len(read.data) >= LARGE_READ_BYTES
+    if is_large or len(buffer.reads) >= MAX_BATCHED_READS:
         return True
     return len(read.data) <= SMALL_READ_BYTES or read.data.endswith(CHUNKED_BODY_END)
 

@@ -33,20 +33,19 @@ def without_doubtful_counts(usage: Usage) -> Usage:
 def check_usage(usage: Usage, total: int | None = None) -> Usage:
     """Return the usage of a response, with `contradiction` set if its counts cannot all be true.
 
-    xAI and Gemini count reasoning tokens beside the output tokens and not among them. The total
-    shows that. The output of the returned usage then includes the reasoning, as it does for every
-    other server.
+    xAI and Gemini do not count reasoning tokens as a part of the output tokens, as other servers
+    do. An example: 10 prompt tokens, 20 output tokens, 5 reasoning tokens, and a total of 35. The
+    output of the returned usage is 25 then.
 
     Args:
         usage: The token counts of the server.
         total: The sum of prompt and output tokens by the server's own count, if it sends one.
     """
-    has_parts = bool(usage.cached or usage.cache_written or usage.reasoning)
-    if not has_parts:
-        expected_total = (usage.input or 0) + (usage.output or 0)
-        can_total_be_right = not total or total == expected_total
-        if can_total_be_right:  # The usual case: nothing could contradict anything else.
-            return usage
+    has_details = bool(usage.cached or usage.cache_written or usage.reasoning)
+    prompt_and_output = (usage.input or 0) + (usage.output or 0)
+    has_other_total = bool(total) and total != prompt_and_output
+    if not has_details and not has_other_total:
+        return usage  # The usual case: nothing could contradict anything else.
     usage = _with_reasoning_in_output(usage, total)
     contradiction = _input_contradiction(usage) or _output_contradiction(usage, total or 0)
     if not contradiction:
