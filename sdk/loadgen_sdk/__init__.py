@@ -87,6 +87,7 @@ def __getattr__(name: str) -> Any:
     module_name = _MODULE_BY_NAME.get(name)
     if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
     from importlib import import_module
 
     try:
@@ -101,7 +102,9 @@ def __getattr__(name: str) -> Any:
         raise ImportError(
             f"{__name__}.{name} is in loadgen-wire: pip install 'loadgen-sdk[client]'"
         ) from None
+
     value = getattr(module, name)
+
     # Python finds the name in the module from now on, and does not call this function again.
     globals()[name] = value
     return value

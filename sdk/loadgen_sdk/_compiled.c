@@ -147,6 +147,7 @@ static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
         Py_DECREF(type);
         return NULL;
     }
+
     return type;
 }
 
@@ -166,6 +167,7 @@ static int add_types(PyObject *module)
         if (discard_result(add_type(module, types[i].name, types[i].spec)) < 0)
             return -1;
     }
+
     /* The functions here check for this type, so that its reference is kept. */
     socket_buffer_type = (PyTypeObject *)add_type(module, "SocketBuffer", &socket_buffer_spec);
     return socket_buffer_type == NULL ? -1 : 0;
@@ -182,5 +184,6 @@ PyMODINIT_FUNC PyInit__compiled(void)
         Py_DECREF(module);
         return NULL;
     }
+
     return module;
 }

@@ -30,6 +30,7 @@ def load_compiled(name: str, version: int) -> tuple[ModuleType | None, str]:
     """
     if os.environ.get(PURE):
         return None, f"{PURE} is set"
+
     try:
         module = import_module(name)
     except ModuleNotFoundError:
@@ -38,8 +39,10 @@ def load_compiled(name: str, version: int) -> tuple[ModuleType | None, str]:
         )
     except ImportError as error:
         return None, f"it was built for another Python or another machine: {error}"
+
     if getattr(module, "VERSION", 0) != version:
         return None, "it was built from older source code"
+
     return module, ""
 
 

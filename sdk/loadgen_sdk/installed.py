@@ -45,6 +45,7 @@ def installation_fingerprint() -> tuple[str, ...]:
         except OSError:
             continue
         fingerprint.append(f"{path} {modified_ns}")
+
     return tuple(fingerprint)
 
 

@@ -185,8 +185,10 @@ class OpenTable(Generic[RowT]):
         for row in self.builtin_rows:
             if row.name == name:
                 return row
+
         if not include_plugins:
             return None
+
         for plugin in self.plugins:
             if plugin.name != name:
                 continue
@@ -194,6 +196,7 @@ class OpenTable(Generic[RowT]):
                 raise self.plugin_error(plugin, plugin.error)
             self._record_use(plugin)
             return plugin.row
+
         return None
 
     def rows(self) -> Iterator[RowT]:
@@ -230,9 +233,11 @@ class OpenTable(Generic[RowT]):
         is_builtin = any(row is builtin_row for builtin_row in self.builtin_rows)
         if is_builtin:
             return function
+
         plugin = next((plugin for plugin in self.plugins if plugin.row is row), None)
         if plugin is None:
             return function
+
         self._record_use(plugin)
         return _PluginGuard(plugin, self).wrap(function, check)
 
@@ -245,14 +250,17 @@ class OpenTable(Generic[RowT]):
         """
         if not self._is_enabled:
             return ()
+
         cache = _read_cache()
         cache_key = f"{self.group} {' '.join(fields)}"
         entry = cache.get(cache_key)
         if isinstance(entry, dict) and entry.get("state") == _installation_state():
             return tuple(tuple(values) for values in entry["rows"])
+
         values_by_row = [
             tuple(str(getattr(row, field)) for field in fields) for row in self.plugin_rows()
         ]
+
         # The import of a plug-in may create a __pycache__, which changes the installation state. So
         # the state is read only now.
         cache[cache_key] = {"state": _installation_state(), "rows": values_by_row}
@@ -276,6 +284,7 @@ class OpenTable(Generic[RowT]):
         """
         entry_points = installed.entry_points(self.group)
         used_names = set(self.names(include_plugins=False))
+
         plugins: list[Plugin[RowT]] = []
         for entry_point in sorted(entry_points, key=lambda point: (_package(point), point.name)):
             plugin = self._load_plugin(entry_point, used_names)
@@ -283,6 +292,7 @@ class OpenTable(Generic[RowT]):
                 _print_load_error(plugin)
             used_names.add(plugin.name)
             plugins.append(plugin)
+
         return tuple(plugins)
 
     def _load_plugin(self, entry_point: EntryPoint, used_names: set[str]) -> Plugin[RowT]:
@@ -299,17 +309,21 @@ class OpenTable(Generic[RowT]):
         """
         name = entry_point.name
         package = _package(entry_point)
+
         version = _version(entry_point)
         if name in used_names:
             error = f"{self.group} has a row of this name already"
             return Plugin(name, package, version, error=error)
+
         try:
             row = entry_point.load()
         except Exception as exception:
             return Plugin(name, package, version, error=_describe(exception))
+
         error = self._find_row_error(row, entry_point)
         if error:
             return Plugin(name, package, version, error=error)
+
         return Plugin(name, package, version, row)
 
     def _find_row_error(self, row: object, entry_point: EntryPoint) -> str:
@@ -336,19 +350,23 @@ def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
     """
     names = row.__struct_fields__
     defaults = row.__struct_defaults__
+
     # Fields without a default come first, so the defaults belong to the last fields.
     required_count = len(names) - len(defaults)
     required_names = names[:required_count]
     optional_names = names[required_count:]
+
     for name in required_names:
         value = getattr(row, name)
         is_valid = isinstance(value, str) or callable(value)
         if not is_valid:
             return f"the field {name} is neither a text nor a function"
+
     for name, default in zip(optional_names, defaults, strict=True):
         mismatch = _describe_type_mismatch(getattr(row, name), default)
         if mismatch:
             return f"the field {name} is {mismatch}"
+
     return ""
 
 
@@ -367,9 +385,11 @@ def _describe_type_mismatch(value: object, default: object) -> str:
     if default is None:
         is_valid = value is None or callable(value)
         return "" if is_valid else f"not a function, but {actual_name}"
+
     expected_type: type = getattr(default, "factory", type(default))
     if isinstance(value, expected_type):
         return ""
+
     return f"not a {expected_type.__name__}, but {actual_name}"
 
 

@@ -99,6 +99,7 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
         write_price = self.per_million_cache_write
         if write_price is None:
             write_price = self.per_million_input
+
         return ByTokenKind(
             plain=self.per_million_input,
             written=write_price,
@@ -115,12 +116,14 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.above_prompt_tokens is None:
             return None
+
         input_amount = _first_amount(self.per_million_input_above, self.per_million_input)
         output_amount = _first_amount(self.per_million_output_above, self.per_million_output)
         cached_amount = _first_amount(self.per_million_cached_above, self.per_million_cached)
         cache_write_amount = _first_amount(
             self.per_million_cache_write_above, self.per_million_cache_write
         )
+
         return msgspec.structs.replace(
             self,
             per_million_input=input_amount,
@@ -197,6 +200,7 @@ def parse_currency(value: object) -> str:
             "is not a currency code",
             "write three capital letters (ISO 4217), like USD",
         )
+
     return text
 
 
@@ -211,14 +215,17 @@ def parse_as_of(value: object) -> str:
     text = parse_text(value)
     if text == UNDATED:
         return text
+
     try:
         day = first_day(text)
     except ValueError:
         hint = f"write 2026-11-21, 2026-11 or 2026, or {UNDATED} if the date is not known"
         raise WrongUse("invalid_value", "is not a date", hint) from None
+
     if day.year < EARLIEST_YEAR:
         hint = "write the day, month or year at which the price was valid"
         raise WrongUse("out_of_range", "is older than any of these prices", hint)
+
     return text
 
 
@@ -229,11 +236,14 @@ def parse_number(value: object) -> Decimal:
     """
     if isinstance(value, Decimal):
         return value
+
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "write it without quotes, unit, currency sign or thousands separator, like 10.50"
         raise WrongUse("invalid_value", "is not a number", hint)
+
     if not math.isfinite(value):
         raise WrongUse("out_of_range", "must be a finite number", "write an amount like 10.50")
+
     return Decimal(str(value))
 
 
@@ -320,10 +330,12 @@ def find_implausible_amount(
     is_checked_currency = currency in DOLLAR_LIKE
     if not is_checked_currency or amount == 0:
         return None
+
     lowest = plausible_range.low
     highest = plausible_range.high
     if lowest <= amount <= highest:
         return None
+
     amount_text = f"{plausible_range.noun} of {amount.normalize():,f} {currency}"
     return WrongUse(
         "out_of_range",
@@ -387,6 +399,7 @@ def latest_prices(
     for entry in sorted(started, key=start_of):
         # A later price of the offer replaces this date.
         latest_start_by_offer[get_offer(entry)] = start_of(entry)
+
     return [
         entry for entry in started if start_of(entry) == latest_start_by_offer[get_offer(entry)]
     ]
@@ -437,6 +450,7 @@ def read_prices(
     prices = [entry.price for entry in _read_entries(Path(path), path_text)]
     if provider is not None:
         prices = [price for price in prices if price.provider == provider]
+
     current_prices = latest_prices(
         prices, get_offer=lambda price: price.offer, get_as_of=lambda price: price.as_of
     )
@@ -444,7 +458,9 @@ def read_prices(
         of_provider = f" of {provider}" if provider is not None else ""
         message = f"{path_text} has no price per token{of_provider}"
         raise WrongUse("no_price", message, _EXAMPLE_HINT)
+
     price_by_model = _index_by_model(current_prices, path_text)
+
     # An application computes with floats, and the file has decimal numbers.
     return {model: _token_price(price) for model, price in price_by_model.items()}
 
@@ -488,14 +504,17 @@ def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
     if not isinstance(content, Mapping):
         message = f"{path_text}: the top level must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
+
     raw_entries = _raw_entries(content, path_text)
     if "currency" not in content:
         raise WrongUse("missing_key", f'{path_text}: missing "currency"', _EXAMPLE_HINT)
+
     currency = _parse_value(f"{path_text}: currency", parse_currency, content["currency"])
     entries = []
     for index, raw_entry in enumerate(raw_entries):
         price = _parse_entry(f"{path_text}: per_token[{index}]", raw_entry, currency)
         entries.append(_FileEntry(index, price))
+
     _check_duplicates(path_text, entries)
     return entries
 
@@ -523,6 +542,7 @@ def _check_duplicates(path_text: str, entries: Sequence[_FileEntry]) -> None:
     first_pair = next(duplicates, None)
     if first_pair is None:
         return
+
     duplicate, earlier = first_pair
     price = duplicate.price
     raise WrongUse(
@@ -548,6 +568,7 @@ def _ambiguous_model(path_text: str, first: PerToken, second: PerToken) -> Wrong
         )
     else:
         hint = f"read_prices({path_text!r}, provider={second.provider!r})"
+
     return WrongUse("conflict", message, hint)
 
 
@@ -583,6 +604,7 @@ def _parse_entry(location: str, raw_entry: object, file_currency: str) -> PerTok
     if not isinstance(raw_entry, Mapping):
         message = f"{location} must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
+
     _check_keys(location, raw_entry)
     values: dict[str, Any] = {"currency": file_currency}
     for field in msgspec.structs.fields(PerToken):
@@ -591,9 +613,11 @@ def _parse_entry(location: str, raw_entry: object, file_currency: str) -> PerTok
             if field.required:
                 raise WrongUse("missing_key", f'{location}: missing "{key}"', _EXAMPLE_HINT)
             continue
+
         raw_value = raw_entry[key]
         if not _is_left_empty(field, raw_value):
             values[key] = _parse_value(f"{location}.{key}", FIELD_PARSERS[key], raw_value)
+
     price = PerToken(**values)
     _check_entry(location, price)
     return price
@@ -629,9 +653,11 @@ def _check_entry(location: str, price: PerToken) -> None:
         check_tiers(price)
     except WrongUse as error:
         raise _error_at(location, error) from None
+
     future_date = find_future_date(price.as_of, date.today())
     if future_date is not None:
         raise _error_at(f"{location}.as_of:", future_date)
+
     for key, plausible_range in PLAUSIBLE_RANGES.items():
         amount = getattr(price, key)
         if amount is None:

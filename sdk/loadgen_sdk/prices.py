@@ -90,6 +90,7 @@ class TokenPrice(msgspec.Struct, frozen=True):
         is_long_prompt = prompt_tokens > (self.above_prompt_tokens or 0)
         if self.above is not None and is_long_prompt:
             return self.above.cost(prompt_tokens, output, cached, written)
+
         # A server may report more cached or written tokens than the prompt has.
         cached_tokens = min(cached, prompt_tokens)
         written_tokens = min(written, prompt_tokens - cached_tokens)
@@ -100,6 +101,7 @@ class TokenPrice(msgspec.Struct, frozen=True):
             output=output,
         )
         costs = token_costs(tokens, self._prices_by_kind())
+
         return costs.plain + costs.written + costs.cached + costs.output
 
     def _prices_by_kind(self) -> ByTokenKind[float]:
@@ -127,6 +129,7 @@ def validate_prices(prices: Prices) -> Prices:
     """
     if prices is None or isinstance(prices, TokenPrice):
         return prices
+
     hint = "give TokenPrice(input=..., output=...), or a mapping from model names to them"
     if not isinstance(prices, Mapping):
         raise WrongUse(
@@ -134,10 +137,12 @@ def validate_prices(prices: Prices) -> Prices:
             f"prices must be a TokenPrice or a mapping, not a {type(prices).__name__}",
             hint,
         )
+
     for model, price in prices.items():
         if not isinstance(model, str) or not isinstance(price, TokenPrice):
             message = f"the price of {model!r} must be a TokenPrice, not a {type(price).__name__}"
             raise WrongUse("wrong_type", message, hint)
+
     return prices
 
 
@@ -155,9 +160,11 @@ def find_price(prices: Prices, *models: str) -> TokenPrice | None:
     """
     if prices is None or isinstance(prices, TokenPrice):
         return prices
+
     for model in models:
         if model in prices:
             return prices[model]
+
     known_models = ", ".join(sorted(prices)) or "none"
     warn_once(
         f"there is no price for the model {models[-1]!r}, so its cost is None "

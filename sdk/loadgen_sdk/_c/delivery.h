@@ -24,9 +24,11 @@ static int begins_successful_response(const SocketBuffer *buffer)
         const Read *first = &buffer->first_waiting->read;
         return begins_with_success(first->data, first->size);
     }
+
     Read first;
     if (!parse_read_tuple(PyList_GetItem(buffer->reads, 0), &first))
         return 0;
+
     return begins_with_success(first.data, first.size);
 }
 
@@ -41,10 +43,12 @@ static int has_ordinary_reads(const SocketBuffer *buffer)
     int has_tls = buffer->tls != Py_None;
     if (!is_open || has_tls)
         return 0;
+
     int has_counted_reads = buffer->plain_read_count > 0;
     int has_template = buffer->template != Py_None;
     if (buffer->is_deferred || has_counted_reads || has_template)
         return 0;
+
     int has_read_list = buffer->reads != NULL && PyList_Check(buffer->reads);
     return has_read_list && count_reads(buffer) > 0;
 }
@@ -77,14 +81,17 @@ static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
 {
     if (!has_ordinary_reads(buffer))
         return NULL;
+
     Exchange *exchange = find_exchange(buffer);
     if (exchange == NULL || Py_TYPE(exchange->reader) != reader_class)
         return NULL;
     if (!expects_few_events((ResponseReader *)exchange->reader))
         return NULL;
+
     int is_first_read = exchange->head_received_at == NEVER;
     if (is_first_read && !begins_successful_response(buffer))
         return NULL;
+
     return exchange;
 }
 
@@ -136,18 +143,22 @@ static enum Delivery deliver(Receiver *receiver, PyObject *value)
 {
     if (!check_socket_buffer(value))
         return DELIVERY_FAILED;
+
     SocketBuffer *buffer = (SocketBuffer *)value;
     Exchange *exchange = find_exchange_for_delivery(buffer);
     if (exchange == NULL)
         return LEFT_TO_PYTHON;
+
     /* A function that is called meanwhile may remove the exchange from the buffer. */
     Py_INCREF((PyObject *)exchange);
     enum FeedResult result = feed_buffer(receiver, buffer, exchange);
     if (result == RESPONSE_GOES_ON)
         buffer->can_batch_reads = exchange->can_batch_reads;
+
     Py_DECREF((PyObject *)exchange);
     if (result == FEED_FAILED)
         return DELIVERY_FAILED;
+
     return result == RESPONSE_OVER ? COMPLETED : DELIVERED;
 }
 
@@ -279,14 +290,17 @@ static PyObject *receiver_try_send_on_idle(PyObject *Py_UNUSED(self), PyObject *
         read_int64(args[MAX_IDLE_NS], &max_idle_ns) && PySet_Check(args[OPEN_EXCHANGES]);
     if (!are_usual_arguments)
         return PyLong_FromLong(NOT_SENT);
+
     PyObject *connection = get_newest_idle(args[IDLE]);
     if (connection == NULL)
         return PyLong_FromLong(NOT_SENT);
+
     int64_t unsent_bytes = NOT_SENT;
     int status = 0; /* or -1 with an exception */
     if (is_usable_connection(connection, max_idle_ns))
         status = pop_idle_and_send(args[IDLE], (SocketBuffer *)connection,
                                    (Exchange *)args[EXCHANGE], args[OPEN_EXCHANGES], &unsent_bytes);
+
     Py_DECREF(connection);
     return status < 0 ? NULL : PyLong_FromLongLong(unsent_bytes);
 }
@@ -302,10 +316,12 @@ static int can_recycle(const SocketBuffer *buffer)
     const Exchange *exchange = find_exchange(buffer);
     if (exchange == NULL || exchange->is_reported || Py_TYPE(exchange->response) != response_class)
         return 0;
+
     const ResponseParser *response = (ResponseParser *)exchange->response;
     int has_server_limit = response->uses_left != Py_None || response->idle_limit_s != Py_None;
     if (has_server_limit || !response->is_complete || !response->is_reusable)
         return 0;
+
     return has_sent_all(buffer);
 }
 
@@ -370,9 +386,11 @@ static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_
                               PyDict_Check(args[IN_FLIGHT]) && PySet_Check(args[OPEN_EXCHANGES]);
     if (!are_usual_arguments)
         Py_RETURN_NONE;
+
     SocketBuffer *connection = (SocketBuffer *)args[BUFFER];
     if (!can_recycle(connection))
         Py_RETURN_NONE;
+
     PyObject *exchange = connection->exchange;
     Py_INCREF(exchange); /* The connection drops its own reference. This one is the result. */
     if (recycle_connection((Receiver *)self, connection, exchange, args[IDLE], args[IN_FLIGHT],
@@ -380,6 +398,7 @@ static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_
         Py_DECREF(exchange);
         return NULL;
     }
+
     return exchange;
 }
 
@@ -449,6 +468,7 @@ static int64_t deliver_for_slice(Receiver *receiver, int64_t slice_ns, PyObject 
     while (PyObject_Size(receiver->queue) > 0) {
         if (deliver_first_in_queue(receiver, deliver_in_python, called_python) < 0)
             return -1;
+
         delivered++;
         if (delivered % DELIVERIES_PER_CLOCK_READING == 0) {
             now = clock_ns(CLOCK_MONOTONIC);
@@ -456,6 +476,7 @@ static int64_t deliver_for_slice(Receiver *receiver, int64_t slice_ns, PyObject 
                 break;
         }
     }
+
     return now;
 }
 
@@ -468,11 +489,13 @@ static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, 
 {
     enum { SLICE_NS, DELIVER_IN_PYTHON, ARGUMENT_COUNT }; /* indexes of `args` */
     int64_t slice_ns;
+
     if (count != ARGUMENT_COUNT || !read_int64(args[SLICE_NS], &slice_ns)) {
         PyErr_SetString(PyExc_TypeError,
                         "deliver_queued() takes a slice in ns (an int) and a function");
         return NULL;
     }
+
     /* This tells a loop in C to return to Python. Here that happens in any case. */
     int called_python = 0;
     int64_t now =
@@ -520,6 +543,7 @@ static int receive_for_turn(Receiver *receiver, const TurnArguments *arguments,
         .return_at = min_int64(arguments->return_at, due_at),
         .timer_limit = awaits_responses ? due_at : NO_TIMER,
     };
+
     return receive(receiver, &limits, unhandled);
 }
 
@@ -559,10 +583,12 @@ static int deliver_for_turn(Receiver *receiver, const TurnArguments *arguments, 
     int has_queued_reads = PyObject_Size(receiver->queue) > 0;
     if (!has_queued_reads)
         return 0;
+
     int64_t now =
         deliver_for_slice(receiver, arguments->slice_ns, arguments->deliver, called_python);
     if (now < 0)
         return -1;
+
     receiver->now = now;
     return 0;
 }
@@ -605,9 +631,11 @@ static int receive_and_clear_timer(Receiver *receiver, const TurnArguments *argu
         return -1;
     if (*unhandled == NULL)
         return 0;
+
     int is_handled = is_timer_only(receiver, *unhandled) && clear_timer(receiver);
     if (is_handled)
         Py_CLEAR(*unhandled);
+
     return 0;
 }
 
@@ -626,15 +654,18 @@ static PyObject *run_turn(Receiver *receiver, const TurnArguments *arguments)
             return NULL;
         if (unhandled != NULL)
             return unhandled;
+
         int is_request_due = receiver->now >= receiver->wake_at;
         if (is_request_due)
             return PyList_New(0);
         if (deliver_for_turn(receiver, arguments, &called_python) < 0)
             return NULL;
+
         is_over = is_turn_over(receiver, arguments, called_python);
         if (!is_over && arm_timer_for_next_pass(receiver, arguments) < 0)
             return NULL;
     }
+
     Py_RETURN_NONE;
 }
 

@@ -80,6 +80,7 @@ static const char *find_head_end(const char *data, const char *end)
             return cursor;
         cursor++;
     }
+
     return NULL;
 }
 
@@ -100,10 +101,12 @@ static int is_stream_head(PyObject *head)
 {
     if (!PyTuple_Check(head) || PyTuple_Size(head) != HEAD_ITEM_COUNT)
         return 0;
+
     PyObject *headers = PyTuple_GetItem(head, HEAD_HEADERS);
     PyObject *mode = PyTuple_GetItem(head, HEAD_MODE);
     if (!PyDict_Check(headers) || !PyUnicode_Check(mode))
         return 0;
+
     int is_chunked = PyUnicode_Compare(mode, mode_chunked) == 0;
     int is_compressed = PyDict_GetItemWithError(headers, name_content_encoding) != NULL;
     int is_stream = is_chunked && !is_compressed && has_event_stream_type(headers);
@@ -111,6 +114,7 @@ static int is_stream_head(PyObject *head)
         PyErr_Clear();
         return 0;
     }
+
     return is_stream;
 }
 
@@ -144,14 +148,17 @@ static int look_up_stream_head(const char *data, const char *head_end)
         PyErr_Clear();
         return 0;
     }
+
     PyObject *head = PyDict_GetItemWithError(known_heads, lines);
     if (head == NULL)
         PyErr_Clear();
+
     int is_known_stream = head != NULL && is_stream_head(head);
     if (is_known_stream) {
         set_field(&last_head.head, head);
         set_field(&last_head.lines, lines);
     }
+
     Py_DECREF(lines);
     return is_known_stream;
 }
@@ -165,6 +172,7 @@ static const char *parse_known_head(const char *data, const char *end, PyObject 
 {
     if (!begins_with_success(data, end - data))
         return NULL;
+
     const char *body = skip_last_head(data, end);
     int is_another_head = body == NULL;
     if (is_another_head) {
@@ -176,6 +184,7 @@ static const char *parse_known_head(const char *data, const char *end, PyObject 
             return NULL;
         body = head_end + HEAD_END_BYTES;
     }
+
     *head = last_head.head;
     return body;
 }
@@ -191,22 +200,27 @@ static int parse_chunk_events(const char *content, const char *end, FastPathRead
     int has_carriage_return = memchr(content, '\r', (size_t)(end - content)) != NULL;
     if (has_carriage_return)
         return 0;
+
     while (content < end) {
         int has_room = fast_read->event_count < MAX_EVENTS;
         if (!has_room)
             return 0;
+
         const char *event_end = skip_line_event(content, end);
         if (event_end == NULL)
             return 0;
+
         const char *payload = content + DATA_PREFIX_BYTES;
         const char *payload_end = event_end - EVENT_END_BYTES;
         EventContent *event = &fast_read->events[fast_read->event_count];
         if (!parse_common_event(payload, payload_end, event))
             return 0;
+
         fast_read->event_count++;
         fast_read->output_count += event->has_output;
         content = event_end;
     }
+
     return 1;
 }
 
@@ -223,12 +237,15 @@ static int parse_chunks(const char *cursor, const char *end, FastPathRead *fast_
             fast_read->has_end = 1;
             return 1;
         }
+
         const char *content, *content_end;
         cursor = parse_chunk(cursor, end, &content, &content_end);
         if (cursor == NULL || !parse_chunk_events(content, content_end, fast_read))
             return 0;
+
         fast_read->chunk_count++;
     }
+
     return 1;
 }
 
@@ -248,9 +265,11 @@ static int is_at_head_or_chunk(const Exchange *exchange)
     const ResponseParser *response = (ResponseParser *)exchange->response;
     if (!is_between_events(response, (SseDecoder *)exchange->decoder))
         return 0;
+
     int is_head_complete = response->status != 0;
     if (!is_head_complete)
         return response->_mode == mode_head; /* Both are the same interned string. */
+
     int is_chunked_stream = exchange->is_event_stream && response->is_chunked;
     return is_chunked_stream && exchange->is_at_chunk_start && !response->is_complete;
 }
@@ -266,12 +285,15 @@ static int may_use_fast_path(const Exchange *exchange, const Read *read)
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
     if (read->size == 0)
         return 0;
+
     int needs_texts = reader->text_pieces != Py_None || reader->on_output != Py_None;
     if (needs_texts)
         return 0;
+
     int was_clock_set = read->timestamp < reader->first_token; /* This is NEVER (-1) at first. */
     if (was_clock_set)
         return 0;
+
     return is_at_head_or_chunk(exchange);
 }
 
@@ -287,7 +309,9 @@ static int uses_templates(const ResponseReader *reader)
     int has_template = reader->template != Py_None;
     if (has_template)
         return 1;
+
     int64_t earned_templates = reader->plain_events / events_per_further_template;
+
     /* For a short response, the constructor has set the number of learned templates so high that
      * no template is learned. */
     return reader->learned_templates < free_templates + earned_templates;
@@ -303,6 +327,7 @@ static int parse_fast_path_read(const Exchange *exchange, const Read *read, Fast
     init_fast_path_read(fast_read);
     if (!may_use_fast_path(exchange, read))
         return 0;
+
     const ResponseParser *response = (ResponseParser *)exchange->response;
     const char *body = read->data;
     const char *end = read->data + read->size;
@@ -314,9 +339,11 @@ static int parse_fast_path_read(const Exchange *exchange, const Read *read, Fast
     }
     if (!parse_chunks(body, end, fast_read))
         return 0;
+
     int has_output = fast_read->output_count > 0;
     if (!has_output)
         return 1;
+
     /* The templates, which are the bytes around the text of an event, are used and learned by the
      * reader in Python. */
     return !uses_templates((ResponseReader *)exchange->reader);
@@ -341,17 +368,21 @@ static int load_timeline(PyObject *timeline)
     int is_loaded = timeline == last_timeline.timeline;
     if (is_loaded)
         return 0;
+
     PyObject *gaps = PyObject_GetAttr(timeline, name_gaps);
     if (gaps == NULL)
         return -1;
+
     PyObject *timestamps = PyObject_GetAttr(timeline, name_timestamps);
     if (timestamps == NULL) {
         Py_DECREF(gaps);
         return -1;
     }
+
     set_field(&last_timeline.timeline, timeline);
     set_field_stealing(&last_timeline.gaps, gaps);
     set_field_stealing(&last_timeline.timestamps, timestamps);
+
     return 0;
 }
 
@@ -413,8 +444,10 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
         Py_INCREF(value);
         count = value;
     }
+
     if (count == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
+
     return count;
 }
 
@@ -439,10 +472,12 @@ static int feed_usage(ResponseReader *reader, PyObject *usage)
         /* "O" passes the usage on as the only argument. */
         return discard_result(PyObject_CallMethod((PyObject *)reader, "_read_usage", "O", usage));
     }
+
     set_field(&reader->usage_counts, usage);
     int is_at_first_output = reader->output_events == 1 && !has_finish_reason(reader);
     if (is_at_first_output && reader->first_event_tokens == 0)
         reader->first_event_tokens = output_tokens;
+
     return 0;
 }
 
@@ -453,10 +488,12 @@ static int count_gap(ResponseReader *reader, int64_t timestamp, int64_t uncertai
     int64_t gap_ns = timestamp - reader->last_token;
     if (append_gap(reader->timeline, gap_ns) < 0)
         return -1;
+
     if (gap_ns > reader->max_gap) {
         reader->max_gap = gap_ns;
         reader->max_gap_uncertainty = uncertainty_ns;
     }
+
     return 0;
 }
 
@@ -472,11 +509,14 @@ static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t
         reader->first_token_uncertainty = uncertainty_ns;
     } else if (count_gap(reader, timestamp, uncertainty_ns) < 0)
         return -1;
+
     if (append_timestamp(reader->timeline, timestamp) < 0)
         return -1;
+
     reader->output_events++;
     reader->last_token = timestamp;
     reader->end = timestamp;
+
     return 0;
 }
 
@@ -570,11 +610,13 @@ static int feed_timed_events(ResponseReader *reader, const FastPathRead *fast_re
     if (feed_events(reader, uncertain_events, timing->uncertain_count, timing->timestamp,
                     timing->uncertainty_ns) < 0)
         return -1;
+
     outputs->uncertain = reader->output_events - outputs_before;
 
     outputs_before = reader->output_events;
     if (feed_events(reader, certain_events, certain_count, timing->timestamp, 0) < 0)
         return -1;
+
     outputs->certain = reader->output_events - outputs_before;
     return 0;
 }
@@ -593,10 +635,13 @@ static void note_last_output_uncertainty(ResponseReader *reader, const EventTimi
     int is_exact = outputs->certain > 0; /* The certain events follow the uncertain ones. */
     if (is_exact)
         reader->uncertain_timestamp = NEVER;
+
     if (!is_last_output_uncertain(outputs))
         return;
+
     reader->uncertain_timestamp = timing->timestamp;
     reader->timestamp_uncertainty = timing->uncertainty_ns;
+
     if (has_finish_reason(reader))
         reader->timestamp_uncertainty =
             uncertainty_before_end(reader, timing->timestamp, timing->uncertainty_ns);
@@ -630,16 +675,20 @@ static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fas
 {
     int64_t max_gap_before_read = reader->max_gap;
     OutputCounts outputs;
+
     if (feed_timed_events(reader, fast_read, timing, &outputs) < 0)
         return -1;
+
     note_last_output_uncertainty(reader, timing, &outputs);
 
     int64_t inexact_outputs = count_inexact_outputs(reader, timing, &outputs);
     if (inexact_outputs != 0)
         return append_uncertainty(reader->timeline, timing->uncertainty_ns, inexact_outputs);
+
     int has_new_max_gap = reader->max_gap > max_gap_before_read;
     if (has_new_max_gap)
         reader->max_gap_uncertainty = 0; /* The gap ends in this read, whose times are exact. */
+
     return 0;
 }
 
@@ -717,9 +766,11 @@ static int feed_read_events(Exchange *exchange, ResponseReader *reader,
     int has_first_output = reader->first_token != NEVER;
     if (!has_first_output)
         return feed_before_first_output(exchange, reader, fast_read, read);
+
     int is_one_chunk = fast_read->chunk_count == 1;
     if (is_one_chunk)
         return feed_events(reader, fast_read->events, fast_read->event_count, read->timestamp, 0);
+
     const EventTiming timing = event_timing(fast_read, read, read->empty_at);
     return feed_with_uncertainty(reader, fast_read, &timing);
 }
@@ -756,6 +807,7 @@ static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t t
     int is_success = has_succeeded(reader);
     if (is_success < 0)
         return -1;
+
     if (is_success)
         set_field(&exchange->failure, Py_None);
     else {
@@ -764,6 +816,7 @@ static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t t
             return -1;
         set_field_stealing(&exchange->failure, failure);
     }
+
     exchange->done_at = timestamp;
     return 0;
 }
@@ -776,6 +829,7 @@ static void apply_head(Exchange *exchange, ResponseParser *response, PyObject *h
                        const Read *read)
 {
     int64_t status;
+
     read_int64(PyTuple_GetItem(head, HEAD_STATUS), &status);
     response->status = status;
     set_field(&response->headers, PyTuple_GetItem(head, HEAD_HEADERS));
@@ -818,10 +872,13 @@ static enum FeedResult apply_fast_path_read(Exchange *exchange, ResponseParser *
     exchange->bytes_received += read->size;
     if (fast_read->head != NULL)
         apply_head(exchange, response, fast_read->head, read);
+
     if (fast_read->chunk_count > 0)
         ((SseDecoder *)exchange->decoder)->has_started = 1;
+
     if (fast_read->has_end)
         apply_end(exchange, response);
+
     if (fast_read->event_count > 0) {
         if (feed_read_events(exchange, reader, fast_read, read) < 0)
             return FEED_FAILED;
@@ -829,6 +886,7 @@ static enum FeedResult apply_fast_path_read(Exchange *exchange, ResponseParser *
     }
     if (!fast_read->has_end)
         return RESPONSE_GOES_ON;
+
     int status = finish_response(exchange, reader, read->timestamp);
     return status < 0 ? FEED_FAILED : RESPONSE_OVER;
 }
@@ -850,11 +908,14 @@ static enum FeedResult try_feed_on_fast_path(Exchange *exchange, const Read *rea
 {
     if (!has_known_parsers(exchange))
         return NOT_FAST_PATH;
+
     FastPathRead fast_read; /* The next call initialises it. */
+
     enum FeedResult result = NOT_FAST_PATH;
     if (parse_fast_path_read(exchange, read, &fast_read)) {
         PyObject *response = exchange->response;
         PyObject *reader = exchange->reader;
+
         /* `on_first_output` may send the request again, which gives the exchange a new parser and a
          * new reader. The ones in use must stay alive until this read is processed. */
         Py_INCREF(response);
@@ -864,6 +925,7 @@ static enum FeedResult try_feed_on_fast_path(Exchange *exchange, const Read *rea
         Py_DECREF(response);
         Py_DECREF(reader);
     }
+
     release_usages(&fast_read);
     return result;
 }
@@ -877,12 +939,15 @@ static int parse_read_tuple(PyObject *tuple, Read *read)
 {
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != READ_ITEM_COUNT)
         return 0;
+
     PyObject *data = PyTuple_GetItem(tuple, READ_DATA);
     if (!PyBytes_Check(data))
         return 0;
+
     read->data = PyBytes_AsString(data);
     read->size = PyBytes_Size(data);
     read->from_kernel = PyTuple_GetItem(tuple, READ_FROM_KERNEL) == Py_True;
+
     return read_int64(PyTuple_GetItem(tuple, READ_TIMESTAMP), &read->timestamp) &&
            read_int64(PyTuple_GetItem(tuple, READ_READ_AT), &read->read_at) &&
            read_int64(PyTuple_GetItem(tuple, READ_EMPTY_AT), &read->empty_at);
@@ -895,12 +960,14 @@ static PyObject *call_exchange_method(Exchange *exchange, const char *method_nam
     PyObject *arguments = PySequence_Tuple(items);
     if (arguments == NULL)
         return NULL;
+
     PyObject *result = NULL;
     PyObject *method = PyObject_GetAttrString((PyObject *)exchange, method_name);
     if (method != NULL) {
         result = PyObject_CallObject(method, arguments);
         Py_DECREF(method);
     }
+
     Py_DECREF(arguments);
     return result;
 }
@@ -912,10 +979,12 @@ static enum FeedResult feed_read_in_python(Exchange *exchange, PyObject *tuple)
     PyObject *result = call_exchange_method(exchange, "_feed_read", tuple);
     if (result == NULL)
         return FEED_FAILED;
+
     int is_over = PyObject_IsTrue(result);
     Py_DECREF(result);
     if (is_over < 0)
         return FEED_FAILED;
+
     return is_over ? RESPONSE_OVER : RESPONSE_GOES_ON;
 }
 
@@ -934,9 +1003,11 @@ static enum FeedResult feed_read(Exchange *exchange, const Read *read)
     enum FeedResult result = try_feed_on_fast_path(exchange, read);
     if (result != NOT_FAST_PATH)
         return result;
+
     PyObject *tuple = new_read_tuple(read);
     if (tuple == NULL)
         return FEED_FAILED;
+
     result = feed_read_in_python(exchange, tuple);
     Py_DECREF(tuple);
     return result;
@@ -953,12 +1024,15 @@ static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
     Py_ssize_t item_count = PySequence_Size(tuple);
     if (item_count < 0)
         return FEED_FAILED;
+
     int is_plain_run = item_count == PLAIN_RUN_ITEM_COUNT;
     if (is_plain_run)
         return feed_plain_run_in_python(exchange, tuple);
+
     Read read;
     if (!parse_read_tuple(tuple, &read))
         return feed_read_in_python(exchange, tuple);
+
     enum FeedResult result = try_feed_on_fast_path(exchange, &read);
     return result == NOT_FAST_PATH ? feed_read_in_python(exchange, tuple) : result;
 }
@@ -984,6 +1058,7 @@ static void update_batching(Exchange *exchange)
         set_field(&exchange->template, reader->template);
         return;
     }
+
     set_field(&exchange->template, Py_None);
     if (exchange->can_batch_reads)
         exchange->has_split_chunks = 1;
@@ -1003,18 +1078,22 @@ static enum FeedResult feed_read_sequence(Exchange *exchange, PyObject *reads)
     Py_ssize_t count = PySequence_Size(reads);
     if (count < 0)
         return FEED_FAILED;
+
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *tuple = PySequence_GetItem(reads, i);
         if (tuple == NULL)
             return FEED_FAILED;
+
         enum FeedResult result = feed_tuple(exchange, tuple);
         Py_DECREF(tuple);
         int has_bytes_after_end = result == RESPONSE_OVER && i + 1 < count;
         if (has_bytes_after_end)
             forbid_reuse_of_connection(exchange);
+
         if (result != RESPONSE_GOES_ON)
             return result;
     }
+
     update_batching(exchange);
     return RESPONSE_GOES_ON;
 }
@@ -1035,6 +1114,7 @@ static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead 
             forbid_reuse_of_connection(exchange);
         return result;
     }
+
     update_batching(exchange);
     return RESPONSE_GOES_ON;
 }

@@ -57,12 +57,15 @@ static const char *find_closing_quote(const char *cursor, const char *end, enum 
         unsigned char byte = (unsigned char)*cursor;
         if (byte < FIRST_PRINTABLE_BYTE)
             return NULL;
+
         if (byte >= FIRST_NON_ASCII_BYTE)
             *is_ascii = 0;
+
         cursor = byte == '\\' ? skip_escape(cursor, end, rule) : cursor + 1;
         if (cursor == NULL)
             return NULL;
     }
+
     return cursor < end ? cursor : NULL;
 }
 
@@ -73,13 +76,16 @@ static const char *skip_string(const char *cursor, const char *end, enum EscapeR
     int has_opening_quote = cursor < end && *cursor == '"';
     if (!has_opening_quote)
         return NULL;
+
     const char *text = cursor + 1;
+
     /* Most strings are ASCII without escapes, and this is the position of the closing quote. */
     const char *plain_end = skip_plain_ascii(text, end);
     int is_ascii = 1;
     const char *closing_quote = find_closing_quote(plain_end, end, rule, &is_ascii);
     if (closing_quote == NULL)
         return NULL;
+
     int is_valid_text = is_ascii || is_utf8(text, closing_quote);
     return is_valid_text ? closing_quote + 1 : NULL;
 }
@@ -113,9 +119,11 @@ static const char *skip_number(const char *cursor, const char *end)
 {
     if (cursor < end && *cursor == '-')
         cursor++;
+
     int has_leading_zero = cursor < end && *cursor == '0' && is_digit_at(cursor + 1, end);
     if (has_leading_zero)
         return NULL;
+
     cursor = skip_digits(cursor, end);
     int has_fraction = cursor != NULL && cursor < end && *cursor == '.';
     return has_fraction ? skip_digits(cursor + 1, end) : cursor;
@@ -165,19 +173,24 @@ static const char *skip_container(const char *cursor, const char *end, int depth
     cursor = skip_space(cursor + 1, end);
     if (cursor < end && *cursor == closing_bracket)
         return cursor + 1;
+
     int is_last = 0;
     while (!is_last) {
         if (is_object)
             cursor = skip_field_name(cursor, end);
+
         if (cursor == NULL)
             return NULL;
+
         cursor = skip_value(cursor, end, depth + 1);
         if (cursor == NULL)
             return NULL;
+
         cursor = skip_element_end(cursor, end, closing_bracket, &is_last);
         if (cursor == NULL)
             return NULL;
     }
+
     return cursor;
 }
 
@@ -187,6 +200,7 @@ static const char *skip_value(const char *cursor, const char *end, int depth)
 {
     if (cursor >= end || depth > MAX_DEPTH)
         return NULL;
+
     switch (*cursor) {
     case '"':
         return skip_string(cursor, end, ACCEPT_ESCAPES);
@@ -329,6 +343,7 @@ static int64_t read_token_count_attribute(PyObject *owner, PyObject *name)
         PyErr_Clear();
         return -1;
     }
+
     int64_t count = read_token_count(value);
     Py_DECREF(value);
     return count;
@@ -414,8 +429,10 @@ static PyObject *decode_usage_in_python(const char *start, const char *end)
         usage = PyObject_CallFunctionObjArgs(decode_usage, json, NULL);
         Py_DECREF(json);
     }
+
     if (usage == NULL)
         PyErr_Clear();
+
     return usage;
 }
 
@@ -430,15 +447,19 @@ static const char *parse_usage(const char *cursor, const char *end, PyObject **u
         *usage = cached->decoded;
         return cursor + cached->size;
     }
+
     const char *usage_end = skip_value(cursor, end, 0);
     if (usage_end == NULL)
         return NULL;
+
     PyObject *decoded = decode_usage_in_python(cursor, usage_end);
     if (decoded == NULL)
         return NULL;
+
     int is_object = *cursor == '{';
     if (is_object && usage_end - cursor <= MAX_CACHED_USAGE_BYTES)
         add_to_usage_cache(cursor, usage_end, decoded);
+
     *usage = decoded;
     return usage_end;
 }
@@ -468,14 +489,17 @@ static const char *parse_choices(const char *cursor, const char *end, EventScan 
 {
     if (cursor >= end || *cursor != '[')
         return NULL;
+
     scan->has_choices_list = 1;
     cursor = skip_space(cursor + 1, end);
     int is_empty = cursor < end && *cursor == ']';
     if (is_empty)
         return cursor + 1;
+
     cursor = parse_object(cursor, end, choice_fields, scan);
     if (cursor == NULL)
         return NULL;
+
     int is_last;
     cursor = skip_element_end(cursor, end, ']', &is_last);
     return cursor != NULL && is_last ? cursor : NULL;
@@ -502,6 +526,7 @@ static const char *parse_finish_reason(const char *cursor, const char *end, Even
         scan->content.finish_reason = opening_quote + 1;
         scan->content.finish_reason_size = closing_quote - (opening_quote + 1);
     }
+
     return string_end;
 }
 
@@ -520,6 +545,7 @@ static const char *parse_value(enum ValueKind kind, const char *cursor, const ch
             scan->has_choices_null = 1;
         return null_end;
     }
+
     switch (kind) {
     case FIELD_OF_OTHER_API:
     case NULL_ONLY:
@@ -655,14 +681,17 @@ static const char *parse_field(const char *cursor, const char *end, const Field 
                                char *was_parsed, EventScan *scan)
 {
     const Field *field;
+
     cursor = parse_field_name(cursor, end, fields, &field);
     if (cursor == NULL)
         return NULL;
     if (field == NULL)
         return parse_unknown_field_value(cursor, end, fields, scan);
+
     Py_ssize_t field_index = field - fields;
     if (was_parsed[field_index])
         return NULL; /* In Python, the last of several fields of one name counts. */
+
     was_parsed[field_index] = 1;
     return parse_field_value(field->kind, cursor, end, scan);
 }
@@ -678,10 +707,12 @@ static const char *parse_object(const char *cursor, const char *end, const Field
     char was_parsed[MAX_FIELDS] = {0};
     if (cursor >= end || *cursor != '{')
         return NULL;
+
     cursor = skip_space(cursor + 1, end);
     int is_empty = cursor < end && *cursor == '}';
     if (is_empty)
         return cursor + 1;
+
     int is_last = 0;
     while (!is_last) {
         cursor = parse_field(cursor, end, fields, was_parsed, scan);
@@ -691,6 +722,7 @@ static const char *parse_object(const char *cursor, const char *end, const Field
         if (cursor == NULL)
             return NULL;
     }
+
     return cursor;
 }
 
@@ -722,12 +754,15 @@ static int parse_event_json(const char *payload, const char *end, EventScan *sca
     set_output_kind(scan, content);
 
     int is_whole = object_end != NULL && skip_space(object_end, end) == end;
+
     /* Without choices, or with null as their list, it is an event of another API. */
     int is_chat_event = scan->has_choices_list && !scan->has_choices_null;
+
     /* A text in an unknown field may be output, which the reader in Python counts. */
     int may_have_unknown_output = scan->has_unknown_text && !content->has_output;
     if (is_whole && is_chat_event && !may_have_unknown_output)
         return 1;
+
     Py_CLEAR(content->usage);
     return 0;
 }
@@ -796,11 +831,13 @@ static const char *match_variable(const EventPattern *pattern, int index, const 
     const Span *variable = &pattern->variables[index];
     if (kind == USAGE_OBJECT)
         return is_null(cursor) ? NULL : parse_usage(cursor, end, usage);
+
     /* Most values, such as ids, are the same in all events, and are only compared. */
     if (has_same_value(pattern, variable, cursor, end))
         return cursor + variable->size;
     if (kind == ANY_VALUE)
         return is_null(cursor) ? NULL : skip_value(cursor, end, 0);
+
     const char *text_end = skip_string(cursor, end, ACCEPT_ESCAPES);
     return is_nonempty_string(cursor, text_end) ? text_end : NULL;
 }
@@ -830,10 +867,12 @@ static int match_pattern_parts(const EventPattern *pattern, const char *cursor, 
         int has_value = value != NULL && value < end;
         if (!has_value)
             return 0;
+
         cursor = match_variable(pattern, i, value, end, usage);
         if (cursor == NULL)
             return 0;
     }
+
     int last_literal = pattern->variable_count;
     literal_starts[last_literal] = cursor;
     return skip_pattern_literal(pattern, last_literal, cursor, end) == end;
@@ -861,6 +900,7 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
 {
     if (!pattern->is_used || !ends_like_pattern(pattern, payload, end))
         return 0;
+
     /* Where in this event the bytes between the variables are */
     const char *literal_starts[MAX_VARIABLES + 1];
     PyObject *usage = NULL;
@@ -868,6 +908,7 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
         Py_XDECREF(usage);
         return 0;
     }
+
     *content = (EventContent){
         .usage = usage,
         .has_output = pattern->has_output,
@@ -880,6 +921,7 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
         content->finish_reason = literal + pattern->finish_reason_offset;
         content->finish_reason_size = pattern->finish_reason_size;
     }
+
     return 1;
 }
 
@@ -892,6 +934,7 @@ static void set_pattern_parts(EventPattern *pattern, const EventScan *scan, cons
 {
     Py_ssize_t literal_start = 0;
     pattern->variable_count = scan->variable_count;
+
     for (int i = 0; i < scan->variable_count; i++) {
         const Variable *variable = &scan->variables[i];
         Py_ssize_t variable_start = variable->start - payload;
@@ -901,6 +944,7 @@ static void set_pattern_parts(EventPattern *pattern, const EventScan *scan, cons
         pattern->kinds[i] = variable->kind;
         literal_start = variable_end;
     }
+
     pattern->literals[scan->variable_count] = (Span){literal_start, size - literal_start};
 }
 
@@ -915,11 +959,13 @@ static void locate_finish_reason(EventPattern *pattern, const EventContent *cont
     pattern->finish_reason_size = content->finish_reason_size;
     if (content->finish_reason_size == 0)
         return;
+
     Py_ssize_t position = content->finish_reason - payload;
     int variables_before = 0;
     while (variables_before < pattern->variable_count &&
            pattern->variables[variables_before].start < position)
         variables_before++;
+
     int literal_index = variables_before;
     pattern->finish_reason_literal = literal_index;
     pattern->finish_reason_offset = position - pattern->literals[literal_index].start;
@@ -937,6 +983,7 @@ static void add_pattern(const char *payload, const char *end, const EventContent
     Py_ssize_t size = end - payload;
     if (size > PATTERN_BYTES || scan->variable_count > MAX_VARIABLES)
         return;
+
     EventPattern *pattern = &patterns[oldest_index];
     oldest_index = (oldest_index + 1) % PATTERN_COUNT;
     pattern->is_used = 1;
@@ -958,13 +1005,16 @@ static int parse_common_event(const char *payload, const char *end, EventContent
     int is_end_marker = skip_literal(payload, end, "[DONE]") == end;
     if (is_end_marker)
         return 1;
+
     for (int i = 0; i < PATTERN_COUNT; i++) {
         if (match_pattern(&patterns[i], payload, end, content))
             return 1;
     }
+
     EventScan scan = {0};
     if (!parse_event_json(payload, end, &scan, content))
         return 0;
+
     add_pattern(payload, end, content, &scan);
     return 1;
 }

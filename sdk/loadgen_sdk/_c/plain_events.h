@@ -74,10 +74,12 @@ static const char *skip_plain_text(const char *text, const char *end)
         if (byte >= FIRST_NON_ASCII_BYTE)
             has_other_bytes = 1;
     }
+
     int is_empty = cursor == text;
     int has_closing_quote = cursor < end;
     if (is_empty || !has_closing_quote)
         return NULL;
+
     int is_invalid = has_other_bytes && !is_utf8(text, cursor);
     return is_invalid ? NULL : cursor;
 }
@@ -118,10 +120,12 @@ static const char *skip_line_event(const char *cursor, const char *end)
     const char *payload = skip_bytes(cursor, end, DATA_PREFIX, DATA_PREFIX_BYTES);
     if (payload == NULL)
         return NULL;
+
     const char *line_end = memchr(payload, '\n', (size_t)(end - payload));
     int has_payload = line_end != NULL && line_end > payload;
     if (!has_payload)
         return NULL;
+
     return skip_bytes(line_end, end, EVENT_END, EVENT_END_BYTES);
 }
 
@@ -145,12 +149,14 @@ static const char *parse_chunk_size(const char *cursor, const char *end, int64_t
 {
     int digits = 0;
     *size = 0;
+
     for (; cursor < end && hex_digit_value(*cursor) >= 0; cursor++) {
         if (digits == MAX_SIZE_DIGITS)
             return NULL;
         *size = *size * 16 + hex_digit_value(*cursor);
         digits++;
     }
+
     return digits > 0 ? cursor : NULL;
 }
 
@@ -162,12 +168,15 @@ static const char *parse_chunk(const char *cursor, const char *end, const char *
                                const char **content_end)
 {
     int64_t size; /* wider than Py_ssize_t of 32 bits, which a size of 8 digits may exceed */
+
     cursor = parse_chunk_size(cursor, end, &size);
     if (cursor == NULL || size == 0)
         return NULL;
+
     cursor = skip_bytes(cursor, end, CHUNK_END, CHUNK_END_BYTES);
     if (cursor == NULL || end - cursor < size + CHUNK_END_BYTES)
         return NULL;
+
     *content = cursor;
     *content_end = cursor + size;
     return skip_bytes(*content_end, end, CHUNK_END, CHUNK_END_BYTES);
@@ -185,6 +194,7 @@ static const char *parse_plain_chunk(const char *cursor, const char *end, const 
     const char *chunk_end = parse_chunk(cursor, end, &content, &content_end);
     if (chunk_end == NULL)
         return NULL;
+
     *event_count = 0;
     while (content < content_end) {
         content = skip_plain_event(content, content_end, template);
@@ -192,6 +202,7 @@ static const char *parse_plain_chunk(const char *cursor, const char *end, const 
             return NULL;
         *event_count += 1;
     }
+
     return chunk_end;
 }
 
@@ -225,11 +236,13 @@ static int has_line_events_only(const char *content, const char *end)
     int has_carriage_return = memchr(content, '\r', (size_t)(end - content)) != NULL;
     if (has_carriage_return)
         return 0;
+
     while (content < end) {
         content = skip_line_event(content, end);
         if (content == NULL)
             return 0;
     }
+
     return 1;
 }
 
@@ -250,6 +263,7 @@ static int append_line_event(EventList *events, const char *start, const char *e
     }
     if (flush_pending_plain(events) < 0)
         return -1;
+
     const char *payload = start + DATA_PREFIX_BYTES;
     Py_ssize_t payload_bytes = (end - EVENT_END_BYTES) - payload;
     return append_stealing(events->items, PyBytes_FromStringAndSize(payload, payload_bytes));
@@ -282,10 +296,12 @@ static const char *count_plain_chunk(EventList *events, const char *chunk, const
     int has_template = events->template->before_size > 0;
     if (!has_template)
         return NULL;
+
     Py_ssize_t event_count;
     const char *chunk_end = parse_plain_chunk(chunk, end, events->template, &event_count);
     if (chunk_end != NULL)
         events->pending_plain += event_count;
+
     return chunk_end;
 }
 
@@ -305,6 +321,7 @@ static enum ChunkResult append_chunk(EventList *events, const char **cursor, con
         if (append_line_events(events, content, content_end) < 0)
             return CHUNK_FAILED;
     }
+
     *cursor = chunk_end;
     return CHUNK_APPENDED;
 }
@@ -324,6 +341,7 @@ static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t s
     const char *end = data + size;
     const char *cursor = data;
     chunks->count = 0;
+
     while (cursor < end) {
         enum ChunkResult result = append_chunk(events, &cursor, end);
         if (result == CHUNK_FAILED)
@@ -332,6 +350,7 @@ static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t s
             break;
         chunks->count++;
     }
+
     chunks->size_bytes = cursor - data;
     return flush_pending_plain(events);
 }
@@ -350,18 +369,22 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     const char *data;
     Py_ssize_t size;
     Template template;
+
     /* Each "y#" reads the bytes of an argument and their number. */
     if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size,
                           &template.after, &template.after_size))
         return NULL;
+
     EventList events = {.items = PyList_New(0), .pending_plain = 0, .template = &template};
     if (events.items == NULL)
         return NULL;
+
     WholeChunks chunks;
     if (append_whole_chunks(&events, data, size, &chunks) < 0) {
         Py_DECREF(events.items);
         return NULL;
     }
+
     /* "n" is a Py_ssize_t. "N" is an object whose reference the tuple takes over. */
     return Py_BuildValue("nNn", chunks.count, events.items, chunks.size_bytes);
 }
@@ -413,9 +436,11 @@ static int count_plain_items(PyObject *events, Py_ssize_t start, const Template 
             return -1;
         if (!is_plain)
             return 0;
+
         plain->items++;
         plain->events += event_count;
     }
+
     return 0;
 }
 
@@ -430,6 +455,7 @@ static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObjec
     PyObject *events;
     Py_ssize_t start;
     Template template;
+
     /* "O!" is an object of a type, "n" a Py_ssize_t, and "y#" bytes and their number. */
     if (!PyArg_ParseTuple(args, "O!ny#y#", &PyList_Type, &events, &start, &template.before,
                           &template.before_size, &template.after, &template.after_size))
@@ -438,8 +464,10 @@ static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObjec
         PyErr_SetString(PyExc_TypeError, "the index of the first event must not be negative");
         return NULL;
     }
+
     PlainItems plain;
     if (count_plain_items(events, start, &template, &plain) < 0)
         return NULL;
+
     return Py_BuildValue("nn", plain.items, plain.events);
 }

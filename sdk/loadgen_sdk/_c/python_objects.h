@@ -77,10 +77,12 @@ static int read_int64(PyObject *value, int64_t *number)
     *number = 0;
     if (value == NULL || !PyLong_Check(value))
         return 0;
+
     int overflow = 0;
     int64_t result = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow || result > MAX_NUMBER || result < -MAX_NUMBER)
         return 0;
+
     *number = result;
     return 1;
 }

@@ -73,9 +73,11 @@ static int read_descriptors(Receiver *receiver, PyObject *epoll, PyObject *defer
     receiver->epoll = PyObject_AsFileDescriptor(epoll);
     if (receiver->epoll < 0)
         return -1;
+
     receiver->deferred_epoll = PyObject_AsFileDescriptor(deferred_epoll);
     if (receiver->deferred_epoll < 0)
         return -1;
+
     receiver->timer = PyObject_AsFileDescriptor(timer);
     return receiver->timer < 0 ? -1 : 0;
 }
@@ -85,6 +87,7 @@ static int read_descriptors(Receiver *receiver, PyObject *epoll, PyObject *defer
 static void init_times(Receiver *receiver)
 {
     int64_t now = clock_ns(CLOCK_MONOTONIC);
+
     /* What is added to a timestamp of the kernel, which uses the wall clock */
     receiver->wall_to_monotonic_ns = now - clock_ns(CLOCK_REALTIME);
     receiver->now = now;
@@ -105,14 +108,17 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
 {
     Receiver *receiver = (Receiver *)self;
     PyObject *epoll, *deferred_epoll, *timer, *queue;
+
     if (!PyArg_ParseTuple(args, "OOOO", &epoll, &deferred_epoll, &timer, &queue))
         return -1;
     if (read_descriptors(receiver, epoll, deferred_epoll, timer) < 0)
         return -1;
+
     /* The bound methods are kept, because they are called for each queued buffer. */
     if (set_field_to_attribute(&receiver->queue_append, queue, "append") < 0 ||
         set_field_to_attribute(&receiver->queue_popleft, queue, "popleft") < 0)
         return -1;
+
     set_field(&receiver->queue, queue);
     init_times(receiver);
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
@@ -127,8 +133,10 @@ static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(receiver->queue);
     Py_VISIT(receiver->queue_append);
     Py_VISIT(receiver->queue_popleft);
+
     for (int fd = 0; fd < receiver->buffers_size; fd++)
         Py_VISIT((PyObject *)receiver->buffers[fd]);
+
     return 0;
 }
 
@@ -144,8 +152,10 @@ static int receiver_clear(PyObject *self)
     int size = receiver->buffers_size;
     receiver->buffers = NULL;
     receiver->buffers_size = 0;
+
     for (int fd = 0; fd < size; fd++)
         Py_XDECREF((PyObject *)buffers[fd]);
+
     PyMem_Free(buffers);
     return 0;
 }
@@ -171,14 +181,17 @@ static int reserve_buffer(Receiver *receiver, int fd)
 {
     if (fd < receiver->buffers_size)
         return 0;
+
     int size = fd * 2 + 64; /* twice what is needed, so that the table seldom grows */
     SocketBuffer **buffers = PyMem_Realloc(receiver->buffers, (size_t)size * sizeof *buffers);
     if (buffers == NULL) {
         PyErr_NoMemory();
         return -1;
     }
+
     for (int new_fd = receiver->buffers_size; new_fd < size; new_fd++)
         buffers[new_fd] = NULL;
+
     receiver->buffers = buffers;
     receiver->buffers_size = size;
     return 0;
@@ -190,6 +203,7 @@ static PyObject *receiver_add(PyObject *self, PyObject *value)
     Receiver *receiver = (Receiver *)self;
     if (!check_socket_buffer(value))
         return NULL;
+
     int fd = ((SocketBuffer *)value)->fd;
     if (fd < 0) {
         PyErr_SetString(PyExc_ValueError, "the descriptor of a socket must not be negative");
@@ -197,6 +211,7 @@ static PyObject *receiver_add(PyObject *self, PyObject *value)
     }
     if (reserve_buffer(receiver, fd) < 0)
         return NULL;
+
     set_field((PyObject **)&receiver->buffers[fd], value);
     Py_RETURN_NONE;
 }
@@ -217,20 +232,26 @@ static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int should_def
 {
     if (buffer->is_deferred == should_defer)
         return 0;
+
     int status;
+
     if (should_defer)
         status = move_between_epolls(receiver->epoll, receiver->deferred_epoll, buffer->fd,
                                      DEFERRED_EPOLL_EVENTS);
     else
         status =
             move_between_epolls(receiver->deferred_epoll, receiver->epoll, buffer->fd, EPOLLIN);
+
     if (status < 0)
         return -1;
+
     buffer->is_deferred = (char)should_defer;
+
     /* Earlier polls of its new epoll did not watch the socket, so they prove nothing about it. */
     buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC);
     receiver->deferred_count += should_defer ? 1 : -1;
     receiver->is_deferring = receiver->is_traffic_heavy && receiver->deferred_count > 0;
+
     return 0;
 }
 
@@ -240,15 +261,18 @@ static PyObject *receiver_defer(PyObject *self, PyObject *args)
 {
     PyObject *value;
     long long events;
+
     if (!PyArg_ParseTuple(args, "OL", &value, &events))
         return NULL;
     if (!check_socket_buffer(value))
         return NULL;
+
     SocketBuffer *buffer = (SocketBuffer *)value;
     buffer->events_until_urgent = events;
     int should_defer = events > 0;
     if (set_deferred((Receiver *)self, buffer, should_defer) < 0)
         return NULL;
+
     Py_RETURN_NONE;
 }
 
@@ -268,12 +292,15 @@ static PyObject *receiver_remove(PyObject *self, PyObject *value)
     Receiver *receiver = (Receiver *)self;
     if (!check_socket_buffer(value))
         return NULL;
+
     /* The caller unregisters the socket from the first epoll, so it must be in that one. */
     if (set_deferred(receiver, (SocketBuffer *)value, 0) < 0)
         return NULL;
+
     int fd = ((SocketBuffer *)value)->fd;
     if (find_buffer(receiver, fd) != NULL)
         Py_CLEAR(receiver->buffers[fd]);
+
     Py_RETURN_NONE;
 }
 
@@ -287,10 +314,13 @@ static int flush_plain_reads(Receiver *receiver, SocketBuffer *buffer)
         return 0;
     if (append_stealing(buffer->reads, new_plain_run_tuple(buffer)) < 0)
         return -1;
+
     buffer->plain_read_count = 0;
     buffer->plain_bytes = 0;
+
     if (buffer->is_queued)
         receiver->queued_reads++;
+
     return 0;
 }
 
@@ -303,16 +333,21 @@ static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
     Receiver *receiver = (Receiver *)self;
     if (!check_socket_buffer(value))
         return NULL;
+
     SocketBuffer *buffer = (SocketBuffer *)value;
     if (move_waiting_reads_to_list(buffer) < 0 || flush_plain_reads(receiver, buffer) < 0)
         return NULL;
+
     PyObject *empty_list = PyList_New(0);
     if (empty_list == NULL)
         return NULL;
+
     PyObject *reads = buffer->reads; /* The caller gets the reference that the buffer had. */
     buffer->reads = empty_list;
+
     if (buffer->is_queued)
         receiver->queued_reads -= PyList_Size(reads);
+
     return reads;
 }
 
@@ -324,6 +359,7 @@ static int enqueue(Receiver *receiver, SocketBuffer *buffer)
         return 0;
     if (flush_plain_reads(receiver, buffer) < 0)
         return -1;
+
     buffer->is_queued = 1;
     receiver->queued_reads += count_reads(buffer);
     return discard_result(
@@ -348,6 +384,7 @@ static int64_t kernel_timestamp(struct msghdr *message)
         memcpy(&received_at, CMSG_DATA(control), sizeof received_at);
         return received_at.tv_sec == 0 ? 0 : timespec_ns(&received_at);
     }
+
     return 0;
 }
 
@@ -373,6 +410,7 @@ static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timesta
     do {
         size = recvmsg(fd, &message, 0);
     } while (size < 0 && errno == EINTR);
+
     *wall_timestamp = size > 0 ? kernel_timestamp(&message) : 0;
     return size;
 }
@@ -388,11 +426,13 @@ static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, in
 {
     if (wall_timestamp == 0)
         return read_at;
+
     int64_t timestamp = wall_timestamp + receiver->wall_to_monotonic_ns;
     if (timestamp > read_at)
         return read_at;
     if (timestamp < empty_at)
         return empty_at;
+
     return timestamp;
 }
 
@@ -438,6 +478,7 @@ static int account_for_plain_read(Receiver *receiver, SocketBuffer *buffer)
         if (is_merged)
             receiver->merged_reads++;
     }
+
     return buffer->plain_read_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
@@ -465,15 +506,18 @@ static int store_read(Receiver *receiver, SocketBuffer *buffer, const Read *read
     int may_be_counted = has_template(buffer) && count_reads(buffer) == 0;
     if (!may_be_counted)
         return store_read_with_bytes(receiver, buffer, read);
+
     int was_counted = try_store_plain_read(buffer, read);
     int has_failed = was_counted < 0;
     if (has_failed)
         return -1;
     if (was_counted)
         return account_for_plain_read(receiver, buffer);
+
     /* The reads that were counted before come first. */
     if (flush_plain_reads(receiver, buffer) < 0)
         return -1;
+
     return store_read_with_bytes(receiver, buffer, read);
 }
 
@@ -500,8 +544,10 @@ static int store_received_bytes(Receiver *receiver, SocketBuffer *buffer, Py_ssi
 {
     int64_t empty_at = find_empty_at(buffer, previous_poll_at);
     buffer->is_last_read_full = size == READ_BYTES; /* The socket may hold more bytes then. */
+
     if (!buffer->is_last_read_full)
         buffer->emptied_at = read_at;
+
     const Read read = {
         .data = receiver->read_area,
         .size = size,
@@ -538,6 +584,7 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
         return read_at;
     if (check_reads(buffer) < 0)
         return -1;
+
     receiver->read_count++;
     int has_data = size > 0;
     int status;
@@ -546,6 +593,7 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
             store_received_bytes(receiver, buffer, size, wall_timestamp, read_at, previous_poll_at);
     else
         status = store_end(receiver, buffer, error, read_at);
+
     return status < 0 ? -1 : read_at;
 }
 
@@ -564,6 +612,7 @@ static size_t limit_vectors(struct iovec *vectors, size_t count)
         }
         bytes_left -= vectors[i].iov_len;
     }
+
     return count;
 }
 
@@ -590,6 +639,7 @@ static long long write_vectors(int fd, struct iovec *vectors, size_t count, int6
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
     ssize_t written_bytes;
     int error;
+
     *started_at = clock_ns(CLOCK_MONOTONIC);
     Py_BEGIN_ALLOW_THREADS
     written_bytes = send_message(fd, &message);
@@ -598,6 +648,7 @@ static long long write_vectors(int fd, struct iovec *vectors, size_t count, int6
     if (written_bytes >= 0)
         return written_bytes;
     int is_socket_full = error == EAGAIN || error == EWOULDBLOCK;
+
     return is_socket_full ? 0 : WRITE_FAILED;
 }
 
@@ -628,6 +679,7 @@ static int acquire_parts(PyObject *tuple, WriteParts *parts)
         PyErr_SetString(PyExc_ValueError, "more than four parts");
         return -1;
     }
+
     for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
         Py_buffer *view = &parts->views[i];
         if (PyObject_GetBuffer(PyTuple_GetItem(tuple, i), view, PyBUF_SIMPLE) < 0) {
@@ -637,6 +689,7 @@ static int acquire_parts(PyObject *tuple, WriteParts *parts)
         parts->vectors[i] = (struct iovec){.iov_base = view->buf, .iov_len = (size_t)view->len};
         parts->count++;
     }
+
     return 0;
 }
 
@@ -647,17 +700,21 @@ static int acquire_parts(PyObject *tuple, WriteParts *parts)
 static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
 {
     PyObject *value, *parts_tuple;
+
     if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts_tuple))
         return NULL;
     if (!check_socket_buffer(value))
         return NULL;
+
     WriteParts parts;
     if (acquire_parts(parts_tuple, &parts) < 0)
         return NULL;
+
     int fd = ((SocketBuffer *)value)->fd;
     int64_t started_at;
     long long written_bytes = write_vectors(fd, parts.vectors, (size_t)parts.count, &started_at);
     release_parts(&parts);
+
     return Py_BuildValue("LL", (long long)started_at, written_bytes);
 }
 
@@ -670,10 +727,12 @@ static int arm_timer(Receiver *receiver, int64_t wake_time)
     receiver->timer_armed_for = wake_time;
     if (wake_time <= 0)
         wake_time = 1; /* Any time in the past wakes at once, but 0 would disarm the timer. */
+
     struct itimerspec setting = {
         .it_value = {.tv_sec = wake_time / NS_PER_S, .tv_nsec = wake_time % NS_PER_S}};
     if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &setting, NULL) == 0)
         return 0;
+
     PyErr_SetFromErrno(PyExc_OSError);
     return -1;
 }
@@ -695,6 +754,7 @@ static int plan_next_poll(Receiver *receiver, int64_t now, int64_t timer_limit)
     receiver->reads_when_planned = receiver->read_count;
     if (timer_limit == NO_TIMER)
         return 0;
+
     return arm_timer(receiver, min_int64(receiver->next_poll_at, timer_limit));
 }
 
@@ -726,15 +786,18 @@ static int64_t read_deferred_socket(Receiver *receiver, const struct epoll_event
     SocketBuffer *buffer = find_buffer(receiver, event->data.fd);
     if (buffer == NULL)
         return now;
+
     int64_t read_at = read_socket(receiver, buffer, previous_poll_at);
     if (read_at < 0)
         return -1;
+
     int may_have_more_data = buffer->is_last_read_full;
     int has_ended = event->events != EPOLLIN;
     int is_urgent_again = buffer->events_until_urgent <= 0;
     int should_stop_deferring = may_have_more_data || has_ended || is_urgent_again;
     if (should_stop_deferring && set_deferred(receiver, buffer, 0) < 0)
         return -1;
+
     return read_at;
 }
 
@@ -761,11 +824,13 @@ static int64_t read_deferred_sockets(Receiver *receiver, int ready_count, int64_
 {
     int64_t previous_poll_at = receiver->last_deferred_poll_at;
     long long merged_reads_before = receiver->merged_reads;
+
     for (int i = 0; i < ready_count; i++) {
         now = read_deferred_socket(receiver, &receiver->events[i], previous_poll_at, now);
         if (now < 0)
             return -1;
     }
+
     *merged_reads = receiver->merged_reads - merged_reads_before;
     return now;
 }
@@ -790,19 +855,23 @@ static int64_t receive_deferred(Receiver *receiver, int64_t poll_started_at)
     int ready_count = epoll_wait(receiver->deferred_epoll, receiver->events, MAX_DEFERRED_READY, 0);
     if (ready_count < 0)
         ready_count = 0; /* A signal interrupted the poll. The next one reports the same sockets. */
+
     receiver->ready_count += ready_count;
 
     long long merged_reads;
     int64_t now = read_deferred_sockets(receiver, ready_count, poll_started_at, &merged_reads);
     if (now < 0)
         return -1;
+
     count_deferred_reads(receiver, ready_count, is_timely, merged_reads);
 
     int may_have_left_out_sockets = ready_count == MAX_DEFERRED_READY;
     if (!may_have_left_out_sockets)
         receiver->last_deferred_poll_at = poll_started_at;
+
     if (receiver->is_deferring)
         receiver->next_poll_at = may_have_left_out_sockets ? now : now + DEFER_NS;
+
     return now;
 }
 
@@ -867,6 +936,7 @@ static int end_decision_period(Receiver *receiver, int64_t now)
     int had_decided_to_defer = receiver->is_traffic_heavy;
     if (had_decided_to_defer)
         return end_deferring_if_needed(receiver, now, reads_per_s, has_too_many_merged);
+
     int has_enough_reads = reads_per_s >= DEFER_FROM_READS_PER_S;
     int is_pause_over = now >= receiver->defer_again_at;
     return has_enough_reads && is_pause_over ? begin_deferring(receiver, now) : 0;
@@ -901,6 +971,7 @@ static int poll_once(Receiver *receiver, int max_wait_ms)
 {
     int wait_ms = poll_wait_ms(receiver, max_wait_ms);
     int ready;
+
     if (wait_ms == 0)
         ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, 0);
     else {
@@ -908,12 +979,14 @@ static int poll_once(Receiver *receiver, int max_wait_ms)
         ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait_ms);
         Py_END_ALLOW_THREADS
     }
+
     if (ready >= 0)
         return ready;
     if (errno != EINTR) {
         PyErr_SetFromErrno(PyExc_OSError);
         return -1;
     }
+
     return PyErr_CheckSignals() < 0 ? -1 : 0;
 }
 
@@ -949,10 +1022,12 @@ static int64_t handle_ready_descriptor(Receiver *receiver, const struct epoll_ev
         return -1;
     if (!is_connected_socket)
         return now;
+
     int has_data_or_end = (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
     int was_end_read_before = buffer->ended_at != 0;
     if (!has_data_or_end || was_end_read_before)
         return now;
+
     return read_socket(receiver, buffer, previous_poll_at);
 }
 
@@ -971,8 +1046,10 @@ static int64_t read_ready(Receiver *receiver, int ready_count, PyObject **unhand
     int is_report_complete = ready_count < MAX_READY;
     if (is_report_complete)
         receiver->last_poll_at = receiver->poll_started_at;
+
     int64_t now = receiver->now;
     *has_deferred_data = 0;
+
     for (int i = 0; i < ready_count; i++) {
         const struct epoll_event *event = &receiver->events[i];
         int is_deferred_epoll = event->data.fd == receiver->deferred_epoll;
@@ -980,9 +1057,11 @@ static int64_t read_ready(Receiver *receiver, int ready_count, PyObject **unhand
             *has_deferred_data = 1;
         else
             now = handle_ready_descriptor(receiver, event, previous_poll_at, now, unhandled);
+
         if (now < 0)
             return -1;
     }
+
     return now;
 }
 
@@ -1036,6 +1115,7 @@ static int plan_after_pass(Receiver *receiver, int64_t now, int64_t timer_limit)
     }
     if (receiver->is_deferring)
         return 0;
+
     int is_next_poll_near = now > receiver->next_poll_at - PLAN_AHEAD_NS;
     return is_next_poll_near ? plan_next_poll(receiver, now, timer_limit) : 0;
 }
@@ -1069,9 +1149,11 @@ static int is_receiving_over(const Receiver *receiver, const ReceiveLimits *limi
     int is_time_over = receiver->now >= limits->return_at;
     if (has_work_for_caller || is_time_over)
         return 1;
+
     int has_unlimited_wait = limits->max_wait_ms < 0;
     int was_wait_cut_short = was_deferring && has_unlimited_wait;
     int was_anything_ready = receiver->ready_count > 0;
+
     return !was_anything_ready && !was_wait_cut_short;
 }
 
@@ -1094,16 +1176,20 @@ static enum PassResult run_pass(Receiver *receiver, const ReceiveLimits *limits,
     int ready = poll_once(receiver, limits->max_wait_ms);
     if (ready < 0)
         return PASS_FAILED;
+
     note_poll(receiver, ready);
     if (must_send_before_reading(receiver))
         return RETURN_TO_CALLER;
+
     int64_t now = read_sockets(receiver, ready, was_deferring, unhandled);
     if (now < 0)
         return PASS_FAILED;
+
     /* With unhandled events, the caller acts now and sets the timer afterwards. */
     int64_t timer_limit = *unhandled != NULL ? NO_TIMER : limits->timer_limit;
     if (plan_after_pass(receiver, now, timer_limit) < 0)
         return PASS_FAILED;
+
     int is_over = is_receiving_over(receiver, limits, was_deferring, *unhandled);
     return is_over ? RETURN_TO_CALLER : POLL_AGAIN;
 }
@@ -1119,10 +1205,12 @@ static int receive(Receiver *receiver, const ReceiveLimits *limits, PyObject **u
     enum PassResult result = POLL_AGAIN;
     while (result == POLL_AGAIN)
         result = run_pass(receiver, limits, unhandled);
+
     if (result == PASS_FAILED) {
         Py_CLEAR(*unhandled);
         return -1;
     }
+
     return 0;
 }
 
@@ -1136,8 +1224,10 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
     int max_wait_ms;
     long long return_at, timer_limit;
+
     if (!PyArg_ParseTuple(args, "iLL", &max_wait_ms, &return_at, &timer_limit))
         return NULL;
+
     const ReceiveLimits limits = {
         .max_wait_ms = max_wait_ms,
         .return_at = return_at,
@@ -1146,5 +1236,6 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
     PyObject *unhandled;
     if (receive((Receiver *)self, &limits, &unhandled) < 0)
         return NULL;
+
     return unhandled != NULL ? unhandled : PyList_New(0);
 }

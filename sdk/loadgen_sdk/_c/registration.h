@@ -30,6 +30,7 @@ static int exchange_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(exchange->response_body_parts);
     Py_VISIT(exchange->template);
     Py_VISIT(exchange->incomplete_chunk);
+
     return 0;
 }
 
@@ -52,6 +53,7 @@ static int exchange_clear(PyObject *self)
     Py_CLEAR(exchange->response_body_parts);
     Py_CLEAR(exchange->template);
     Py_CLEAR(exchange->incomplete_chunk);
+
     return 0;
 }
 
@@ -144,6 +146,7 @@ static int response_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(response->idle_limit_s);
     Py_VISIT(response->surplus);
     Py_VISIT(response->uses_left);
+
     return 0;
 }
 
@@ -158,6 +161,7 @@ static int response_clear(PyObject *self)
     Py_CLEAR(response->idle_limit_s);
     Py_CLEAR(response->surplus);
     Py_CLEAR(response->uses_left);
+
     return 0;
 }
 
@@ -266,6 +270,7 @@ static int reader_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(reader->response_id);
     Py_VISIT(reader->server_timing);
     Py_VISIT(reader->template);
+
     return 0;
 }
 
@@ -286,6 +291,7 @@ static int reader_clear(PyObject *self)
     Py_CLEAR(reader->response_id);
     Py_CLEAR(reader->server_timing);
     Py_CLEAR(reader->template);
+
     return 0;
 }
 
@@ -377,11 +383,13 @@ static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *exchange, *response, *decoder, *reader;
     PyObject *heads, *usage_decoder, *finish_reasons;
+
     /* "O!" is an object of the type before it: four classes and a dict. "O" is any object. */
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO", &PyType_Type, &exchange, &PyType_Type, &response,
                           &PyType_Type, &decoder, &PyType_Type, &reader, &PyDict_Type, &heads,
                           &usage_decoder, &finish_reasons))
         return NULL;
+
     set_class(&exchange_class, exchange);
     set_class(&response_class, response);
     set_class(&decoder_class, decoder);
@@ -435,6 +443,7 @@ static int create_strings(void)
             return -1;
         *strings[i].variable = string;
     }
+
     return 0;
 }
 

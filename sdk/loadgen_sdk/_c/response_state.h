@@ -180,6 +180,7 @@ static int init_response(ResponseParser *response)
     PyObject *headers = PyDict_New();
     if (headers == NULL)
         return -1;
+
     set_field_stealing(&response->headers, headers);
     set_field(&response->_bytes_left, zero);
     set_field(&response->_mode, mode_head);
@@ -192,6 +193,7 @@ static int init_response(ResponseParser *response)
     response->ends_with_connection = 0;
     response->is_reusable = 1;
     response->status = 0;
+
     return 0;
 }
 
@@ -220,6 +222,7 @@ static int init_text_lists(ResponseReader *reader, int keep_text)
     }
     if (set_new_list(&reader->text_pieces) < 0)
         return -1;
+
     return set_new_list(&reader->reasoning_pieces);
 }
 
@@ -263,6 +266,7 @@ static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text
 {
     if (init_text_lists(reader, keep_text) < 0)
         return -1;
+
     set_field(&reader->timeline, timeline);
     set_field(&reader->on_output, on_output);
     init_timestamps(reader);
@@ -270,6 +274,7 @@ static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text
     set_field(&reader->template, Py_None);
     reader->plain_events = 0;
     reader->learned_templates = expects_few_events ? NO_MORE_TEMPLATES : 0;
+
     return 0;
 }
 
@@ -281,9 +286,11 @@ static int set_new_instance(PyObject **field, PyTypeObject *class)
         PyErr_SetString(PyExc_RuntimeError, "the classes of a response were not registered");
         return -1;
     }
+
     PyObject *instance = PyType_GenericAlloc(class, 0);
     if (instance == NULL)
         return -1;
+
     set_field_stealing(field, instance);
     return 0;
 }
@@ -299,6 +306,7 @@ static int create_response_parsers(Exchange *exchange)
     if (init_response((ResponseParser *)exchange->response) < 0 ||
         init_decoder((SseDecoder *)exchange->decoder) < 0)
         return -1;
+
     long long expected_events = exchange->requested_output_tokens; /* or 0 if unknown */
     int expects_few_events = expected_events > 0 && expected_events <= LAST_EVENTS;
     return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text,
@@ -353,6 +361,7 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text,
                                      &on_output, &expects_few_events))
         return -1;
+
     return init_reader((ResponseReader *)self, timeline, keep_text, on_output, expects_few_events);
 }
 
@@ -399,6 +408,7 @@ static int collect_keyword_arguments(PyObject *keywords, Py_ssize_t positional_c
 {
     if (keywords == NULL)
         return 1;
+
     Py_ssize_t known_count = 0;
     for (Py_ssize_t i = positional_count; i < ARGUMENTS; i++) {
         PyObject *value = PyDict_GetItemWithError(keywords, argument_names[i]);
@@ -407,6 +417,7 @@ static int collect_keyword_arguments(PyObject *keywords, Py_ssize_t positional_c
         values[i] = value;
         known_count++;
     }
+
     return known_count == PyDict_Size(keywords);
 }
 
@@ -431,10 +442,12 @@ static int set_exchange_arguments(Exchange *exchange, PyObject *const *values)
     int is_stream_requested = PyObject_IsTrue(values[ARG_IS_STREAM_REQUESTED]);
     if (is_stream_requested < 0)
         return -1;
+
     exchange->is_stream_requested = (char)is_stream_requested;
     exchange->due_at = PyLong_AsLongLong(values[ARG_DUE_AT]);
     if (exchange->due_at == -1 && PyErr_Occurred())
         return -1;
+
     /* A number of tokens beyond 64 bits is no error. It becomes -1, like an unknown number. */
     int overflow;
     exchange->requested_output_tokens =
@@ -448,6 +461,7 @@ static int set_exchange_arguments(Exchange *exchange, PyObject *const *values)
     set_field(&exchange->timeline, values[ARG_TIMELINE]);
     set_field(&exchange->on_output, values[ARG_ON_OUTPUT]);
     set_field(&exchange->on_first_output, values[ARG_ON_FIRST_OUTPUT]);
+
     return 0;
 }
 
@@ -479,10 +493,12 @@ static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **valu
         collect_keyword_arguments(keywords, PyTuple_Size(args), values) &&
         are_valid_arguments(values))
         return 0;
+
     int has_raised = PyErr_Occurred() != NULL; /* when a keyword was looked up */
     if (!has_raised)
         PyErr_SetString(PyExc_TypeError,
                         "Exchange() was called with missing, unknown or invalid arguments");
+
     return -1;
 }
 
@@ -500,6 +516,7 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
         return -1;
     if (set_exchange_arguments(exchange, values) < 0)
         return -1;
+
     init_connection_fields(exchange);
     return reset_response(exchange);
 }

@@ -116,6 +116,7 @@ static int append_waiting_read(SocketBuffer *buffer, const Read *read)
         PyErr_NoMemory();
         return -1;
     }
+
     void *data = waiting + 1; /* the bytes after the struct */
     memcpy(data, read->data, (size_t)read->size);
     waiting->next = NULL;
@@ -126,6 +127,7 @@ static int append_waiting_read(SocketBuffer *buffer, const Read *read)
         buffer->first_waiting = waiting;
     else
         buffer->last_waiting->next = waiting;
+
     buffer->last_waiting = waiting;
     buffer->waiting_count++;
     return 0;
@@ -167,10 +169,12 @@ static int move_waiting_reads_to_list(SocketBuffer *buffer)
 {
     if (check_reads(buffer) < 0)
         return -1;
+
     int status = 0;
     WaitingRead *first = detach_waiting_reads(buffer);
     for (WaitingRead *waiting = first; waiting != NULL && status == 0; waiting = waiting->next)
         status = append_stealing(buffer->reads, new_read_tuple(&waiting->read));
+
     free_waiting_reads(first);
     return status;
 }
@@ -219,9 +223,11 @@ static int append_plain_read(SocketBuffer *buffer, const PlainRead *read)
             PyErr_NoMemory();
             return -1;
         }
+
         buffer->plain_reads = plain_reads;
         buffer->plain_read_capacity = capacity;
     }
+
     buffer->plain_reads[buffer->plain_read_count] = *read;
     buffer->plain_read_count++;
     return 0;
@@ -240,16 +246,20 @@ static int count_plain_events(const Read *read, const Template *template, Py_ssi
     int is_large = read->size >= LARGE_READ_BYTES;
     *chunk_count = 0;
     *event_count = 0;
+
     while (cursor < end) {
         if (is_large && *chunk_count == 1)
             return 0;
+
         Py_ssize_t events_in_chunk;
         cursor = parse_plain_chunk(cursor, end, template, &events_in_chunk);
         if (cursor == NULL)
             return 0;
+
         *chunk_count += 1;
         *event_count += events_in_chunk;
     }
+
     return 1;
 }
 
@@ -263,10 +273,12 @@ static int try_store_plain_read(SocketBuffer *buffer, const Read *read)
 {
     Template template;
     Py_ssize_t chunk_count, event_count;
+
     if (read_template(buffer, &template) < 0)
         return -1;
     if (!count_plain_events(read, &template, &chunk_count, &event_count))
         return 0;
+
     const PlainRead plain_read = {
         .timestamp = read->timestamp,
         .event_count = event_count,
@@ -274,6 +286,7 @@ static int try_store_plain_read(SocketBuffer *buffer, const Read *read)
     };
     if (append_plain_read(buffer, &plain_read) < 0)
         return -1;
+
     buffer->plain_bytes += read->size;
     buffer->plain_read_at = read->read_at;
     return 1;
@@ -300,6 +313,7 @@ static PyObject *new_plain_run_tuple(const SocketBuffer *buffer)
     PyObject *arrivals = PyList_New(buffer->plain_read_count);
     if (arrivals == NULL)
         return NULL;
+
     for (int i = 0; i < buffer->plain_read_count; i++) {
         PyObject *arrival = new_plain_read_object(&buffer->plain_reads[i]);
         if (arrival == NULL) {
@@ -308,6 +322,7 @@ static PyObject *new_plain_run_tuple(const SocketBuffer *buffer)
         }
         PyList_SetItem(arrivals, i, arrival); /* The list takes over the reference. */
     }
+
     /* "N" takes over the reference to the list. */
     return Py_BuildValue("NLL", arrivals, buffer->plain_bytes, buffer->plain_read_at);
 }
@@ -319,16 +334,19 @@ static int socket_buffer_init(PyObject *self, PyObject *args, PyObject *Py_UNUSE
 {
     SocketBuffer *buffer = (SocketBuffer *)self;
     long long now;
+
     if (!PyArg_ParseTuple(args, "iL", &buffer->fd, &now))
         return -1;
     if (set_new_list(&buffer->reads) < 0 || set_new_list(&buffer->unsent) < 0)
         return -1;
+
     set_field(&buffer->template, Py_None);
     set_field(&buffer->exchange, Py_None);
     set_field(&buffer->owner, Py_None);
     set_field(&buffer->tls, Py_None);
     buffer->emptied_at = now;
     buffer->idle_since = now;
+
     return 0;
 }
 
@@ -342,6 +360,7 @@ static int socket_buffer_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(buffer->owner);
     Py_VISIT(buffer->tls);
     Py_VISIT(buffer->unsent);
+
     return 0;
 }
 
@@ -354,6 +373,7 @@ static int socket_buffer_clear(PyObject *self)
     Py_CLEAR(buffer->owner);
     Py_CLEAR(buffer->tls);
     Py_CLEAR(buffer->unsent);
+
     return 0;
 }
 

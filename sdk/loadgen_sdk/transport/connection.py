@@ -125,6 +125,7 @@ class ClientConnection(SocketBuffer):
         self.connecting_since = now
         self.handshake_since = now
         self.tunnel_request = route.tunnel_request
+
         self.proxy_response = b""
         if route.tls is not None:
             self.tls = TlsStream(route.tls, route.host)
@@ -160,6 +161,7 @@ def connect_socket(address: Address, source: str) -> socket.socket:
     except BaseException:
         sock.close()
         raise
+
     return sock
 
 

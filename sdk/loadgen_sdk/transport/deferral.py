@@ -88,6 +88,7 @@ class DeferralPolicy:
             self.is_deferring_worthwhile = self._should_continue(now, reads_per_s)
         else:
             self.is_deferring_worthwhile = self._should_begin(now, reads_per_s)
+
         self._start_period(now)
         return self.is_deferring_worthwhile != was_worthwhile
 

@@ -112,9 +112,11 @@ class Exchange(ExchangeState):
         """
         if not self.can_batch_reads or self.template is None or self.has_split_chunks:
             return 0
+
         is_length_known = self.requested_output_tokens > 0
         if not is_length_known:
             return MANY_EVENTS - LAST_EVENTS
+
         # A token is usually one event.
         events_to_come = self.requested_output_tokens - self.reader.output_events
         return max(0, events_to_come - LAST_EVENTS)
@@ -146,8 +148,10 @@ class Exchange(ExchangeState):
                     self.reader.count_plain_events_at(single_timestamps)
                     single_timestamps = []
                 self._feed_event_batch(*arrival)
+
         if single_timestamps:
             self.reader.count_plain_events_at(single_timestamps)
+
         self.last_event_read_at = read_at
 
     def _feed_event_batch(
@@ -164,6 +168,7 @@ class Exchange(ExchangeState):
         if uncertainty_ns is None:  # All of them arrived together.
             self.reader.count_plain_events(event_count, timestamp)
             return
+
         # The reader takes lists of events. A number in them stands for that many plain events.
         events_before_last = event_count - 1
         self.reader.feed_with_uncertainty(
@@ -196,11 +201,14 @@ class Exchange(ExchangeState):
         except (MalformedResponseError, EventTooLargeError) as error:
             self._finish(timestamp, Failure("malformed", str(error), self.response.status))
             return True
+
         if decoded.events:
             self._feed_events(decoded, timestamp, read_at, empty_at)
             self.last_event_read_at = read_at
+
         if not self.response.is_complete:
             return False
+
         self._finish_response(timestamp, read_at)
         return True
 
@@ -227,12 +235,14 @@ class Exchange(ExchangeState):
         if not has_first_output:
             self._feed_until_first_output(decoded, timestamp, read_at, empty_at)
             return
+
         if decoded.chunks != 1:
             is_one_write = False
         else:
             # A server writes a chunk at once. A body without chunks counts as a single one, of
             # which only a single event is certain to be one write.
             is_one_write = self.response.is_chunked or count_events(decoded.events) == 1
+
         if is_one_write:
             self.reader.feed(decoded.events, timestamp)
         else:
@@ -259,6 +269,7 @@ class Exchange(ExchangeState):
         has_first_output = self.reader.first_token != NEVER
         if not has_first_output:
             return
+
         self.client_lag = read_at - timestamp
         if self.on_first_output is not None:
             self.on_first_output(self.reader.first_token)
@@ -276,6 +287,7 @@ class Exchange(ExchangeState):
         """
         by_certainty = self._split_by_certainty(decoded)
         is_single_chunk = decoded.chunks == 1 and self.response.is_chunked
+
         # After the end of the response, nothing of another write can be in the read.
         has_part_of_next_write = not self.response.is_complete and self._has_incomplete_event()
         self.reader.feed_with_uncertainty(
@@ -336,8 +348,10 @@ class Exchange(ExchangeState):
             body_data = self._feed_head(data, timestamp, from_kernel)
             if self.response.status == HEAD_INCOMPLETE:
                 return NOTHING_DECODED
+
         if self.is_event_stream and self.response.is_chunked:
             return self._decode_chunked_stream(body_data)
+
         return self._decode_body(body_data)
 
     def _feed_head(self, data: bytes, timestamp: int, from_kernel: bool) -> bytes:
@@ -359,12 +373,15 @@ class Exchange(ExchangeState):
         is_head_incomplete = response.status == HEAD_INCOMPLETE
         if is_head_incomplete:
             return b""
+
         self.head_received_at = timestamp
         self.has_kernel_timestamp = from_kernel
         self.is_event_stream = is_event_stream(response.status, response.headers)
         self.is_at_chunk_start = response.is_chunked
+
         if response.status < FIRST_ERROR_STATUS:
             _refuse_compression(response.headers)
+
         return body_start
 
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
@@ -379,11 +396,13 @@ class Exchange(ExchangeState):
         """
         if self.is_at_chunk_start:
             return self._decode_from_chunk_start(data)
+
         if self.incomplete_chunk:
             data_from_chunk_start = self.incomplete_chunk + data
             self.incomplete_chunk = b""
             self.is_at_chunk_start = True
             return self._decode_from_chunk_start(data_from_chunk_start)
+
         return self._decode_from_within_chunk(data)
 
     def _decode_from_within_chunk(self, data: bytes) -> DecodedRead:
@@ -398,13 +417,16 @@ class Exchange(ExchangeState):
         has_further_chunks = 0 < bytes_to_chunk_end < len(data)
         if not has_further_chunks:
             return self._decode_body(data)
+
         end_of_chunk = self._decode_body(data[:bytes_to_chunk_end])
         further_data = data[bytes_to_chunk_end:]
+
         does_event_continue = not self.is_at_chunk_start  # `_decode_body` has updated this field.
         if does_event_continue:
             further_chunks = self._decode_body(further_data)
         else:
             further_chunks = self._decode_from_chunk_start(further_data)
+
         return _join_decoded(end_of_chunk, further_chunks)
 
     def _decode_from_chunk_start(self, data: bytes) -> DecodedRead:
@@ -419,17 +441,21 @@ class Exchange(ExchangeState):
         before_text, after_text = self.reader.template or NO_TEMPLATE
         chunks, events, parsed_bytes = parse_whole_chunks(data, before_text, after_text)
         whole_chunks = DecodedRead(chunks, events)
+
         if chunks:
             # A byte order mark is possible at the start of the body only, which is now past.
             self.decoder.has_started = True
+
         rest = data[parsed_bytes:]
         if not rest:
             return whole_chunks
+
         if is_incomplete_event(rest):
             self.incomplete_chunk = rest
             self.is_at_chunk_start = False
             # The number of chunks of a read includes one that is incomplete.
             return whole_chunks._replace(chunks=chunks + 1)
+
         return _join_decoded(whole_chunks, self._decode_body(rest))
 
     def _decode_body(self, data: bytes) -> DecodedRead:
@@ -442,19 +468,23 @@ class Exchange(ExchangeState):
         """
         if not data:
             return NOTHING_DECODED
+
         # A body that is not sent in chunks counts as a single one.
         chunk_contents = self.response.feed(data)
         chunk_count = len(chunk_contents)
+
         # The usual read has one chunk, which need not be copied.
         content = chunk_contents[0] if chunk_count == 1 else b"".join(chunk_contents)
         if not self.is_event_stream:
             if chunk_count:
                 self._store_body_part(content)
             return DecodedRead(chunk_count, events=())
+
         events = self.decoder.feed(content) if chunk_count else []
         ends_with_whole_chunk = self.response.is_chunked and self.response.between_chunks
         ends_with_whole_event = self.decoder.between_events
         self.is_at_chunk_start = ends_with_whole_chunk and ends_with_whole_event
+
         return DecodedRead(chunk_count, events)
 
     def _store_body_part(self, body_part: bytes) -> None:
@@ -509,9 +539,11 @@ class Exchange(ExchangeState):
             return self._http_failure()
         if self.reader.error:
             return Failure("error_event", self.reader.error[:ERROR_TEXT_CHARS], status)
+
         position = f"the body ended early, after {self.reader.output_events} output events"
         if error:
             return Failure("reset", f"{error}, {position}", status)
+
         return Failure("truncated", position, status)
 
     def _failure_without_head(self, error: str) -> Failure:
@@ -536,10 +568,12 @@ class Exchange(ExchangeState):
         if self.response.status >= FIRST_ERROR_STATUS:
             self._finish(timestamp, self._http_failure())
             return
+
         if self.is_event_stream:
             self._feed_last_events(timestamp)
         else:
             self._feed_stored_body(timestamp, read_at)
+
         failure = self.reader.find_failure(
             is_framing_complete=True,
             ends_with_connection=self.response.ends_with_connection,
@@ -593,19 +627,23 @@ class Exchange(ExchangeState):
         reader = self.reader
         response = self.response
         first_token = reader.first_token
+
         has_unknown_output = reader.unknown_output_events >= UNKNOWN_OUTPUTS
         if has_unknown_output:
             first_token = NEVER
+
         # The server's own timing is in events, in the head of the response, or in both.
         server_timing = reader.server_timing
         if HEADER in response.headers:
             server_timing = {HEADER: response.headers[HEADER], **(server_timing or {})}
+
         # The texts are None unless the caller asked for them.
         text = None
         reasoning_text = None
         if reader.text_pieces is not None and reader.reasoning_pieces is not None:
             text = "".join(reader.text_pieces)
             reasoning_text = "".join(reader.reasoning_pieces)
+
         return Completion(
             request=self.request,
             failure=self.failure,
@@ -663,11 +701,13 @@ def is_incomplete_event(data: bytes) -> bool:
     """
     if not data or len(data) >= MAX_INCOMPLETE_CHUNK_BYTES:
         return False
+
     size_line, _, content = data.partition(b"\r\n")
     has_event_end = b"\n\n" in content
     has_unusual_line_end = b"\r" in content
     if not content or has_event_end or has_unusual_line_end:
         return False
+
     return len(content) < chunk_size_of_line(size_line)
 
 
@@ -735,10 +775,12 @@ def feed_whole_body(
             "the response is a stream of events, but its Content-Type is not text/event-stream"
         )
         return
+
     reader.feed([body], timestamp)
     has_output = reader.first_token != NEVER
     if not has_output:
         return
+
     reader.first_event_tokens = reader.usage().output or 0
     if stream_requested:
         # The reader has taken the end of the body for the first token.
@@ -755,9 +797,11 @@ def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failur
     if is_redirect:
         text = f"HTTP {status}, a redirect, which a load test does not follow"
         return Failure("malformed", text, status)
+
     text = _error_body_text(status, headers, body)
     if status == 429:
         return Failure("http_429", text, status)
+
     return Failure("http_5xx" if status >= 500 else "http_4xx", text, status)
 
 
@@ -771,12 +815,14 @@ def _error_body_text(status: int, headers: Mapping[str, str], body: bytes) -> st
     compression = unsupported_encoding(headers)  # such as "gzip", or "" if there is none
     if not compression:
         return error_text(body) or f"HTTP {status} without a body"
+
     decompressed_body = _decompress(body)
     if not decompressed_body:
         return (
             f"HTTP {status}, with a body in the Content-Encoding {compression}, "
             "which was not requested"
         )
+
     return error_text(decompressed_body) or f"HTTP {status} without a body"
 
 

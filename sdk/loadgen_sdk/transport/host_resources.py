@@ -40,6 +40,7 @@ async def resolve_host(host: str, port: int) -> list[Address]:
         )
     except OSError:  # It is a name.
         infos = await _look_up_name(host, port)
+
     addresses = (Address(family, sockaddr) for family, _, _, _, sockaddr in infos)
     return list(dict.fromkeys(addresses))
 
@@ -58,6 +59,7 @@ async def _look_up_name(host: str, port: int) -> Sequence[_AddressInfo]:
     is_uvloop = type(loop).__module__.startswith("uvloop")
     if is_uvloop:
         return await _run_in_thread(look_up)
+
     return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
@@ -142,10 +144,12 @@ def raise_file_limit(needed: int) -> int:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
+
     if soft != resource.RLIM_INFINITY and soft < needed:
         raise TargetUnusable(
             "resource_limit",
             f"this process may open {soft} files, but the load needs about {needed} connections",
             f"raise the limit (ulimit -n {needed}), or use more workers",
         )
+
     return soft

@@ -62,12 +62,14 @@ def merge_headers(
     user_headers = list(user_headers)
     user_names = {name.lower() for name, _ in user_headers}
     user_sets_credential = not user_names.isdisjoint(CREDENTIALS)
+
     merged: list[tuple[str, str]] = []
     for name, value in own_headers:
         is_replaced = name.lower() in user_names
         is_unwanted_key = user_sets_credential and _is_api_key(name, value)
         if not is_replaced and not is_unwanted_key:
             merged.append((name, value))
+
     return merged + user_headers
 
 
@@ -120,6 +122,7 @@ def _parse_head(data: bytes) -> ResponseHead:
     uses_left, idle_limit_s = _parse_keep_alive(headers.get("keep-alive", ""))
     framing = _body_framing(status, headers)
     ends_with_connection = framing.mode == "close"
+
     return ResponseHead(
         status=status,
         headers=headers,
@@ -171,9 +174,11 @@ def _parse_headers(lines: list[str]) -> dict[str, str]:
             raise MalformedResponseError(f"header line {line[:80]!r}")
         if "\n" in line:
             raise MalformedResponseError(_BARE_LF)
+
         name = name.lower()
         value = value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
+
     return headers
 
 
@@ -193,6 +198,7 @@ def _parse_keep_alive(value: str) -> tuple[int | None, float | None]:
             uses_left = int(number)
         elif name == "timeout":
             idle_limit_s = float(number)
+
     return uses_left, idle_limit_s
 
 
@@ -222,6 +228,7 @@ def _body_framing(status: int, headers: dict[str, str]) -> _BodyFraming:
         return _BodyFraming("chunked")
     if "content-length" not in headers:
         return _BodyFraming("close")
+
     length = _parse_content_length(headers["content-length"])
     return _BodyFraming("length", length) if length else _BodyFraming("end")
 
@@ -275,12 +282,15 @@ class ResponseParser(ResponseState):
             return self._feed_length(data)
         if self._mode == "close":
             return [data]
+
         if self._mode == "head":
             body_start = self.feed_head(data)
             return self.feed(body_start) if body_start else []
+
         if self._mode == "trailer":
             self._feed_trailer(data)
             return []
+
         self.surplus += data
         self.is_reusable = False
         return []
@@ -334,11 +344,14 @@ class ResponseParser(ResponseState):
             _check_incomplete_head(data)
             self._unparsed = data
             return b""
+
         self._unparsed = b""
         self._use_head(_cached_head(lines))
+
         if self._mode == "end":
             self._finish(body_start)
             return b""
+
         return body_start
 
     def _use_head(self, head: ResponseHead) -> None:
@@ -380,9 +393,11 @@ class ResponseParser(ResponseState):
             if data == _LAST_CHUNK:
                 self._finish(b"")
                 return []
+
         if self._unparsed:
             data = self._unparsed + data
             self._unparsed = b""
+
         # Each step parses the size line or the content of a chunk, and returns the position after
         # it. The contents are added to `contents`.
         contents: list[bytes] = []
@@ -392,6 +407,7 @@ class ResponseParser(ResponseState):
                 position = self._feed_content(data, position, contents)
             else:
                 position = self._feed_size_line(data, position)
+
         return contents
 
     def _feed_content(self, data: bytes, position: int, pieces: list[bytes]) -> int:
@@ -410,14 +426,18 @@ class ResponseParser(ResponseState):
         """
         chunk_end = position + self._bytes_left
         content_end = chunk_end - len(_LINE_END)
+
         is_incomplete = chunk_end > len(data)
         if is_incomplete:
             self._feed_incomplete_content(data, position, content_end, pieces)
             return len(data)
+
         if data[content_end:chunk_end] != _LINE_END:
             raise MalformedResponseError("a chunk is longer than its stated size")
+
         if content_end > position:
             pieces.append(data[position:content_end])
+
         self._bytes_left = 0
         return chunk_end
 
@@ -455,14 +475,17 @@ class ResponseParser(ResponseState):
                 raise MalformedResponseError("a chunk-size line is longer than 4 KiB")
             self._unparsed = data[position:]
             return len(data)
+
         line = data[position:line_end]
         size = chunk_size_of_line(line)
         position = line_end + len(_LINE_END)
+
         is_last_chunk = size == 0
         if is_last_chunk:
             self._mode = "trailer"
             self._feed_trailer(data[position:])
             return len(data)
+
         self._bytes_left = size + len(_LINE_END)
         return position
 
@@ -480,6 +503,7 @@ class ResponseParser(ResponseState):
                     raise MalformedResponseError("a trailer is longer than 4 KiB")
                 self._unparsed = data
                 return
+
             is_blank = line_end == 0
             data = data[line_end + len(_LINE_END) :]
             if is_blank:
@@ -510,6 +534,7 @@ def _check_incomplete_head(data: bytes) -> None:
         if is_http2_settings_frame:
             raise MalformedResponseError(HTTP_2)
         raise MalformedResponseError(f"not an HTTP/1.x response: {data[:60]!r}")
+
     if b"\n\n" in data:
         raise MalformedResponseError(_BARE_LF)
     if len(data) > MAX_HEAD_BYTES:
@@ -540,7 +565,9 @@ def _content_of_single_chunk(data: bytes) -> bytes | None:
     size = CHUNK_SIZES.get(data[:line_end])
     if not size:
         return None
+
     content_start = line_end + len(_LINE_END)
     content_end = content_start + size
     is_single_chunk = len(data) == content_end + len(_LINE_END) and data.endswith(_LINE_END)
+
     return data[content_start:content_end] if is_single_chunk else None

@@ -90,11 +90,13 @@ def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tu
     """
     if _is_one_plain_event(data, before_text, after_text):
         return 1, 1
+
     plain = scan_plain_chunks(data, before_text, after_text)
     has_other_events = plain.size_bytes != len(data)
     is_large_read_of_chunks = len(data) >= _LARGE_READ_BYTES and plain.chunks > 1
     if has_other_events or is_large_read_of_chunks:
         return 0, 0
+
     return plain.chunks, plain.events
 
 
@@ -114,16 +116,19 @@ def _is_one_plain_event(data: bytes, before_text: bytes, after_text: bytes) -> b
     prefix = _single_event_prefix(len(data))  # `14 CRLF data: `
     if prefix is None:
         return False
+
     text_start = len(prefix) + len(before_text)
     text_end = len(data) - len(_SINGLE_EVENT_SUFFIX) - len(after_text)
     has_text = text_start < text_end
     if not has_text:
         return False
+
     # The second argument of `startswith` is the position at which the bytes must be.
     begins_like_event = data.startswith(prefix) and data.startswith(before_text, len(prefix))
     ends_like_event = data.startswith(after_text, text_end) and data.endswith(_SINGLE_EVENT_SUFFIX)
     if not begins_like_event or not ends_like_event:
         return False
+
     text = data[text_start:text_end]
     is_known_text = text in _plain_texts
     return is_known_text or _is_new_plain_text(text)
@@ -170,6 +175,7 @@ def _size_line_of_chunk_read(read_bytes: int) -> bytes | None:
         has_right_digits = len(size_line) == digit_count
         if has_right_digits:
             return size_line
+
     return None
 
 
@@ -196,18 +202,22 @@ def scan_plain_chunks(data: bytes, before_text: bytes, after_text: bytes) -> Pla
     """
     chunks = 0
     events = 0
+
     position = 0
     while position < len(data):
         bounds = _find_chunk(data, position)
         if bounds is None:
             break
+
         content = data[bounds.content_start : bounds.content_end]
         events_in_chunk = _count_events(content, before_text, after_text)
         if not events_in_chunk:
             break
+
         chunks += 1
         events += events_in_chunk
         position = bounds.chunk_end
+
     return PlainChunks(chunks, events, position)
 
 
@@ -222,13 +232,16 @@ def _find_chunk(data: bytes, position: int) -> _ChunkBounds | None:
     has_size_line = line_end > position
     if not has_size_line:
         return None
+
     content_bytes = _size_in_line(data[position:line_end])
     if not content_bytes:
         return None
+
     content_start = line_end + len(_CHUNK_END)
     content_end = content_start + content_bytes
     chunk_end = content_end + len(_CHUNK_END)
     is_complete = data[content_end:chunk_end] == _CHUNK_END
+
     return _ChunkBounds(content_start, content_end, chunk_end) if is_complete else None
 
 
@@ -254,6 +267,7 @@ def _count_events(content: bytes, before_text: bytes, after_text: bytes) -> int:
     event_start = _EVENT_START + before_text
     event_end = after_text + _EVENT_END
     events = 0
+
     position = 0
     while position < len(content):
         text_start = position + len(event_start)
@@ -262,8 +276,10 @@ def _count_events(content: bytes, before_text: bytes, after_text: bytes) -> int:
         has_end = text_end >= 0 and content.startswith(event_end, text_end)
         if not has_start or not has_end or not is_plain_text(content[text_start:text_end]):
             return 0
+
         position = text_end + len(event_end)
         events += 1
+
     return events
 
 

@@ -239,6 +239,7 @@ class Pool:
             extra_body=options.get("extra_body"),
             continuous_usage=options.get("continuous_usage", False),
         )
+
         # An attribute instead of a method, because it is called for each request.
         self.prepare = BodyEncoder(body_format).encode
 
@@ -270,6 +271,7 @@ class Pool:
         self.reactor = shared_reactor or _create_reactor()
         if self._owns_reactor:
             self.reactor.on_tick = self.tick
+
         # These are used for each request, so they are looked up once.
         self._try_send_on_idle = self.reactor.try_send_on_idle
         self._try_recycle = self.reactor.try_recycle
@@ -328,10 +330,12 @@ class Pool:
             ("Accept", "text/event-stream" if self._stream else "application/json"),
             ("User-Agent", "loadgen"),
         ]
+
         path = target.path
         if self._proxy is not None and not target.tls:
             path = f"http://{target.host_header}{path}"
             headers += self._proxy.headers
+
         return build_request_head("POST", path, merge_headers(headers, user_headers))
 
     @property
@@ -356,6 +360,7 @@ class Pool:
             raise TargetUnusable(
                 "dns", f"cannot resolve {host!r}: {error.strerror}", "check the host name"
             ) from None
+
         if connections:
             raise_file_limit(connections + FILES_BESIDE_CONNECTIONS)
             await self._open_connections(connections)
@@ -374,9 +379,11 @@ class Pool:
         self._connections_left_to_open = connections
         self._max_spares_while_opening = connections
         self._addresses.forget_refusals()
+
         connections_to_begin = min(connections, FIRST_OPENS)
         for _ in range(connections_to_begin):
             self._open_spare_connection()
+
         try:
             with self._receiving_ticks():
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -402,6 +409,7 @@ class Pool:
         if self.reactor.on_tick is not None:
             yield
             return
+
         self.reactor.on_tick = self.tick
         try:
             yield
@@ -466,6 +474,7 @@ class Pool:
             header_lines,
             len(body),
         )
+
         exchange = Exchange(
             request,
             head,
@@ -483,6 +492,7 @@ class Pool:
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
         self._requests_this_tick += 1
+
         # In the usual case, the compiled receiver sends the request by this one call.
         unsent_bytes = self._try_send_on_idle(
             exchange, self._idle, self._max_idle_ns, self._open_exchanges
@@ -491,6 +501,7 @@ class Pool:
             self._dispatch(exchange)
         elif unsent_bytes > 0:
             self._send_rest(exchange, unsent_bytes)
+
         return exchange
 
     def _send_rest(self, exchange: Exchange, unsent_bytes: int) -> None:
@@ -508,10 +519,13 @@ class Pool:
         connection = exchange.connection
         if isinstance(connection, ClientConnection) and not exchange.is_reported:
             self.reactor.deliver(connection)
+
         if exchange.is_reported:
             return
+
         if isinstance(connection, ClientConnection):
             self.reactor.close(connection)
+
         self._fail_request(exchange, failure)
 
     def _fail_request(self, exchange: Exchange, failure: Failure) -> None:
@@ -543,10 +557,12 @@ class Pool:
             connection = self._idle.pop()
             if connection.is_closed:
                 continue
+
             now = monotonic_ns()
             if now - connection.idle_since > self._max_idle_ns:
                 self.reactor.close(connection)
                 continue
+
             exchange.ready_at = now
             self._send_on_connection(connection, exchange)
             return
@@ -561,14 +577,17 @@ class Pool:
         while exchange.connect_attempts < len(self._addresses):
             index = self._addresses.index_to_try(exchange.connect_attempts)
             exchange.connect_attempts += 1
+
             try:
                 connection = self._start_connecting(index)
             except OSError as error:
                 last_failure = _connect_failure(error)
                 continue
+
             connection.exchange = exchange
             exchange.connection = connection
             return
+
         self._fail_request(exchange, last_failure)
 
     def _open_spare_connection(self) -> None:
@@ -579,12 +598,14 @@ class Pool:
         """
         if not self.is_open:
             return
+
         index = self._addresses.index_to_try(tries=0)
         try:
             self._start_connecting(index)
         except OSError as error:
             self._handle_spare_failure(index, "connect", error.strerror or str(error))
             return
+
         self._spares_being_opened += 1
 
     def _start_connecting(self, address_index: int) -> ClientConnection:
@@ -596,6 +617,7 @@ class Pool:
         source = ""
         if self._sources:
             source = self._sources[self.connections_opened % len(self._sources)]
+
         connection = self.reactor.open(
             self,
             self._route,
@@ -605,6 +627,7 @@ class Pool:
         )
         self.connections_opened += 1
         self._connecting.append(connection)
+
         return connection
 
     def _send_on_connection(self, connection: ClientConnection, exchange: Exchange) -> None:
@@ -614,13 +637,16 @@ class Pool:
         """
         connection.exchange = exchange
         exchange.connection = connection
+
         # The receiver passes on each read of the new response until it learns more about it.
         connection.can_batch_reads = False
         connection.template = None
+
         exchange.is_connection_reused = connection.responses_served > 0
         if not exchange.is_connection_reused:
             exchange.tcp_connect_ns = connection.tcp_connect_ns
             exchange.tls_handshake_ns = connection.tls_handshake_ns
+
         self._open_exchanges.add(exchange)
         exchange.sent_at = self.reactor.send(connection, (exchange.head, exchange.body))
         exchange.bytes_sent += len(exchange.head) + len(exchange.body)
@@ -658,11 +684,13 @@ class Pool:
 
         if self._all_opened is None:  # `open` is not running.
             return
+
         self._connections_left_to_open -= 1
         is_last = self._connections_left_to_open <= 0
         if is_last and not self._all_opened.done():
             self._all_opened.set_result(None)
             return
+
         spares = self._spares_being_opened + len(self._idle)
         if spares < self._max_spares_while_opening:
             self._open_spare_connection()
@@ -686,6 +714,7 @@ class Pool:
             self._spares_being_opened -= 1
             self._handle_spare_failure(connection.address_index, kind, text)
             return
+
         has_untried_address = waiting_exchange.connect_attempts < len(self._addresses)
         if kind == "connect" and has_untried_address:
             self._connect_for_request(waiting_exchange)
@@ -702,9 +731,11 @@ class Pool:
         has_other_address = self._addresses.prefer_another_address(address_index)
         if self._all_opened is None or self._all_opened.done():
             return
+
         if has_other_address and kind == "connect":
             self._open_spare_connection()
             return
+
         self._all_opened.set_exception(
             TargetUnusable(
                 "tls" if kind == "tls" else "connect",
@@ -727,11 +758,13 @@ class Pool:
         if not isinstance(exchange, Exchange):
             self.reactor.close(connection)
             return
+
         if _is_idle_timeout(connection, exchange, reads[0]):
             self.reactor.close(connection)
             connection.exchange = None
             self._resend(exchange)
             return
+
         is_complete = exchange.feed_reads(reads)
         if is_complete:
             self.response_completed(connection)
@@ -758,6 +791,7 @@ class Pool:
         connection.template = exchange.template
         deferrable_events = exchange.deferrable_events  # 0 if the next event is urgent
         should_begin = deferrable_events >= MIN_DEFERRED_EVENTS and _is_small_read(last_read)
+
         # A socket that is deferred already gets the new number in any case, because a small number
         # ends the deferring before the last events of the response.
         if connection.is_deferred or should_begin:
@@ -781,11 +815,13 @@ class Pool:
 
         exchange = connection.exchange
         assert isinstance(exchange, Exchange)
+
         if _can_reuse(connection, exchange.response):
             self._note_idle_limit(exchange.response)
             self._make_idle(connection)
         else:
             self.reactor.close(connection)
+
         self._report_completion(exchange)
 
     def _note_idle_limit(self, response: ResponseParser) -> None:
@@ -822,11 +858,13 @@ class Pool:
         connection.exchange = None
         if not isinstance(exchange, Exchange):  # The connection was idle.
             return
+
         has_no_response = not exchange.bytes_received
         is_first_send = not exchange.resend_count
         if _was_idle(connection) and has_no_response and is_first_send:
             self._resend(exchange)
             return
+
         exchange.end_with_connection(timestamp, error)
         self._report_completion(exchange)
 
@@ -851,11 +889,13 @@ class Pool:
         self._cancel_stalled(now)
         self._fail_slow_connections(now)
         self._close_old_idle(now)
+
         # An old maximum fades by one eighth per tick, so that it counts for about a second.
         faded_maximum = self._recent_max_requests_per_tick * 7 // 8
         self._recent_max_requests_per_tick = max(self._requests_this_tick, faded_maximum)
         self._requests_this_tick = 0
         is_open_running = self._all_opened is not None
+
         has_recent_requests = self._recent_max_requests_per_tick > 0
         if self._opens_spares_ahead and has_recent_requests and not is_open_running:
             self._open_ahead()
@@ -871,6 +911,7 @@ class Pool:
             if exchange.deadline > now:
                 break
             overdue.append(exchange)
+
         text = f"not finished within {self._timeout_ns / NS_PER_S:g} s of its scheduled time"
         for exchange in overdue:
             self.cancel(exchange, Failure("timeout_total", text))
@@ -889,13 +930,16 @@ class Pool:
         is_new_period = not self._stall_checks
         if is_new_period:
             self._stall_checks = deque(self._in_flight)
+
         checks_left = self._stall_checks_per_tick()
         while self._stall_checks and checks_left:
             exchange = self._stall_checks.popleft()
             connection = exchange.connection
             if not isinstance(connection, ClientConnection):
                 continue  # The request has ended, or its connection has just failed.
+
             checks_left -= 1
+
             # An event may have been read and not processed yet. Process it, because it means that
             # the request has not stalled. It may also complete the request.
             self.reactor.deliver(connection)
@@ -1031,9 +1075,11 @@ def _is_idle_timeout(
     has_response = exchange.head_received_at != NEVER
     if has_response or exchange.resend_count or not _was_idle(connection):
         return False
+
     # The compiled receiver makes plain tuples, so the items are unpacked by their positions.
     data, timestamp = first_read[:2]
     if not isinstance(data, bytes):  # It is a `PlainRun`, which has no head of a response.
         return False
+
     is_soon_after_sending = timestamp < exchange.sent_at + STALE_NS
     return is_soon_after_sending and data.startswith(IDLE_TIMEOUT_STARTS)

@@ -79,9 +79,11 @@ def _parse_proxy_url(url: str) -> Proxy:
         port = parts.port or DEFAULT_PORT
     except ValueError:  # The port is not valid.
         raise _unusable_proxy() from None
+
     is_plain_http = parts.scheme == "http"
     if not is_plain_http or not host:
         raise _unusable_proxy()
+
     return Proxy(host, port, parse_userinfo(parts.netloc).authorization)
 
 

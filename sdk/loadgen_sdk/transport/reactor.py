@@ -204,13 +204,16 @@ class Reactor:
         """
         if connection.is_closed:
             return
+
         connection.is_closed = True
         connection.state = "closed"
         connection.exchange = None
         del self._connections[connection.fd]
         self._receiver.remove(connection)
+
         with contextlib.suppress(OSError):
             self._poll.unregister(connection.fd)
+
         connection.sock.close()
 
     def fail(self, connection: ClientConnection, kind: str, text: str) -> None:
@@ -223,10 +226,13 @@ class Reactor:
         """Close every connection and stop watching. A second call has no effect."""
         if self._poll.closed:
             return
+
         if self._has_epoll:
             self._loop.remove_reader(self._poll.fileno())
+
         for connection in list(self._connections.values()):
             self.close(connection)
+
         self._timer.close()
         self._deferred_poll.close()
         self._poll.close()
@@ -244,13 +250,17 @@ class Reactor:
         """
         if connection.tls is not None:
             parts = (connection.tls.encrypt(parts),)
+
         if connection.unsent:
             connection.unsent.extend(parts)
             return monotonic_ns()
+
         started_at, sent_bytes = self._receiver.send(connection, parts)
+
         # An error is reported by the next read, after the last bytes that the server sent.
         if sent_bytes != WRITE_FAILED and sent_bytes < sum(map(len, parts)):
             self.send_rest(connection, parts, sent_bytes)
+
         return started_at
 
     def send_rest(
@@ -273,6 +283,7 @@ class Reactor:
         except OSError:
             connection.unsent = []
             return
+
         connection.unsent = parts_from(connection.unsent, sent_bytes)
         if not connection.unsent:
             self._poll.modify(connection.fd, READABLE)
@@ -330,6 +341,7 @@ class Reactor:
         """
         if self._poll.closed:  # The reactor was shut down while this turn was queued.
             return
+
         self._is_turn_running = True
         try:
             now = monotonic_ns()
@@ -373,15 +385,18 @@ class Reactor:
             now = self._wake_and_deliver(monotonic_ns())
         else:
             now = self._receive(turn_ends_at)
+
         if now >= self._next_tick_at:
             self._run_tick(now)
 
         has_single_pass = self.turn_ns == 0
         if has_single_pass or now >= turn_ends_at:
             return False
+
         has_traffic = self._receiver.ready_count > 0 or len(self._queue) > 0
         if has_traffic:
             return True
+
         return self.on_idle is not None and self.on_idle()
 
     def _run_tick(self, now: int) -> None:
@@ -412,11 +427,14 @@ class Reactor:
             unhandled = self._wait_and_receive(turn_ends_at)
         else:
             unhandled = self._receiver.receive(NO_WAIT_MS, AFTER_ONE_PASS, NO_TIMER)
+
         now = self._receiver.now
         if unhandled is None:  # Everything was handled and delivered already.
             return now
+
         for fd, _events in unhandled:
             self._handle_event(fd)
+
         return self._wake_and_deliver(now)
 
     def _wait_and_receive(self, turn_ends_at: int) -> list[tuple[int, int]] | None:
@@ -489,10 +507,12 @@ class Reactor:
         if error_number:
             self.fail(connection, "connect", os.strerror(error_number))
             return
+
         self._poll.modify(connection.fd, READABLE)
         now = monotonic_ns()
         connection.emptied_at = now
         connection.tcp_connect_ns = now - connection.connecting_since
+
         connection.is_readable = True
         if connection.tunnel_request:
             connection.state = "tunnel"
@@ -512,10 +532,12 @@ class Reactor:
         connection.proxy_response += data
         if b"\r\n\r\n" not in connection.proxy_response:
             return
+
         refusal = tunnel_refusal(connection.proxy_response)
         if refusal:
             self.fail(connection, "connect", refusal)
             return
+
         assert connection.tls is not None
         self._begin_handshake(connection, connection.tls)
 
@@ -536,6 +558,7 @@ class Reactor:
             self._send_tls_output(connection, tls)
             self.fail(connection, "tls", tls_error_text(error))
             return
+
         self._send_tls_output(connection, tls)
         if is_complete:
             connection.tls_handshake_ns = monotonic_ns() - connection.handshake_since
@@ -554,15 +577,18 @@ class Reactor:
         data = tls.take_output()
         if not data:
             return
+
         if connection.unsent:
             connection.unsent.append(data)
             return
+
         try:
             sent_bytes = connection.sock.send(data)
         except BlockingIOError:
             sent_bytes = 0
         except OSError:
             return
+
         if sent_bytes < len(data):
             self.send_rest(connection, (data,), sent_bytes)
 
@@ -585,11 +611,14 @@ class Reactor:
         connection.is_queued = False
         if connection.is_closed:
             return
+
         if connection.tls is not None:
             self._deliver_encrypted(connection, connection.tls, reads)
             return
+
         if reads:
             connection.owner.receive_reads(connection, reads)
+
         if connection.ended_at and not connection.is_closed:
             error = socket_error_text(connection.error)
             self._report_connection_end(connection, connection.ended_at, error)
@@ -611,6 +640,7 @@ class Reactor:
             text = error or "the connection was closed while it was being opened"
             self.fail(connection, kind, text)
             return
+
         connection.state = "ended"
         connection.owner.connection_lost(connection, timestamp, error)
         self.close(connection)
@@ -626,10 +656,13 @@ class Reactor:
         decrypted = self._decrypt_reads(connection, tls, reads)  # type: ignore[arg-type]
         if connection.is_closed:
             return
+
         if connection.state == "open" and decrypted.error is None:
             self._send_tls_output(connection, tls)  # for example the answer to a key update
+
         if decrypted.reads:
             connection.owner.receive_reads(connection, decrypted.reads)
+
         if not connection.is_closed:
             self._report_encrypted_end(connection, decrypted)
 
@@ -644,6 +677,7 @@ class Reactor:
         if decrypted.error is not None:
             self._handle_tls_error(connection, decrypted.error, decrypted.last_timestamp)
             return
+
         has_tcp_ended = connection.ended_at != 0
         if has_tcp_ended:
             ended_at = connection.ended_at
@@ -651,6 +685,7 @@ class Reactor:
             ended_at = decrypted.last_timestamp
         else:
             return
+
         error_text = socket_error_text(connection.error)
         self._report_connection_end(connection, ended_at, error_text)
 
@@ -669,12 +704,14 @@ class Reactor:
             reads: The encrypted reads, in their order.
         """
         result = _DecryptedReads()
+
         # The compiled receiver makes plain tuples, so the fields of a read have no names here.
         for encrypted_data, timestamp, read_at, empty_at, from_kernel in reads:
             result.last_timestamp = timestamp
             self._receive_encrypted(connection, tls, encrypted_data)
             if connection.is_closed:
                 return result
+
             if connection.state == "open":
                 decrypted = tls.decrypt()
                 if decrypted.data:
@@ -682,8 +719,10 @@ class Reactor:
                     result.reads.append(decrypted_read)
                 result.has_ended = decrypted.has_ended
                 result.error = decrypted.error
+
             if result.has_ended or result.error is not None:
                 return result
+
         return result
 
     def _receive_encrypted(self, connection: ClientConnection, tls: TlsStream, data: bytes) -> None:

@@ -378,9 +378,11 @@ class Receiver:
         reads = buffer.reads
         if not reads:
             return []
+
         buffer.reads = []
         if buffer.is_queued:
             self.queued_reads -= len(reads)
+
         return reads
 
     def deliver_queued(self, slice_ns: int, deliver: Callable[[Any], None]) -> int:
@@ -399,6 +401,7 @@ class Receiver:
         queue = self._queue
         now = monotonic_ns()
         slice_end = now + slice_ns
+
         delivered = 0
         while queue:
             deliver(queue.popleft())
@@ -408,6 +411,7 @@ class Receiver:
                 now = monotonic_ns()
                 if now > slice_end:
                     break
+
         return now
 
     def try_send_on_idle(self, *_arguments: object) -> int:
@@ -450,6 +454,7 @@ class Receiver:
             accepted_bytes = 0
         except OSError:
             accepted_bytes = WRITE_FAILED
+
         return started_at, accepted_bytes
 
     def receive(self, max_wait_ms: int, return_at: int, timer_limit: int) -> list[tuple[int, int]]:
@@ -486,6 +491,7 @@ class Receiver:
             unhandled = self._read_ready(ready)
             if self._is_deferred_poll_due(ready, was_deferring):
                 self._poll_and_read_deferred()
+
             # With unhandled events the caller acts now, and sets the timer afterwards.
             self._end_pass(NO_TIMER if unhandled else timer_limit)
 
@@ -493,6 +499,7 @@ class Receiver:
             is_time_over = self.now >= return_at
             if unhandled or has_reads_to_deliver or is_time_over:
                 return unhandled
+
             # While sockets are deferred, an unlimited wait is cut into waits of DEFER_WAIT_MS.
             was_wait_cut_short = was_deferring and has_unlimited_wait
             is_wait_over = self.ready_count == 0 and not was_wait_cut_short
@@ -588,10 +595,12 @@ class Receiver:
         if not was_deferring:
             deferred_fd = self._deferred_epoll.fileno()
             return any(fd == deferred_fd for fd, _events in ready)
+
         planned_poll_at = self.next_poll_at
         is_request_due = self.now >= self.wake_at
         if is_request_due:
             return self.now > planned_poll_at + DEFER_NS
+
         return self.now > planned_poll_at - EARLY_DEFERRED_POLL_NS
 
     def _read_clocks(self) -> int:
@@ -619,22 +628,28 @@ class Receiver:
         is_report_complete = len(ready) < MAX_READY
         if is_report_complete:
             self.last_poll_at = self.poll_started_at
+
         deferred_fd = self._deferred_epoll.fileno()
         unhandled: list[tuple[int, int]] = []
         for fd, events in ready:
             if fd == deferred_fd:  # `_poll_and_read_deferred` handles it.
                 continue
+
             buffer = self._buffers.get(fd)
             is_connected_socket = buffer is not None and buffer.is_readable
+
             can_be_written = events & _EPOLLOUT
             if can_be_written or not is_connected_socket:
                 unhandled.append((fd, events))
+
             if buffer is None or not is_connected_socket:
                 continue
+
             has_data_or_end = events & _READABLE_OR_BROKEN
             was_end_read_before = buffer.ended_at != 0
             if has_data_or_end and not was_end_read_before:
                 self._read_socket(buffer, previous_poll_at)
+
         return unhandled
 
     def _poll_and_read_deferred(self) -> None:
@@ -653,6 +668,7 @@ class Receiver:
         is_report_complete = len(ready) < MAX_DEFERRED_READY
         if is_report_complete:
             self._last_deferred_poll_at = poll_started_at
+
         if self.is_deferring:
             self.next_poll_at = self.now + DEFER_NS if is_report_complete else self.now
 
@@ -679,6 +695,7 @@ class Receiver:
             is_urgent = buffer.events_until_urgent <= 0
             if may_have_more_data or has_failed or is_urgent:
                 self.stop_deferring(buffer)
+
         return self._merged_read_count - merged_reads_before
 
     def _end_pass(self, timer_limit: int) -> None:
@@ -695,8 +712,10 @@ class Receiver:
         self.poll_started_at = self.now
         if self._deferral_policy.is_decision_due(self.now):
             self._reconsider_deferring()
+
         if self.is_deferring:
             return
+
         is_next_poll_near = self.next_poll_at - self.now < PLAN_AHEAD_NS
         if is_next_poll_near:
             self._plan_next_poll(timer_limit)
@@ -710,6 +729,7 @@ class Receiver:
         has_changed = self._deferral_policy.decide(self.now)
         if not has_changed:
             return
+
         self._update_is_deferring()
         deferred_fd = self._deferred_epoll.fileno()
         if self._deferral_policy.is_deferring_worthwhile:
@@ -733,6 +753,7 @@ class Receiver:
         is_traffic_heavy = reads_since_plan > BUSY_READS
         interval_ns = BUSY_POLL_EVERY_NS if is_traffic_heavy else POLL_EVERY_NS
         self.next_poll_at = self.now + interval_ns
+
         self._read_count_when_planned = self.read_count
         if timer_limit != NO_TIMER:
             self.timer_armed_for = min(self.next_poll_at, timer_limit)
@@ -764,6 +785,7 @@ class Receiver:
         except OSError as error:
             buffer.error = error.errno or UNKNOWN_ERROR
             data = b""
+
         self.now = monotonic_ns()
         self.read_count += 1
 
@@ -778,6 +800,7 @@ class Receiver:
         buffer.is_last_read_full = len(data) == READ_BYTES
         if not buffer.is_last_read_full:
             buffer.emptied_at = self.now
+
         self._store_read(buffer, self._create_read(data, ancillary, empty_at))
 
     def _create_read(
@@ -808,10 +831,12 @@ class Receiver:
         """
         if not ancillary:
             return None
+
         _level, _type, timespec = ancillary[0]
         seconds, nanoseconds = _unpack_timespec(timespec)
         if not seconds:  # The packet arrived before timestamps were switched on.
             return None
+
         wall_ns: int = seconds * NS_PER_S + nanoseconds
         return wall_ns + self._wall_to_monotonic_ns
 
@@ -833,8 +858,10 @@ class Receiver:
                 if len(buffer.plain_arrivals) >= MAX_RUN_READS:
                     self._enqueue(buffer)
                 return
+
         self._flush_plain_reads(buffer)
         buffer.reads.append(read)
+
         if buffer.is_queued:
             self.queued_reads += 1
         elif _is_urgent(buffer, read):
@@ -854,6 +881,7 @@ class Receiver:
         """
         if buffer.template is None:
             return False
+
         before_text, after_text = buffer.template
         chunk_count, event_count = count_plain_events(read.data, before_text, after_text)
         if event_count == 0:
@@ -865,6 +893,7 @@ class Receiver:
         else:
             uncertainty_ns = read.timestamp - read.empty_at if is_merged_read else None
             buffer.plain_arrivals.append(EventBatch(read.timestamp, event_count, uncertainty_ns))
+
         buffer.plain_bytes += len(read.data)
         buffer.plain_read_at = read.read_at
 
@@ -872,6 +901,7 @@ class Receiver:
             buffer.events_until_urgent -= event_count
             if is_merged_read:
                 self._merged_read_count += 1
+
         return True
 
     def _enqueue(self, buffer: SocketBuffer) -> None:
@@ -889,9 +919,11 @@ class Receiver:
         """
         if not buffer.plain_arrivals:
             return
+
         plain_run = PlainRun(buffer.plain_arrivals, buffer.plain_bytes, buffer.plain_read_at)
         buffer.reads.append(plain_run)
         buffer.plain_arrivals = []
+
         buffer.plain_bytes = 0
         if buffer.is_queued:
             self.queued_reads += 1
@@ -932,9 +964,11 @@ def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
     has_template = buffer.template is not None
     if wants_every_read or has_template:
         return True
+
     is_large = len(read.data) >= LARGE_READ_BYTES
     if is_large or len(buffer.reads) >= MAX_BATCHED_READS:
         return True
+
     return len(read.data) <= SMALL_READ_BYTES or read.data.endswith(CHUNKED_BODY_END)
 
 
@@ -951,6 +985,7 @@ def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes |
             break
         pieces.append(part)
         bytes_left -= len(part)
+
     return pieces
 
 
@@ -967,6 +1002,7 @@ def parts_from(parts: Sequence[bytes | memoryview], start: int) -> list[bytes | 
         if first_index < len(part):
             remaining.append(memoryview(part)[first_index:] if first_index else part)
         part_start += len(part)
+
     return remaining
 
 

@@ -314,6 +314,7 @@ class ExchangeState:
         # the JSON of each event.
         self.response = self.response_class()
         self.decoder = self.decoder_class()
+
         # From a long response the third one, the reader, learns the bytes around the text of an
         # event (the template), by which it recognises later events without decoding them. That
         # does not pay off if only a few output tokens are requested.
@@ -352,12 +353,14 @@ class ExchangeState:
             if is_plain_run(read):
                 self._feed_plain_run(*read)
                 continue
+
             is_over = self._feed_read(*read)
             if is_over:
                 has_bytes_after_end = index + 1 < len(reads)
                 if has_bytes_after_end:
                     self.response.is_reusable = False
                 return True
+
         update_read_urgency(self)
         return False
 

@@ -99,6 +99,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         prefixes = _find_prefixes(_path_of_api(parts.path), is_azure, deployment, parts.query)
         userinfo = parse_userinfo(parts.netloc)
         redacted_query = _redact_query(parts.query)
+
         return cls(
             # Where to connect
             host=host,
@@ -185,13 +186,16 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         headers: list[tuple[str, str]] = []
         if self.basic:
             headers.append(("Authorization", self.basic))
+
         if self.api == "messages":
             headers.append(("anthropic-version", MESSAGES_VERSION))
             if self._sends_x_api_key(key):
                 headers.append(("x-api-key", key.text))
+
         key_header = self._key_header(key)
         if key_header is not None:
             headers.append(key_header)
+
         return tuple(headers)
 
     def _sends_x_api_key(self, key: _ApiKey) -> bool:
@@ -211,6 +215,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not key.text:
             return None
+
         is_anthropic = self.host == MESSAGES_HOST
         if is_anthropic and self._sends_x_api_key(key):
             return None
@@ -218,6 +223,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             return ("api-key", key.text)
         if self.basic:
             return None
+
         return ("Authorization", f"Bearer {key.text}")
 
     def redact(self, text: str, *secrets: str | None) -> str:
@@ -260,8 +266,10 @@ def _parse_api_key(api_key: str | None) -> _ApiKey:
             "the API key has characters that an HTTP header cannot contain",
             "check the environment variable, or the file of --api-key-file, that contains the key",
         )
+
     if key.lower().startswith(_BEARER_PREFIX):
         return _ApiKey(key[len(_BEARER_PREFIX) :].strip(), is_bearer_token=True)
+
     return _ApiKey(key, is_bearer_token=False)
 
 
@@ -274,14 +282,17 @@ def _check_url(url: str) -> None:
         raise TargetUnusable(
             "invalid_url", "the URL is empty", "use a URL such as http://localhost:8000"
         )
+
     _check_characters(url)
     _check_scheme(url)
+
     if "#" in url:
         raise TargetUnusable(
             "invalid_url",
             "the URL contains a #",
             "write it as %23 if it belongs to a password; otherwise remove it",
         )
+
     _check_at_sign(url)
 
 
@@ -328,8 +339,10 @@ def _check_scheme(url: str) -> None:
             f"{_redact_url(url)} has no scheme",
             f"start it with http:// or https://{example}",
         )
+
     if scheme.lower() in ("http", "https"):
         return
+
     looks_like_scheme = _PLAUSIBLE_SCHEME.fullmatch(scheme) is not None
     scheme_text = f"scheme {scheme!r}" if looks_like_scheme else "scheme"
     is_unix_socket = "unix" in scheme.lower()
@@ -363,10 +376,12 @@ def _split_url(url: str) -> SplitResult:
             f"{_redact_url(url)} has no valid host and port",
             "write http://host:8000, or http://[::1]:8000 for IPv6",
         ) from None
+
     if not host:
         raise TargetUnusable(
             "invalid_url", f"{_redact_url(url)} contains no host", "write http://host:8000"
         )
+
     return parts
 
 
@@ -389,12 +404,14 @@ def _port_of(parts: SplitResult) -> int:
     """
     if parts.port is None:
         return _default_port(_uses_tls(parts))
+
     if parts.port == 0:
         raise TargetUnusable(
             "invalid_url",
             "port 0 cannot be connected to",
             "use the port that the server listens on",
         )
+
     return parts.port
 
 
@@ -463,6 +480,7 @@ def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _P
     deployment_path = path
     if is_azure and deployment:
         deployment_path = _add_deployment(path, deployment, query)
+
     deployment_match = _AZURE_DEPLOYMENT.match(deployment_path)
     if deployment_match is not None:
         _require_api_version(query)
@@ -471,12 +489,15 @@ def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _P
             base=deployment_path,
             deployment=deployment_match["name"],
         )
+
     version_match = _API_VERSION.search(path)
     if version_match is not None:
         return _Prefixes(root=path[: version_match.start()], base=path, deployment="")
+
     if is_azure:
         azure_root = path.removesuffix("/openai")
         return _Prefixes(root=azure_root, base=f"{azure_root}/openai/v1", deployment="")
+
     return _Prefixes(root=path, base=f"{path}/v1", deployment="")
 
 
@@ -560,6 +581,7 @@ def header_secrets(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             secrets += (cookie.partition("=")[2].strip() for cookie in value.split(";"))
         elif _CREDENTIAL_NAME.search(name):
             secrets += _credential_parts(value)
+
     return tuple(secret for secret in secrets if secret)
 
 
@@ -589,6 +611,7 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
             quote(secret, safe=""),
             json_string[1:-1],  # without its quotes
         )
+
     unique_spellings = dict.fromkeys(spellings)
     return tuple(spelling for spelling in unique_spellings if spelling)
 
@@ -618,9 +641,11 @@ def parse_userinfo(netloc: str) -> UserInfo:
     userinfo, separator, _ = netloc.rpartition("@")
     if not separator or not userinfo:
         return UserInfo(authorization="", secrets=())
+
     user, _, password = userinfo.partition(":")
     user_and_password = f"{unquote(user)}:{unquote(password)}"
     token = base64.b64encode(user_and_password.encode()).decode()
+
     return UserInfo(
         authorization=f"Basic {token}",
         # A server may echo any of them.
@@ -645,10 +670,13 @@ def _redact_query(query: str) -> _RedactedQuery:
     for pair in query.split("&"):
         if not pair:
             continue
+
         name, equals, value = pair.partition("=")
         if name.lower() in _SHOWN_QUERY_NAMES:
             redacted_pairs.append(pair)
             continue
+
         redacted_pairs.append(f"{name}={HIDDEN}" if equals else HIDDEN)
         secrets.append(value if equals else name)
+
     return _RedactedQuery("&".join(redacted_pairs), tuple(secrets))

@@ -69,8 +69,10 @@ class TimerFd:
         """
         if not sys.platform.startswith("linux"):
             raise OSError("timerfd exists only on Linux")
+
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = _create_timerfd(libc)
+
         # ctypes sets the timer on every version of Python. os.timerfd_settime_ns of Python 3.13 is
         # as fast, but a single path is easier to test.
         self._settime = libc.timerfd_settime

@@ -46,9 +46,11 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
                 f"cannot use {self.cert or self.ca} for TLS: {error}",
                 "give PEM files",
             ) from None
+
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+
         context.set_alpn_protocols(["http/1.1"])
         return context
 
@@ -124,6 +126,7 @@ class TlsStream:
             return Decrypted(b"".join(plaintexts), has_ended=True)
         except ssl.SSLError as error:
             return Decrypted(b"".join(plaintexts), error=error)
+
         return Decrypted(b"".join(plaintexts), has_ended=True)
 
 

@@ -106,9 +106,11 @@ class UsageFields(msgspec.Struct, gc=False):
         prompt_tokens = self.prompt_tokens
         if prompt_tokens is msgspec.UNSET:
             prompt_tokens = self.input_tokens
+
         output_tokens = self.completion_tokens
         if output_tokens is msgspec.UNSET:
             output_tokens = self.output_tokens
+
         prompt_details = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
         output_details = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
         cached_tokens = _first_known(
@@ -117,9 +119,11 @@ class UsageFields(msgspec.Struct, gc=False):
             self.prompt_cache_hit_tokens,
             self.cached_tokens,
         )
+
         cache_written_tokens = prompt_details.cache_write_tokens
         if cache_written_tokens is None:
             cache_written_tokens = self.cache_creation_input_tokens
+
         usage = Usage(
             input=token_count(prompt_tokens),
             output=token_count(output_tokens),
@@ -217,12 +221,14 @@ def unknown_text_field(payload: bytes) -> str:
         event = _decode_any_delta(payload)
     except NOT_JSON:
         return ""
+
     for choice in event.choices or ():
         for name, raw_value in (choice.delta or {}).items():
             json_text = bytes(raw_value)
             has_text = json_text.startswith(b'"') and json_text != b'""'
             if has_text and name not in KNOWN_DELTA_FIELDS:
                 return name
+
     return ""
 
 
@@ -244,12 +250,15 @@ def error_text(body: bytes) -> str:
         value = decode_any(body)
     except NOT_JSON:
         return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
+
     error = value
     if isinstance(value, dict) and "error" in value:
         error = value["error"]
+
     message = _message_of(error)
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
+
     return message[:ERROR_TEXT_CHARS]
 
 

@@ -58,6 +58,7 @@ def _replace_half_surrogates(value: Any) -> Any:
         }
     if isinstance(value, list):
         return [_replace_half_surrogates(item) for item in value]
+
     return value
 
 
@@ -150,19 +151,23 @@ def _read_counts(usage: Any) -> UsageFields:
     """
     if not isinstance(usage, dict):
         return UsageFields()
+
     counts: dict[str, Any] = {}
     for name in UsageFields.__struct_fields__:
         if name not in usage:
             continue
+
         value = usage[name]
         is_object = name.endswith("_details")  # such as `prompt_tokens_details`
         if is_object:
             counts[name] = _read_details(value)
             continue
+
         counts[name] = token_count(value)
         is_invalid = value is not None and counts[name] is None
         if is_invalid and name in _OUTPUT_COUNTS:
             counts[name] = _INVALID_COUNT
+
     return UsageFields(**counts)
 
 

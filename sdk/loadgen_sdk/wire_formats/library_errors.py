@@ -44,6 +44,7 @@ def classify_library_error(error: Exception) -> Failure:
         return _classify_status(error, status)
     if is_api_error and not is_connection_error:
         return Failure("error_event", _error_event_text(error))
+
     return _classify_causes(error)
 
 
@@ -63,6 +64,7 @@ def _classify_status(error: Exception, status: int) -> Failure:
         return Failure("http_429", text, status)
     if status < 500:
         return Failure("http_4xx", text, status)
+
     return Failure("http_5xx", text, status)
 
 
@@ -89,12 +91,15 @@ def _classify_causes(error: Exception) -> Failure:
     text = str(original_cause) or str(error) or type(error).__name__
     if any("SSLError" in _class_names(cause) for cause in causes):
         return Failure("tls", text)
+
     cause_names = {type(cause).__name__ for cause in causes}
     if "RemoteProtocolError" in cause_names:
         return Failure(_protocol_failure_kind(causes), text)
+
     for kind, exception_names in _KINDS_BY_CAUSE:
         if not cause_names.isdisjoint(exception_names):
             return Failure(kind, text)
+
     return Failure("malformed", f"{type(error).__name__}: {text}")
 
 

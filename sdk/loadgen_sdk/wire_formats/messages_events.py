@@ -77,12 +77,15 @@ def _read_block_delta(event: dict[str, Any]) -> EventFields:
     delta = event.get("delta")
     if not isinstance(delta, dict):
         return EventFields()
+
     text_delta = _read_text_delta(delta)
     if text_delta is not None:
         return EventFields(choices=[ChoiceFields(delta=text_delta)])
+
     arguments = delta.get("partial_json")
     if arguments:
         return _tool_call_event(event.get("index"), {"function": {"arguments": arguments}})
+
     return EventFields()
 
 
@@ -173,14 +176,17 @@ def _read_complete_blocks(content: object) -> list[DeltaFields]:
     """
     if not isinstance(content, list):
         return []
+
     blocks = [block for block in content if isinstance(block, dict)]
     messages = [
         DeltaFields(reasoning=_joined_texts(blocks, "thinking")),
         DeltaFields(content=_joined_texts(blocks, "text")),
     ]
+
     tool_calls = [_convert_complete_tool_use(block) for block in blocks if _is_tool_use(block)]
     if tool_calls:
         messages.append(DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode(tool_calls))))
+
     return messages
 
 
@@ -208,12 +214,15 @@ def _read_usage(message: dict[str, Any]) -> UsageFields | None:
     usage = message.get("usage")
     if not isinstance(usage, dict):
         return None
+
     uncached = token_count(usage.get("input_tokens"))
     cached = token_count(usage.get("cache_read_input_tokens"))
     written = token_count(usage.get("cache_creation_input_tokens"))
+
     prompt_tokens = None
     if uncached is not None:
         prompt_tokens = uncached + (cached or 0) + (written or 0)
+
     return UsageFields(
         input_tokens=prompt_tokens,
         output_tokens=token_count(usage.get("output_tokens")),

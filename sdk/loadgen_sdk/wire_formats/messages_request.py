@@ -43,9 +43,11 @@ def build_messages_fields(request: Request, stream: bool, max_tokens: int | None
             "a prompt of token IDs cannot be sent to the messages API",
             "--api completions",
         )
+
     chat_messages = request.messages
     if chat_messages is None:
         chat_messages = [{"role": "user", "content": request.prompt}]
+
     fields: dict[str, Any] = {
         "max_tokens": DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         "messages": _convert_messages(chat_messages),
@@ -54,6 +56,7 @@ def build_messages_fields(request: Request, stream: bool, max_tokens: int | None
     system_texts = _system_texts(chat_messages)
     if system_texts:
         fields["system"] = "\n".join(system_texts)
+
     return fields
 
 
@@ -66,14 +69,18 @@ def convert_chat_fields(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = dict(extra_fields)
     fields.pop("max_completion_tokens", None)
+
     tools = fields.get("tools")
     if isinstance(tools, list):
         fields["tools"] = [_convert_tool(tool) for tool in tools]
+
     if fields.get("tool_choice") is not None:
         fields["tool_choice"] = _convert_tool_choice(fields["tool_choice"])
+
     stop = fields.pop("stop", None)
     if stop is not None:
         fields["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+
     return fields
 
 
@@ -98,14 +105,17 @@ def _convert_messages(chat_messages: list[dict[str, Any]]) -> list[dict[str, Any
     for chat_message in chat_messages:
         if chat_message.get("role") in _SYSTEM_ROLES:
             continue
+
         role, content = _convert_message(chat_message)
         has_blocks = isinstance(content, list)
+
         follows_same_role = bool(messages) and messages[-1]["role"] == role
         if has_blocks and follows_same_role:
             previous_blocks = _as_blocks(messages[-1]["content"])
             messages[-1]["content"] = [*previous_blocks, *content]
         else:
             messages.append({"role": role, "content": content})
+
     return messages
 
 
@@ -124,12 +134,15 @@ def _convert_message(message: Mapping[str, Any]) -> _Message:
             "content": content,
         }
         return _Message("user", [result])
+
     tool_calls = message.get("tool_calls")
     if isinstance(tool_calls, list) and tool_calls:
         calls = [_convert_tool_call(call) for call in tool_calls]
         return _Message(role, [*_convert_content(content), *calls])
+
     if isinstance(content, str):
         return _Message(role, content)
+
     return _Message(role, _convert_content(content))
 
 
@@ -156,9 +169,11 @@ def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
     """
     if part.get("type") != "image_url" or not part["image_url"]["url"]:
         return part
+
     url = part["image_url"]["url"]
     if not url.startswith("data:"):
         return {"type": "image", "source": {"type": "url", "url": url}}
+
     media_type, _, data = url.removeprefix("data:").partition(";base64,")
     return {
         "type": "image",
@@ -178,8 +193,10 @@ def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         tool_input = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:
         tool_input = None
+
     if not isinstance(tool_input, dict):
         tool_input = {"input": arguments}
+
     return {
         "type": "tool_use",
         "id": call.get("id"),
@@ -197,10 +214,12 @@ def _convert_tool(tool: Any) -> Any:
     """
     if not isinstance(tool, Mapping) or "function" not in tool:
         return tool
+
     function = tool["function"]
     converted = {"name": function.get("name")}
     if function.get("description"):
         converted["description"] = function["description"]
+
     converted["input_schema"] = function.get("parameters") or _EMPTY_SCHEMA
     return converted
 

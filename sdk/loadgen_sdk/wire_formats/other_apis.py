@@ -31,9 +31,11 @@ def convert_to_chat_event(
         return _complete_response(event, numbers=event.data)
     if event.results is not ABSENT:
         return _complete_response(event, numbers=event.results)
+
     may_be_other_api = event.output is not ABSENT or event.type != ""
     if not may_be_other_api:
         return None
+
     json_text = payload if isinstance(payload, bytes) else payload.data
     try:
         value = decode(json_text)
@@ -41,6 +43,7 @@ def convert_to_chat_event(
         # The decoder of `event` skips fields that it does not know without checking them. This one
         # checks every field.
         return None
+
     return read_other_api(value) if isinstance(value, dict) else None
 
 

@@ -195,15 +195,18 @@ def is_plain_text(text: bytes) -> bool:
     """
     if not text:
         return False
+
     special_bytes = text.translate(None, _BYTES_OF_PLAIN_TEXT)
     if special_bytes:
         return False
     if text.isascii():
         return True
+
     try:
         text.decode()
     except UnicodeDecodeError:
         return False
+
     return True
 
 
@@ -237,6 +240,7 @@ def count_leading_plain_events(
         else:
             break
         plain_items += 1
+
     return plain_items, plain_events
 
 

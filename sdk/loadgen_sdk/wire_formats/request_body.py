@@ -86,11 +86,13 @@ def encode_body(request: Request, body_format: BodyFormat) -> bytes:
     """
     user_patches = [patch for patch in (request.extra, body_format.extra_body) if patch]
     fields = {"model": body_format.model, **_build_api_fields(request, body_format, user_patches)}
+
     is_messages_api = body_format.api == "messages"
     for patch in user_patches:
         # Users name the fields as in OpenAI's chat API. Anthropic's has other names for some.
         api_patch = convert_chat_fields(patch) if is_messages_api else patch
         fields = merge_patch(fields, api_patch)
+
     return _encode_json(fields)
 
 
@@ -107,6 +109,7 @@ def _build_api_fields(
     """
     user_fields = {field: value for patch in patches for field, value in patch.items()}
     max_tokens = _output_limit(request, user_fields)
+
     profile = body_format.server_profile
     match body_format.api:
         case "messages":
@@ -168,11 +171,13 @@ class BodyEncoder:
             or request.extra
         ):
             return encode_body(request, self._body_format)
+
         output_length = (request.max_tokens, request.exact_output)
         template = self._templates.get(output_length)
         if template is None:
             self._make_template_if_frequent(request)
             return encode_body(request, self._body_format)
+
         return template.before + _encode_json(prompt) + template.after
 
     def _make_template_if_frequent(self, request: Request) -> None:
@@ -186,8 +191,10 @@ class BodyEncoder:
         if len(self._request_counts) >= _MAX_TEMPLATES:
             self._request_counts.clear()
             self._templates.clear()
+
         output_length = (request.max_tokens, request.exact_output)
         request_count = self._request_counts.get(output_length, 0) + 1
+
         self._request_counts[output_length] = request_count
         if request_count == 2:
             template = self._make_template(request)
@@ -212,6 +219,7 @@ class BodyEncoder:
                 return None
             before, after = body.split(json_prompt)
             templates.append(_BodyTemplate(before, after))
+
         first_template, second_template = templates
         return first_template if first_template == second_template else None
 
@@ -239,6 +247,7 @@ def with_timing_request(
     accepts_timing_request = server_profile.reports_timing_in_streams or not stream
     if accepts_timing_request:
         timing_fields = server_profile.timing_request_fields
+
     body_fields = merge_patch(timing_fields, extra_body)
     return TimingRequest(
         headers=(*server_profile.timing_request_headers, *headers),
@@ -264,6 +273,7 @@ def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> di
             merged[field] = merge_patch(old_value, new_value)
         else:
             merged[field] = new_value
+
     return merged
 
 
@@ -314,16 +324,20 @@ def _build_length_fields(
     """
     if max_tokens is None:
         return {}
+
     server_profile = body_format.server_profile
     fields: dict[str, Any] = {}
+
     user_sets_limit = not user_fields.keys().isdisjoint(OUTPUT_LIMIT_FIELDS)
     if not user_sets_limit:
         limit_field = server_profile.output_limit_field_for(body_format.api, body_format.model)
         fields[limit_field] = max_tokens
+
     is_length_forced = request.exact_output and "stop" not in user_fields
     if is_length_forced:
         for field in server_profile.length_fields:
             fields[field] = max_tokens if field == "min_tokens" else True
+
     return fields
 
 
@@ -341,14 +355,17 @@ def _build_responses_fields(
             "a prompt of token IDs cannot be sent to the responses API",
             "use --api completions",
         )
+
     fields: dict[str, Any] = {"input": request.prompt, "stream": stream}
     if request.messages is not None:
         fields["input"] = [
             message | {"content": _convert_responses_content(message.get("content"))}
             for message in request.messages
         ]
+
     if max_tokens is not None:
         fields["max_output_tokens"] = max_tokens
+
     return fields
 
 
@@ -407,6 +424,7 @@ def _messages_of(request: Request) -> list[dict[str, Any]]:
         return [{"role": "user", "content": request.prompt}]
     if request.prompt is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
+
     raise TargetUnusable(
         "unsupported",
         "a prompt of token IDs cannot be sent to the chat API",
@@ -428,10 +446,12 @@ def _prompt_of(request: Request, server_profile: ServerProfile) -> str | list[in
             f"{server_profile.title} does not accept token IDs as a prompt",
             "give the prompt as text",
         )
+
     if prompt is not None:
         return prompt
     if request.messages is None:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
+
     texts = [_text_of_content(message.get("content")) for message in request.messages]
     return "\n".join(text for text in texts if text)
 

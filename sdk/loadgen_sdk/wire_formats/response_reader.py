@@ -189,6 +189,7 @@ class ResponseReader(ResponseReaderState):
         """
         if events and self.first_event == NEVER:
             self.first_event = timestamp
+
         index = 0
         while index < len(events):
             plain_items = 0  # how many of the next items of the list are plain events
@@ -198,6 +199,7 @@ class ResponseReader(ResponseReaderState):
                 plain_items, plain_events = count_leading_plain_events(
                     events, index, before_text, after_text
                 )
+
             if plain_items:
                 self.count_plain_events(plain_events, timestamp, uncertainty)
                 index += plain_items
@@ -225,15 +227,19 @@ class ResponseReader(ResponseReaderState):
         """
         if not count:
             return
+
         gap = timestamp - self.last_token
         if gap > self.max_gap:
             self.max_gap = gap
             self.max_gap_uncertainty = uncertainty
+
         self.timeline.gaps.append(gap)
         self.timeline.timestamps.append(timestamp)
+
         if count > 1:
             events_without_gap = count - 1
             self.timeline.simultaneous_counts.append((timestamp, events_without_gap))
+
         self.output_events += count
         self.plain_events += count
         self.last_token = timestamp
@@ -251,10 +257,12 @@ class ResponseReader(ResponseReaderState):
         """
         previous_timestamps = [self.last_token, *timestamps]
         gaps = list(map(sub, timestamps, previous_timestamps))
+
         longest_gap = max(gaps)
         if longest_gap > self.max_gap:
             self.max_gap = longest_gap
             self.max_gap_uncertainty = 0
+
         self.timeline.gaps.extend(gaps)
         self.timeline.timestamps.extend(timestamps)
         self.output_events += len(timestamps)
@@ -283,12 +291,15 @@ class ResponseReader(ResponseReaderState):
         counts = self.usage_counts
         if counts is None:
             return False
+
         # The chat API names the number `completion_tokens`, and other APIs `output_tokens`.
         sent_number = counts.completion_tokens
         if sent_number is msgspec.UNSET:
             sent_number = counts.output_tokens
+
         if sent_number is None:
             return False
+
         usable_number = counts.output()  # None if the number that was sent is impossible
         return usable_number is None
 
@@ -323,16 +334,19 @@ class ResponseReader(ResponseReaderState):
         """
         if self.error:
             return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
+
         # If the end of the connection is the end of the body, a broken connection looks the same.
         # Only the finish reason in the last events of a stream tells that it is complete.
         is_stream_cut_off = ends_with_connection and is_stream and not self.finish_reason
         if not is_framing_complete or is_stream_cut_off:
             text = f"the body ended early, after {self.output_events} output events"
             return Failure("truncated", text)
+
         if self.parse_error:
             return Failure("malformed", self.parse_error[:ERROR_TEXT_CHARS])
         if self.first_event == NEVER:
             return Failure("empty", "the response has no event")
+
         return self._finish_failure()
 
     def _finish_failure(self) -> Failure | None:
@@ -379,6 +393,7 @@ class ResponseReader(ResponseReaderState):
                 decoded = decode_event(payload)
             except NOT_JSON:
                 decoded = None  # `_read_unusual_event` decodes it leniently.
+
         is_chat_event = decoded is not None and decoded.choices is not None
         event = decoded if is_chat_event else self._read_unusual_event(payload, decoded)
         if event is None:
@@ -387,12 +402,14 @@ class ResponseReader(ResponseReaderState):
         keeps_text = self.text_pieces is not None
         if keeps_text and not self.response_id:
             self.response_id = id_of(payload)
+
         if event.choices:
             has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
             needs_each_text = keeps_text or self.on_output is not None
             may_be_template = is_chat_event and has_output and not needs_each_text
             if may_be_template:
                 self._learn_template(event, payload)
+
         self._read_other_fields(event, payload)
 
     def _read_other_fields(self, event: EventFields, payload: bytes | NamedEvent) -> None:
@@ -406,10 +423,13 @@ class ResponseReader(ResponseReaderState):
         has_timing = (
             event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT
         )
+
         if event.usage is not None:
             self._read_usage(event.usage)
+
         if has_error:
             self._read_error(event, payload)
+
         if has_timing:
             self._read_timing(event)
 
@@ -435,12 +455,14 @@ class ResponseReader(ResponseReaderState):
         for choice in choices:
             if self._feed_choice(choice, timestamp):
                 has_output = True
+
         if has_output:
             self._count_output_event(timestamp, uncertainty)
             if self.on_output is not None:
                 _pass_on_texts(self.on_output, choices, timestamp)
         elif self.last_token == NEVER:
             self._count_unknown_output(payload)
+
         return has_output
 
     def _feed_choice(self, choice: ChoiceFields, timestamp: int) -> bool:
@@ -461,8 +483,10 @@ class ResponseReader(ResponseReaderState):
         output_kind = "answer" if text else _kind_of_output_without_text(choice, delta)
         if output_kind == "answer" and self.first_answer == NEVER:
             self.first_answer = timestamp
+
         if choice.finish_reason:
             self._record_finish(choice, choice.finish_reason, timestamp)
+
         return output_kind is not None
 
     def _keep_output(
@@ -484,12 +508,15 @@ class ResponseReader(ResponseReaderState):
             if delta is not None and delta.tool_calls is not ABSENT and is_set(delta.tool_calls):
                 self.tool_deltas.append(delta.tool_calls)
             return
+
         if delta is None:
             return
+
         reasoning = delta.reasoning_content or delta.reasoning
         if reasoning and self.reasoning_pieces is not None:
             self.reasoning_pieces.append(reasoning)
             return
+
         tool_calls = _tool_calls_of(delta)
         if tool_calls is not None:
             self.tool_deltas.append(tool_calls)
@@ -521,6 +548,7 @@ class ResponseReader(ResponseReaderState):
             if gap > self.max_gap:
                 self.max_gap = gap
                 self.max_gap_uncertainty = uncertainty
+
         self.timeline.timestamps.append(timestamp)
         self.output_events += 1
         self.last_token = timestamp
@@ -561,14 +589,17 @@ class ResponseReader(ResponseReaderState):
         """
         if not self._is_learning_worthwhile():
             return
+
         json_text = _json_of(payload)
         text = _sole_text(event)
         has_escapes_or_line_ends = b"\\" in json_text or b"\n" in json_text
         if not text or has_escapes_or_line_ends:
             return
+
         json_string = b'"%s"' % text.encode()
         if json_text.count(json_string) != 1:
             return
+
         before_string, after_string = json_text.split(json_string)
         self.template = (before_string + b'"', b'"' + after_string)
         self.learned_templates += 1
@@ -588,6 +619,7 @@ class ResponseReader(ResponseReaderState):
         )
         if not has_prompt_tokens and self.usage_counts is not None:
             counts = _with_prompt_counts(counts, self.usage_counts)
+
         output_tokens = counts.output()
         if output_tokens:
             self.usage_counts = counts
@@ -634,9 +666,11 @@ class ResponseReader(ResponseReaderState):
         """
         if isinstance(payload, NamedEvent) and self._read_named_event(payload):
             return None
+
         json_text = _json_of(payload).strip()
         if json_text == b"[DONE]":
             return None
+
         try:
             value = self._decode_leniently(json_text)
         except NOT_JSON:
@@ -644,8 +678,10 @@ class ResponseReader(ResponseReaderState):
             if not isinstance(payload, NamedEvent):
                 self._note_parse_error(json_text)
             return None
+
         if not isinstance(value, dict):
             return None
+
         event_of_other_api = read_other_api(value)
         return read_event(value) if event_of_other_api is None else event_of_other_api
 
@@ -688,8 +724,10 @@ class ResponseReader(ResponseReaderState):
         has_error_field = is_set(event.error) or is_set(event.message) or is_set(event.detail)
         if not has_error_field:
             return
+
         has_nonempty_error = bytes(event.error) not in EMPTY
         is_usual_event = bool(event.choices) or event.usage is not None
+
         is_error = has_nonempty_error or not is_usual_event
         if is_error and not self.error:
             self.error = error_text(_json_of(payload))
@@ -719,10 +757,13 @@ class ResponseReader(ResponseReaderState):
             value = decode_any(json_text)
         except NOT_JSON:
             return
+
         if value is None:
             return
+
         if self.server_timing is None:
             self.server_timing = {}
+
         self.server_timing[name] = value
 
 
@@ -745,12 +786,15 @@ def _kind_of_output_without_text(
     """
     if delta is None:
         return "answer" if choice.token_ids else None
+
     has_reasoning = bool(delta.reasoning_content or delta.reasoning)
     if has_reasoning:
         return "reasoning"
+
     has_tool_calls = _tool_calls_of(delta) is not None
     has_token_ids = bool(delta.token_ids or choice.token_ids)
     has_answer = has_tool_calls or bool(delta.refusal) or has_token_ids
+
     return "answer" if has_answer else None
 
 
@@ -774,12 +818,15 @@ def _sole_text(event: EventFields) -> str | None:
     """
     if event.choices is None or len(event.choices) != 1 or event.usage is not None:
         return None
+
     choice = event.choices[0]
     if choice.finish_reason or _has_error_or_timing(event):
         return None
+
     delta = choice.delta or choice.message
     if delta is None:
         return choice.text
+
     return delta.content or delta.reasoning_content or delta.reasoning
 
 

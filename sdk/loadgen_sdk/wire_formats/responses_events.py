@@ -50,12 +50,15 @@ def read_response_event(event: dict[str, Any]) -> EventFields:
     event_type = str(event.get("type"))
     if isinstance(delta, str) and event_type.endswith(".delta"):
         return EventFields(choices=[ChoiceFields(delta=_read_delta(event, event_type, delta))])
+
     is_whole_response = event.get("object") == "response"
     if is_whole_response:
         return _read_ended_response(event, was_output_streamed=False)
+
     response = event.get("response")
     if isinstance(response, dict):
         return _read_ended_response(response, was_output_streamed=True)
+
     return EventFields()
 
 
@@ -92,13 +95,16 @@ def _read_ended_response(response: dict[str, Any], *, was_output_streamed: bool)
     has_ended = status in _END_STATES
     if not has_ended:
         return EventFields()
+
     if status == "failed":
         error = response.get("error") or {"message": "the response failed"}
         return EventFields(error=msgspec.Raw(msgspec.json.encode(error)))
+
     output_items = [item for item in response.get("output") or () if isinstance(item, dict)]
     choice = ChoiceFields(finish_reason=_finish_reason(response, output_items))
     if not was_output_streamed:
         choice.message = _read_output(output_items)
+
     usage = response.get("usage")
     counts = read_counts(usage) if isinstance(usage, dict) else None
     return EventFields(choices=[choice], usage=counts)
@@ -119,8 +125,10 @@ def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str
     if status == "incomplete":
         reason = nested_value(response, "incomplete_details", "reason")
         return _FINISH_REASONS.get(reason, reason) if isinstance(reason, str) else status
+
     if status == "cancelled":
         return status
+
     has_calls = any(item.get("type") == "function_call" for item in items)
     return "tool_calls" if has_calls else "stop"
 
@@ -147,6 +155,7 @@ def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
     )
     if calls:
         message.tool_calls = msgspec.Raw(msgspec.json.encode(calls))
+
     return message
 
 
@@ -159,6 +168,7 @@ def _joined_texts(items: list[dict[str, Any]], item_type: str) -> str | None:
     for item in items:
         if item.get("type") == item_type:
             content_parts.extend(item.get("content") or ())
+
     texts = [
         str(content_part["text"])
         for content_part in content_parts

@@ -105,9 +105,11 @@ def parse_vllm(timing: Mapping[str, Any] | str) -> ServerTiming:
     """
     if isinstance(timing, str):
         return NO_SERVER_TIMING
+
     drafts = timing.get("speculative_decoding")
     if not isinstance(drafts, Mapping):
         drafts = {}
+
     return ServerTiming(
         queue_ns=_milliseconds_to_ns(timing.get("queue_time_ms")),
         prefill_ns=_milliseconds_to_ns(timing.get("time_to_first_token_ms")),
@@ -122,6 +124,7 @@ def parse_dynamo(timing: Mapping[str, Any] | str) -> ServerTiming:
     fields = timing.get("timing") if isinstance(timing, Mapping) else None
     if not isinstance(fields, Mapping):
         return NO_SERVER_TIMING
+
     ttft_ns = _milliseconds_to_ns(fields.get("ttft_ms"))
     total_ns = _milliseconds_to_ns(fields.get("total_time_ms"))
     return ServerTiming(
@@ -160,6 +163,7 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
     """
     if isinstance(timing, str):
         return NO_SERVER_TIMING
+
     # Timestamps
     arrival_ns = _seconds_to_ns(timing.get("request_sent_to_scheduler_ts"))
     first_token_ns = _seconds_to_ns(timing.get("prefill_finished_ts"))
@@ -168,12 +172,14 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
     # Durations
     queue_ns = _seconds_to_ns(timing.get("queue_time"))
     time_to_first_token_ns = _difference(first_token_ns, arrival_ns)
+
     prefill_ns = _difference(time_to_first_token_ns, queue_ns)
     if prefill_ns is None:  # an older version
         prefill_ns = _sum(
             _seconds_to_ns(timing.get("prefill_launch_delay")),
             _seconds_to_ns(timing.get("prefill_launch_latency")),
         )
+
     return ServerTiming(
         queue_ns=queue_ns,
         prefill_ns=prefill_ns,
@@ -197,6 +203,7 @@ def _read_durations(header: str) -> dict[str, int | None]:
             durations[name] = _milliseconds_to_ns(float(milliseconds))
         except ValueError:
             continue
+
     return durations
 
 

@@ -29,8 +29,10 @@ def parse_server_timing(timing: Mapping[str, Any]) -> ServerTiming:
         parse = find_timing_parser(format_name)
         if parse is not None:
             parsed.append(parse(value))
+
     if not parsed:
         return NO_SERVER_TIMING
+
     return parsed[0] if len(parsed) == 1 else _combine(parsed)
 
 
@@ -44,10 +46,12 @@ def find_timing_parser(format_name: str) -> TimingParser | None:
     for profile in SERVERS.builtin_rows:
         if format_name in profile.timing_parsers:
             return profile.timing_parsers[format_name]
+
     for profile in SERVERS.plugin_rows():
         if format_name in profile.timing_parsers:
             parse = profile.timing_parsers[format_name]
             return _PluginParser(SERVERS.guard(profile, parse, check_type(ServerTiming)))
+
     return None
 
 

@@ -79,15 +79,19 @@ class SseDecoder(DecoderState):
         """
         if self._is_single_event(data):
             return [data[len(_DATA_FIELD) : -len(_END_OF_EVENT)]]
+
         new_bytes = self._with_lf_line_ends(data)
         if not new_bytes:
             return []
+
         if self._unparsed and self._event_stays_incomplete(new_bytes):
             self._add_to_incomplete_event(new_bytes)
             return []
+
         unparsed = self._take_unparsed_bytes(new_bytes)
         if not self.has_started:
             return self._decode_start_of_body(unparsed)
+
         return self._decode_complete_blocks(unparsed)
 
     def _decode_start_of_body(self, body_start: bytes) -> list[bytes | NamedEvent]:
@@ -136,12 +140,15 @@ class SseDecoder(DecoderState):
         """
         if not data:
             return data
+
         if self._is_after_cr:
             self._is_after_cr = False
             data = data.removeprefix(b"\n")
+
         if b"\r" in data:
             self._is_after_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
         return data
 
     def _event_stays_incomplete(self, data: bytes) -> bool:
@@ -190,6 +197,7 @@ class SseDecoder(DecoderState):
         self._unparsed = incomplete_block
         if len(incomplete_block) > MAX_EVENT_BYTES:
             raise _event_too_large()
+
         events: list[bytes | NamedEvent] = []
         for block in complete_blocks:
             is_data_line = block.startswith(_DATA_FIELD) and b"\n" not in block
@@ -197,6 +205,7 @@ class SseDecoder(DecoderState):
                 events.append(block[len(_DATA_FIELD) :])
             else:
                 events += _parse_block(block)
+
         return events
 
 
@@ -212,6 +221,7 @@ def _parse_block(block: bytes) -> list[bytes | NamedEvent]:
     """
     name = b""
     error = b""
+
     data_lines: list[bytes] = []
     for line in block.split(b"\n"):
         field, _, value = line.partition(b":")
@@ -221,10 +231,13 @@ def _parse_block(block: bytes) -> list[bytes | NamedEvent]:
             name = value.removeprefix(b" ")
         elif field == b"error":
             error = value.removeprefix(b" ")
+
     events: list[bytes | NamedEvent] = []
     data = b"\n".join(data_lines)
     if data:
         events.append(data if name in _UNNAMED else NamedEvent(name, data))
+
     if error:
         events.append(NamedEvent(b"error", error))
+
     return events

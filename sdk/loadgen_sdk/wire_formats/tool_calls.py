@@ -24,6 +24,7 @@ def join_tool_calls(deltas: Sequence[msgspec.Raw]) -> tuple[dict[str, str], ...]
         for position, piece in enumerate(pieces):
             if isinstance(piece, dict):
                 _add_piece(calls_by_index, piece, position)
+
     return tuple(calls_by_index[index] for index in sorted(calls_by_index))
 
 
@@ -38,10 +39,12 @@ def _add_piece(
     index = piece.get("index")
     if not isinstance(index, int):
         index = position
+
     call = calls_by_index.setdefault(index, {"id": "", "name": "", "arguments": ""})
     function = piece.get("function")
     if not isinstance(function, dict):
         function = {}
+
     call["id"] = call["id"] or str(piece.get("id") or "")
     call["name"] = call["name"] or str(function.get("name") or "")
     call["arguments"] += str(function.get("arguments") or "")

@@ -46,10 +46,12 @@ def check_usage(usage: Usage, total: int | None = None) -> Usage:
     has_other_total = bool(total) and total != prompt_and_output
     if not has_details and not has_other_total:
         return usage  # The usual case: nothing could contradict anything else.
+
     usage = _with_reasoning_in_output(usage, total)
     contradiction = _input_contradiction(usage) or _output_contradiction(usage, total or 0)
     if not contradiction:
         return usage
+
     return msgspec.structs.replace(usage, contradiction=contradiction)
 
 
@@ -75,6 +77,7 @@ def _input_contradiction(usage: Usage) -> str:
     """
     if usage.input is None:
         return ""
+
     cached = usage.cached or 0
     written = usage.cache_written or 0
     if cached > usage.input:
@@ -83,6 +86,7 @@ def _input_contradiction(usage: Usage) -> str:
         return "more tokens written to the cache than prompt tokens"
     if cached + written > usage.input:
         return "more cached and written tokens than prompt tokens"
+
     return ""
 
 
