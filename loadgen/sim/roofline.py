@@ -136,10 +136,10 @@ def _saturation_rate_of_replica(
 ) -> float:
     """Return the highest rate, in sessions per second, that one replica can serve permanently.
 
-    At this rate, an iteration does as much work as arrives during it. That is the work of a
-    fraction of a session, because a session takes many iterations. The rate is this fraction
-    divided by the duration of the iteration. For example, 0.05 sessions per iteration of 20 ms are
-    2.5 sessions per second.
+    At this rate, the work that arrives during an iteration is the work that the iteration does. A
+    session takes many iterations, so this is the work of a fraction of a session. The rate is the
+    fraction divided by the duration of the iteration. For example, 0.05 sessions per iteration of
+    20 ms are 2.5 sessions per second.
 
     Args:
         mean_work: The mean work of a session.
@@ -148,11 +148,15 @@ def _saturation_rate_of_replica(
         max_iteration_ns: The time that an iteration may take.
     """
     sessions_per_iteration = _max_sessions_for_limits(mean_work, limits)
-    if _iteration_ns(sessions_per_iteration, mean_work, costs) > max_iteration_ns:
+    iteration_ns = _iteration_ns(sessions_per_iteration, mean_work, costs)
+
+    # An iteration that does so much work may take too long. Then it has to do less.
+    if iteration_ns > max_iteration_ns:
         sessions_per_iteration = _max_sessions_for_duration(
             max_iteration_ns, sessions_per_iteration, mean_work, costs
         )
-    iteration_ns = _iteration_ns(sessions_per_iteration, mean_work, costs)
+        iteration_ns = _iteration_ns(sessions_per_iteration, mean_work, costs)
+
     return sessions_per_iteration * NS_PER_S / iteration_ns
 
 
@@ -308,9 +312,10 @@ class _TimedTask:
         end_ns = 0.0
         for turn, work in enumerate(self._work_of_turn):
             prefill_ns = self._costs.token_ns * work.computed_tokens
-            # One iteration more than tokens: a request first waits for the end of the current one.
-            decode_ns = (work.generated_tokens + 1) * iteration_ns
-            end_ns = starts_ns[turn] + self._session.pauses_ns[turn] + prefill_ns + decode_ns
+            # A request first waits for the end of the current iteration.
+            iterations = 1 + work.generated_tokens
+            pause_ns = self._session.pauses_ns[turn]
+            end_ns = starts_ns[turn] + pause_ns + prefill_ns + iterations * iteration_ns
             for successor in self._session.successors[turn]:
                 starts_ns[successor] = max(starts_ns[successor], end_ns)
 

@@ -198,25 +198,27 @@ def _plan_run(
 ) -> tuple[Plan, RunManifest]:
     """Return the plan of a run, and its manifest: the description of the run, before its start.
 
-    The plan is made as for a run over HTTP, which first probes its target. There is nothing to
-    probe here, so the result of the probe is derived from the preset.
+    The plan is created as for a run over HTTP, which first sends a request (a probe) to its target.
+    There is nothing to probe here, so the result of the probe is derived from the preset.
 
     Raises:
         CombinedError: The plan has errors, so the run is not possible.
     """
     settings = msgspec.structs.replace(settings, workers=1)  # a simulation is one process
+
+    # Virtual users start one after the other, within about the time of a response.
+    response_time = ResponseTime(preset.response_ns, "preset")
     context = PreparationContext(
         folder=run_dir,
         simulated=True,
         known=describe_target(settings),
-        # From the time of a response, the plan decides how virtual users start one after the other.
-        response_time=ResponseTime(preset.response_ns, "preset"),
+        response_time=response_time,
     )
     probe_results = (_create_probe_result(preset, settings),)
     plan, starts_of_virtual_users = prepare_plan(workload, settings, probe_results, context)
     check_plan(plan, is_local=True)
-    run_manifest = create_manifest(plan, workload, starts_of_virtual_users)
 
+    run_manifest = create_manifest(plan, workload, starts_of_virtual_users)
     return plan, _describe_target_in_manifest(run_manifest, preset, settings)
 
 

@@ -707,8 +707,12 @@ class Replica:
         """Admit the first waiting request, and return it. Return None if there is none to admit.
 
         The first request goes on waiting if the batch is full, if it is not due yet, if its prompt
-        exceeds the budget and cannot be prefilled in parts, or if too few blocks are free. No later
-        request overtakes it.
+        exceeds the budget and cannot be prefilled in parts, or if too few blocks are free. Then no
+        later request is admitted before it.
+
+        Args:
+            budget: How many prompt tokens the iteration may still prefill.
+            now_ns: When the iteration begins.
         """
         limits = self._limits
         if not self._waiting or self.active_count >= limits.max_batch_size:
@@ -758,8 +762,8 @@ class Replica:
     def _take_blocks_to_admit(self, shared_blocks: Sequence[Hashable], private_count: int) -> None:
         """Count the blocks of an admitted request as used, and evict blocks to make room for them.
 
-        The eviction comes last. It removes only unused blocks, so it spares the shared ones. The
-        unused blocks that remain fit into the memory that is still free.
+        Unused blocks stay in the cache as long as there is free memory for them. The shared blocks
+        of the request have to be counted as used before the eviction, so that it spares them.
         """
         self._shared.use(shared_blocks)
         self._private_block_count += private_count
@@ -869,8 +873,9 @@ class Replica:
     def _take_decoding_blocks(self) -> None:
         """Take the new cache blocks that decoding requests need in this iteration.
 
-        If too few blocks are free, the newest requests are paused until the rest have enough. Each
-        pause frees the blocks of one request, and may also lower the number of blocks needed.
+        If too few blocks are free, the newest requests are paused, one after the other, until the
+        blocks suffice for the others. A pause frees the blocks of a request, which may also have
+        needed a new one.
         """
         needed_count = self._block_demand.count_blocks(self.iteration)
         while needed_count > self._count_free_blocks():
