@@ -220,6 +220,7 @@ static int append_time(TimeArray *array, int64_t value)
             return -1;
         array->values = values;
     }
+
     array->values[array->count++] = value;
     return 0;
 }
@@ -235,6 +236,7 @@ static int append_request(RequestArray *array, Request *request)
             return -1;
         array->items = items;
     }
+
     array->items[array->count++] = request;
     return 0;
 }
@@ -270,10 +272,12 @@ static void push_back(RequestQueue *queue, Request *request)
 {
     request->previous = queue->tail;
     request->next = NULL;
+
     if (queue->tail != NULL)
         queue->tail->next = request;
     else
         queue->head = request;
+
     queue->tail = request;
     queue->count++;
 }
@@ -283,10 +287,12 @@ static void push_front(RequestQueue *queue, Request *request)
 {
     request->previous = NULL;
     request->next = queue->head;
+
     if (queue->head != NULL)
         queue->head->previous = request;
     else
         queue->tail = request;
+
     queue->head = request;
     queue->count++;
 }
@@ -298,10 +304,12 @@ static void unlink_request(RequestQueue *queue, Request *request)
         request->previous->next = request->next;
     else
         queue->head = request->next;
+
     if (request->next != NULL)
         request->next->previous = request->previous;
     else
         queue->tail = request->previous;
+
     request->previous = NULL;
     request->next = NULL;
     queue->count--;
@@ -331,10 +339,12 @@ static void add_to_bucket(Replica *self, Request *request)
     RequestQueue *bucket = get_bucket(self, request->last_iteration);
     request->bucket_previous = bucket->tail;
     request->bucket_next = NULL;
+
     if (bucket->tail != NULL)
         bucket->tail->bucket_next = request;
     else
         bucket->head = request;
+
     bucket->tail = request;
 }
 
@@ -346,10 +356,12 @@ static void remove_from_bucket(Replica *self, Request *request)
         request->bucket_previous->bucket_next = request->bucket_next;
     else
         bucket->head = request->bucket_next;
+
     if (request->bucket_next != NULL)
         request->bucket_next->bucket_previous = request->bucket_previous;
     else
         bucket->tail = request->bucket_previous;
+
     request->bucket_previous = NULL;
     request->bucket_next = NULL;
 }
@@ -386,13 +398,16 @@ static int get_small_int(PyObject *object, int64_t *number)
 static int convert_block_hash(PyObject *object, BlockHash *block_hash)
 {
     int64_t number;
+
     if (get_small_int(object, &number)) {
         *block_hash = (BlockHash){.value = number, .object = NULL};
         return 0;
     }
+
     Py_hash_t python_hash = PyObject_Hash(object);
     if (python_hash == BLOCK_HASH_ERROR)
         return -1;
+
     *block_hash = (BlockHash){.value = python_hash, .object = Py_NewRef(object)};
     return 0;
 }
@@ -409,21 +424,26 @@ static int set_block_hashes(Request *self, PyObject *blocks)
         return -1;
     if (count == 0)
         return 0;
+
     self->block_hashes = PyMem_Calloc(count, sizeof(BlockHash));
     if (self->block_hashes == NULL) {
         PyErr_NoMemory();
         return -1;
     }
+
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *object = PySequence_GetItem(blocks, i);
         if (object == NULL)
             return -1;
+
         int result = convert_block_hash(object, &self->block_hashes[i]);
         Py_DECREF(object);
         if (result < 0)
             return -1;
+
         self->block_count = i + 1;
     }
+
     return 0;
 }
 
@@ -472,6 +492,7 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 {
     PyObject *key, *due_object, *input_object, *output_object, *blocks = NULL;
     int64_t due_ns, input_tokens, output_tokens;
+
     if (!PyArg_UnpackTuple(args, "SimRequest", 4, 5, &key, &due_object, &input_object,
                            &output_object, &blocks))
         return NULL;
@@ -485,11 +506,13 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     Request *self = allocate_request();
     if (self == NULL)
         return NULL;
+
     init_request(self, key, due_ns, input_tokens, output_tokens);
     if (blocks != NULL && set_block_hashes(self, blocks) < 0) {
         Py_DECREF(OBJECT(self));
         return NULL;
     }
+
     return OBJECT(self);
 }
 
@@ -542,8 +565,10 @@ static int write_request_row(PyObject *object, int64_t *row)
 {
     Request *request = check_request(object);
     int64_t key;
+
     if (request == NULL || convert_int64(request->key, &key) < 0)
         return -1;
+
     int64_t fields[PACKED_FIELDS] = {
         key,
         request->due_ns,
@@ -570,15 +595,18 @@ static int write_request_rows(PyObject *requests, Py_buffer *buffer)
     Py_ssize_t count = PyList_Size(requests);
     if (count < 0)
         return -1;
+
     Py_ssize_t row_size = PACKED_FIELDS * (Py_ssize_t)sizeof(int64_t);
     if (buffer->len != count * row_size) {
         PyErr_SetString(PyExc_ValueError, "the array does not have the size of the requests");
         return -1;
     }
+
     int64_t *rows = buffer->buf;
     for (Py_ssize_t i = 0; i < count; i++)
         if (write_request_row(PyList_GetItem(requests, i), rows + i * PACKED_FIELDS) < 0)
             return -1;
+
     return 0;
 }
 
@@ -591,14 +619,17 @@ static PyObject *request_pack(PyObject *unused, PyObject *args)
 {
     PyObject *requests, *rows;
     Py_buffer buffer;
+
     if (!PyArg_UnpackTuple(args, "pack", 2, 2, &requests, &rows))
         return NULL;
     if (PyObject_GetBuffer(rows, &buffer, PyBUF_WRITABLE) < 0)
         return NULL;
+
     int result = write_request_rows(requests, &buffer);
     PyBuffer_Release(&buffer);
     if (result < 0)
         return NULL;
+
     Py_RETURN_NONE;
 }
 
@@ -718,11 +749,13 @@ static int compare_hashes(const BlockHash *first, const BlockHash *second)
 {
     if (first->value != second->value)
         return DIFFERENT;
+
     int is_same_object = first->object == second->object; /* also if both are numbers */
     if (is_same_object)
         return EQUAL;
     if (first->object == NULL || second->object == NULL)
         return DIFFERENT;
+
     return PyObject_RichCompareBool(first->object, second->object, Py_EQ);
 }
 
@@ -736,6 +769,7 @@ static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
     if (table->slots == NULL)
         return NOT_FOUND;
+
     uint32_t mixed_hash = mix_hash(block_hash->value);
     int64_t slot = home_slot(table, mixed_hash);
     while (table->slots[slot] != EMPTY_SLOT) {
@@ -748,8 +782,10 @@ static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
             if (result == EQUAL)
                 return index;
         }
+
         slot = next_slot(table, slot);
     }
+
     return NOT_FOUND;
 }
 
@@ -774,11 +810,14 @@ static int double_slots(BlockTable *table)
         PyErr_NoMemory();
         return -1;
     }
+
     table->slots = slots;
     table->slots_mask = count - 1;
+
     for (int64_t i = 0; i < old_count; i++)
         if (old_slots[i])
             insert_slot(table, old_slots[i]);
+
     PyMem_Free(old_slots);
     return 0;
 }
@@ -823,6 +862,7 @@ static void remove_slot(BlockTable *table, int64_t block_index)
         }
         slot = next_slot(table, slot);
     }
+
     table->slots[hole] = EMPTY_SLOT;
 }
 
@@ -834,10 +874,12 @@ static void remove_from_unused(BlockTable *table, int64_t index)
         table->blocks[block->older].newer = block->newer;
     else
         table->oldest = block->newer;
+
     if (block->newer != NO_BLOCK)
         table->blocks[block->newer].older = block->older;
     else
         table->newest = block->older;
+
     table->unused_count--;
 }
 
@@ -847,10 +889,12 @@ static void add_to_unused(BlockTable *table, int64_t index)
     Block *block = &table->blocks[index];
     block->older = table->newest;
     block->newer = NO_BLOCK;
+
     if (table->newest != NO_BLOCK)
         table->blocks[table->newest].newer = index;
     else
         table->oldest = index;
+
     table->newest = index;
     table->unused_count++;
 }
@@ -875,12 +919,15 @@ static int double_blocks(BlockTable *table)
         PyErr_NoMemory();
         return -1;
     }
+
     table->blocks = blocks;
     table->capacity = capacity;
+
     for (int64_t index = capacity - 1; index >= old_capacity; index--) {
         blocks[index] = (Block){0};
         push_free_entry(table, index);
     }
+
     return 0;
 }
 
@@ -912,14 +959,17 @@ static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
 {
     if (reserve_slot(table) < 0)
         return NO_BLOCK;
+
     int64_t index = pop_free_entry(table);
     if (index == NO_BLOCK)
         return NO_BLOCK;
+
     table->blocks[index] =
         (Block){.hash = *block_hash, .user_count = 1, .older = NO_BLOCK, .newer = NO_BLOCK};
     Py_XINCREF(block_hash->object);
     insert_slot(table, make_slot_entry(block_hash, index));
     table->used_count++;
+
     return index;
 }
 
@@ -986,6 +1036,7 @@ static int append_shared_block(Request *request, int64_t index)
             return -1;
         request->shared_blocks = blocks;
     }
+
     request->shared_blocks[request->shared_count++] = index;
     return 0;
 }
@@ -1000,6 +1051,7 @@ static int match_cached_prefix(Replica *self, Request *request)
     request->shared_count = 0;
     if (!self->block_reuse)
         return 0;
+
     int64_t reusable_blocks = floor_divide(request->prefill_tokens - 1, self->tokens_per_block);
     reusable_blocks = minimum(reusable_blocks, request->block_count);
     for (int64_t i = 0; i < reusable_blocks; i++) {
@@ -1010,6 +1062,7 @@ static int match_cached_prefix(Replica *self, Request *request)
         if (index == SEARCH_FAILED || append_shared_block(request, index) < 0)
             return -1;
     }
+
     return 0;
 }
 
@@ -1030,6 +1083,7 @@ static void record_cache_hits(Replica *self, Request *request)
     int is_first_admission = request->cached_tokens < 0;
     if (!is_first_admission)
         return;
+
     request->cached_tokens = request->shared_count * self->tokens_per_block;
     if (self->block_reuse) {
         self->cache_hits += request->shared_count;
@@ -1068,18 +1122,22 @@ static int allocate_blocks(Replica *self, Request *request)
 {
     if (match_cached_prefix(self, request) < 0)
         return ALLOCATION_FAILED;
+
     int64_t private_count = count_blocks_to_admit(self, request) - request->shared_count;
+
     /* Shared blocks without users are free now, but not once this request uses them. */
     int64_t needed_count = private_count + count_unused_blocks(self, request);
     if (needed_count > count_free_blocks(self)) {
         request->shared_count = 0; /* a later attempt searches the cache again */
         return TOO_FEW_FREE_BLOCKS;
     }
+
     take_blocks_to_admit(self, request, private_count);
     int64_t cached_tokens = request->shared_count * self->tokens_per_block;
     request->private_block_count = private_count;
     request->prefill_tokens_left = request->prefill_tokens - cached_tokens;
     record_cache_hits(self, request);
+
     return ALLOCATED;
 }
 
@@ -1092,9 +1150,11 @@ static int share_block(Replica *self, Request *request, const BlockHash *block_h
         return -1;
     if (existing_block != NOT_FOUND)
         return 0;
+
     int64_t new_block = add_block(&self->block_table, block_hash);
     if (new_block == NO_BLOCK || append_shared_block(request, new_block) < 0)
         return -1;
+
     request->private_block_count--;
     self->private_block_count--;
     return 1;
@@ -1120,6 +1180,7 @@ static int share_prompt_blocks(Replica *self, Request *request)
         if (!is_shared)
             break;
     }
+
     return 0;
 }
 
@@ -1266,12 +1327,14 @@ static int64_t count_generated_tokens(const Replica *self, const Request *reques
     int64_t tokens_before_admission = request->output_tokens - request->remaining_output_tokens;
     if (!has_decoded(request))
         return tokens_before_admission;
+
     int64_t newest_token_iteration = find_newest_token_iteration(self, request);
     int64_t tokens_since_admission = newest_token_iteration - request->resumed_iteration + 1;
 
     /* The number can only be negative for a request for less than one output token. */
     if (tokens_since_admission < 0)
         return tokens_before_admission;
+
     return tokens_before_admission + tokens_since_admission;
 }
 
@@ -1328,16 +1391,19 @@ static int pause_newest_request(Replica *self)
      * decoding ones. */
     Request *request = self->partly_prefilled;
     int result;
+
     if (request != NULL) {
         result = pause_prefill(self, request);
     } else {
         request = self->decoding_queue.tail;
         result = pause_decoding(self, request);
     }
+
     request->prefill_tokens_left = request->prefill_tokens;
     request->state = WAITING;
     push_front(&self->waiting_queue, request); /* it takes over the reference of the batch */
     self->pause_count++;
+
     return result;
 }
 
@@ -1349,9 +1415,11 @@ static int clear_pauses(Replica *self)
 {
     if (PyList_Size(self->recent_pauses) == 0)
         return 0;
+
     PyObject *empty_list = PyList_New(0);
     if (empty_list == NULL)
         return -1;
+
     Py_DECREF(self->recent_pauses);
     self->recent_pauses = empty_list;
     return 0;
@@ -1366,6 +1434,7 @@ static int take_decoding_blocks(Replica *self)
 {
     if (self->reserves_output_blocks)
         return 0; /* all blocks are taken at admission */
+
     int has_paused = 0;
     int64_t needed_count = count_demanded_blocks(self, self->iteration);
     while (needed_count > count_free_blocks(self)) {
@@ -1374,12 +1443,14 @@ static int take_decoding_blocks(Replica *self)
         has_paused = 1;
         needed_count = count_demanded_blocks(self, self->iteration);
     }
+
     if (has_paused) {
         /* A block that no request uses counts as free, although it stays in the cache. The new
          * blocks take the place of some of these. The others may stay, as far as there is room. */
         int64_t room_for_unused_blocks = count_free_blocks(self) - needed_count;
         evict_blocks(&self->block_table, room_for_unused_blocks);
     }
+
     self->private_block_count += needed_count;
     return 0;
 }
@@ -1408,17 +1479,21 @@ static int admit_first_waiting(Replica *self, int64_t budget, int64_t now_ns, Re
     *admitted = NULL;
     if (!can_admit_first_waiting(self, budget, now_ns))
         return 0;
+
     Request *request = self->waiting_queue.head;
     int result = allocate_blocks(self, request);
     if (result == ALLOCATION_FAILED)
         return -1;
     if (result == TOO_FEW_FREE_BLOCKS)
         return 0;
+
     unlink_request(&self->waiting_queue, request);
     request->state = PREFILLING;
     self->active_count++;
+
     if (request->admitted_ns < 0)
         request->admitted_ns = now_ns;
+
     *admitted = request;
     return 0;
 }
@@ -1451,9 +1526,11 @@ static int64_t prefill_chunk(Replica *self, Request *request, IterationWork *wor
         self->partly_prefilled = request;
         return chunk_tokens;
     }
+
     self->partly_prefilled = NULL;
     if (append_request(&self->finishing_prefill, request) < 0)
         return -1;
+
     return chunk_tokens;
 }
 
@@ -1470,11 +1547,14 @@ static int schedule_prefill(Replica *self, IterationWork *work, int64_t budget, 
             return -1;
         if (request == NULL)
             return 0;
+
         int64_t chunk_tokens = prefill_chunk(self, request, work, budget);
         if (chunk_tokens < 0)
             return -1;
+
         budget -= chunk_tokens;
     }
+
     return 0;
 }
 
@@ -1504,12 +1584,14 @@ static int64_t iteration_duration_ns(const Replica *self, const IterationWork *w
 static int schedule_work(Replica *self, int64_t now_ns, IterationWork *work)
 {
     *work = (IterationWork){.decoding_count = self->decoding_count};
+
     /* Decoding requests read their whole cache, and the token that is computed now. */
     work->tokens_read = self->kv_tokens + self->decoding_count;
     work->attended_tokens = (double)work->tokens_read;
     int has_paused = PyList_Size(self->recent_pauses) > 0;
     if (has_paused)
         return 0;
+
     int64_t prompt_budget = self->max_num_tokens - self->decoding_count;
     return schedule_prefill(self, work, prompt_budget, now_ns);
 }
@@ -1523,23 +1605,27 @@ static int schedule_work(Replica *self, int64_t now_ns, IterationWork *work)
 static int begin_iteration(Replica *self, int64_t now_ns)
 {
     IterationWork work;
+
     if (clear_pauses(self) < 0)
         return -1;
     if (take_decoding_blocks(self) < 0)
         return -1;
     if (schedule_work(self, now_ns, &work) < 0)
         return -1;
+
     int has_work = work.decoding_count > 0 || work.context_tokens > 0;
     if (!has_work) {
         self->end_ns = NEVER;
         return 0;
     }
+
     self->context_tokens = work.context_tokens;
     self->context_requests = work.context_requests;
     self->end_ns = now_ns + iteration_duration_ns(self, &work);
     self->is_computing = 1;
     if (append_time(&self->end_times, self->end_ns) < 0)
         return -1;
+
     return 1;
 }
 
@@ -1567,6 +1653,7 @@ static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
         if (move_to_done(request, done) < 0)
             return -1;
     }
+
     return 0;
 }
 
@@ -1611,14 +1698,17 @@ static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObj
         Py_DECREF(OBJECT(request));
         return -1;
     }
+
     int needs_more_tokens = request->remaining_output_tokens > 1;
     if (needs_more_tokens) {
         start_decoding(self, request);
         return 0;
     }
+
     release_blocks(self, request, request->private_block_count);
     self->active_count--;
     request->state = DONE;
+
     return move_to_done(request, done);
 }
 
@@ -1643,6 +1733,7 @@ static int end_prefills(Replica *self, int64_t iteration, PyObject *done)
         if (end_prefill(self, request, iteration, done) < 0)
             return -1;
     }
+
     return 0;
 }
 
@@ -1657,12 +1748,14 @@ static int end_iteration(Replica *self, PyObject *done)
     int64_t finished_iteration = self->iteration;
     self->iteration++;
     self->is_computing = 0;
+
     /* Each decoding request has got a token. To compute it, the token before it was stored in the
      * cache. The requests that are done count here, too, and are removed next. */
     self->kv_tokens += self->decoding_count;
     self->decoded_tokens += self->decoding_count;
     if (remove_finished(self, finished_iteration, done) < 0)
         return -1;
+
     return end_prefills(self, finished_iteration, done);
 }
 
@@ -1680,6 +1773,7 @@ static int is_uneventful(Replica *self)
         return 0; /* a request gets its last token */
     if (self->reserves_output_blocks)
         return 1; /* no request is ever paused */
+
     return count_demanded_blocks(self, self->iteration + 1) <= count_free_blocks(self);
 }
 
@@ -1695,6 +1789,7 @@ static int remove_waiting_request(Replica *self, Request *request)
         PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
         return -1;
     }
+
     unlink_request(&self->waiting_queue, request);
     return 0;
 }
@@ -1722,6 +1817,7 @@ static int remove_prefilling_request(Replica *self, Request *request)
         }
         remove_at(&self->finishing_prefill, index);
     }
+
     release_blocks(self, request, request->private_block_count);
     self->active_count--;
     return 0;
@@ -1750,6 +1846,7 @@ static int cancel_request(Replica *self, Request *request)
     }
     if (result < 0)
         return -1;
+
     request->state = DONE;
     Py_DECREF(OBJECT(request));
     return 0;
@@ -1818,10 +1915,12 @@ static int read_limits(Replica *self, PyObject *limits)
         read_bool(limits, "reserves_output_blocks", &self->reserves_output_blocks) < 0 ||
         read_bool(limits, "block_reuse", &self->block_reuse) < 0)
         return -1;
+
     if (self->tokens_per_block < 1 || self->max_seq_len < 1 || self->max_seq_len > MAX_SEQ_LEN) {
         PyErr_SetString(PyExc_ValueError, "tokens_per_block and max_seq_len must be positive");
         return -1;
     }
+
     return 0;
 }
 
@@ -1839,6 +1938,7 @@ static int create_buckets(Replica *self)
     int64_t bucket_count = 1;
     while (bucket_count < min_bucket_count)
         bucket_count *= 2;
+
     self->bucket_mask = bucket_count - 1;
     self->buckets = PyMem_Calloc(bucket_count, sizeof(RequestQueue));
     return self->buckets == NULL ? -1 : 0;
@@ -1855,6 +1955,7 @@ static int create_arrays(Replica *self)
         PyErr_NoMemory();
         return -1;
     }
+
     return 0;
 }
 
@@ -1864,8 +1965,10 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"costs", "limits", NULL};
     PyObject *costs, *limits;
+
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO", names, &costs, &limits))
         return -1;
+
     int is_second_call = self->recent_pauses != NULL;
     if (is_second_call) {
         PyErr_SetString(PyExc_TypeError, "a replica is made once");
@@ -1873,10 +1976,12 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
     }
     if (read_costs(self, costs) < 0 || read_limits(self, limits) < 0)
         return -1;
+
     self->block_table.first_free = NO_BLOCK;
     self->block_table.oldest = NO_BLOCK;
     self->block_table.newest = NO_BLOCK;
     self->end_ns = NEVER;
+
     return create_arrays(self);
 }
 
@@ -1903,16 +2008,22 @@ static int replica_traverse(Replica *self, visitproc visit, void *arg)
     int result = visit_queue(&self->waiting_queue, visit, arg);
     if (result == 0)
         result = visit_queue(&self->decoding_queue, visit, arg);
+
     if (result == 0)
         result = visit_array(&self->finishing_prefill, visit, arg);
+
     if (result == 0)
         result = visit_array(&self->first_token_requests, visit, arg);
+
     if (result != 0)
         return result;
+
     Py_VISIT(self->partly_prefilled);
     Py_VISIT(self->recent_pauses);
+
     for (int64_t i = 0; i < self->block_table.capacity; i++)
         Py_VISIT(self->block_table.blocks[i].hash.object);
+
     return 0;
 }
 
@@ -1925,8 +2036,10 @@ static int replica_clear(Replica *self)
     clear_requests(&self->first_token_requests);
     Py_CLEAR(self->partly_prefilled);
     Py_CLEAR(self->recent_pauses);
+
     for (int64_t i = 0; i < self->block_table.capacity; i++)
         Py_CLEAR(self->block_table.blocks[i].hash.object);
+
     return 0;
 }
 
@@ -1965,11 +2078,13 @@ static PyObject *replica_submit(Replica *self, PyObject *object)
     Request *request = check_request(object);
     if (request == NULL)
         return NULL;
+
     int64_t max_output_tokens = self->max_seq_len - request->input_tokens;
     if (request->output_tokens > max_output_tokens) {
         request->output_tokens = max_output_tokens;
         request->remaining_output_tokens = max_output_tokens;
     }
+
     Py_INCREF(object);
     push_back(&self->waiting_queue, request);
     Py_RETURN_NONE;
@@ -2006,11 +2121,13 @@ static Replica **get_replicas(PyObject *list, Py_ssize_t *count)
             PyErr_SetString(PyExc_ValueError, "no replicas");
         return NULL;
     }
+
     Replica **replicas = PyMem_Malloc(*count * sizeof(Replica *));
     if (replicas == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
+
     for (Py_ssize_t i = 0; i < *count; i++) {
         PyObject *item = PyList_GetItem(list, i);
         if (!PyObject_TypeCheck(item, replica_type)) {
@@ -2020,6 +2137,7 @@ static Replica **get_replicas(PyObject *list, Py_ssize_t *count)
         }
         replicas[i] = (Replica *)item;
     }
+
     return replicas;
 }
 
@@ -2060,20 +2178,24 @@ static PyObject *replica_advance_to_next_event(PyObject *unused, PyObject *args)
 {
     PyObject *replica_list, *before;
     int64_t before_ns;
+
     if (!PyArg_UnpackTuple(args, "advance_to_next_event", 2, 2, &replica_list, &before))
         return NULL;
     if (convert_int64(before, &before_ns) < 0)
         return NULL;
+
     Py_ssize_t count;
     Replica **replicas = get_replicas(replica_list, &count);
     if (replicas == NULL)
         return NULL;
+
     PyObject *result = NULL;
     Py_ssize_t index = skip_uneventful_iterations(replicas, count, before_ns);
     if (index >= 0) {
         /* The format is a tuple of a long long and a Py_ssize_t. */
         result = Py_BuildValue("(Ln)", (long long)replicas[index]->end_ns, index);
     }
+
     PyMem_Free(replicas);
     return result;
 }
@@ -2126,6 +2248,7 @@ static PyObject *replica_iteration_end_ns(Replica *self, PyObject *object)
         PyErr_SetString(PyExc_IndexError, "no such iteration");
         return NULL;
     }
+
     return PyLong_FromLongLong(self->end_times.values[iteration]);
 }
 
@@ -2143,10 +2266,12 @@ static PyObject *replica_iteration_ends_ns(Replica *self, void *unused)
     PyObject *module = PyImport_ImportModule("array");
     if (module == NULL)
         return NULL;
+
     const char *data = self->end_times.count ? (const char *)self->end_times.values : "";
     Py_ssize_t size = self->end_times.count * (Py_ssize_t)sizeof(int64_t);
     PyObject *array = PyObject_CallMethod(module, "array", "sy#", "q", data, size);
     Py_DECREF(module);
+
     return array;
 }
 
@@ -2238,9 +2363,11 @@ static int add_module_contents(PyObject *module, PyObject *request_class, PyObje
         return -1;
     if (PyModule_AddObjectRef(module, "Replica", replica_class) < 0)
         return -1;
+
     /* `Replica.Request` is the class of its requests, as in replica.py. */
     if (PyObject_SetAttrString(replica_class, "Request", request_class) < 0)
         return -1;
+
     /* implementation.py uses the module only if the version is the one that it expects. */
     return PyModule_AddIntConstant(module, "VERSION", VERSION);
 }
@@ -2254,6 +2381,7 @@ PyMODINIT_FUNC PyInit__replica(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+
     PyObject *request_class = PyType_FromSpec(&request_spec);
     PyObject *replica_class = PyType_FromSpec(&replica_spec);
     if (request_class == NULL || replica_class == NULL ||
@@ -2263,6 +2391,7 @@ PyMODINIT_FUNC PyInit__replica(void)
         Py_DECREF(module);
         return NULL;
     }
+
     request_type = (PyTypeObject *)request_class;
     replica_type = (PyTypeObject *)replica_class;
     return module;
