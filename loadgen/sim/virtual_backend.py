@@ -475,12 +475,16 @@ def _find_state(load: _SimulatedLoad) -> str:
     return "finished"
 
 
+NoteValues = dict[str, Any]
+"""The values in the text of a note, by the names of their placeholders."""
+
+
 def _collect_notes(
     preset: Preset, load: _SimulatedLoad, plan: Plan
-) -> dict[str, dict[str, Any] | None]:
+) -> dict[str, NoteValues | None]:
     """Return the values of the notes about a simulation, by the code of the note.
 
-    A note with the value None is left out of the manifest.
+    There are three notes. One that does not apply has None, and is left out of the manifest.
 
     - `extrapolated`: the batches were smaller than those that the preset was fitted on
     - `paused`: requests were paused because the cache was full
@@ -494,7 +498,7 @@ def _collect_notes(
     }
 
 
-def _find_extrapolation(preset: Preset, simulation: Simulation) -> dict[str, Any] | None:
+def _find_extrapolation(preset: Preset, simulation: Simulation) -> NoteValues | None:
     """Return the values of the note about extrapolation, or None if there was none.
 
     A preset is fitted on measurements with a certain batch size and larger ones. The duration of an
@@ -507,13 +511,13 @@ def _find_extrapolation(preset: Preset, simulation: Simulation) -> dict[str, Any
     return {"sequences": mean_batch_size, "limit": min_sequences}
 
 
-def _find_pauses(simulation: Simulation) -> dict[str, Any] | None:
+def _find_pauses(simulation: Simulation) -> NoteValues | None:
     """Return the values of the note about pauses, or None if no request was paused."""
     pause_count = sum(replica.pause_count for replica in simulation.replicas)
     return {"times": pause_count} if pause_count else None
 
 
-def _find_resonance(preset: Preset, load: _SimulatedLoad, plan: Plan) -> dict[str, Any] | None:
+def _find_resonance(preset: Preset, load: _SimulatedLoad, plan: Plan) -> NoteValues | None:
     """Return the values of the note about resonance, or None if there is none.
 
     Resonance means that the order of the requests and the order of the replicas have a common

@@ -496,7 +496,8 @@ class Fleet:
     def _submit_to_one_replica(self, requests: Sequence[SimRequest]) -> None:
         """Submit requests that arrive together to the next serving replica.
 
-        An idle replica begins an iteration, but not before its last one has ended.
+        An idle replica begins an iteration when the requests arrive or when its last iteration has
+        ended, whichever is later.
         """
         arrival_ns = requests[0].due_ns
         if self._first_request_ns is None:

@@ -609,7 +609,8 @@ def choose_output_length(
     """
     _check_context_length(max_tokens, input_tokens, rules)
 
-    # trtllm-serve reduces a limit that does not fit into the context, without an error.
+    # The limit of the output. trtllm-serve reduces one that does not fit into the context, without
+    # an error.
     limit_tokens = rules.max_seq_len - input_tokens
     if max_tokens is not None:
         limit_tokens = min(max_tokens, limit_tokens)
@@ -618,6 +619,7 @@ def choose_output_length(
         _check_output_length(limit_tokens, rules)
         return limit_tokens, "length"
 
+    # The length at which the text would end without a limit.
     typical_tokens = NATURAL_TOKENS if max_tokens is None else max_tokens
     natural_tokens = _choose_natural_length(typical_tokens, digest)
     natural_tokens = max(natural_tokens, stop_options.min_tokens)
