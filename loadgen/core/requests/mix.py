@@ -254,15 +254,17 @@ class ClassAndStep(NamedTuple):
 def class_and_step(prompts: Prompts, request_id: int) -> ClassAndStep:
     """Return the names of the class of a request and of its step in a task.
 
-    A class of a mix may consist of tasks. Then the request has both a class and a step.
+    A request has a class if it belongs to a mix of several classes, and a step if it belongs to a
+    task. In a mix with a class of tasks it can have both.
     """
     if isinstance(prompts, MixPrompts):
         class_index, id_in_class = prompts.class_and_id(request_id)
-        step = class_and_step(prompts.class_prompts[class_index], id_in_class).step
-        return ClassAndStep(prompts.names[class_index], step)
+        class_prompts = prompts.class_prompts[class_index]
+        step = class_and_step(class_prompts, id_in_class).step
+        return ClassAndStep(class_name=prompts.names[class_index], step=step)
 
     if isinstance(prompts, TaskPrompts):
         task, turn = prompts.task_and_turn(request_id)
-        return ClassAndStep("", prompts.graphs[task][turn].step)
+        return ClassAndStep(class_name="", step=prompts.graphs[task][turn].step)
 
-    return ClassAndStep("", "")
+    return ClassAndStep(class_name="", step="")

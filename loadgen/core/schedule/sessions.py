@@ -163,8 +163,8 @@ class Conversations(SessionSequence):
         self._tool_time = tool_time
         self._conversations_per_block = max(1, _PAUSES_PER_BLOCK // turns)
 
-        # Every turn waits for the turn before it. With 3 turns, the turns wait for 0, 1 and 1
-        # others, and their successors are (1,), (2,) and ().
+        # Every turn waits for the turn before it. With 3 turns, the predecessors are [], [0] and
+        # [1], and the successors (1,), (2,) and ().
         predecessors = [[turn - 1] if turn > 0 else [] for turn in range(turns)]
         self._predecessor_counts = tuple(len(earlier_turns) for earlier_turns in predecessors)
         self._successors = _successors(predecessors)
@@ -314,14 +314,14 @@ class ReplayedSessions(SessionSequence):
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return `count` sessions, from session `first` on, as columns.
 
-        The recorded sessions are used one after the other, again from the first when all have been
-        used. A turn may wait for several others, but the column `predecessor` holds only the
-        highest of them. That is enough, because the columns only describe the schedule. The
-        dispatcher, which decides when a turn starts, uses the complete graph (`get`).
+        The recorded sessions are used one after the other, and then again from the first. A turn
+        may wait for several others, of which the column `predecessor` has only the highest one. The
+        columns describe the schedule to users. The dispatcher, which decides when a turn starts,
+        does not read them: it uses the complete graph that `get` returns.
         """
         recorded_indexes = self._recorded_indexes(first, count)
-        predecessors: list[int] = []
 
+        predecessors: list[int] = []
         pauses_ns: list[int] = []
         for recorded_index in recorded_indexes.tolist():
             graph = self._sessions.graph(recorded_index)

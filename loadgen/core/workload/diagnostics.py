@@ -348,10 +348,10 @@ def _subject(error: ErrorDetails, location: Location) -> str:
 def _quoted_value_or_path(location: Location) -> str:
     """Return the subject of a sentence about a value: the value in quotes, or the path of its key.
 
-    Examples are `"10x" ` and `stages[0].arrival `, with a space after which a predicate such as
-    "must be a number" can follow. The path is used for a list or a mapping, which has no text. It
-    is also used for a URL, which may contain a password. The document as a whole has no path, so
-    the result is "".
+    Examples are `"10x" ` and `stages[0].arrival `. The space at the end separates the subject from
+    a predicate such as "must be a number". The path is used for a list or a mapping, which has no
+    text, and for a URL, which may contain a password. The document as a whole has neither a text
+    nor a path, so the result is "" and the predicate stands alone.
     """
     text = location.position.text
     may_contain_password = location.path.endswith("url")  # The keys of URLs end so.

@@ -366,9 +366,9 @@ def _build_workload(
 ) -> Workload:
     """Build the workload that a YAML text and the options of the command line describe together.
 
-    There are three steps: the text is parsed and validated by itself, `replaced_fields` replace
-    some of its fields, and the options are applied to the result. Mistakes of the first step end
-    it. Those of the last step are collected and raised together.
+    There are three steps: the text is parsed and validated, `replaced_fields` replace some of its
+    fields, and the options are applied to the result. If the first step finds mistakes, they are
+    raised at once. Mistakes of the last step are collected and raised together.
 
     Args:
         source: The text, its name in error messages, and its directory.
@@ -402,8 +402,8 @@ def _validate_workload_file(
 ) -> WorkloadFile:
     """Return the document of a workload file as a model.
 
-    Raises CombinedError if the document is not valid, or if options have mistakes. A file may lack
-    what an option supplies, so with wrong options nothing can be checked that depends on both.
+    Raises CombinedError if the document is not valid, or if options have mistakes. In both cases
+    the load cannot be checked further, because it depends on the file and the options together.
 
     Args:
         document: The keys and values of the file.

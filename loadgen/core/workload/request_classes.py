@@ -101,10 +101,10 @@ RequestsOfOneKind = (
 
 
 def _validate_weight(value: Any) -> float | str:
-    """Return a relative weight as a number, or a percentage as the text that it is.
+    """Return the weight of a class: a number such as 6.0, or a percentage as text, such as "60%".
 
-    A percentage is converted when the weights of all classes are known. Raises `InvalidValueError`
-    if the value is neither.
+    A percentage stays a text, which distinguishes it from a relative number. It is converted when
+    the weights of all classes are known. Raises `InvalidValueError` if the value is neither.
     """
     if isinstance(value, str):
         units.share(value)  # Raises InvalidValueError if the text is no percentage.
