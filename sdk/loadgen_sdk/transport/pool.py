@@ -803,9 +803,9 @@ class Pool:
         The connection is free before the report, because `on_done` may send the next request of the
         virtual user.
         """
-        # The usual case is a single call of the compiled receiver, which makes the connection idle
-        # and returns its exchange. It returns None and does nothing if the server has limited the
-        # use of the connection. The receiver in Python always returns None.
+        # Usually the compiled receiver makes the connection idle and returns its exchange. If the
+        # server has limited the use of the connection, it does nothing and returns None. The
+        # receiver in Python always does that. The code after this handles these cases.
         recycled_exchange = self._try_recycle(
             connection, self._idle, self._in_flight, self._open_exchanges
         )

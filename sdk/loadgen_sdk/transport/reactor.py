@@ -407,7 +407,10 @@ class Reactor:
             self.on_tick(now)
 
     def _forget_armed_timer(self) -> None:
-        """Make the next `_arm_timer` set the timer in any case, because it may have fired."""
+        """Note that the timer is set for no time, so that the next `_arm_timer` sets it.
+
+        The timer may have fired. `_arm_timer` does nothing if it is set for the right time already.
+        """
         self._receiver.timer_armed_for = 0
 
     def _receive(self, turn_ends_at: int) -> int:
@@ -570,9 +573,10 @@ class Reactor:
         connection.owner.connection_made(connection, monotonic_ns())
 
     def _send_tls_output(self, connection: ClientConnection, tls: TlsStream) -> None:
-        """Send what TLS itself has to say, such as a part of the handshake or an alert.
+        """Send the messages that TLS itself has produced, such as a part of the handshake.
 
-        An error of the socket is ignored here, because the next read reports it.
+        What the socket does not accept now is stored and sent later. An error of the socket is
+        ignored here, because the next read reports it.
         """
         data = tls.take_output()
         if not data:
@@ -603,9 +607,10 @@ class Reactor:
             connection.owner.receive_reads(connection, reads)
 
     def _deliver_queued(self, connection: ClientConnection) -> None:
-        """Pass the reads of a connection from the queue to its owner, and then report its end.
+        """Pass the reads of a connection to its owner, and then report the end of the connection.
 
-        The owner may close the connection when it gets the reads, so this is checked again.
+        `ended_at` is 0 as long as the connection has not ended. The owner may itself close the
+        connection when it gets the reads. Then the end is not reported.
         """
         reads = self._receiver.take_reads(connection)
         connection.is_queued = False
@@ -726,10 +731,11 @@ class Reactor:
         return result
 
     def _receive_encrypted(self, connection: ClientConnection, tls: TlsStream, data: bytes) -> None:
-        """Process the bytes of a read as far as the state of the connection allows.
+        """Pass the bytes of a read to whoever waits for them, which depends on the state.
 
-        While a proxy opens the tunnel, they are its response. After that they are TLS records,
-        which may complete the handshake.
+        While a proxy opens the tunnel, the bytes are the response of the proxy. Later they are
+        messages of TLS. The first of these messages belong to the handshake, which continues with
+        them, and the others are decrypted by the caller.
         """
         if connection.state == "tunnel":
             self._receive_from_proxy(connection, data)
@@ -741,9 +747,10 @@ class Reactor:
     def _handle_tls_error(
         self, connection: ClientConnection, error: ssl.SSLError, timestamp: int
     ) -> None:
-        """End a connection whose bytes cannot be decrypted, as after an alert of the server.
+        """End a connection whose bytes cannot be decrypted, for example after an alert of TLS.
 
-        A request in flight fails with an error of TLS. An idle connection has just ended.
+        If a request is in flight on the connection, it fails with an error of TLS. Without one, no
+        request has failed, and only the end of the connection is reported.
         """
         text = tls_error_text(error)
         if connection.exchange is None:

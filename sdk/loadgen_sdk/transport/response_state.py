@@ -387,8 +387,8 @@ def update_read_urgency(exchange: ExchangeState) -> None:
       once.
     - `template`: The receiver may count events that differ from an earlier one in their text alone,
       if the next byte begins a chunk.
-    - `has_split_chunks`: A read that could be collected has ended within a chunk, so this server
-      writes chunks in parts. This stays true until the end of the response.
+    - `has_split_chunks`: This server writes a chunk in several parts. It becomes true when a read
+      ends within a chunk after the first output, and stays true until the end of the response.
     """
     has_first_output = exchange.reader.first_token != NEVER
     is_chunked_stream = exchange.is_event_stream and exchange.response.is_chunked
