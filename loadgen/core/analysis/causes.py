@@ -92,7 +92,7 @@ def explain(
     """
     sample = _sample_requests(measured)
     if sample is None:
-        return _explain_few(measured, manifest, samples)
+        return _explain_short_run(measured, manifest, samples)
     send_delay_ns = _measure_send_delay(sample.requests)
     case = _build_case(sample, send_delay_ns, manifest, samples)
     causes = _detect_causes(case, unreported_metrics)
@@ -181,10 +181,10 @@ def _detect_causes(case: Case, unreported_metrics: Collection[str]) -> list[Caus
 def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: Ints) -> Explanation:
     """Return the explanation of the slow requests of a run.
 
-    The client, which is the load generator itself, may also be a cause because it sent requests
-    late. It is named first if that explains most of the excess TTFT, by which slow requests are
-    above fast ones, and last if it explains a smaller part of the mean TTFT. If there is no cause,
-    a queue at the server is looked for that explains a missed TTFT objective.
+    The client, which is the load generator itself, is another cause if it sent requests late. It
+    comes first if its delay explains most of the difference between slow and fast requests, and
+    last if the delay is only a notable part of the mean TTFT. If there is no cause, a queue at the
+    server is looked for that explains a missed TTFT objective.
 
     Args:
         case: The requests.
@@ -193,26 +193,26 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
     """
     ttft_ns = case.requests.measure("ttft")
 
-    # This TTFT includes the send delay, and that of `case` does not. So `speed` may classify other
-    # requests as slow than `case` does.
+    # This TTFT includes the send delay, unlike that of `case`. So other requests may be slow.
     speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
 
     client_as_main_cause = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
     if client_as_main_cause is not None:
         causes = [client_as_main_cause, *server_causes]
-        text = _compose_text(causes, _describe_slow(slow_count, len(ttft_ns)))
+        subject = _describe_slow(slow_count, len(ttft_ns))
     elif server_causes:
         client_as_minor_cause = _client_as_minor_cause(ttft_ns, send_delay_ns)
-        causes = list(server_causes)
+        causes = [*server_causes]
         if client_as_minor_cause is not None:
             causes.append(client_as_minor_cause)
-        text = _compose_text(causes, _subject_of_evidence(causes[0], case))
+        subject = _subject_of_evidence(server_causes[0], case)
     else:
         queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
         causes = [] if queue is None else [queue]
-        text = _compose_text(causes)
+        subject = ""  # the evidence of a queue says what it is about
 
+    text = _compose_text(causes, subject)
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
 
@@ -282,33 +282,37 @@ def _compose_text(causes: Sequence[Cause], subject: str = "") -> str:
     return text
 
 
-def _explain_few(
+def _explain_short_run(
     measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Explanation:
-    """Return what is known if there are too few requests to compare slow ones with fast ones.
+    """Return the explanation of a run with too few requests to compare slow ones with fast ones.
 
-    A queue that explains most of a missed TTFT objective is named, which needs fewer requests.
-    Other causes are not examined, and the explanation says so.
+    Only a queue is looked for that explains most of a missed TTFT objective, since that needs fewer
+    requests. The explanation says that other causes are not examined.
     """
     ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     order = queue_evidence.order_by_due_time(ok_requests)
     if not len(order):
         return Explanation()
 
+    queue = None
+    if len(order) >= queue_evidence.MIN_REQUESTS_FOR_QUEUE:
+        ordered_requests = JoinedColumns(measured, only_ok=True, order=order)
+        send_delay_ns = _measure_send_delay(ordered_requests)
+        queue = _find_queue(ordered_requests, send_delay_ns, manifest, samples)
+
     too_few = (
         f"{len(order):,} requests are too few to compare slow requests with fast "
         f"ones ({MIN_REQUESTS} needed)"
     )
-    if len(order) < queue_evidence.MIN_REQUESTS_FOR_QUEUE:
-        return Explanation(not_examined=too_few)
-
-    requests = JoinedColumns(measured, only_ok=True, order=order)
-    queue = _find_queue(requests, _measure_send_delay(requests), manifest, samples)
     if queue is None:
         return Explanation(not_examined=too_few)
 
-    not_examined = f"other causes, since {too_few}"
-    return Explanation(text=_compose_text([queue]), causes=(queue,), not_examined=not_examined)
+    return Explanation(
+        text=_compose_text([queue]),
+        causes=(queue,),
+        not_examined=f"other causes, since {too_few}",
+    )
 
 
 def _find_queue(
@@ -336,33 +340,37 @@ def _find_queue(
 def _measure_send_delay(requests: JoinedColumns) -> Ints:
     """Return how late the client itself sent each request, in ns.
 
-    The delay is the time from when a request could be sent until it was sent. A request that needs
-    a new connection can only be sent when that is open. So the wait for it is not the client's
-    delay, except for the part in which the client was stopped, see `_measure_stop`.
+    The delay is the sum of two times:
+
+    - From when the request could be sent until it was sent. A request that needs a new connection
+      could be sent when the connection was open, so the wait for it is not part of this time.
+    - The part of that wait in which the client itself was stopped, see `_measure_stop`.
 
     Args:
         requests: The requests, ordered by scheduled time.
     """
     could_send_ns = earliest_send_ns(requests)
     connect_wait_ns = could_send_ns - requests["due_ns"]
-    delay_ns: Ints = requests["sent_ns"] - could_send_ns + _measure_stop(requests, connect_wait_ns)
+    stopped_ns = _measure_stop(requests, connect_wait_ns)
+    delay_ns: Ints = requests["sent_ns"] - could_send_ns + stopped_ns
     return delay_ns
 
 
 def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """Return how long the client was stopped while each request waited for a new connection, in ns.
 
-    A client that is stopped, for example by the operating system, sends late on open connections
-    too. Suppose that A is due at 1 s and sent at 5 s on an open connection. The client was stopped
-    until 5 s. If B is due at 2 s and has to wait for a new connection until 6 s, the stop is 3 s
-    of its wait.
+    The operating system can stop the client. It then also sends late on connections that are open.
+    Suppose that request A is due at 1 s and sent at 5 s on an open connection. So the client was
+    stopped until 5 s. If request B is due at 2 s and waits for a new connection until 6 s, the
+    client was stopped from 2 s to 5 s of this wait, and the result for B is 3 s.
 
     Args:
         requests: The requests, ordered by scheduled time.
         connect_wait_ns: How long each of them waited for its connection, 0 on an open one.
     """
-    sent_on_open_connection_ns = np.where(requests["reused"] > 0, requests["sent_ns"], 0)
-    # For each request the latest such send among it and all requests that were due before it.
+    has_open_connection = requests["reused"] > 0
+    sent_on_open_connection_ns = np.where(has_open_connection, requests["sent_ns"], 0)
+    # The running maximum: the last time at which this request, or one due before it, was sent.
     stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
     stop_ns: Ints = np.clip(stopped_until_ns - requests["due_ns"], 0, connect_wait_ns)
     return stop_ns
@@ -371,8 +379,9 @@ def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
 def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     """Return which requests are slow and which are fast.
 
-    A request is slow if its TTFT is more than SLOW_FACTOR times that of a request without any
-    delay, which the FAST_QUANTILE of TTFT stands for. It is fast up to the median.
+    The FAST_QUANTILE of TTFT, its p20, is taken as the TTFT of a request without any delay. A
+    request is slow if its TTFT is more than SLOW_FACTOR times as long. It is fast if its TTFT is at
+    most the median, and it is not slow.
 
     Args:
         ttft_ns: The TTFT of each request.
@@ -382,15 +391,18 @@ def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     """
     undelayed_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
     is_slow = ttft_ns > SLOW_FACTOR * undelayed_ttft_ns
-
     is_fast = (ttft_ns <= np.median(ttft_ns)) & ~is_slow
-    if send_delay_ns is not None:
-        is_on_time = send_delay_ns <= undelayed_ttft_ns
-        is_slow &= is_on_time
-        is_fast &= is_on_time
 
-    is_comparable = has_enough_slow(int(is_slow.sum()), len(ttft_ns)) and bool(is_fast.any())
-    return _Speed(is_slow, is_fast, is_comparable)
+    if send_delay_ns is not None:
+        is_sent_on_time = send_delay_ns <= undelayed_ttft_ns
+        is_slow &= is_sent_on_time
+        is_fast &= is_sent_on_time
+
+    slow_count = int(is_slow.sum())
+    has_fast = bool(is_fast.any())
+    return _Speed(
+        is_slow, is_fast, is_comparable=has_enough_slow(slow_count, len(ttft_ns)) and has_fast
+    )
 
 
 def _choose_stride(request_count: int) -> int:
@@ -417,22 +429,37 @@ def has_enough_slow(slow_count: int, request_count: int) -> bool:
 def _explain_excess_by_parts(
     requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed
 ) -> dict[str, float]:
-    """Return which fraction of the excess TTFT of the slow requests each part of TTFT explains.
+    """Return which fraction of the excess TTFT each part of TTFT explains.
 
-    The excess is the mean of the slow requests minus the mean of the fast ones, of TTFT or of a
-    part of it. The parts are the time to connect, the durations that the server reports for all
-    requests, and the rest. An example is {"connect": 0.1, "queue": 0.7, "rest": 0.2}. The result is
+    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. Suppose that
+    it is 500 ms, and that slow requests queue 350 ms longer than fast ones on average. Then the
+    part "queue" explains 350 / 500 = 0.7. The fractions of all parts add up to 1. The result is
     empty if too few requests are slow.
 
     Args:
         requests: The requests.
-        ttft_ns: Their TTFT without the client's send delay.
-        send_delay_ns: That delay.
+        ttft_ns: The TTFT of each request, without the send delay of the client.
+        send_delay_ns: The send delay of each request.
         speed: Which requests are slow, and which are fast.
     """
     if not speed.is_comparable:
         return {}
 
+    ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
+    fractions = {}
+    for name, part_ns in _divide_ttft(requests, ttft_ns, send_delay_ns).items():
+        part_excess_ns = excess_of_slow(part_ns, speed.is_slow, speed.is_fast)
+        fractions[name] = part_excess_ns / ttft_excess_ns
+
+    return fractions
+
+
+def _divide_ttft(requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints) -> dict[str, Ints]:
+    """Return the parts of the TTFT of each request, by name. They add up to `ttft_ns`.
+
+    The parts are the time to connect, those durations at the server that it reports for all
+    requests, and the rest.
+    """
     parts_ns = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]
@@ -441,11 +468,4 @@ def _explain_excess_by_parts(
             parts_ns[name] = duration_ns
 
     parts_ns["rest"] = ttft_ns - sum(parts_ns.values())
-    ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
-
-    fractions = {}
-    for name, part_ns in parts_ns.items():
-        part_excess_ns = excess_of_slow(part_ns, speed.is_slow, speed.is_fast)
-        fractions[name] = part_excess_ns / ttft_excess_ns
-
-    return fractions
+    return parts_ns

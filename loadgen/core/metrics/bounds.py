@@ -75,8 +75,9 @@ def bound_ttft_from_sent(columns: Columns) -> Bounds:
 def bound_first_answer(columns: Columns) -> Bounds:
     """Return the bounds of the time to the first answer, which is output other than reasoning.
 
-    It is smaller by the send lag and by the error of the timestamp. That error is known only if the
-    first answer is the first token.
+    The true time is at most as long as measured. It may be shorter by the send lag and by the error
+    of the timestamp. The records have the timestamp error of the first token, but not that of a
+    later one. So it counts only if the first answer is the first token.
     """
     is_first_token = columns["first_answer_ns"] == columns["first_token_ns"]
     timestamp_errors = np.where(is_first_token, _known_errors(columns, "stamp_error_ns"), 0)
@@ -176,31 +177,37 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
         tokens: The streamed tokens of each response.
     """
     reported_tokens = columns["first_event_tokens"].astype(np.int64)
-    limit_by_surplus = _limit_first_tokens_by_surplus(columns, tokens)
-    limit_by_average = _limit_first_tokens_by_average(columns, tokens)
-    most_tokens = np.minimum(limit_by_surplus, limit_by_average)
-    return np.where(reported_tokens > 0, reported_tokens, most_tokens)
+    limit_by_extra_tokens = _limit_first_event_by_extra_tokens(columns, tokens)
+    limit_by_average = _limit_first_event_by_average(columns, tokens)
+    estimated_tokens = np.minimum(limit_by_extra_tokens, limit_by_average)
+    return np.where(reported_tokens > 0, reported_tokens, estimated_tokens)
 
 
-def _limit_first_tokens_by_surplus(columns: Columns, tokens: Ints) -> Ints:
-    """Return the most tokens that a first event has if each later event has at least one token.
+def _limit_first_event_by_extra_tokens(columns: Columns, tokens: Ints) -> Ints:
+    """Return how many tokens the first event has at most if each later event has at least one.
 
-    If a response has 12 tokens in 10 events, 9 tokens belong to the later events. The first event
-    has at most 3 tokens: the surplus of tokens over events, 2, and its own token. A surplus that
-    may be a token without text, which has no event, does not count.
+    A response with 12 tokens in 10 events has 2 extra tokens. In the worst case both are in the
+    first event, which then has 3 tokens.
+
+    The server also counts the token that ends a response, which has no text and comes in no event.
+    If the extra tokens can be such tokens, each event has one token, and so has the first.
+
+    Args:
+        columns: The requests.
+        tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
-    surplus_tokens = np.maximum(tokens - events, 0)
+    extra_tokens = np.maximum(tokens - events, 0)
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
-    return np.where(surplus_tokens > textless_tokens, surplus_tokens + 1, 1)
+    can_all_be_textless = extra_tokens <= textless_tokens
+    return np.where(can_all_be_textless, 1, 1 + extra_tokens)
 
 
-def _limit_first_tokens_by_average(columns: Columns, tokens: Ints) -> Ints:
-    """Return, for each response, the most tokens that its average event lets its first event have.
+def _limit_first_event_by_average(columns: Columns, tokens: Ints) -> Ints:
+    """Return how many tokens the first event of each response has at most, by its average event.
 
-    If the events of a response carry two tokens or more on average, its first event is assumed to
-    have at most FIRST_EVENT_FACTOR times that average. Other responses have no such limit, which
-    NO_LIMIT stands for.
+    If the events of a response have two tokens or more on average, its first event is assumed to
+    have at most FIRST_EVENT_FACTOR times the average. The result for other responses is NO_LIMIT.
 
     Args:
         columns: The requests.

@@ -56,30 +56,35 @@ class NumberedKeys(NamedTuple):
 def number_keys(keys: NDArray[Any]) -> NumberedKeys:
     """Return the different keys, and for each request the index of its key among them.
 
-    For the keys 9, 7, 9 the different keys are 7 and 9, and the indices are 1, 0, 1. This is what
-    `numpy.unique` returns with `return_inverse`, but it sorts all keys, which takes long for
-    millions of requests. A table with an entry for each possible key is faster. Keys that are so
-    far apart that the table would be large are sorted.
+    For the keys 9, 7, 9 the different keys are 7 and 9, and the indices are 1, 0, 1. They are
+    looked up in a table, which is faster than a sort for millions of requests. Keys that are so far
+    apart that the table would be large are sorted.
     """
-    if not len(keys):
-        return NumberedKeys(*np.unique(keys, return_inverse=True))
+    if not len(keys) or int(keys.max()) - int(keys.min()) > MAX_KEY_RANGE:
+        different_keys, key_index = np.unique(keys, return_inverse=True)
+        return NumberedKeys(different_keys, key_index)
+    return _number_keys_by_table(keys)
 
-    first_table_key = min(int(keys.min()), 0)
-    if int(keys.max()) - first_table_key > MAX_KEY_RANGE:
-        return NumberedKeys(*np.unique(keys, return_inverse=True))
 
-    # The tables have an entry for each possible key, from `first_table_key` on.
-    entries = keys - first_table_key
-    is_key_present = np.zeros(int(entries.max()) + 1, bool)
-    is_key_present[entries] = True
-    present_entries = np.flatnonzero(is_key_present)
+def _number_keys_by_table(keys: NDArray[Any]) -> NumberedKeys:
+    """Do what `number_keys` does, with tables that have an entry for each possible key.
 
-    # The smallest integer type that holds all indices saves memory.
-    index_type = np.min_scalar_type(len(present_entries))
-    index_of_entry = np.zeros(len(is_key_present), index_type)
-    index_of_entry[present_entries] = np.arange(len(present_entries))
+    For the keys 9, 7, 9 the tables have entries for the keys 7, 8 and 9. The offsets of the keys
+    are 2, 0, 2, and the present offsets are 0 and 2. The index table then has 0 at offset 0 and 1
+    at offset 2.
+    """
+    smallest_key = int(keys.min())
+    offsets = keys - smallest_key
+    is_present = np.zeros(int(offsets.max()) + 1, bool)
+    is_present[offsets] = True
+    present_offsets = np.flatnonzero(is_present)
 
-    return NumberedKeys(keys=present_entries + first_table_key, key_index=index_of_entry[entries])
+    # The smallest integer type that can store all indices saves memory.
+    index_type = np.min_scalar_type(len(present_offsets))
+    index_table = np.zeros(len(is_present), index_type)
+    index_table[present_offsets] = np.arange(len(present_offsets))
+
+    return NumberedKeys(keys=present_offsets + smallest_key, key_index=index_table[offsets])
 
 
 def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -94,10 +99,8 @@ def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
             yield key, np.flatnonzero(numbered.key_index == key_index)
         return
 
-    requests_by_key = np.argsort(numbered.key_index, kind="stable")
-    first = 0
-
-    counts = np.bincount(numbered.key_index).tolist()
-    for key, count in zip(numbered.keys.tolist(), counts, strict=True):
-        yield key, requests_by_key[first : first + count]
-        first += count
+    # The requests of the first key come first in `order`, then those of the second key, and so on.
+    order = np.argsort(numbered.key_index, kind="stable")
+    request_counts = np.bincount(numbered.key_index)
+    groups = np.split(order, np.cumsum(request_counts)[:-1])
+    yield from zip(numbered.keys.tolist(), groups, strict=True)

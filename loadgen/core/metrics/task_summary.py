@@ -84,23 +84,23 @@ def summarize_tasks(
 ) -> Sessions | None:
     """Return the summary of conversations and agentic tasks, or None if there are none.
 
-    Both are sequences of requests, and are called sessions in the summary. Those that were
-    cancelled, or that the end of the load or of the run cut, are neither ok nor failed. So they
-    do not count as sessions with an outcome.
+    Both are sequences of requests, and the summary calls both sessions. A session that was
+    cancelled, or cut short by the end of the load or of the run, has no outcome: it is neither ok
+    nor failed.
 
     Args:
         accumulator: The requests, and the sessions whose last request is recorded.
         cut: The number of sessions whose last request was never scheduled.
         window: The measurement window and the steady state, which rates are divided by.
     """
-    recorded_to_the_last = accumulator.sum("sessions")
-    if not recorded_to_the_last and not cut.by_end_of_load and not cut.cancelled:
+    recorded = accumulator.sum("sessions")
+    has_sessions = bool(recorded or cut.by_end_of_load or cut.cancelled)
+    if not has_sessions:
         return None
 
     ok = accumulator.sum("sessions_ok")
-    cancelled = accumulator.sum("sessions_cancelled")
     cut_by_end_of_run = accumulator.sum("sessions_cut")
-    with_outcome = recorded_to_the_last - cancelled - cut_by_end_of_run
+    with_outcome = recorded - accumulator.sum("sessions_cancelled") - cut_by_end_of_run
     has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
 
     return Sessions(
@@ -130,40 +130,40 @@ def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:
 def _measure_task_goodput(
     accumulator: MetricAccumulator, window: Window, counted_tasks: int
 ) -> TaskGoodput | None:
-    """Return how many tasks are good, which means within the limits of the SLO for whole tasks.
+    """Return how many tasks meet the task objective of the SLO, or None if it has none.
 
-    A task is a sequence of requests, called a session in the names of sums. An SLO may limit the
-    duration of a task and the wait for each of its first tokens, and requires that a share of the
-    tasks is within these limits. Returns None if the SLO has no such part.
+    A task is a conversation or an agentic task: several requests, one after the other. The
+    accumulator calls it a session. The objective limits the duration of a task and the wait for
+    each first token in it. Tasks within these limits are good. The objective is met if enough of
+    the tasks are good, such as 95 %.
 
     Args:
         accumulator: The tasks.
-        window: The intervals that rates are over.
-        counted_tasks: The number of tasks that count: all but cancelled ones and those that the end
-            of the run cut.
+        window: The measurement window and the steady state, for rates of good tasks.
+        counted_tasks: The number of all tasks with an outcome, good or not.
     """
-    if accumulator.slo is None or accumulator.slo.task is None:
+    slo = accumulator.slo
+    if slo is None or slo.task is None:
         return None
 
-    term = accumulator.slo.task
-    good = accumulator.sum("sessions_good")
-    share = None
-
-    is_met = None
-    if counted_tasks:
-        share = good / counted_tasks
-        is_met = good >= term.share * counted_tasks
-
+    objective = slo.task
+    good_tasks = accumulator.sum("sessions_good")
+    has_tasks = counted_tasks > 0
     return TaskGoodput(
-        within_ms=None if term.within_ns is None else milliseconds(term.within_ns),
-        wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),
-        good=good,
-        rps=per_second(good, window),
+        within_ms=_ms_or_none(objective.within_ns),
+        wait_ms=_ms_or_none(objective.wait_ns),
+        good=good_tasks,
+        rps=per_second(good_tasks, window),
         steady_rps=_steady_per_s(accumulator, "good_session", window),
-        share=share,
-        share_limit=term.share,
-        met=is_met,
+        share=good_tasks / counted_tasks if has_tasks else None,
+        share_limit=objective.share,
+        met=good_tasks >= objective.share * counted_tasks if has_tasks else None,
     )
+
+
+def _ms_or_none(limit_ns: int | None) -> float | None:
+    """Return a limit in ms, or None if there is no limit."""
+    return None if limit_ns is None else milliseconds(limit_ns)
 
 
 def _steady_per_s(accumulator: MetricAccumulator, amount: str, window: Window) -> float | None:

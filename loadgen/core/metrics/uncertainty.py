@@ -119,20 +119,29 @@ class GapBounds:
     """
 
     def __init__(
-        self, gaps: Histogram, event_errors: Histogram, mean: Range, smallest_maximum_ns: float
+        self,
+        gaps: Histogram,
+        event_errors: Histogram,
+        *,
+        mean: Range,
+        largest_gap_lower_bound_ns: float,
     ) -> None:
-        """Prepare the bounds of quantiles. The bounds of the mean and the maximum are parameters.
+        """Prepare to bound any quantile of the gaps.
+
+        The mean and the largest gap have tighter bounds than the thresholds give. The caller
+        computes these from the requests.
 
         Args:
             gaps: The gaps between events of all requests.
             event_errors: The error of the timestamp of each event.
             mean: The bounds of the mean gap.
-            smallest_maximum_ns: A lower bound of the largest gap.
+            largest_gap_lower_bound_ns: The largest gap is at least this long. It is at most as long
+                as measured.
         """
         thresholds = _sample_error_thresholds(event_errors)
         self._gaps = gaps
         self._mean = mean
-        self._smallest_maximum_ns = smallest_maximum_ns
+        self._largest_gap_lower_bound_ns = largest_gap_lower_bound_ns
         self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
         self._events_above = np.array([threshold.events_above for threshold in thresholds])
 
@@ -144,40 +153,42 @@ class GapBounds:
         return self.bound_nth(quantile_index(self._gaps.count, probability))
 
     def bound_nth(self, index_in_order: int) -> Range:
-        """Return the bounds of the gap at an index of the ordered sample.
+        """Return the bounds of the gap at an index of all gaps in ascending order.
 
-        If n events have an error above e, at most n gaps are wrong by more than e. So the true gap
-        at index i lies between the measured gap at index i - n less e, and the one at index i + n
-        plus e. For example, if 3 events have an error above 2 ms, the gap at index 100 is at least
-        the measured one at index 97 less 2 ms.
+        Suppose that 3 events have an error above 2 ms. Then at most 3 gaps are wrong by more than
+        2 ms. So the true gap at index 100 is at least (measured gap at index 97) - 2 ms, and at
+        most (measured gap at index 103) + 2 ms.
         """
         lower = self._lower_bound_ns(index_in_order)
         upper = self._upper_bound_ns(index_in_order)
         return Range(lower, upper)
 
     def _lower_bound_ns(self, index_in_order: int) -> float:
-        """Return the largest of the lower bounds that the thresholds give, at least 0.
+        """Return the tightest lower bound of the gap at an index, which is 0 or more.
 
-        A threshold that so many events exceed that the index i - n is negative gives no bound.
+        Each threshold of the error gives a bound, and the largest one is the tightest. If 3 events
+        are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 97) - 2 ms.
+        At index 2 this threshold gives no bound, because there is no index -1.
         """
-        indices = index_in_order - self._events_above
-        is_in_sample = indices >= 0
-        measured_gaps_ns = self._measured_gaps_at(indices[is_in_sample])
-        bounds_ns = measured_gaps_ns - self._thresholds_ns[is_in_sample]
+        lower_indices = index_in_order - self._events_above
+        exists = lower_indices >= 0
+        measured_gaps_ns = self._measured_gaps_at(lower_indices[exists])
+        bounds_ns = measured_gaps_ns - self._thresholds_ns[exists]
         return float(bounds_ns.max(initial=0.0))
 
     def _upper_bound_ns(self, index_in_order: int) -> float:
-        """Return the smallest of the upper bounds that the thresholds give.
+        """Return the tightest upper bound of the gap at an index.
 
-        If n events have an error above a threshold, the gap at index i is at most the measured gap
-        at index i + n plus the threshold. There is no such bound if the sample has no index i + n.
-        No event exceeds the largest threshold, so n is 0 there and at least one bound remains.
+        Each threshold of the error gives a bound, and the smallest one is the tightest. If 3 events
+        are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 103) + 2 ms.
+        It does not exist if there are fewer than 104 gaps. At least one bound exists, because no
+        event is above the largest threshold.
         """
         last_index = int(self._gaps_up_to_bucket[-1]) - 1
-        indices = index_in_order + self._events_above
-        is_in_sample = indices <= last_index
-        measured_gaps_ns = self._measured_gaps_at(indices[is_in_sample])
-        bounds_ns = measured_gaps_ns + self._thresholds_ns[is_in_sample]
+        upper_indices = index_in_order + self._events_above
+        exists = upper_indices <= last_index
+        measured_gaps_ns = self._measured_gaps_at(upper_indices[exists])
+        bounds_ns = measured_gaps_ns + self._thresholds_ns[exists]
         return float(bounds_ns.min())
 
     def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -192,7 +203,7 @@ class GapBounds:
     def bound_statistics(self) -> StatisticRanges:
         """Return the bounds of the mean, the maximum and each quantile."""
         by_name = {name: self.bound_quantile(p) for name, p in QUANTILES}
-        largest = Range(self._smallest_maximum_ns, float(self._gaps.largest_ns))
+        largest = Range(self._largest_gap_lower_bound_ns, float(self._gaps.largest_ns))
         return StatisticRanges({"mean": self._mean, **by_name, "max": largest}, by_index={})
 
 
@@ -207,16 +218,18 @@ def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
     """Return thresholds for timestamp errors from 0 to the largest error.
 
     `GapBounds` computes bounds of the gaps between events from every threshold, and uses the
-    tightest. More thresholds give tighter bounds and take more time. So about ERROR_SIZES of the
-    non-empty buckets of the histogram, at equal steps, become thresholds.
+    tightest. More thresholds give tighter bounds and take more time. So only about ERROR_SIZES
+    buckets of the histogram become thresholds: of 1,000 buckets with events and an ERROR_SIZES of
+    100, every tenth one.
 
     Args:
         event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
     """
     events_above_bucket = event_errors.count - np.cumsum(event_errors.counts)
     thresholds = [ErrorThreshold(error_ns=0.0, events_above=int(events_above_bucket[0]))]
-    error_buckets = np.flatnonzero(event_errors.counts[1:]) + 1
 
+    non_empty_buckets = np.flatnonzero(event_errors.counts)
+    error_buckets = non_empty_buckets[non_empty_buckets > 0]
     step = max(len(error_buckets) // ERROR_SIZES, 1)
     for bucket in error_buckets[::step].tolist():
         error_ns = event_errors.bucket_middle(bucket)
@@ -236,17 +249,21 @@ def bound_values(
 ) -> ValueBounds | None:
     """Return the bounds of a metric of the ok requests, or None if all values are certain.
 
-    The values of most runs are certain. That is found out first, from one block of requests after
-    the other, which takes little memory. Only for an uncertain run the bounds are computed a second
-    time and kept.
+    Most runs have only certain values. So the first pass over the requests only checks that, block
+    by block, which takes little memory. Otherwise `_collect_bounds` makes a second pass.
 
     Args:
         stages: The records of each stage.
         compute_bounds: Returns the bounds of the metric for each of some records.
     """
-    if all(_is_certain(block, compute_bounds) for block in _blocks_of(stages)):
-        return None
+    are_all_certain = all(_is_certain(block, compute_bounds) for block in _blocks_of(stages))
+    return None if are_all_certain else _collect_bounds(stages, compute_bounds)
 
+
+def _collect_bounds(
+    stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
+) -> ValueBounds:
+    """Return the bounds of a metric of those ok requests for which the metric is defined."""
     lower_bounds: list[NDArray[np.int64]] = []
     upper_bounds: list[NDArray[np.int64]] = []
     for block in _blocks_of(stages):
@@ -256,8 +273,10 @@ def bound_values(
         upper_bounds.append(upper[is_defined])
 
     all_lower = np.concatenate(lower_bounds)
-    lower_bounds.clear()  # frees memory before the second array is made
-    return ValueBounds(all_lower, np.concatenate(upper_bounds))
+    # The bounds of millions of requests take much memory, so it is freed before more is used.
+    lower_bounds.clear()
+    all_upper = np.concatenate(upper_bounds)
+    return ValueBounds(all_lower, all_upper)
 
 
 def _is_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
@@ -289,17 +308,24 @@ def bound_gaps(
     """
     if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
         return None
-    smallest_maximum_ns = max((_smallest_max_gap_ns(columns) for columns in stages), default=0)
-    mean = _bound_mean_gap(stages, gaps)
-    return GapBounds(gaps, event_errors, mean, float(smallest_maximum_ns))
+
+    # The largest gap of the run is at least as large as that of each stage.
+    lower_bounds_ns = [_largest_gap_lower_bound_ns(columns) for columns in stages]
+    return GapBounds(
+        gaps,
+        event_errors,
+        mean=_bound_mean_gap(stages, gaps),
+        largest_gap_lower_bound_ns=float(max(lower_bounds_ns, default=0)),
+    )
 
 
 def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
     """Return the bounds of the mean gap between output events.
 
-    The gaps of a response add up to the time from its first to its last event, whatever the errors
-    of the events between them are. If the last event arrived earlier than its timestamp, the sum is
-    smaller by that error. If the first event did, the sum is larger.
+    The gaps of a response add up to the time from its first to its last event. So only the errors
+    of these two timestamps matter. If the last event arrived 2 ms before its timestamp, the sum of
+    the gaps is 2 ms smaller. If the first event arrived 2 ms before its timestamp, the sum is 2 ms
+    larger.
     """
     first_errors_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
     last_errors_ns = sum(_sum_errors(columns, "last_token_error_ns") for columns in stages)
@@ -317,16 +343,17 @@ def _sum_errors(columns: Columns, field: str) -> int:
     return int(np.maximum(columns[field], 0)[has_gaps].sum())
 
 
-def _smallest_max_gap_ns(columns: Columns) -> int:
-    """Return a lower bound of the largest gap between the events of any of these responses.
+def _largest_gap_lower_bound_ns(columns: Columns) -> int:
+    """Return how long the largest gap between the events of these responses is at least.
 
-    A gap is at least as long as measured less the error of the event at its end. An error that is
-    not known, which is -1, counts as 0.
+    Each response has its largest measured gap. The true gap is shorter by at most the error of the
+    event at its end. For measured gaps of 50 and 40 ms, with errors of 20 and 5 ms, the true gaps
+    are at least 30 and 35 ms, so the largest one is at least 35 ms.
     """
     has_gaps = columns["output_events"] > 1
-    errors_ns = np.maximum(columns["max_gap_error_ns"], 0)
-    shortest_gaps_ns = (columns["max_gap_ns"] - errors_ns)[has_gaps]
-    return int(shortest_gaps_ns.max(initial=0))
+    errors_ns = np.maximum(columns["max_gap_error_ns"], 0)  # -1 is an error that is not known
+    lower_bounds_ns = (columns["max_gap_ns"] - errors_ns)[has_gaps]
+    return int(lower_bounds_ns.max(initial=0))
 
 
 def find_uncertain_ranges(
@@ -458,25 +485,25 @@ def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> 
     return float(getattr(limits, definition.uncertainty_limit))
 
 
-def is_tpot_certain_by_times(
+def is_tpot_uncertain_by_timestamps(
     measured: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
 ) -> bool:
-    """Return True if the errors of timestamps alone leave TPOT certain enough.
+    """Return True if the errors of timestamps make a statistic of TPOT too uncertain to report.
 
-    TPOT divides a time by the tokens after the first event. Its uncertainty comes from the
-    timestamps and, unless the server reports it, from the number of tokens in the first event. If
-    TPOT is uncertain although this function returns True, that number is the cause.
+    TPOT is a time divided by the number of tokens after the first event. This function takes the
+    number of tokens as exact, so only errors of the time count.
 
     Args:
         measured: All measured requests.
         tpot: The distribution of TPOT.
         limits: The shares by which statistics may be off.
     """
-    bounds_by_times = bound_values(measured.columns, bounds.bound_tpot_times)
-    if bounds_by_times is None:
-        return True  # all timestamps are exact
-    ranges_by_times = bounds_by_times.bound_statistics()
-    return not find_uncertain_ranges(tpot, ranges_by_times, limits.tpot_error_share)
+    tpot_bounds = bound_values(measured.columns, bounds.bound_tpot_times)
+    if tpot_bounds is None:
+        return False  # all timestamps are exact
+    ranges = tpot_bounds.bound_statistics()
+    uncertain_ranges = find_uncertain_ranges(tpot, ranges, limits.tpot_error_share)
+    return bool(uncertain_ranges)
 
 
 def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) -> bool:
@@ -525,13 +552,14 @@ def _find_bound_functions(
 ) -> dict[str, Callable[[Columns], Bounds]]:
     """Return, for each uncertain metric that an SLO limits, the function that bounds its values."""
     limited_metrics = {term.metric for term in slo.terms}
-    return {
-        definition.name: definition.bounds
-        for definition in METRICS.available()
-        if definition.name in limited_metrics
-        and definition.bounds is not None
-        and accumulator.statistic_ranges(definition.name) is not None
-    }
+    bound_functions = {}
+    for definition in METRICS.available():
+        if definition.name not in limited_metrics or definition.bounds is None:
+            continue
+        is_uncertain = accumulator.statistic_ranges(definition.name) is not None
+        if is_uncertain:
+            bound_functions[definition.name] = definition.bounds
+    return bound_functions
 
 
 def _blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:

@@ -121,8 +121,9 @@ def _describe_excessive_error(
 ) -> dict[str, str | float | None] | None:
     """Return the values of a `ReasonCode` about an error of the client that is too large.
 
-    The error is too large if its deciding quantile, the highest one that enough values support, is
-    more than a share of a typical latency. Returns None if it is not, or if there are no values.
+    The error is too large if its deciding quantile is more than a share of a typical latency. The
+    deciding quantile is the highest one for which there are enough values, such as the p99. Returns
+    None if the error is small enough, or if there are no values.
 
     Args:
         error_ms: The distribution of the error, such as how much later than due requests were sent.
@@ -159,19 +160,23 @@ def _check_worker_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_dropped_requests(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a reason if the client dropped too many requests, and they may decide the SLO.
-
-    If the server misses the SLO anyway, the dropped requests do not change the outcome.
-    """
-    if _drops_too_many(evidence) and not evidence.inputs.is_slo_missed:
+    """Yield a reason if the run is invalid because the client dropped too many requests."""
+    if _is_invalid_by_dropped_requests(evidence):
         values = _dropped_values(evidence.summary.requests)
         yield make_code("dropped", **values, limit=evidence.manifest.limits.not_offered_share)
 
 
-def _drops_too_many(evidence: RunEvidence) -> bool:
-    """Return True if the client dropped a larger share of the requests than the user allows."""
+def _is_invalid_by_dropped_requests(evidence: RunEvidence) -> bool:
+    """Return True if the client dropped so many requests that the run is invalid.
+
+    The largest share of dropped requests that the user accepts is `limits.not_offered_share`. Above
+    it the run stays valid only if the server misses the SLO even without the dropped requests,
+    because more load would not change that outcome.
+    """
     dropped_share = evidence.summary.requests.dropped_share
-    return dropped_share > evidence.manifest.limits.not_offered_share
+    if dropped_share <= evidence.manifest.limits.not_offered_share:
+        return False
+    return not evidence.inputs.is_slo_missed
 
 
 def _check_failures(evidence: RunEvidence, code: str, failed_requests: int) -> Iterator[ReasonCode]:
@@ -271,16 +276,15 @@ def _check_concurrency(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a caveat if the client dropped requests that it should have sent.
+    """Yield a caveat if the client dropped more than the share limits.NOT_OFFERED of the requests.
 
-    A caveat is shown if the share of dropped requests is above limits.NOT_OFFERED. It is not needed
-    if that share already makes the run INVALID, which has a reason of its own: the share is above
-    the limit `not_offered_share` of the user, and the dropped requests might decide the SLO. They
-    cannot decide it if the server misses the SLO even without them.
+    The client drops a request instead of sending it if too many requests are in flight. If the run
+    is invalid because of that, `_check_dropped_requests` yields a reason and no caveat is needed.
     """
+    if _is_invalid_by_dropped_requests(evidence):
+        return
     requests = evidence.summary.requests
-    makes_run_invalid = _drops_too_many(evidence) and not evidence.inputs.is_slo_missed
-    if requests.dropped_share > limits.NOT_OFFERED and not makes_run_invalid:
+    if requests.dropped_share > limits.NOT_OFFERED:
         yield make_code("not_offered", **_dropped_values(requests))
 
 

@@ -86,20 +86,22 @@ def measure_window(
     all_stages: Sequence[MetricAccumulator],
     full_load: FullLoadTime = ALWAYS,
 ) -> Window:
-    """Return the intervals by whose length counts of requests and tokens are divided for a rate.
+    """Return the intervals of a run over which rates, such as tokens per second, are computed.
 
     - The measurement window: from the first due time to the last token.
-    - The steady state: from the first to the last due time, as far as the load is full then.
+    - The steady state: the part of the time from the first to the last due time in which the load
+      is full.
     - `last_issued`, as MLPerf LoadGen measures rates: from the first due time to the end of the
       request that was sent last.
     - The full run: from its start to the end of its last request.
 
-    The first three are without times if no request was due.
+    If no request was due, only the full run has times.
 
     Args:
         accumulator: The requests that are measured.
-        all_stages: The requests of all stages, which together last as long as the run.
-        full_load: The time in which the load of the measured requests is full and the only load.
+        all_stages: The requests of all stages of the run, measured or not.
+        full_load: When the load is full: no virtual user has yet to start or has already ended, and
+            no request of an earlier stage is in flight.
     """
     run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
     full_run = span(0, run_end_ns)
@@ -160,8 +162,10 @@ def find_full_load_time(
     earlier_ends_ns = [stage.maximum("done_ns") for stage in all_stages[:first_stage]]
     last_user_start_ns = all_stages[first_stage].maximum("user_start")
     start_ns = max([*earlier_ends_ns, last_user_start_ns])
+
     user_ends_ns = all_stages[last_stage].sample("user_end")
-    if not user_ends_ns.count:  # an open loop, or a closed loop with a duration
+    if not user_ends_ns.count:
+        # An open loop has no virtual users, and in a closed loop with a duration all end together.
         return FullLoadTime(start_ns)
 
     return FullLoadTime(start_ns, end_ns=round(user_ends_ns.quantile(ENDED_USERS_SHARE)))
@@ -191,12 +195,12 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
     """Return which ok records of a stage are the last requests of its virtual users.
 
     A virtual user sends one session, a conversation or a single request, after the other. The last
-    sessions of `concurrency` virtual users are the last `concurrency` sessions of the stage: with 8
-    virtual users and 100 conversations, the conversations 92 to 99. The last request of a virtual
-    user is the last one of such a session.
+    sessions of `concurrency` virtual users are the last `concurrency` sessions of the stage. With 8
+    virtual users and 100 conversations, they are the conversations 92 to 99. The last request of a
+    virtual user is the last one of such a session.
 
-    Slots number all planned requests of the run, session by session, so a session is found by the
-    slots of its requests.
+    Slots number all planned requests of the run, session by session. If the conversations have 3
+    turns and the stage starts at slot 0, those from 92 on have the slots from 92 * 3 on.
 
     Args:
         columns: The records of the stage.
@@ -208,13 +212,14 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
         return np.zeros(len(columns), bool)
 
     session_count = plan.slots // turns if plan.sessions is None else plan.sessions
-    first_of_last_sessions = session_count - plan.concurrency
-    first_slot_of_last_sessions = plan.first_slot + first_of_last_sessions * turns
-    is_in_last_sessions = columns["slot"] >= first_slot_of_last_sessions
+    sessions_before = session_count - plan.concurrency  # 92 in the example
+    first_slot_of_last_sessions = plan.first_slot + sessions_before * turns
+    is_in_last_session = columns["slot"] >= first_slot_of_last_sessions
+
     is_single_request = columns["session"] < 0
     ends_session = is_single_request | is_last_slot_of_task(columns["slot"], turns)
-    is_last: NDArray[np.bool_] = is_in_last_sessions & ends_session & columns.where(OK)
 
+    is_last: NDArray[np.bool_] = is_in_last_session & ends_session & columns.where(OK)
     return is_last
 
 
@@ -295,12 +300,13 @@ def _events_until(events_before_bins: NDArray[np.int64], time_s: float) -> float
 
     For [0, 3, 3, 5] events before the bins 0 to 3, half a bin after the start gives 1.5 events.
     """
-    bins = time_s * 1e9 / BIN_NS  # the time in bins, such as 2.5
-    last_bin = len(events_before_bins) - 2
-    bin_number = min(max(int(bins), 0), last_bin)
-    before_bin = events_before_bins[bin_number]
-    before_next_bin = events_before_bins[bin_number + 1]
-    return float(np.interp(bins, [bin_number, bin_number + 1], [before_bin, before_next_bin]))
+    bin_count = len(events_before_bins) - 1  # the last entry is the total
+    time_in_bins = time_s * 1e9 / BIN_NS  # 2.5 is the middle of bin 2
+    bin_number = min(max(int(time_in_bins), 0), bin_count - 1)
+
+    start_and_end = [bin_number, bin_number + 1]
+    events_before_each = events_before_bins[bin_number : bin_number + 2]
+    return float(np.interp(time_in_bins, start_and_end, events_before_each))
 
 
 def estimate_tokens_within(columns: Columns, interval: Span) -> float:

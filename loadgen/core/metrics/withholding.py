@@ -23,12 +23,13 @@ from loadgen.figures import METRICS, pooled_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from loadgen.core.limits import ValidityLimits
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.drift import Drift
     from loadgen.core.metrics.part_summaries import PartSummary
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.timing_evidence import TimingEvidence
-    from loadgen.core.metrics.uncertainty import GapBounds, WithheldStatistics
+    from loadgen.core.metrics.uncertainty import GapBounds, RangesMs, WithheldStatistics
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Term
 
@@ -81,13 +82,13 @@ def select_statistics(
     gap_bounds: GapBounds | None,
     evidence: TimingEvidence,
 ) -> ReportedStatistics:
-    """Return the statistics that can be reported, and why others cannot.
+    """Return the statistics that the run reports, and why it does not report others.
 
-    - A metric is unsound if no statistic of it can be trusted.
-    - A single statistic of another metric, such as its p99, is withheld if the errors of timestamps
-      and of token counts may change it by too large a share of its value.
-    - ITL, the inter-token latency, is absent if events carry several tokens. Otherwise it is the
-      gap between events ("inter_chunk"), and the same statistics of both are withheld.
+    There are three reasons not to report a statistic, such as the p99 of TTFT:
+
+    - The metric is unsound: none of its statistics can be trusted.
+    - The statistic is withheld: errors of timestamps or token counts may change it too much.
+    - It belongs to ITL, and ITL is not defined because events carry several tokens.
 
     Args:
         manifest: The manifest of the run.
@@ -103,16 +104,18 @@ def select_statistics(
         metric: distribution.without(uncertain_ranges.get(metric, ()))
         for metric, distribution in distributions.items()
     }
-    is_tpot_uncertain = "tpot" in uncertain_ranges
-    is_tpot_uncertain_by_tokens = is_tpot_uncertain and uncertainty.is_tpot_certain_by_times(
-        measured, distributions["tpot"], manifest.limits
-    )
     withheld = timing_evidence.explain_withheld(
-        uncertain_ranges, evidence, is_tpot_uncertain_by_tokens=is_tpot_uncertain_by_tokens
+        uncertain_ranges,
+        evidence,
+        is_tpot_uncertain_by_tokens=_is_tpot_uncertain_by_tokens_only(
+            uncertain_ranges, measured, distributions["tpot"], manifest.limits
+        ),
     )
 
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
-    if "inter_chunk" in withheld and not itl_absent:
+    is_itl_defined = not itl_absent
+    if is_itl_defined and "inter_chunk" in withheld:
+        # If each event carries one token, ITL is the gap between events.
         withheld["itl"] = withheld["inter_chunk"]
 
     unsound = _find_unsound_metrics(manifest, measured, evidence)
@@ -120,8 +123,31 @@ def select_statistics(
         distributions=certain_distributions,
         itl_absent=itl_absent,
         unsound=unsound,
-        withheld={name: value for name, value in withheld.items() if name not in unsound},
+        withheld={metric: reason for metric, reason in withheld.items() if metric not in unsound},
     )
+
+
+def _is_tpot_uncertain_by_tokens_only(
+    uncertain_ranges: Mapping[str, RangesMs],
+    measured: MetricAccumulator,
+    tpot: Distribution,
+    limits: ValidityLimits,
+) -> bool:
+    """Return True if TPOT is too uncertain only because of the token counts.
+
+    TPOT is a time divided by a number of tokens. The time is uncertain by the errors of timestamps,
+    and the number is uncertain if the server does not report the tokens of the first event.
+
+    Args:
+        uncertain_ranges: The uncertain statistics of each metric. It has no "tpot" if TPOT is
+            certain.
+        measured: All measured requests.
+        tpot: The distribution of TPOT.
+        limits: The shares by which statistics may be off.
+    """
+    if "tpot" not in uncertain_ranges:
+        return False
+    return not uncertainty.is_tpot_uncertain_by_timestamps(measured, tpot, limits)
 
 
 def _find_unsound_metrics(
@@ -151,26 +177,32 @@ def _find_unsound_metrics(
 
 
 _PARTS = ("stages", "targets", "regions", "nodes", "classes", "models", "steps")
+"""The fields of a summary that list the summaries of parts of the run."""
 _PARTS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
+"""Those of the fields above whose parts have the outcomes of SLOs."""
 
 
 def withhold_unsound_metrics(summary: Summary) -> Summary:
     """Return the summary without the metrics that its field `unsound` lists.
 
-    They are removed from the run and from its stages, targets, classes and other parts, which have
-    the same fields as the run. The drift, which is how latencies change over time, also loses the
-    single statistics that the field `withheld` lists.
+    The metrics are removed from the run and from its stages, targets, classes and other parts. The
+    drift, which is how latencies change over time, also loses the single statistics that the field
+    `withheld` lists.
     """
     summary = msgspec.structs.replace(summary, drift=_reported_drift(summary))
     unsound = summary.unsound
     if not unsound:
         return summary
 
-    changes = _withhold_in_part(summary, unsound) | _withhold_in_run(summary, unsound)
+    changes: dict[str, object] = {}
+    # A run has the fields that its parts have, such as `ttft_ms`, and some that only a run has.
+    changes.update(_withhold_in_part(summary, unsound))
+    changes.update(_withhold_in_run(summary, unsound))
+
     for field in _PARTS:
+        parts: tuple[PartSummary, ...] = getattr(summary, field)
         changes[field] = tuple(
-            msgspec.structs.replace(part, **_withhold_in_part(part, unsound))
-            for part in getattr(summary, field)
+            msgspec.structs.replace(part, **_withhold_in_part(part, unsound)) for part in parts
         )
 
     return msgspec.structs.replace(summary, **changes)
@@ -223,9 +255,11 @@ def _without_unsound_percentiles(
 def _without_other_unsound_metrics(
     summary: Summary, unsound: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return the field `other_metrics` without the statistics of unsound metrics.
+    """Return the distributions of `summary.other_metrics` without those of unsound metrics.
 
-    It has the distributions of the metrics that have no field of their own.
+    Common metrics, such as TTFT, are separate fields of a summary. The distributions of all other
+    metrics are in the field `other_metrics`, by the name of the metric with its unit. An unsound
+    metric keeps its entry there, with a distribution that has no values.
     """
     unsound_fields = {
         definition.field for definition in METRICS.available() if definition.name in unsound
@@ -237,16 +271,17 @@ def _without_other_unsound_metrics(
 
 
 def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields without unsound metrics that a run and its parts have in common.
+    """Return the fields of a run or of a part of it that change if unsound metrics are removed.
 
-    A part is a stage, a target, a class, a model or a step.
+    A part is a stage, a target, a class, a model or a step. Only the fields that a run and its
+    parts have in common are considered.
 
     Args:
         part: The summary of the run or part.
         unsound: The unsound metrics, with the reason for each.
 
     Returns:
-        The new value of each changed field.
+        The new value of each changed field, such as an empty distribution for "ttft_ms".
     """
     changes: dict[str, object] = {}
     for field, distribution in _distributions_of(part, unsound).items():
@@ -254,7 +289,8 @@ def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -
 
     if "tokens" in unsound:
         changes["tokens"] = without_output_counts(part.tokens)
-        if isinstance(part, TargetSummary):  # only a target has a rate over its own time
+        if isinstance(part, TargetSummary):
+            # Only targets have this field, the output rate over the time in which they were used.
             changes["own_output_per_s"] = None
 
     return changes
@@ -295,8 +331,10 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
     """
     if summary.verdict.valid:
         return summary
-    parts = {
-        field: tuple(without_slo_outcomes(part) for part in getattr(summary, field))
-        for field in _PARTS_WITH_SLO
-    }
-    return msgspec.structs.replace(without_slo_outcomes(summary), **parts)
+
+    parts_by_field = {}
+    for field in _PARTS_WITH_SLO:
+        parts: tuple[PartSummary, ...] = getattr(summary, field)
+        parts_by_field[field] = tuple(without_slo_outcomes(part) for part in parts)
+
+    return msgspec.structs.replace(without_slo_outcomes(summary), **parts_by_field)
