@@ -463,8 +463,8 @@ def _describe_throttling(case: Case, step_time: float) -> str:
     start_s = float(case.requests["due_ns"][0]) / 1e9
     step_s = start_s + step_time * case.span_s
     end_s = start_s + case.span_s
-    shares_before = energy.throttled_fractions(case.samples, start_s, step_s)
 
+    shares_before = energy.throttled_fractions(case.samples, start_s, step_s)
     shares_after = energy.throttled_fractions(case.samples, step_s, end_s)
     for reason, share_after in shares_after.items():
         share_before = shares_before.get(reason, 0.0)

@@ -96,10 +96,10 @@ def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare
     """
     decided = sum(request_class.requests.decided for request_class in classes)
     ok = sum(request_class.requests.ok for request_class in classes)
-    good_share = None
-    good_counts = _known_values([request_class.goodput.good for request_class in classes])
 
+    good_counts = _known_values([request_class.goodput.good for request_class in classes])
     counted = sum(request_class.goodput.counted or 0 for request_class in classes)
+    good_share = None
     if good_counts is not None and counted:
         good_share = sum(good_counts) / counted
 

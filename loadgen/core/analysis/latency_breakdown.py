@@ -129,7 +129,7 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
         measured: The measured records, by stage.
         manifest: The manifest of the run.
     """
-    # This needs much memory for millions of requests, so the columns that are cached are freed.
+    # The split of millions of requests needs much memory. Columns that were read before are freed.
     for columns in measured:
         columns.forget()
 
@@ -138,18 +138,23 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     if not len(has_server_timing):
         return Splits(reason="no request succeeded")
 
-    has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
     groups = list(_form_groups(requests, manifest))
-    ttft_splits = _split_ttft_of_groups(requests, groups, has_server_timing)
-    e2e_splits = _split_e2e_of_groups(requests, groups)
-    requests_with_timing = int(has_server_timing.sum())
+    ttft_splits_of_groups = _split_ttft_of_groups(requests, groups, has_server_timing)
+    e2e_splits_of_groups = _split_e2e_of_groups(requests, groups)
+    described_groups = [
+        _describe_group(group, ttft_splits, e2e_splits)
+        for group, ttft_splits, e2e_splits in zip(
+            groups, ttft_splits_of_groups, e2e_splits_of_groups, strict=True
+        )
+    ]
 
+    requests_with_timing = int(has_server_timing.sum())
+    has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
+    incomplete_reason = _why_incomplete(
+        manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
+    )
     return Splits(
-        accounted=requests_with_timing,
-        groups=tuple(map(_describe_group, groups, ttft_splits, e2e_splits)),
-        reason=_why_incomplete(
-            manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
-        ),
+        accounted=requests_with_timing, groups=tuple(described_groups), reason=incomplete_reason
     )
 
 
@@ -187,7 +192,7 @@ def _why_incomplete(manifest: RunManifest, *, has_timing: bool, has_queue: bool)
 def _form_groups(requests: JoinedColumns, manifest: RunManifest) -> Iterator[_Group]:
     """Yield all requests, and those of each target, request class and range of prompt lengths."""
     target_index = requests["target"]
-    yield _Group("all", "", np.ones(len(target_index), bool))
+    yield _Group(by="all", name="", is_member=np.ones(len(target_index), bool))
 
     if len(manifest.targets) > 1:
         for index, target in enumerate(manifest.targets):
@@ -195,8 +200,9 @@ def _form_groups(requests: JoinedColumns, manifest: RunManifest) -> Iterator[_Gr
             yield _Group("target", name, target_index == index)
 
     if manifest.classes:
-        start_ids = requests["request"] // manifest.turns_per_session
-        class_index = class_indices(manifest, start_ids)
+        # All requests of a task have its class. With 3 turns, task 1 has the request ids 3, 4, 5.
+        task_ids = requests["request"] // manifest.turns_per_session
+        class_index = class_indices(manifest, task_ids)
         for index, request_class in enumerate(manifest.classes):
             yield _Group("class", request_class.name, class_index == index)
 
@@ -273,9 +279,10 @@ def _split_ttft_of_groups(
         is_used = group.is_member & (ttft_ns != UNDEFINED)
         if (group.is_member & has_server_timing).any():
             is_used &= has_server_timing
-        near_percentiles_of_groups.append(list(_find_near_percentiles(ttft_ns, due_ns, is_used)))
+        near_percentiles = list(_find_near_percentiles(ttft_ns, due_ns, is_used))
+        near_percentiles_of_groups.append(near_percentiles)
 
-    _read_columns(requests, _TTFT_COLUMNS, near_percentiles_of_groups)
+    _fill_columns(near_percentiles_of_groups, requests, _TTFT_COLUMNS)
     return [
         [_split_ttft(near.columns, near.percentile) for near in near_percentiles]
         for near_percentiles in near_percentiles_of_groups
@@ -294,7 +301,7 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
     near_percentiles_of_groups = [
         list(_find_near_percentiles(e2e_ns, due_ns, group.is_member)) for group in groups
     ]
-    _read_columns(requests, _E2E_COLUMNS, near_percentiles_of_groups)
+    _fill_columns(near_percentiles_of_groups, requests, _E2E_COLUMNS)
 
     return [
         [_split_e2e(near.columns, near.percentile) for near in near_percentiles]
@@ -308,28 +315,31 @@ def _find_near_percentiles(
     """Yield the requests near each percentile of a latency, such as those from p98.5 to p99.5.
 
     The requests are ranked by latency, and by scheduled time if that is equal. Of millions of
-    requests, only those near a percentile are sorted. Suppose that ranks 2 and 3 of the latencies
-    5, 7, 7, 7 and 9 are near a percentile. Both latencies are 7, so the candidates are the three
-    requests with 7. The first of them has rank 1 and is left out.
+    requests, only the candidates for a percentile are sorted.
+
+    Suppose that the latencies are 5, 7, 7, 7 and 9, and that the ranks 2 and 3 are near a
+    percentile. Both have the latency 7. So the candidates are the three requests with it, which
+    have the ranks 1, 2 and 3. The last two of them are near the percentile.
 
     Args:
         latencies_ns: The latency of each request.
         due_ns: The scheduled time of each request.
         is_used: Which requests are ranked.
     """
-    ranked_ns = latencies_ns[is_used]
-    ranks_by_percentile = _ranks_near_percentiles(len(ranked_ns))
-    _partition_at_ends(ranked_ns, ranks_by_percentile.values())
+    partitioned_ns = latencies_ns[is_used]
+    ranks_by_percentile = _ranks_near_percentiles(len(partitioned_ns))
+    _partition_at_ends(partitioned_ns, ranks_by_percentile.values())
 
     for percentile, ranks in ranks_by_percentile.items():
-        smallest_ns = ranked_ns[ranks[0]]
-        largest_ns = ranked_ns[ranks[-1]]
-        is_between = (latencies_ns >= smallest_ns) & (latencies_ns <= largest_ns)
-        candidates = _sort_indexes(np.flatnonzero(is_used & is_between), latencies_ns, due_ns)
-        rank_of_first_candidate = int((ranked_ns < smallest_ns).sum())
-        first = ranks.start - rank_of_first_candidate
-        end = ranks.stop - rank_of_first_candidate
-        yield _RequestsNearPercentile(percentile, candidates[first:end])
+        shortest_ns = partitioned_ns[ranks[0]]
+        longest_ns = partitioned_ns[ranks[-1]]
+        is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
+        candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
+
+        # All requests with a shorter latency come before the first candidate.
+        first_rank = int((partitioned_ns < shortest_ns).sum())
+        indexes = candidates[ranks.start - first_rank : ranks.stop - first_rank]
+        yield _RequestsNearPercentile(percentile, indexes)
 
 
 def _partition_at_ends(values: Ints, rank_ranges: Iterable[range]) -> None:
@@ -371,21 +381,20 @@ def _ranks_near_percentiles(count: int) -> dict[PercentileName, range]:
     return ranks_by_percentile
 
 
-def _read_columns(
+def _fill_columns(
+    near_percentiles_of_groups: Sequence[Sequence[_RequestsNearPercentile]],
     requests: JoinedColumns,
     names: Sequence[str],
-    near_percentiles_of_groups: Sequence[Sequence[_RequestsNearPercentile]],
 ) -> None:
-    """Read these columns for the requests near each percentile of each group.
+    """Fill the `columns` of the requests near each percentile of each group.
 
     A column of all requests is large. Each is read once and freed before the next one, so the loop
     over columns is the outer one.
 
     Args:
-        requests: All ok requests.
-        names: The fields and metrics that are read.
-        near_percentiles_of_groups: The requests near each percentile, for each group. The values
-            are put into their `columns`.
+        near_percentiles_of_groups: For each group, the requests near each percentile.
+        requests: All ok requests, from which the columns are read.
+        names: The fields and metrics to read.
     """
     for name in names:
         column = requests.measure(name) if name in _METRICS else requests[name]
@@ -441,9 +450,11 @@ def _optional_milliseconds(ns: float | None) -> float | None:
 def _split_e2e(values: Values, percentile: PercentileName) -> E2eSplit:
     """Return the mean end-to-end latency of the requests near a percentile, and its parts.
 
-    The parts are TTFT, the stall, which is the largest gap between output events of a response if a
-    reader notices it (more than STALL_NS), and decode, which is all other time after the first
-    token. A response that is not streamed has no TTFT, so that its whole latency counts as TTFT.
+    - TTFT is the time to the first token. A response that is not streamed has none, so its whole
+      latency counts as TTFT.
+    - The stall is the largest gap between output events, if it is longer than STALL_NS. Otherwise
+      it is 0.
+    - Decode is all other time after the first token.
 
     Args:
         values: The columns of these requests, by name.
@@ -507,16 +518,19 @@ def list_slowest_requests(
         for index in _slowest_indexes(ok_requests, metric)
     ]
 
-    # `slowest` has a row for each listed request, in the same order.
+    # `slowest` and the lists below have one entry for each listed request, in the same order.
     listed_indexes = np.array([request.request_index for request in listed], np.int64)
     slowest = JoinedColumns(measured, only_ok=True, order=listed_indexes)
     fields_of_listed = [_read_fields(slowest, row) for row in range(len(listed))]
     loads = _measure_concurrent_loads(fields_of_listed, (*measured, *not_measured))
-    could_send_ns = earliest_send_ns(slowest).tolist()
-    metrics = [request.metric for request in listed]
-    descriptions = zip(metrics, fields_of_listed, could_send_ns, loads, strict=True)
+    earliest_sends_ns = earliest_send_ns(slowest).tolist()
 
-    return tuple(_describe_request(*description, manifest) for description in descriptions)
+    return tuple(
+        _describe_request(request.metric, fields, could_send_ns, load, manifest)
+        for request, fields, could_send_ns, load in zip(
+            listed, fields_of_listed, earliest_sends_ns, loads, strict=True
+        )
+    )
 
 
 def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:

@@ -241,12 +241,12 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEve
         )
 
     before = _group_requests(measured, event.before_ns, event.at_ns, slo)
-    if event.recovery.event == "spike":
-        was_missed_before = not before.is_met.all()
-    else:
-        # Only the last group tells the state right before a change of the replicas.
-        was_missed_before = not before.is_met[-1:].all()
+    is_met_before = before.is_met
+    if event.recovery.event != "spike":
+        # Only the last group, if there is one, shows the state right before the replicas changed.
+        is_met_before = before.is_met[-1:]
 
+    was_missed_before = not is_met_before.all()
     was_missed_after = not after.is_met.all()
     observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
     return msgspec.structs.replace(
@@ -259,17 +259,22 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEve
 
 
 def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
-    """Return the time in seconds from an event to the first request after the last missed group.
+    """Return the time in seconds from an event until the SLO is met from then on.
 
-    It is 0 if no group misses the SLO, and None if the last one does.
+    That is when the first request of the group after the last missed group is due. If group 2 is
+    the last one that misses the SLO, this is request 3 * GROUP_SIZE. The result is 0 if no group
+    misses the SLO, and None if the last group does.
     """
     missed_groups = np.flatnonzero(~after.is_met)
     if not len(missed_groups):
         return 0.0
-    first_met_group = int(missed_groups[-1]) + 1
-    if first_met_group == len(after.is_met):
+
+    first_recovered_group = int(missed_groups[-1]) + 1
+    if first_recovered_group == len(after.is_met):
         return None
-    return float(after.due_ns[first_met_group * GROUP_SIZE] - at_ns) / 1e9
+
+    recovered_ns = after.due_ns[first_recovered_group * GROUP_SIZE]
+    return float(recovered_ns - at_ns) / 1e9
 
 
 def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo) -> _Groups:
@@ -284,18 +289,21 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
         end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
-    is_grouped = [_is_counted_within(columns, start_ns, end_ns, slo) for columns in measured]
-    due_ns = join_selected((columns["due_ns"] for columns in measured), is_grouped)
+    # For each stage, which of its requests are grouped.
+    selections = [_is_counted_within(columns, start_ns, end_ns, slo) for columns in measured]
+    due_ns = join_selected((columns["due_ns"] for columns in measured), selections)
     order = np.argsort(due_ns, kind="stable")
-    group_sizes = _sum_by_group(np.ones(len(due_ns), np.int64))
+
+    each_request_as_one = np.ones(len(due_ns), np.int64)
+    group_sizes = _sum_by_group(each_request_as_one)
 
     is_met = np.ones(len(group_sizes), bool)
     for objective in _objectives(slo):
         is_good_of_stages = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
-        is_good = join_selected(is_good_of_stages, is_grouped)
-        misses = _sum_by_group(np.logical_not(is_good[order]))
+        is_good = join_selected(is_good_of_stages, selections)[order]
+        misses_of_groups = _sum_by_group(np.logical_not(is_good))
         allowed_misses = group_sizes * (1 - objective.min_share) + ROUNDING
-        is_met &= misses <= allowed_misses
+        is_met &= misses_of_groups <= allowed_misses
 
     return _Groups(due_ns[order], is_met)
 

@@ -162,10 +162,15 @@ def _compare_in_window(
 ) -> BetweenNodes:
     """Compare the nodes of a run that have enough requests in the steady-state window.
 
+    The nodes are compared if at least two of them have MIN_PER_NODE requests, and if each of these
+    nodes has MIN_PER_CELL requests in each block of time. Otherwise the result only has the reason
+    why they are not.
+
     Args:
         requests: The ok requests of the run.
         nodes: The nodes, at least two, with the node of each request.
-        short_block: The block of time of each request, -1 outside of the window.
+        short_block: The block of time of each request, from 0 to SHORT_BLOCKS - 1, or -1 outside of
+            the window.
     """
     selection = _select_requests(nodes, short_block)
     if len(selection.names) < 2:
@@ -264,16 +269,17 @@ def _select_requests(nodes: _Nodes, short_block: NDArray[np.int8]) -> _Selection
         short_block: The block of time of each request, -1 outside of the window.
     """
     rows = as_selection(short_block >= 0)
-    old_index = nodes.index_of_request[rows]
-    request_counts = np.bincount(old_index, minlength=len(nodes.names))
+    node_of_request = nodes.index_of_request[rows]
+    request_counts = np.bincount(node_of_request, minlength=len(nodes.names))
     compared_nodes = np.flatnonzero(request_counts >= MIN_PER_NODE)
     left_out_nodes = np.flatnonzero(request_counts < MIN_PER_NODE)
-    new_index_of_node = np.full(len(nodes.names), -1, np.int32)
-    new_index_of_node[compared_nodes] = np.arange(len(compared_nodes))
+
+    new_number_of_node = np.full(len(nodes.names), -1, np.int32)
+    new_number_of_node[compared_nodes] = np.arange(len(compared_nodes))
 
     return _Selection(
         rows=rows,
-        node_index=new_index_of_node[old_index],
+        node_index=new_number_of_node[node_of_request],
         short_block=short_block[rows],
         names=[nodes.names[index] for index in compared_nodes],
         left_out=tuple(nodes.names[index] for index in left_out_nodes),
@@ -294,26 +300,24 @@ def _compare_metric(
     A node is not reported as an outlier if errors of the client, such as requests that it sent
     late, may explain the difference from the other nodes.
     """
-    values_ns = requests.measure(metric)[selection.rows]
-    has_value = as_selection((values_ns != UNDEFINED) & (selection.node_index >= 0))
-    values_ms = values_ns[has_value] / 1e6
-    del values_ns  # a run may have millions of requests, so memory is freed early
+    selected_ns = requests.measure(metric)[selection.rows]
+    has_value = as_selection((selected_ns != UNDEFINED) & (selection.node_index >= 0))
+    values_ms = selected_ns[has_value] / 1e6
+    del selected_ns  # a run may have millions of requests, so memory is freed early
     cells = _assign_cells(selection, has_value)
     if cells is None:
         return None
 
     cell_means_ms = cells.mean_of_cells(values_ms)
-
-    # This overwrites `values_ms`, which is not used any more.
     variance_within = _compute_variance_in_place(cells, values_ms, cell_means_ms)
+    del values_ms  # it was overwritten
     components = estimate_components(cell_means_ms, cells.counts, variance_within)
 
     outliers = _find_outliers(metric, cell_means_ms.mean(axis=1), selection.names)
     if outliers:
-        errors_of_selected = _client_errors(requests, metric)[selection.rows]
-        errors_ms = errors_of_selected[has_value] / 1e6
-        error_of_node_ms = cells.mean_of_cells(errors_ms).mean(axis=1)
-        outliers = _drop_client_errors(outliers, error_of_node_ms, selection.names)
+        client_errors_ms = _client_errors(requests, metric)[selection.rows][has_value] / 1e6
+        mean_error_of_node_ms = cells.mean_of_cells(client_errors_ms).mean(axis=1)
+        outliers = _drop_client_errors(outliers, mean_error_of_node_ms, selection.names)
 
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
 
@@ -335,8 +339,10 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
     for block_count in BLOCK_COUNTS:
         # To make 5 blocks of 20 short ones, 0 to 3 are joined to block 0, and 4 to 7 to block 1.
         short_blocks_per_block = SHORT_BLOCKS // block_count
-        block = short_block // short_blocks_per_block
-        cell_of_value = node_index * block_count + block
+        block_index = short_block // short_blocks_per_block
+
+        # With 5 blocks, node 0 has the cells 0 to 4, and node 1 has the cells 5 to 9.
+        cell_of_value = node_index * block_count + block_index
         counts = np.bincount(cell_of_value, minlength=node_count * block_count)
         if counts.min() >= MIN_PER_CELL:
             return _Cells(cell_of_value, counts.reshape(node_count, block_count))

@@ -110,16 +110,18 @@ def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
     """Return the indices that put requests in order of time, and of their slots at equal times.
 
-    A slot is the position of a request in the schedule, so slots are nearly in order of time. A
-    stable sort of values that are nearly in order is fast. So the requests are put in order of
-    their slots by a table, and then sorted by time. If their slots do not fit a table, both are
-    sorted in one slower step.
+    The result is that of `np.lexsort`, which takes long for millions of requests. It is faster to
+    put the requests in order of their slots first (`_rows_by_slot`). A slot is the position of a
+    request in the schedule, so the times are then nearly in order, and a stable sort of values that
+    are nearly in order is fast.
     """
     rows_by_slot = _rows_by_slot(slots)
     if rows_by_slot is None:
         return np.lexsort((slots, times_ns))
-    order_by_time_of_rows = np.argsort(times_ns[rows_by_slot], kind="stable")
-    order: NDArray[np.int32] = rows_by_slot[order_by_time_of_rows]
+
+    times_by_slot_ns = times_ns[rows_by_slot]
+    positions_by_time = np.argsort(times_by_slot_ns, kind="stable")
+    order: NDArray[np.int32] = rows_by_slot[positions_by_time]
     return order
 
 
@@ -271,14 +273,17 @@ def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSel
     if count == len(rows):
         return _RowSelection(rows, None, count)
 
-    first = int(selected.argmax())  # the first True
+    # If the selected rows are adjacent, all of them follow the first one.
+    first = int(selected.argmax())  # the index of the first True
     end = first + count
     are_adjacent = bool(selected[first:end].all())
     if are_adjacent and not isinstance(rows, Columns):
         return _RowSelection(_slice_rows(rows, slice(first, end)), None, count)
 
     is_most_rows = 2 * count > len(selected)
-    return _RowSelection(rows, selected if is_most_rows else np.flatnonzero(selected), count)
+    if is_most_rows:
+        return _RowSelection(rows, selected, count)
+    return _RowSelection(rows, np.flatnonzero(selected), count)
 
 
 class Columns:
@@ -541,10 +546,10 @@ class JoinedColumns:
     def _arrange(self, order: NDArray[np.int64]) -> None:
         """Take the rows that `order` lists, and put them in that order.
 
-        `order` numbers the selected rows of all stages, one stage after the other. For stages of 3
-        and 2 rows and the order [4, 0, 2], the joined column is row 1 of the second stage, then
-        rows 0 and 2 of the first stage. So the joined indices of the first stage are [1, 2], and
-        that of the second stage is [0].
+        `order` numbers the selected rows of all stages, one stage after the other. With 3 rows in
+        stage A and 2 in stage B, the rows of A are 0 to 2, and those of B are 3 and 4. For the
+        order [4, 0, 2], the joined column has row 1 of B at index 0, and the rows 0 and 2 of A at
+        the indices 1 and 2. So the joined indices of A are [1, 2], and those of B are [0].
         """
         arranged_rows: list[NDArray[Any] | slice] = []
         joined_indices_of_stage = []
@@ -554,7 +559,8 @@ class JoinedColumns:
             stage_rows = np.arange(len(columns))[selection]
             end_number = first_number + len(stage_rows)
             is_in_stage = (order >= first_number) & (order < end_number)
-            arranged_rows.append(stage_rows[order[is_in_stage] - first_number])
+            numbers_in_stage = order[is_in_stage] - first_number
+            arranged_rows.append(stage_rows[numbers_in_stage])
             joined_indices_of_stage.append(np.flatnonzero(is_in_stage))
             first_number = end_number
 

@@ -114,8 +114,8 @@ def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> 
         for quantile in QUANTILES
         if quantile.metric == metric and quantile.statistic in withheld
     ]
-    block_changes = dict.fromkeys(quantile.block_field for quantile in withheld_quantiles)
-    drift_changes = dict.fromkeys(quantile.field for quantile in withheld_quantiles)
+    block_changes = {quantile.block_field: None for quantile in withheld_quantiles}
+    drift_changes = {quantile.field: None for quantile in withheld_quantiles}
     blocks = tuple(msgspec.structs.replace(block, **block_changes) for block in drift.blocks)
 
     return msgspec.structs.replace(drift, blocks=blocks, **drift_changes)
@@ -148,13 +148,24 @@ def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
     Args:
         measured: The records of each measured stage.
     """
-    due_ns_of_stages = [columns["due_ns"][as_selection(columns.where(OK))] for columns in measured]
+    due_ns_of_stages = [_ok_due_ns(columns) for columns in measured]
+    has_requests = any(len(due_ns) for due_ns in due_ns_of_stages)
     latest_ns = max((int(due_ns.max(initial=0)) for due_ns in due_ns_of_stages), default=0)
     block_ns = _choose_block_ns(latest_ns)
-    samples: list[BlockSamples] = []
+
+    block_count = latest_ns // block_ns + 1 if has_requests else 0
+    samples = [BlockSamples() for _ in range(block_count)]
     for columns, due_ns in zip(measured, due_ns_of_stages, strict=True):
         _add_to_blocks(samples, columns, _number_blocks(due_ns, block_ns))
+
     return TimeBlocks(samples, block_ns)
+
+
+def _ok_due_ns(columns: Columns) -> NDArray[np.int64]:
+    """Return the due times of the ok requests of a stage."""
+    is_ok = columns.where(OK)
+    due_ns: NDArray[np.int64] = columns["due_ns"][as_selection(is_ok)]
+    return due_ns
 
 
 def _choose_block_ns(latest_ns: int) -> int:
@@ -186,15 +197,12 @@ def _add_to_blocks(
     """Add the ok requests of a stage to the blocks that they are due in, with their latencies.
 
     Args:
-        samples: The samples of each block, to which missing blocks are appended.
+        samples: The samples of each block.
         columns: The records of the stage.
         block_of_request: The number of the block of each ok request.
     """
     if not len(block_of_request):
         return
-
-    while len(samples) <= int(block_of_request.max()):
-        samples.append(BlockSamples())
 
     request_counts = np.bincount(block_of_request, minlength=len(samples))
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):

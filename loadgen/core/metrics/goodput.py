@@ -170,11 +170,12 @@ def _not_judged_goodput(goodput: Goodput) -> Goodput:
 
     If there is an SLO, `not_judged` says that it is not judged because the run is not valid.
     """
-    # `has_slo` is about an SLO on single requests. One on whole tasks alone only sets `met`.
-    has_outcome = goodput.met is not None
+    # An SLO on whole tasks alone sets `met`, but not `has_slo`, which is about single requests.
+    has_any_slo = goodput.has_slo or goodput.met is not None
     not_judged = goodput.not_judged
-    if goodput.has_slo or has_outcome:
+    if has_any_slo:
         not_judged = "the run is not valid; verdict.reasons says why"
+
     terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
     return msgspec.structs.replace(goodput, met=None, slo=terms, not_judged=not_judged)
 
@@ -184,20 +185,22 @@ def measure_goodput(sample: SloSample, window: Window) -> Goodput:
 
     Requests that failed, were dropped or were lost count as misses. Cancelled requests do not
     count, and unfinished ones only if they had exceeded a limit by the end (`outcomes.is_counted`).
+    If errors of timestamps leave open which requests are good, their number, their share and their
+    rates are None.
 
     Args:
         sample: The requests, with what is needed to judge their SLO.
-        window: The intervals that rates are over.
+        window: The measurement window and the steady state, for the rates of good requests.
     """
     slo = sample.slo
     if slo is None:
         return Goodput()
 
     terms = judge_terms(sample, slo)
-    good = _certain_good_requests(sample, slo)
-    share = None
 
+    share = None
     good_in_steady_state = None
+    good = _certain_good_requests(sample, slo)
     if good is not None:
         share = good / sample.counted if sample.counted else None
         good_in_steady_state = _good_requests_within(sample, window.steady)
@@ -257,17 +260,21 @@ def _lacks_tpot(sample: SloSample, slo: Slo) -> bool:
 
 
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
-    """Return the number of requests that meet every term, or None if it is too uncertain."""
+    """Return the number of requests that meet every term, or None if it is too uncertain.
+
+    The errors of timestamps give a range of possible numbers. The number is too uncertain if an end
+    of the range differs from it by more than MAX_UNCERTAIN_GOOD_SHARE.
+    """
     if _has_undecidable_requests(sample, slo) or _lacks_tpot(sample, slo):
         return None
 
     good = sample.accumulator.sum("good")
     possible_range = bound_good_requests(sample.accumulator, slo)
-    is_certain = possible_range is None or not possible_range.exceeds(
-        good, MAX_UNCERTAIN_GOOD_SHARE
-    )
+    if possible_range is None:  # no metric of the SLO is uncertain
+        return good
 
-    return good if is_certain else None
+    is_too_uncertain = possible_range.exceeds(good, MAX_UNCERTAIN_GOOD_SHARE)
+    return None if is_too_uncertain else good
 
 
 def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:

@@ -104,10 +104,11 @@ def measure_replicas(
     tested_time: TestedTime,
     manifest: RunManifest,
 ) -> list[ReplicaSeries]:
-    """Return what happened at each replica, or target, in each block of the time tested.
+    """Return what happened at each replica in each block of the time tested.
 
-    A replica is one of several servers behind a target, and has series of its own if the records
-    name it. The time tested is cut into BLOCKS blocks. A series has one value for each of them.
+    A replica is one of several servers behind a target. If the records do not name the replicas, a
+    target counts as one replica. The time tested is divided into BLOCKS blocks of equal length, and
+    each series of a replica, such as its mean TTFT, has one value per block.
 
     Args:
         measured: The records of each measured stage.
@@ -120,21 +121,20 @@ def measure_replicas(
     in_flight_by_replica = _measure_in_flight([*measured, *warmup], tested_time)
     nothing_in_flight = np.zeros(BLOCKS)
 
-    return [
-        ReplicaSeries(
+    all_series = []
+    for key, rows in group_by_key(requests.replica_key):
+        block = requests.block[rows]
+        replica_series = ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
             in_flight=in_flight_by_replica.get(key, nothing_in_flight),
-            ttft_ns=_block_means(requests.ttft_ns, requests.block, rows, UNDEFINED),
-            prompt_tokens=_block_means(
-                requests.prompt_tokens, requests.block, rows, NO_TOKEN_COUNT
-            ),
-            output_tokens=_block_means(
-                requests.output_tokens, requests.block, rows, NO_TOKEN_COUNT
-            ),
+            ttft_ns=_block_means(requests.ttft_ns[rows], block, missing=UNDEFINED),
+            prompt_tokens=_block_means(requests.prompt_tokens[rows], block, missing=NO_TOKEN_COUNT),
+            output_tokens=_block_means(requests.output_tokens[rows], block, missing=NO_TOKEN_COUNT),
         )
-        for key, rows in group_by_key(requests.replica_key)
-    ]
+        all_series.append(replica_series)
+
+    return all_series
 
 
 def _select_tested_requests(
@@ -231,24 +231,19 @@ def _count_in_flight_at(
 
 
 def _block_means(
-    values: NDArray[np.int64],
-    block_of_request: NDArray[np.int8],
-    rows: NDArray[np.int64],
-    missing: int,
+    values: NDArray[np.int64], block_of_value: NDArray[np.int8], *, missing: int
 ) -> NDArray[np.float64]:
-    """Return the mean of the values of some requests in each block, NaN for a block without any.
+    """Return the mean of the values in each block of time, NaN for a block without values.
 
     Args:
-        values: The value of each request.
-        block_of_request: The block of each request.
-        rows: The indices of the requests that count, such as those of one replica.
-        missing: The value that stands for a missing one, which does not count.
+        values: The value of each request of a replica.
+        block_of_value: The block in which each of these requests is due.
+        missing: The value of a request that has none. It does not count.
     """
-    selected_values = values[rows]
-    is_known = selected_values != missing
-    blocks = block_of_request[rows][is_known]
+    is_known = values != missing
+    blocks = block_of_value[is_known]
     counts = np.bincount(blocks, minlength=BLOCKS)
-    sums = np.bincount(blocks, weights=selected_values[is_known], minlength=BLOCKS)
+    sums = np.bincount(blocks, weights=values[is_known], minlength=BLOCKS)
     return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
 
 
@@ -356,8 +351,8 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     improbable by chance in a single series.
     """
     trends_by_replica = _find_trends(replicas)
-    certain: list[Growth] = []
 
+    certain: list[Growth] = []
     possible: list[Growth] = []
     for series_trend in chain.from_iterable(trends_by_replica):
         if series_trend.is_growth_certain:

@@ -321,15 +321,20 @@ def _measure_gap_variations(
 ) -> _GapVariations:
     """Return the variation of the gaps between sends, and that of the gaps between due times.
 
-    If the client kept to the schedule, both are equal. Only the first requests of open loops are
-    compared, because the arrival process determines when those are due, and no others.
+    If the client kept to the schedule, both are equal. Only requests are compared whose due time
+    the arrival process determines. They are the single requests of open loops, and the first
+    requests of conversations and tasks in open loops. Later ones wait for a response.
     """
     requests = _PlannedRequests(columns_of_stages, plans)
     stages = requests.join("stage")
     sent_variation = gap_variation(requests.join("sent_ns"), stages)
+
     if requests.were_sent_when_due():
-        return _GapVariations(sent_variation, sent_variation)
-    return _GapVariations(sent_variation, gap_variation(requests.join("due_ns"), stages))
+        planned_variation = sent_variation  # the times are equal, so one computation is enough
+    else:
+        planned_variation = gap_variation(requests.join("due_ns"), stages)
+
+    return _GapVariations(sent=sent_variation, planned=planned_variation)
 
 
 class _PlannedRequests:

@@ -167,8 +167,9 @@ def _summarize_machine(
     """
     worker_numbers = [worker.worker for worker in workers]
     of_machine = all_requests.of_workers(worker_numbers)
-    mean_shares = []  # for each worker, the share of a core that it used on average
 
+    # For each worker, the mean and the largest share of a core that it used in a second.
+    mean_shares = []
     largest_shares = []
     for number in worker_numbers:
         shares = [sample.cpu_share for sample in full_seconds if sample.worker == number]

@@ -283,6 +283,9 @@ class _RunMeasurement:
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
         """Compute once what several sections of the summary use.
 
+        Each step uses the results of the steps before it: first the requests are selected, then
+        their events and the measurement window, and then the latencies.
+
         Args:
             data: What is stored of the run beside its records.
             accumulator: The records, added up for each stage and each other part of the run.

@@ -28,25 +28,32 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
 
     The end of a run cuts requests that are still in flight. The latency of such a request is not
     known, but it may have a lower bound: a request without a first token after 5 s has a TTFT of
-    more than 5 s. If the metric has no lower bound for single requests, no request is known to be
-    over the limit.
+    more than 5 s. It had exceeded the limit if the lower bound does.
     """
-    no_request = np.zeros(len(columns), bool)
     was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
-    definition = METRICS.get(term.metric)
-    if definition is None or definition.least is None or not was_cut.any():
-        return no_request
+    lower_bounds_ns = _lower_bounds_ns(columns, term.metric) if was_cut.any() else None
+    if lower_bounds_ns is None:
+        return np.zeros(len(columns), bool)
 
-    # `least` is the function of the metric that computes lower bounds. With `guard`, an error in
-    # that function is reported as one of the package that defines the metric.
-    compute_lower_bounds_ns = METRICS.guard(definition, definition.least)
-    is_over: NDArray[np.bool_] = was_cut & (compute_lower_bounds_ns(columns) > term.limit_ns)
-
-    is_metric_of_output = bool(definition.needs)
+    is_over: NDArray[np.bool_] = was_cut & (lower_bounds_ns > term.limit_ns)
+    is_metric_of_output = needs(term.metric) != ""
     if is_metric_of_output:
         is_over &= ~columns.request_no_output
 
     return is_over
+
+
+def _lower_bounds_ns(columns: Columns, metric: str) -> NDArray[np.int64] | None:
+    """Return lower bounds of a metric of unfinished requests, or None if the metric has none.
+
+    An error in the function that computes the bounds is reported as one of the package that defines
+    the metric (`METRICS.guard`).
+    """
+    definition = METRICS.get(metric)
+    if definition is None or definition.least is None:
+        return None
+    compute_lower_bounds = METRICS.guard(definition, definition.least)
+    return compute_lower_bounds(columns)
 
 
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
@@ -101,20 +108,22 @@ def meets_slo(
 
 
 def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which requests are within the limit of a term, or need no value of its metric.
+    """Return which requests meet a term: those within its limit, and those that need no value.
 
-    A request without a value misses the term, with two exceptions: a response that is too short to
-    have a value of a metric of tokens, such as TPOT, and a request that asks for no output.
+    A request without a value of the metric misses the term, with two exceptions: a response that is
+    too short to have a value of a metric of tokens, such as TPOT, and a request that asks for no
+    output.
 
     Args:
         columns: The requests.
         term: The term.
         values: The value of each request, UNDEFINED for one without a value.
     """
-    is_undefined = values == UNDEFINED
+    has_value = values != UNDEFINED
+    is_within_limit = values <= term.limit_ns
     is_metric_of_tokens = needs(term.metric) == "tokens"
-    needs_no_value = is_undefined & (is_metric_of_tokens | columns.request_no_output)
-    is_met: NDArray[np.bool_] = needs_no_value | (~is_undefined & (values <= term.limit_ns))
+    needs_no_value = is_metric_of_tokens | columns.request_no_output
+    is_met: NDArray[np.bool_] = np.where(has_value, is_within_limit, needs_no_value)
     return is_met
 
 
@@ -176,10 +185,10 @@ def _least_per_token(
 ) -> NDArray[np.int64]:
     """Return a lower bound of the time per output token of unfinished requests, in ns.
 
-    It is the time since the first token, divided by the most tokens that the response could have,
-    which are the requested ones. That time lasts until the response ended or, if it had not, until
-    the end of the run cut the request. The bound is 0 if no first token had come, or if no number
-    of tokens was requested.
+    A response has at most the requested tokens. If 10 s have passed since its first token and 101
+    tokens were requested, TPOT, which leaves out the first token, is at least 10 s / 100 = 0.1 s.
+    The time lasts until the response ended or, if it had not, until the end of the run cut the
+    request. The bound is 0 if no first token had come, or if no number of tokens was requested.
 
     Args:
         columns: The requests.
@@ -187,13 +196,14 @@ def _least_per_token(
             leaves out those of the first event.
     """
     first_token_ns = columns["first_token_ns"]
-    requested_tokens = columns["asked_output"].astype(np.int64)
     elapsed_ns = _end_or_cut_ns(columns) - first_token_ns
-    most_tokens = requested_tokens - excluded_tokens
-    least_per_token_ns = elapsed_ns // np.maximum(most_tokens, 1)
-    has_bound = (first_token_ns >= 0) & (most_tokens > 0)
-    values: NDArray[np.int64] = np.where(has_bound, least_per_token_ns, 0)
 
+    requested_tokens = columns["asked_output"].astype(np.int64)
+    most_tokens = requested_tokens - excluded_tokens
+    lower_bounds_ns = elapsed_ns // np.maximum(most_tokens, 1)
+
+    has_bound = (first_token_ns >= 0) & (most_tokens > 0)
+    values: NDArray[np.int64] = np.where(has_bound, lower_bounds_ns, 0)
     return values
 
 

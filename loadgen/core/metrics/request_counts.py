@@ -82,16 +82,16 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """The share of the requests that were not sent, 0 if none of them is due to the client.
+        """The share of the requests that were dropped, which means not sent.
 
-        The client does not send a request if too many are in flight. A turn of a conversation is
-        not sent either if the previous turn failed, which is not due to the client. If all dropped
-        requests are such turns, the share is 0. Otherwise it is the share of all dropped requests.
+        There are two reasons to drop a request: too many requests are in flight, which is due to
+        the client, or it is a turn of a conversation whose previous turn failed. The share is 0 if
+        all dropped requests have the second reason.
         """
         not_cancelled = self.scheduled - self.cancelled
         dropped_after_failed_turn = self._count_of_error("previous_turn_failed")
-        is_due_to_client = self.dropped > dropped_after_failed_turn
-        if not_cancelled == 0 or not is_due_to_client:
+        dropped_by_client = self.dropped - dropped_after_failed_turn
+        if not_cancelled == 0 or dropped_by_client <= 0:
             return 0.0
         return self.dropped / not_cancelled
 

@@ -227,12 +227,14 @@ class _DeliveryTest:
         return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
 
     def find_delay_factors(self, tokens: NDArray[np.int64]) -> DelayFactors:
-        """Return how many times as long as in the first quarter each request may take.
+        """Return by which factor the delay of each request may exceed those of the first quarter.
 
         A request with more tokens takes longer even if the server keeps up. So the factor of a
-        request is its tokens divided by the mean tokens of the first quarter. It is 1 if the number
-        of its tokens is not known. Returns None, which stands for a factor of 1 for every request,
-        if the requests of the second half are hardly longer than those of the first quarter.
+        request is its tokens divided by the mean tokens of the first quarter: 2 for a request of
+        400 tokens if the mean is 200. It is 1 if the number of its tokens is not known.
+
+        Returns None, which stands for a factor of 1 for every request, if the requests of the
+        second half are hardly longer than those of the first quarter.
 
         Args:
             tokens: The prompt or output tokens of each request, -1 if not known.
@@ -241,7 +243,8 @@ class _DeliveryTest:
         is_in_second_half = self._due_ns > self._half_start_ns
         first_quarter_tokens = tokens[is_known & self._is_in_first_quarter]
         second_half_tokens = tokens[is_known & is_in_second_half]
-        if not first_quarter_tokens.any() or not len(second_half_tokens):
+        is_comparable = bool(first_quarter_tokens.any()) and len(second_half_tokens) > 0
+        if not is_comparable:
             return None
 
         first_quarter_mean = float(first_quarter_tokens.mean())
@@ -254,23 +257,27 @@ class _DeliveryTest:
     def compare_events(
         self, events: EventName, event_ns: NDArray[np.int64], delay_factors: DelayFactors
     ) -> Shortfall | None:
-        """Return how many fewer events came than expected, or None if enough came.
+        """Return how many fewer events came in the second half than expected, or None if enough.
+
+        In the first quarter of a load, no queue has formed yet. So its delays show how fast the
+        server is, and how many events are due in the second half. A server that is overloaded
+        delivers fewer then.
 
         Args:
-            events: What the events are called.
+            events: The name of the events, for reports.
             event_ns: The time of the event of each request, -1 if it never came.
             delay_factors: By what the expected delay of each request is multiplied.
         """
-        has_known_delay = (event_ns >= 0) & self._is_in_first_quarter
-        delays_ns = event_ns[has_known_delay] - self._due_ns[has_known_delay]
+        has_first_quarter_delay = (event_ns >= 0) & self._is_in_first_quarter
+        delays_ns = event_ns[has_first_quarter_delay] - self._due_ns[has_first_quarter_delay]
         if not len(delays_ns):
             return None
 
         expected = self._count_expected(delays_ns, delay_factors)
-        is_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
-        observed = int(is_in_second_half.sum())
-        is_negligible = observed >= MIN_DELIVERED_SHARE * expected
-        if is_negligible or self._may_be_chance(expected, observed):
+        came_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
+        observed = int(came_in_second_half.sum())
+        have_enough_come = observed >= MIN_DELIVERED_SHARE * expected
+        if have_enough_come or self._may_be_chance(expected, observed):
             return None
 
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
@@ -301,28 +308,29 @@ class _DeliveryTest:
         """Return the expected events of the second half if each delay is equally probable.
 
         If every request had a delay of 2 s and the second half lasted from 30 s to 60 s, its events
-        would be those of the requests due from 28 s to 58 s. The expected number of events is the
-        mean of the numbers that the single delays lead to in this way.
+        would be those of the requests due from 28 s to 58 s. This number is computed for each
+        delay, and the mean of these numbers is the result.
 
         Args:
             delays_ns: The delays from the due time to the event that a request may have.
         """
-        due_early_enough_for_end = self._count_due(self._half_end_ns - delays_ns)
-        due_early_enough_for_start = self._count_due(self._half_start_ns - delays_ns)
-        events_by_delay = due_early_enough_for_end - due_early_enough_for_start
-        return float(events_by_delay.mean())
+        events_until_end = self._count_due(self._half_end_ns - delays_ns)
+        events_until_start = self._count_due(self._half_start_ns - delays_ns)
+        events_in_second_half = events_until_end - events_until_start
+        return float(events_in_second_half.mean())
 
     def _count_expected_by_scaled_delays(
         self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
     ) -> float:
         """Return the expected events of the second half if delays depend on the request.
 
-        The delay of a request is one of `delays_ns`, all equally probable, times its factor. So its
-        event comes by the end of the second half if that one of `delays_ns` is at most (end - due
-        time) / factor. The expected number of events is the sum, over all requests, of the
-        probability that the event comes in the second half.
+        The delay of a request is its factor times one of `delays_ns`, which are equally probable. A
+        request with a factor of 2 that is due 6 s before the end has its event by the end if that
+        delay is at most 6 s / 2 = 3 s. If 80 of 100 delays are, the probability is 0.8.
 
-        The requests are processed in slices, which takes little memory.
+        The probability that the event comes in the second half is that for its end minus that for
+        its start. The sum of these probabilities is the expected number of events. The requests are
+        processed in slices, which takes little memory.
         """
         probabilities = np.empty(len(self._due_ns))
         for rows in block_slices(len(self._due_ns)):

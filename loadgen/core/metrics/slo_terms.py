@@ -192,11 +192,13 @@ def _quantile_index(counts: _SampleCounts, term: Term) -> int:
 
 
 def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _SampleCounts:
-    """Count the requests that a term is judged by, with every failed one as over the limit.
+    """Count the requests that a term is judged by.
 
-    Cancelled requests do not count. An unfinished request, which the end of the run cut off, counts
-    only if it had exceeded the limit by then. Otherwise it is undecided. All other requests that
-    are not ok, which are failed, dropped or lost, count as over the limit.
+    - An ok request counts if it has a value of the metric.
+    - A failed, dropped or lost request counts as over the limit, without a value.
+    - An unfinished request, which the end of the run cut off, counts as over the limit if it had
+      exceeded the limit by then. Otherwise it is undecided.
+    - A cancelled request does not count.
 
     Args:
         sample: The requests.
@@ -208,7 +210,10 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
     ok_over_limit = accumulator.sum(term_sum_name(term_number, "over"))
     unfinished_over_limit = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
     undecided = accumulator.sum("unfinished") - unfinished_over_limit
-    misses_without_value = sample.not_cancelled - undecided - accumulator.sum("ok")
+
+    # Every decided request that is not ok is over the limit and has no value.
+    decided = sample.not_cancelled - undecided
+    misses_without_value = decided - accumulator.sum("ok")
 
     return _SampleCounts(
         total=ok_with_value + misses_without_value,
@@ -254,17 +259,22 @@ def _decide_request_term(
         uncertain_range: The range of an uncertain value at the quantile, None if it is certain.
     """
     if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
-        return _TermOutcome(None, _limit_in_range_reason(term.metric, uncertain_range))
+        limit_in_range = _limit_in_range_reason(term.metric, uncertain_range)
+        return _TermOutcome(is_met=None, undecided_reason=limit_in_range)
 
     is_met = _is_request_term_met(sample, term, counts)
     if is_met is not None:
         return _TermOutcome(is_met)
-    if uncertain_range is not None:
-        return _TermOutcome(None)  # the range in the result shows the uncertainty
-    if counts.without_tpot:
-        return _TermOutcome(None, _no_time_span_reason(counts.without_tpot))
 
-    return _TermOutcome(None, _TOO_MANY_UNFINISHED)
+    if uncertain_range is not None:
+        # Reports show the range of the value instead of a reason.
+        return _TermOutcome(is_met=None)
+
+    if counts.without_tpot:
+        no_time_span = _no_time_span_reason(counts.without_tpot)
+        return _TermOutcome(is_met=None, undecided_reason=no_time_span)
+
+    return _TermOutcome(is_met=None, undecided_reason=_TOO_MANY_UNFINISHED)
 
 
 def _is_in_range(limit_ns: float, value_range: Range) -> bool:
@@ -309,15 +319,18 @@ _TOO_MANY_UNFINISHED = (
 def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
     """Return why a term on requests can be neither met nor missed, or "" if it can.
 
-    It cannot be judged if the metric cannot be trusted, or if there are ok requests and none of
-    them has a value. If all requests failed, no value is needed: the term is missed.
+    It can be judged if at least one request has a value of a metric that can be trusted. It can
+    also be judged if all requests failed, because then it is missed without any value.
     """
     if term.metric in sample.undecidable_metrics:
         return sample.undecidable_metrics[term.metric]
 
-    is_missed_without_value = counts.total > 0 and sample.accumulator.sum("ok") == 0
-    if counts.with_value or is_missed_without_value:
+    have_all_failed = counts.total > 0 and sample.accumulator.sum("ok") == 0
+    can_be_judged = counts.with_value > 0 or have_all_failed
+    if can_be_judged:
         return ""
+
+    # Some responses lack a TPOT because their events all came at one time.
     if counts.without_tpot:
         return _no_time_span_reason(counts.without_tpot)
 

@@ -146,27 +146,26 @@ def _select_ok_tasks(
         is_of_class: Which of them belong to the class whose tasks are selected.
         turns: The number of turns of a complete task.
     """
-    # The sorted numbers of the tasks, the index among them of each request's task, and how many
-    # requests each task has.
-    task_numbers, row_of_request, requests_of_task = np.unique(
-        requests["session"][is_of_class], return_inverse=True, return_counts=True
-    )
+    # Each task becomes a row of the tables, in the order of the task numbers.
+    task_of_request = requests["session"][is_of_class]
+    task_numbers, row_of_request = np.unique(task_of_request, return_inverse=True)
     turn_of_request = requests["turn"][is_of_class]
     layout = _TaskLayout(row_of_request, turn_of_request, len(task_numbers), turns)
-    is_request_ok = layout.tabulate(requests["status"][is_of_class] == OK).astype(bool)
-    is_task_ok = (requests_of_task == turns) & is_request_ok.all(axis=1)
 
-    return _TaskTimes(
-        due_ns=layout.tabulate(requests["due_ns"][is_of_class])[is_task_ok],
-        end_ns=layout.tabulate(requests["end_ns"][is_of_class])[is_task_ok],
-    )
+    request_counts = np.bincount(row_of_request, minlength=len(task_numbers))
+    is_request_ok = layout.tabulate(requests["status"][is_of_class] == OK).astype(bool)
+    is_task_ok = (request_counts == turns) & is_request_ok.all(axis=1)
+
+    due_ns = layout.tabulate(requests["due_ns"][is_of_class])
+    end_ns = layout.tabulate(requests["end_ns"][is_of_class])
+    return _TaskTimes(due_ns=due_ns[is_task_ok], end_ns=end_ns[is_task_ok])
 
 
 def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
-    """Return the time of tasks that each turn, and the pause before it, took on critical paths.
+    """Return, for each turn, the time that it and the pause before it added to all tasks.
 
-    Requests that are not on the critical path of their task ended while another one was waited
-    for, and took no time of the task.
+    Only the turns on the critical path of a task count. A turn off that path ran at the same time
+    as a longer one, so that it did not delay the end of its task.
 
     Args:
         tasks: The times of the requests of each task.

@@ -164,16 +164,30 @@ def _steady_output_per_s(
     if accumulator.sum_known("output_tokens") is None:
         return None
 
-    all_events = accumulator.sum("output_events")
-    steady_events = windows.count_events_within(timeline, steady) if all_events else None
-    if steady_events is None:
+    steady_tokens = _estimate_tokens_by_events(accumulator, steady, timeline)
+    if steady_tokens is None:
         steady_tokens = accumulator.amount("output").between(steady.start_s, steady.end_s)
-    else:
-        # All tokens that the server counts, also those that it does not stream.
-        all_tokens = accumulator.sum("billed_tokens")
-        steady_tokens = steady_events * all_tokens / all_events
-
     return per_second(steady_tokens, steady)
+
+
+def _estimate_tokens_by_events(
+    accumulator: MetricAccumulator, steady: Span, timeline: Sequence[NDArray[np.int64]]
+) -> float | None:
+    """Return the output tokens of the steady state, estimated from its share of all output events.
+
+    If 60 of 80 events came in the steady state, and the server counted 160 tokens, 120 of them are
+    taken to have come in it. Returns None if there are no events or no timeline of them.
+    """
+    all_events = accumulator.sum("output_events")
+    if not all_events:
+        return None
+    steady_events = windows.count_events_within(timeline, steady)
+    if steady_events is None:
+        return None
+
+    # All tokens that the server counts, also those that it does not stream.
+    all_tokens = accumulator.sum("billed_tokens")
+    return steady_events * all_tokens / all_events
 
 
 def _steady_input_per_s(accumulator: MetricAccumulator, steady: Span) -> float | None:
