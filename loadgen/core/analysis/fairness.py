@@ -31,13 +31,19 @@ def jain_index(values: Sequence[float]) -> float | None:
 def group_by_tenant(tenant_of_class: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
     """Return the names of the classes of each tenant, or an empty dictionary for a single tenant.
 
-    `tenant_of_class` has the tenant of each class, None for a class without one.
+    A class without a tenant is treated as a tenant with the name of the class.
+
+    Args:
+        tenant_of_class: The tenant of each class, None for a class without one.
     """
-    classes_by_tenant: dict[str, tuple[str, ...]] = {}
+    classes_by_tenant: dict[str, list[str]] = {}
     for class_name, tenant in tenant_of_class.items():
-        name = tenant or class_name
-        classes_by_tenant[name] = (*classes_by_tenant.get(name, ()), class_name)
-    return classes_by_tenant if len(classes_by_tenant) > 1 else {}
+        tenant_name = tenant or class_name
+        classes_by_tenant.setdefault(tenant_name, []).append(class_name)
+
+    if len(classes_by_tenant) < 2:
+        return {}
+    return {tenant: tuple(class_names) for tenant, class_names in classes_by_tenant.items()}
 
 
 def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:

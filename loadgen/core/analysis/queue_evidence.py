@@ -202,21 +202,22 @@ def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float
     return sum(last_values[key] - first_values[key] for key in first_values)
 
 
-def _mean_waiting_requests(samples: Sequence[MetricSample], span_s: float) -> float | None:
+def _mean_waiting_requests(samples: Sequence[MetricSample], end_s: float) -> float | None:
     """Return the mean number of requests that waited in the servers' queues, or None if unknown.
 
     Args:
         samples: The samples of the servers' metrics pages.
-        span_s: The end of the time that counts, in seconds since the start of the run.
+        end_s: The end of the load, in seconds since the start of the run. Samples after it are left
+            out.
     """
     waiting = series.compute_curves(samples).get(series.WAITING)
-    if waiting is None or span_s <= 0:
+    if waiting is None or end_s <= 0:
         return None
 
     waiting_during_load = [
         value
         for time_s, value in zip(waiting.t_s, waiting.values, strict=True)
-        if 0 <= time_s <= span_s
+        if 0 <= time_s <= end_s
     ]
     if not waiting_during_load:
         return None

@@ -99,7 +99,10 @@ def measure_recoveries(
         samples: The samples of the servers' metrics pages.
     """
     slo = manifest.slo
-    if slo is None or not (slo.terms or slo.goodput_share is not None):
+    if slo is None:
+        return ()
+    limits_single_requests = bool(slo.terms) or slo.goodput_share is not None
+    if not limits_single_requests:
         return ()
 
     events = [*_find_spikes(manifest.stages), *_find_capacity_changes(measured, manifest, samples)]
@@ -151,12 +154,19 @@ def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
     closed-loop stage is not compared with another one.
     """
     for index, (before, after) in enumerate(pairwise(stages), start=1):
-        if not before.measured or not after.measured or before.closed != after.closed:
+        are_both_measured = before.measured and after.measured
+        if not are_both_measured or before.closed != after.closed:
             continue
-        load_before = before.concurrency if before.closed else before.rate
-        load_after = after.concurrency if after.closed else after.rate
+
+        load_before = _load_of_stage(before)
+        load_after = _load_of_stage(after)
         if load_before is not None and load_after is not None and load_before > load_after:
             yield index
+
+
+def _load_of_stage(stage: StagePlan) -> float | None:
+    """Return the load of a stage: its concurrency in a closed loop, else its rate if it has one."""
+    return stage.concurrency if stage.closed else stage.rate
 
 
 def _find_capacity_changes(
@@ -180,8 +190,12 @@ def _find_capacity_changes(
 
     for change in changes:
         at_ns = round(change.at_s * 1e9)
-        if first_due_ns < at_ns <= last_due_ns:
-            yield _ExaminedEvent(change, _BEFORE_ALL_NS, at_ns, end_ns=last_due_ns + 1)
+        is_during_load = first_due_ns < at_ns <= last_due_ns
+        if is_during_load:
+            # All requests before the change are compared with all requests after it.
+            yield _ExaminedEvent(
+                change, before_ns=_BEFORE_ALL_NS, at_ns=at_ns, end_ns=last_due_ns + 1
+            )
 
 
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:

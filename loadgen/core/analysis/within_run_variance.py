@@ -137,9 +137,9 @@ def estimate_log_percentile_error(
 def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
     """Return in how many blocks of time of a run at least one value is above a percentile.
 
-    It limits the degrees of freedom of the error of that percentile. For example, all values above
-    a p99 may come from a single long queue, in 3 of 20 blocks. The error then rests on these 3
-    blocks, and not on 20.
+    The fewer blocks have such values, the less is known of the error of the percentile. For
+    example, all values above a p99 may come from a single long queue, in 3 of 20 blocks. The error
+    then has the degrees of freedom of 3 blocks, and not of 20.
 
     Args:
         values: The values in order of time. Those at the start that do not fill a block are left
@@ -149,10 +149,12 @@ def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64]
     """
     block_count = max(BLOCK_COUNTS)
     block_size = len(values) // block_count
-    left_out = len(values) - block_count * block_size
+    first_in_block = len(values) - block_count * block_size
     percentile = ordered[quantile_index(len(values), p)]
-    is_above = values[left_out:] > percentile
-    has_value_above = is_above.reshape(block_count, block_size).any(axis=1)
+
+    is_above = values[first_in_block:] > percentile
+    is_above_by_block = is_above.reshape(block_count, block_size)
+    has_value_above = is_above_by_block.any(axis=1)
     return int(has_value_above.sum())
 
 
@@ -174,8 +176,14 @@ def build_indicators(
 ) -> NDArray[np.float64]:
     """Return 1 for each good request and 0 for each other one, ordered by scheduled time.
 
-    The mean of these indicators is the fraction of good requests, so its error by blocks of time is
-    that of a mean. Requests that the SLO does not count, such as cancelled ones, are left out.
+    The mean of these indicators is the fraction of good requests. So the error of the fraction can
+    be estimated like that of any mean, from blocks of time. Requests that the SLO does not count,
+    such as cancelled ones, are left out.
+
+    Args:
+        columns: The requests.
+        is_good: Which of them are good.
+        slo: The SLO that they are judged by, or None.
     """
     is_counted = outcomes.is_counted(columns, slo)
     return sort_by_due_time(columns, is_good, is_counted).astype(np.float64)

@@ -151,9 +151,11 @@ class MetricAccumulator:
         self.amounts: dict[str, Amounts] = {}
         self.columns: list[Columns] = []
 
-        # By the name of the metric, and for single values by the index in its ordered sample too.
+        # What was computed once, by the name of the metric.
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
+
+        # Single values, by the name of the metric and the index in its ordered sample.
         self._value_by_index: dict[tuple[str, int], float] = {}
 
     def sum(self, name: str) -> int:
@@ -233,7 +235,8 @@ class MetricAccumulator:
         if known_bounds is not None:
             return known_bounds
 
-        # The bounds of all values take much memory, so they are computed again.
+        # The bounds of all values were not stored, because they take much memory. So they are
+        # computed again for this value.
         sample_bounds = uncertainty.bound_metric(self.columns, metric)
         if sample_bounds is None:
             return None
@@ -307,9 +310,9 @@ class MetricAccumulator:
     def _merge_maxima(self, other: MetricAccumulator) -> None:
         """Merge the entries of `maxima` of another accumulator into those of this one.
 
-        The larger one of two values is kept, but for ENDS_OF_LAST_SENT. These two entries are the
-        ends of the request that was sent last, so those of the accumulator with that request are
-        kept.
+        Of two values the larger one stays, with one exception. The two entries ENDS_OF_LAST_SENT
+        are no maxima: they tell when the request that was sent last ended. They come from the
+        accumulator that has the later send.
         """
         other_has_last_sent = other.maximum("sent") > self.maximum("sent")
         for name, value in other.maxima.items():
@@ -382,10 +385,10 @@ class MetricAccumulator:
         is_examined = ok & ~columns.request_no_output
         has_no_tpot = columns.measure("tpot") == UNDEFINED
         has_no_span = request_metrics.has_no_span(columns)
-        has_no_timed_event = request_metrics.lacks_output(columns)
+        lacks_output = request_metrics.lacks_output(columns)
         self.add_to_sum("tpot_undefined", (is_examined & has_no_tpot).sum())
         self.add_to_sum("tpot_no_span", (is_examined & has_no_span).sum())
-        self.add_to_sum("tpot_no_output", (is_examined & has_no_timed_event).sum())
+        self.add_to_sum("tpot_no_output", (is_examined & lacks_output).sum())
 
     def _count_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
         """Count the good requests, which meet all terms of the SLO, and those that miss a term.
@@ -504,16 +507,19 @@ class MetricAccumulator:
 
         If there are many such surplus tokens, events carry several tokens, and gaps between events
         are not gaps between tokens. A token without text, such as an end-of-sequence token, has no
-        event and is no surplus. Only responses whose tokens were counted exactly are used.
+        event and is no surplus: 13 tokens in 10 events, one of them without text, are a surplus of
+        2. Only responses whose tokens were counted exactly are used.
         """
         has_exact_count = np.isin(columns["output_source"], EXACT_SOURCES)
         has_events = columns["output_events"] > 0
         selected = as_selection(ok & has_events & has_exact_count)
+
         events = columns["output_events"][selected].astype(np.int64)
         tokens = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
         finish_reasons = columns["finish_reason"][selected]
         textless_tokens = request_metrics.count_textless_tokens(finish_reasons, tokens)
         surplus_tokens = np.maximum(tokens - textless_tokens - events, 0)
+
         self.add_to_sum("exact_events", events.sum())
         self.add_to_sum("exact_tokens", tokens.sum())
         self.add_to_sum("surplus_tokens", surplus_tokens.sum())

@@ -339,7 +339,8 @@ class Columns:
 
         column = self._rows[field]
         if _is_constant(column):
-            # All records have the same value, so any rows are a selection. It takes no memory.
+            # All records have the same value, so the first rows equal the selected ones. Such a
+            # column takes no memory, and needs no place in the cache.
             return column[: len(self)]
 
         if self._selection is not None:
@@ -369,9 +370,10 @@ class Columns:
         return is_view_of_columns or self._keeps_all_columns or field in self._cache
 
     def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a field of single rows.
+        """Return the values of a field at some rows.
 
-        If the records are in a file, only the range of rows that contains them is read.
+        If the records are in a file, only the range from the first to the last of these rows is
+        read.
 
         Args:
             field: The name of the field.
@@ -385,6 +387,7 @@ class Columns:
         end = int(row_indices.max()) + 1
         column = self._read_range(field, first, end)
         if _is_constant(column):
+            # One value stands for all rows, so it is repeated without a copy.
             return np.broadcast_to(column[:1], len(row_indices))
 
         return column[row_indices - first]

@@ -529,15 +529,17 @@ class _RunMeasurement:
     def _measure_stage(self, stage: int, window: Window, run_metrics: PartMetrics) -> PartMetrics:
         """Return the metrics of a stage over its window.
 
-        Those of the only measured stage are the metrics of the run, and are not computed again.
+        If it is the only measured stage, they are the metrics of the run and are not computed
+        again. Only the token rate over the whole time differs.
 
         Args:
             stage: The index of the stage.
             window: The window of the stage.
             run_metrics: The metrics of all measured stages together.
         """
-        if self._measured_stages == [stage]:
-            # The rate over the whole time differs: that of a stage does not begin with the run.
+        is_only_measured_stage = self._measured_stages == [stage]
+        if is_only_measured_stage:
+            # The whole time of a stage does not begin with the run.
             output_per_s = whole_output_per_s(self.accumulated, window)
             tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
             return run_metrics._replace(tokens=tokens)
@@ -631,11 +633,15 @@ class _RunMeasurement:
         """Return the numbers that the verdict on the measurement needs and the summary lacks.
 
         The verdict says whether the measurement can be trusted. It also compares, for example,
-        requested with received tokens, which a summary does not have. `requested_tokens` of 0 skips
-        that comparison, as is necessary if the counts of received tokens cannot be trusted.
+        requested with received tokens, which a summary does not have.
         """
         measured = self._measured
-        can_compare_lengths = "tokens" not in self._statistics.unsound
+
+        # If the counts of received tokens cannot be trusted, there is nothing to compare. The
+        # verdict leaves the comparison out if no tokens were requested.
+        is_token_count_sound = "tokens" not in self._statistics.unsound
+        requested_tokens = measured.sum("requested_tokens") if is_token_count_sound else 0
+
         return VerdictInputs(
             reference_latency=self._reference_latency,
             dead_workers=self._find_dead_workers(),
@@ -644,7 +650,7 @@ class _RunMeasurement:
                 measured, self._manifest.template_tokens
             ),
             repeated_prompts=count_repeated_prompts(measured),
-            requested_tokens=measured.sum("requested_tokens") if can_compare_lengths else 0,
+            requested_tokens=requested_tokens,
             received_tokens=measured.sum("received_tokens"),
             is_slo_missed=self._parts.is_slo_missed_by_server(
                 gaps=self._events.gaps, unrecorded=self._unrecorded
@@ -713,12 +719,13 @@ def _distribution_fields(distributions: Mapping[str, Distribution]) -> dict[str,
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
     """Return, for each stage, the number of requests that were lost and have no record.
 
-    Requests are lost with a worker that died, for example. A run that ended normally has lost the
-    planned requests that have no record. A run that was cut off never sent its later requests, so
-    only requests that had been sent count.
+    Requests are lost if a worker dies, for example. In a run that ended normally, each planned
+    request without a record was lost. A run that was cut off never sent its later requests, so only
+    requests that had been sent can be lost.
     """
     recorded = [stage.sum("recorded") for stage in stages]
-    if data.manifest.state == "running":
+    was_cut_off = data.manifest.state == "running"  # its end was never written
+    if was_cut_off:
         dropped = sum(stage.sum("dropped") for stage in stages)
         return _count_unrecorded_of_cut_run(data.worker_samples, recorded, dropped)
 
@@ -746,10 +753,11 @@ def _count_unrecorded_of_cut_run(
     for sample in sorted(samples, key=lambda sample: sample.t_s):
         sent_by_worker[sample.worker] = sample.sent  # replaces the count of an earlier sample
 
+    # Every request that was sent or dropped should have a record.
     expected_records = sum(sent_by_worker.values()) + dropped
+
     stages_with_records = [stage for stage, records in enumerate(recorded) if records]
     last_stage = max(stages_with_records, default=0)
     unrecorded = [0] * len(recorded)
     unrecorded[last_stage] = max(0, expected_records - sum(recorded))
-
     return unrecorded

@@ -294,14 +294,15 @@ class PartSummarizer:
     def measure_stages(
         self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
     ) -> PartMetrics:
-        """Return the metrics of a stage, or of all measured stages, which are those of the run.
+        """Return the metrics of one stage, or those of all measured stages together.
 
-        Gaps between events, and requests without a record, are known for stages only. Other parts
-        of a run, such as its targets, are measured by `_measure_part`.
+        For other parts of a run, such as its targets, see `_measure_part`. The gaps between events
+        of these parts, and the number of their requests that have no record, are not known.
 
         Args:
             accumulator: The requests of the stages.
-            scope: What the metrics depend on beside the requests, such as their window.
+            scope: What else the metrics depend on: the window that rates are computed over, and the
+                number of GPUs, for example.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that were lost and have no record.
         """
@@ -400,11 +401,11 @@ class PartSummarizer:
         )
 
     def is_slo_missed_by_server(self, gaps: Histogram, unrecorded: int) -> bool:
-        """Return True if the server misses the SLO, or that of a class, whatever the client did.
+        """Return True if the SLO, or that of a class, is missed even without dropped requests.
 
-        The client drops requests when too many are in flight, and they count as misses. Without
-        them the SLO may be met. So if it is missed even without them, the server misses it. A run
-        with dropped requests is valid in this case, and invalid otherwise.
+        The client drops requests when too many are in flight, and they count as misses. If the SLO
+        is missed without counting them, the server is the cause and not the client. A run with many
+        dropped requests is then still valid.
 
         Args:
             gaps: The gaps between output events of all measured requests.
@@ -459,9 +460,11 @@ class PartSummarizer:
             part: The requests that were sent to it.
             window: The window of the run.
         """
-        own_window = measure_window(part.measured, part)
-        output_tokens = part.measured.sum_known("output_tokens")
+        # The rates in `metrics` are over the window of the run, so that those of all targets add up
+        # to the rate of the run. `own_output_per_s` is the rate while this target was used.
         metrics = self._measure_part(part, window, target.gpus)
+        target_window = measure_window(part.measured, part)
+        output_tokens = part.measured.sum_known("output_tokens")
 
         return TargetSummary(
             target=target,
@@ -473,7 +476,7 @@ class PartSummarizer:
             tpot_ms=metrics.tpot_ms,
             e2e_ms=metrics.e2e_ms,
             goodput=metrics.goodput,
-            own_output_per_s=per_second(output_tokens, own_window),
+            own_output_per_s=per_second(output_tokens, target_window),
         )
 
     def _summarize_target_groups(

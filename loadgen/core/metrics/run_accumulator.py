@@ -137,8 +137,9 @@ class RunAccumulator:
     def _add_user_times(self, stage: int, columns: Columns) -> None:
         """Add when the virtual users of a closed loop began and ended.
 
-        The load has its full concurrency from the start of the last virtual user, a maximum, until
-        some of them end, of which all ends are kept. No record of an open loop is selected.
+        The load has its full concurrency from the start of the last virtual user until some of them
+        have ended. So only the latest start is stored, but the ends of all virtual users. An open
+        loop has no virtual users, and adds nothing.
         """
         plan = self._plans[stage]
         accumulator = self.stages[stage]
@@ -176,22 +177,28 @@ class RunAccumulator:
         self._add_ended_conversations(stage, table)
 
     def _add_ended_conversations(self, stage: int, table: TaskTable) -> None:
-        """Add the conversations and tasks of a stage that have ended to it and to their classes."""
+        """Add the ended conversations and tasks of a stage to the stage and to their classes.
+
+        Args:
+            stage: The index of the stage.
+            table: The conversations and tasks of the stage. Some may not have ended.
+        """
         ended = table.columns.select(table.has_ended)
         _add_ended_tasks(self.stages[stage], ended)
         if not self.classes:
             return
 
+        plan = self._plans[stage]
         class_of_ended = class_indices(self._manifest, table.numbers[table.has_ended])
-        for class_index, part in enumerate(self.classes):
-            accumulator = part.of_stage(self._plans[stage])
-            _add_ended_tasks(accumulator, ended.select(class_of_ended == class_index))
+        for class_index, request_class in enumerate(self.classes):
+            ended_of_class = ended.select(class_of_ended == class_index)
+            _add_ended_tasks(request_class.of_stage(plan), ended_of_class)
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
         """Count the measured conversations whose last turn was never scheduled.
 
-        Either the end of the load cut such a conversation, or one of its turns was cancelled. Both
-        kinds are counted separately.
+        There are two reasons, which are counted separately: one of its turns was cancelled, or the
+        load ended before the last turn was due.
 
         Args:
             class_index: The request class whose conversations are counted. None counts all.
@@ -203,11 +210,11 @@ class RunAccumulator:
             if class_index is not None:
                 class_of_conversation = class_indices(self._manifest, table.numbers)
                 is_cancelled = is_cancelled[class_of_conversation == class_index]
-            cancelled_in_stage = int(is_cancelled.sum())
-            cancelled += cancelled_in_stage
-            by_end_of_load += len(is_cancelled) - cancelled_in_stage
 
-        return CutConversations(by_end_of_load, cancelled)
+            cancelled += int(np.count_nonzero(is_cancelled))
+            by_end_of_load += int(np.count_nonzero(~is_cancelled))
+
+        return CutConversations(by_end_of_load=by_end_of_load, cancelled=cancelled)
 
     def measured_and_warmup(self) -> MeasuredAndWarmup:
         """Return the total of all measured stages, and that of all other stages."""
@@ -262,8 +269,10 @@ def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None
     """
     _count_ended_tasks(accumulator, ended)
     _add_ok_tasks(accumulator, ended.select(ended.ok > 0))
-    if accumulator.slo is not None and accumulator.slo.task is not None:
-        good = ended.select(tasks.meets_task_term(ended, accumulator.slo.task))
+
+    task_objective = None if accumulator.slo is None else accumulator.slo.task
+    if task_objective is not None:
+        good = ended.select(tasks.meets_task_term(ended, task_objective))
         accumulator.add_to_sum("sessions_good", len(good.end_ns))
         _add_task_ends(accumulator, "good_session", good.end_ns)
 

@@ -38,14 +38,19 @@ class StopRuleMonitor:
         self.breach: ReasonCode | None = None
 
     def check(self, now_ns: int, ended: NDArray[np.void]) -> bool:
-        """Return whether a rule is broken now.
+        """Return True if a rule is broken, and set `breach` to the reason to stop the load.
+
+        The rules consider the requests that ended in the last WINDOW_NS. Their records are stored
+        from one check to the next, and older ones are discarded.
 
         Args:
             now_ns: The time since the start of the run.
             ended: The records of the requests that ended since the last check.
         """
-        is_recent = self._recent["done_ns"] > now_ns - WINDOW_NS
-        self._recent = concatenate_rows((select_rows(self._recent, is_recent), ended))
+        is_still_recent = self._recent["done_ns"] > now_ns - WINDOW_NS
+        still_recent = select_rows(self._recent, is_still_recent)
+        self._recent = concatenate_rows((still_recent, ended))
+
         self.breach = find_breach(self._rules, self._recent, now_ns)
         return self.breach is not None
 

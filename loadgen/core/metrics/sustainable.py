@@ -95,9 +95,12 @@ def judge_load(
 ) -> Sustainable:
     """Judge whether the measured load of a run was sustained.
 
-    It was not if the wait for the first token or the number of requests in flight grew over time.
-    In an open loop, it was not either if the server delivered less than it had to at the rate of
-    the arrivals. If many requests failed, it is not decided.
+    A load was not sustained in these cases:
+
+    - The wait for the first token or the number of requests in flight grew over time.
+    - In an open loop, the server delivered fewer tokens or responses than the arrivals required.
+
+    A load that seems sustained is undecided if many requests failed.
 
     Args:
         measured: The records of each measured stage.
@@ -213,8 +216,8 @@ def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged.
 
     The steady state is the time in which requests become due and no other load, such as a warm-up,
-    is in flight. If all requests are due at once, the kind of load has no steady state, which is
-    not judged. Otherwise the load was too short to have one.
+    is in flight. A load whose requests are all due at one time never has a steady state. Any other
+    load was too short to reach it.
     """
     due_ns = join_arrays([columns["due_ns"][columns.reached_due_time] for columns in measured])
     are_due_at_once = len(due_ns) == 0 or int(due_ns.max()) == int(due_ns.min())

@@ -199,16 +199,12 @@ class TimeCurve:
         return (times_s / self.bin_s).astype(np.int64)
 
     def _extend_to(self, time_s: float) -> None:
-        """Make the bins longer, if necessary, so that the last of the BINS bins reaches a time.
-
-        Each step joins neighbouring bins, so that half as many bins with twice the length hold the
-        same sums. The other half becomes empty.
-        """
+        """Make the bins longer, if necessary, so that the last of the BINS bins reaches a time."""
         while time_s >= self.bin_s * BINS:
             self.bin_s *= 2
-            for sums in (self._rate_changes, self._rate_change_moments, self._instant_amounts):
-                sums[: BINS // 2] = sums.reshape(-1, 2).sum(axis=1)
-                sums[BINS // 2 :] = 0
+            _join_bin_pairs(self._rate_changes)
+            _join_bin_pairs(self._rate_change_moments)
+            _join_bin_pairs(self._instant_amounts)
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
         """Return the amount that came in an interval, ends included; 0 if an end is None."""
@@ -234,6 +230,12 @@ class TimeCurve:
         amounts_over_time = edges_s * changes_before_edges - moments_before_edges
         amounts_at_instants = _sums_before_edges(self._instant_amounts)
         return amounts_over_time + amounts_at_instants
+
+
+def _join_bin_pairs(sums: NDArray[np.float64]) -> None:
+    """Add the sums of each two neighbouring bins, in place: [1, 2, 3, 4] becomes [3, 7, 0, 0]."""
+    sums[: BINS // 2] = sums.reshape(-1, 2).sum(axis=1)
+    sums[BINS // 2 :] = 0
 
 
 def _sums_before_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:

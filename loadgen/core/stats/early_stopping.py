@@ -53,12 +53,12 @@ def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
     This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if it shows,
-    with the given confidence, that the server is fast enough. Compare it with a server that is just
-    too slow, where each query is over the limit with probability 1 - quantile. If that server has
-    so few slow queries only with a probability below 1 - confidence, the test passes.
+    with the required confidence, that the server is fast enough. A server that is just too slow has
+    each query over the limit with probability 1 - quantile. It may have only a few slow queries by
+    chance. The test passes if the probability of that is below 1 - confidence.
 
-    The smallest such test is found by doubling and then bisection of the number of queries within
-    the limit.
+    The result is found by doubling the number of queries within the limit until the test passes,
+    and then by bisection.
 
     Args:
         over_limit: The number of queries over the latency limit.
@@ -116,9 +116,11 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
 
-    # The allowed number is from `lower` to `upper`. The added 1 makes up for rounding down.
+    # The allowed number is from `lower` to `upper`. On average, a server that is just fast enough
+    # has this many queries over the limit, and a test allows no more.
+    expected_over_limit = queries * (1 - quantile)
     lower = 0
-    upper = max(1, int(queries * (1 - quantile)) + 1)
+    upper = int(expected_over_limit) + 1  # rounded up
     while lower < upper:
         middle = (lower + upper + 1) // 2  # above `lower`, so that the interval becomes smaller
         if needed_queries(middle, quantile) <= queries:

@@ -356,9 +356,12 @@ def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
     """
     x = means.x
     y = means.y
-    a = y * y - t * t * means.y_variance
-    b = x * y - t * t * means.covariance
-    c = x * x - t * t * means.x_variance
+    t_squared = t * t
+
+    # The coefficients have the letters of the inequality above.
+    a = y * y - t_squared * means.y_variance
+    b = x * y - t_squared * means.covariance
+    c = x * x - t_squared * means.x_variance
     discriminant = b * b - a * c
     if a <= 0 or discriminant < 0:
         return None
@@ -372,10 +375,11 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     """Return the ratio of two independent positive values, from the interval of each.
 
     This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    It needs no symmetric intervals. The ratio is lowest if the numerator is at its low end and the
-    denominator at its high end. The distances from both values to these ends, as logarithms, are
-    the sides of a right triangle, whose hypotenuse is the distance to the low end of the ratio. The
-    high end follows from the other two ends.
+    It needs no symmetric intervals. The ratio is low if the numerator is near its low end and the
+    denominator near its high end. If both were at these ends, the two distances, as logarithms,
+    would add up. Since independent values are rarely both at their ends, the distance to the low
+    end of the ratio is only the square root of the sum of the squared distances. The high end
+    follows in the same way from the other two ends.
 
     If a value is not positive and finite, the ratio is NaN, with an interval from 0 to infinity.
     """
@@ -386,10 +390,12 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     log_ratio = math.log(numerator.value / denominator.value)
     numerator_distances = _log_distances(numerator)
     denominator_distances = _log_distances(denominator)
+
     distance_to_low = math.hypot(numerator_distances.to_low, denominator_distances.to_high)
-    distance_to_high = math.hypot(numerator_distances.to_high, denominator_distances.to_low)
     low = math.exp(log_ratio - distance_to_low)
-    is_bounded = distance_to_high < MAX_EXPONENT
+
+    distance_to_high = math.hypot(numerator_distances.to_high, denominator_distances.to_low)
+    is_bounded = distance_to_high < MAX_EXPONENT  # `math.exp` of more would overflow
     high = math.exp(log_ratio + distance_to_high) if is_bounded else math.inf
 
     return Interval(math.exp(log_ratio), low, high, numerator.level)

@@ -105,9 +105,10 @@ class _TrendTest(Struct, frozen=True):
     def detectable_growth(self, significance_level: float) -> float:
         """Return the smallest growth that this test finds with probability POWER.
 
-        The test finds a growth if its estimate exceeds the critical value of the significance
-        level. The estimate does so with probability POWER if the true growth is larger than the
-        critical value by the t quantile of POWER, both in standard errors.
+        The test finds a growth if the estimated growth exceeds a critical value, which follows from
+        the significance level. The estimate varies around the true growth. So the true growth has
+        to exceed the critical value by a margin, which follows from POWER. Both are t quantiles, in
+        standard errors.
         """
         if self.standard_error == 0:
             return 0.0
@@ -150,9 +151,10 @@ def find_trends(
     None if fewer than MIN_BLOCKS blocks have a value. If no series grows, the probability that at
     least one is reported as growing is `significance_level`, however many series there are.
 
-    Holm's correction for multiple tests ensures that. The growth that a test would detect cannot be
-    computed with it, because Holm's level for a series depends on the p-values of the others. So it
-    is computed with Bonferroni's level, which is stricter and the same for all.
+    Holm's correction for multiple tests ensures that. It cannot tell how much growth a test would
+    detect, because Holm's level for a series depends on the p-values of the other series. So the
+    detectable growth is computed with Bonferroni's level, which is stricter and the same for all:
+    the significance level divided by the number of all tests, of which each series has two.
     """
     tests_by_index = _test_all_series(series)
     if not tests_by_index:
@@ -259,9 +261,8 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     # The mean of the times is 0, so the line is: mean of the values + slope * time.
     time_squares = float((times * times).sum())
     slope = float((times * values).sum()) / time_squares
-    residuals_of_parabola = (
-        values - values.mean() - slope * times - _parabola_less_line(values, times)
-    )
+    residuals_of_line = values - values.mean() - slope * times
+    residuals_of_parabola = residuals_of_line - _parabola_less_line(values, times)
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
     noise = _measure_noise(residuals_of_parabola, largest_rounding_error)
 
@@ -329,21 +330,25 @@ def _parabola_less_line(
 ) -> NDArray[np.float64]:
     """Return by how much a parabola by least squares differs from the straight line at each time.
 
-    The Gram-Schmidt process removes from the squares of the times their mean and their own straight
-    line. The remaining curve is orthogonal to every straight line, so that its coefficient can be
-    fitted alone. All of it is computed from sums, because the results of `np.polyfit` (LAPACK)
-    differ in their last digits from one processor to the next.
+    A parabola is the sum of a straight line and a multiple of the squares of the times. The squares
+    first lose their mean and their own straight line (Gram-Schmidt process). What remains is a
+    curve that is orthogonal to every straight line. So the multiple of this curve, by which the
+    parabola differs from the line, can be fitted alone.
+
+    Only sums are used, because the results of `np.polyfit` (LAPACK) differ in their last digits
+    from one processor to the next.
 
     Args:
         values: The values of the blocks.
         times: The times of the blocks, whose mean is 0.
     """
-    time_squares = times * times
-    squares_without_mean = time_squares - time_squares.mean()
-    slope_of_squares = float((squares_without_mean * times).sum()) / float(time_squares.sum())
-    curve = squares_without_mean - times * slope_of_squares
-    coefficient = float((curve * values).sum()) / float((curve * curve).sum())
-    difference: NDArray[np.float64] = curve * coefficient
+    squared_times = times * times
+    centered_squares = squared_times - squared_times.mean()
+    slope_of_squares = float((centered_squares * times).sum()) / float(squared_times.sum())
+    curve = centered_squares - slope_of_squares * times
+
+    multiple = float((curve * values).sum()) / float((curve * curve).sum())
+    difference: NDArray[np.float64] = multiple * curve
     return difference
 
 
@@ -375,25 +380,27 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
         common_correlation: The mean correlation of many series, which is a lower bound of r. None
             if there are too few series for one.
     """
-    count = len(line.values)
-    parameters = CURVE_DEGREE + 1  # of the curve around which the noise is measured
+    block_count = len(line.values)
+    curve_parameters = CURVE_DEGREE + 1  # of the curve around which the noise is measured
     if line.noise is None:
-        return _TrendTest(line.slope, standard_error=0.0, degrees_of_freedom=count - parameters)
+        return _TrendTest(
+            line.slope, standard_error=0.0, degrees_of_freedom=block_count - curve_parameters
+        )
 
-    correlation = _upper_correlation(line.noise.correlation, count, common_correlation)
+    correlation = _upper_correlation(line.noise.correlation, block_count, common_correlation)
     variance_inflation = (1 + correlation) / (1 - correlation)
-    noise_variance = line.noise.sum_of_squares / (count - parameters)
+    noise_variance = line.noise.sum_of_squares / (block_count - curve_parameters)
     slope_variance = noise_variance / line.time_squares * variance_inflation
 
     is_correlation_well_known = common_correlation is not None
     if is_correlation_well_known:
-        independent_blocks = _independent_blocks_of_variance(count, correlation)
+        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
     else:
-        # A correlation that was estimated from few blocks may be larger than it looks. So the
-        # number of blocks that would show a mean as well is used, because it is smaller.
-        independent_blocks = count / variance_inflation
+        # The correlation may be larger than a few blocks show. This formula, which holds for the
+        # variance of a mean, gives fewer independent blocks and so is on the safe side.
+        independent_blocks = block_count / variance_inflation
 
-    degrees_of_freedom = max(independent_blocks - parameters, MIN_DEGREES_OF_FREEDOM)
+    degrees_of_freedom = max(independent_blocks - curve_parameters, MIN_DEGREES_OF_FREEDOM)
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
 
 
