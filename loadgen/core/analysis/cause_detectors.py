@@ -590,39 +590,57 @@ def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
     return bool((starts_before_end & ends_after_start).any())
 
 
+class _WaitInServer(NamedTuple):
+    """Where the slow requests waited in the server, as far as it reports that.
+
+    Attributes:
+        explained_share: The share of the excess TTFT that waiting explains.
+        certainty: How certain it is that they waited in a queue.
+        location: Where they waited, as a part of a sentence.
+    """
+
+    explained_share: float
+    certainty: str
+    location: str
+
+
 def detect_growing_queue(case: Case) -> Cause | None:
     """Detect a queue in which the slow requests waited, and which grew during the load.
 
-    Waiting must explain most of the excess TTFT, by which slow requests are above fast ones. The
-    queue is a likely cause if the server reports that they waited in it. It is a possible cause if
-    the server does not report its queueing time, or probably counts waiting as prefill.
+    Waiting must explain most of the excess TTFT, by which slow requests are above fast ones.
     """
     growth = _describe_ttft_growth(case)
-    if not growth:
+    wait = _locate_wait(case) if growth else None
+    if wait is None or wait.explained_share < MOST_OF_EXCESS:
         return None
+    evidence = f"they waited {wait.location}; {growth}"
+    return make_cause("queue", wait.explained_share, evidence, wait.certainty)
 
+
+def _locate_wait(case: Case) -> _WaitInServer | None:
+    """Return where the slow requests waited in the server, or None if it is not in a queue.
+
+    A queue is likely if the server reports that they waited in it. It is possible if the server
+    does not report its queueing time, or probably counts waiting as prefill.
+    """
     if "queue" not in case.excess_shares:
-        share = case.excess_shares["rest"]
-        certainty = "possible"
-        location = "in the server, probably in its queue"
-    elif case.excess_shares["queue"] >= MOST_OF_EXCESS:
-        share = case.excess_shares["queue"]
-        certainty = "likely"
-        location = "in the server's queue"
-    elif _may_count_waiting_as_prefill(case):
-        share = case.excess_shares["queue"] + case.excess_shares["prefill"]
-        certainty = "possible"
-        location = (
-            "in the server: it reports the time as prefill, although these prompts "
-            "are not longer than others"
+        return _WaitInServer(
+            case.excess_shares["rest"], "possible", "in the server, probably in its queue"
         )
-    else:
-        return None
 
-    if share < MOST_OF_EXCESS:
-        return None
+    queue_share = case.excess_shares["queue"]
+    if queue_share >= MOST_OF_EXCESS:
+        return _WaitInServer(queue_share, "likely", "in the server's queue")
 
-    return make_cause("queue", share, f"they waited {location}; {growth}", certainty)
+    if _may_count_waiting_as_prefill(case):
+        return _WaitInServer(
+            queue_share + case.excess_shares["prefill"],
+            "possible",
+            "in the server: it reports the time as prefill, although these prompts "
+            "are not longer than others",
+        )
+
+    return None
 
 
 def _may_count_waiting_as_prefill(case: Case) -> bool:
@@ -810,25 +828,26 @@ def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     """
     small_ms = batches.small.median_tpot_ms
     large_ms = batches.large.median_tpot_ms
-    threshold_ns = (small_ms * large_ms) ** 0.5 * 1e6
-    share_below = float((batches.small.tpot_ns < threshold_ns).mean())
-    share_above = float((batches.large.tpot_ns > threshold_ns).mean())
+    threshold_ms = (small_ms * large_ms) ** 0.5
+    threshold_ns = threshold_ms * 1e6
+    small_share_below = float((batches.small.tpot_ns < threshold_ns).mean())
+    large_share_above = float((batches.large.tpot_ns > threshold_ns).mean())
+
     evidence = (
         f"TPOT was {small_ms:,.4g} ms with {batches.small.median_size:,} requests in decode and "
         f"{large_ms:,.4g} ms with {batches.large.median_size:,} (limit {limit_ms:,.4g} ms); "
         "lower the load or add replicas"
     )
 
-    return make_cause("batch", min(share_below, share_above), evidence)
+    return make_cause("batch", min(small_share_below, large_share_above), evidence)
 
 
 def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
-    """Return batches as a possible cause of a missed TPOT limit that does not depend on their size.
+    """Return batches as a possible cause of a missed TPOT limit if TPOT is always about the same.
 
-    TPOT is then about the same for most requests. Either the batches are too large all the time,
-    because the load is too high, or the server cannot decode faster. The share of the cause is the
-    share of the requests whose TPOT is about the same: it differs from the median by less than 20 %
-    (SIGNIFICANT_CHANGE).
+    Then either the batches are too large all the time, because the load is too high, or the server
+    cannot decode faster. The share of the cause is the share of the requests whose TPOT differs
+    from the median by less than 20 % (SIGNIFICANT_CHANGE).
 
     Args:
         tpot_ns: The TPOT of each request.

@@ -428,7 +428,8 @@ class _GrowthReport:
         The detection threshold is the smallest growth, as a share of the mean, that the test would
         have found. It falls with the square root of the length of the load. To bring it from 1.5
         down to 1 (MAX_VISIBLE_SHARE), a load has to last 1.5 ** 2 times as long. That length is
-        proposed, but no more than MAX_PROPOSED_FACTOR times the length of this load.
+        proposed, but no more than MAX_PROPOSED_FACTOR times the length of this load. If no series
+        could be tested, the threshold is infinite.
         """
         threshold_share = self._test.visible_share
         threshold = f"{threshold_share:.0%}" if math.isfinite(threshold_share) else "unlimited"

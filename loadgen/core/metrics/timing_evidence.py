@@ -56,7 +56,7 @@ def explain_lateness(
 ) -> dict[str, str | float | None]:
     """Return why the client was late, and the numbers that show it, as values of a `ReasonCode`.
 
-    The value "remedy" names the cause, and so selects the sentence that says what to do against it.
+    The value "remedy" is the name of the cause. Reports choose the sentence about the remedy by it.
     If several causes apply, the first one in this order is returned:
 
     - "disk": a worker spent more of a second writing records than waiting for a core.
@@ -79,12 +79,16 @@ def explain_lateness(
 
     waited_share = most_delayed.waited_share or 0.0
     write_share = most_writing.write_share
-    if write_share > max(MIN_WAITED_SHARE, waited_share):
+    wrote_notably = write_share > MIN_WAITED_SHARE
+    waited_notably = waited_share > MIN_WAITED_SHARE
+
+    if wrote_notably and write_share > waited_share:
         return {"remedy": "disk", "write_share": write_share, "at_s": most_writing.t_s}
+
     if is_local:
         return {"remedy": "shared_host"}
 
-    if waited_share > MIN_WAITED_SHARE:
+    if waited_notably:
         return {
             "remedy": "other_processes",
             "worker": most_delayed.worker,
@@ -131,17 +135,17 @@ def explain_uncertain_times(evidence: TimingEvidence) -> str:
     Either a proxy or the server holds events back and sends several at once, or the client was late
     and read several at once. It was not late if it read them soon after they had arrived.
     """
-    uncertain_share = evidence.unsure_share
-    are_most_uncertain = uncertain_share is not None and uncertain_share > MIN_HELD_BACK_SHARE
-    are_held_back = are_most_uncertain and evidence.is_read_promptly
+    unsure_share = evidence.unsure_share
+    are_most_unsure = unsure_share is not None and unsure_share > MIN_HELD_BACK_SHARE
+    are_events_held_back = are_most_unsure and evidence.is_read_promptly
 
     cause: dict[str, str | float | None]
-    if are_held_back:
+    if are_events_held_back:
         cause = {"remedy": "held_back"}
     else:
         cause = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
 
-    values = {"unsure_share": uncertain_share, **cause}
+    values = {"unsure_share": unsure_share, **cause}
     return format_reason(ReasonCode(code="times_uncertain", values=values))
 
 

@@ -291,8 +291,10 @@ def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[Re
     is_stored = any(
         warning.code == "server_timing_missing" for warning in manifest.warning_codes.values()
     )
-    has_no_timing = summary.requests.ok > 0 and not summary.splits.accounted
+    requests_with_timing = summary.splits.accounted
+    has_no_timing = summary.requests.ok > 0 and not requests_with_timing
     if manifest.server_timing and has_no_timing and not is_stored:
+        # Without the name of the server, the sentence of the warning says "it".
         yield make_code("server_timing_missing", server=summary.target.server or "it")
 
 
