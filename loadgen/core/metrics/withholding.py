@@ -334,7 +334,7 @@ def without_outcomes_if_invalid(summary: Summary) -> Summary:
 
     parts_by_field = {}
     for field in _PARTS_WITH_SLO:
-        parts: tuple[PartSummary, ...] = getattr(summary, field)
+        parts = getattr(summary, field)
         parts_by_field[field] = tuple(without_slo_outcomes(part) for part in parts)
 
     return msgspec.structs.replace(without_slo_outcomes(summary), **parts_by_field)
