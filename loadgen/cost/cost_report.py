@@ -22,6 +22,9 @@ from loadgen.render.page import Axis, Bar, Chart, Mark, Series
 from loadgen.render.section import Bars, Bullets, Charts, Paragraph, Report, Section, section
 
 COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
+OTHER_TYPE_EXPLANATION = (
+    "OTHER INSTANCE TYPE: the price is that of another machine than the measured one (see --full)."
+)
 BREAK_EVEN_HEADING = "Break-even of machines and a price per token"
 SHORTEST_CHART = 2
 """A break-even chart reaches at least to this multiple of the break-even, which is then visible."""
@@ -61,7 +64,14 @@ def _build_brief_sections(comparison: CostComparison) -> Iterator[Section]:
     prices = comparison.prices
     is_file_known = prices.sample and not prices.exchanged  # The notice about a sample names it.
     price_line = "" if is_file_known else cost_text.describe_prices(comparison)
-    yield section("", cost_text.build_brief_table(comparison), Paragraph(price_line, "soft"))
+    has_other_type = any(map(cost_text.is_priced_as_other_type, comparison.results))
+    caveat = OTHER_TYPE_EXPLANATION if has_other_type else ""
+    yield section(
+        "",
+        cost_text.build_brief_table(comparison),
+        Paragraph(caveat, "soft"),
+        Paragraph(price_line, "soft"),
+    )
 
 
 def _build_sections(comparison: CostComparison) -> Iterator[Section]:

@@ -490,24 +490,37 @@ def describe_basis_and_caveats(result: PricedResult) -> str:
     It says how the rate was obtained and what makes it unreliable. For example "capacity,
     simulated", or "at this load, SLO missed".
     """
-    note_codes = {note.code for note in result.note_codes}
-    labels = [result.basis.label]
-    if result.evidence.is_simulated:
-        labels.append("simulated")
+    return ", ".join([_describe_basis(result), *_list_caveats(result)])
 
+
+def _describe_basis(result: PricedResult) -> str:
+    """Return how the rate of a result was obtained, for example "capacity, simulated"."""
+    label = result.basis.label
+    return f"{label}, simulated" if result.evidence.is_simulated else label
+
+
+def _list_caveats(result: PricedResult) -> list[str]:
+    """Return what makes the cost of a result unreliable, for example "SLO missed"."""
+    note_codes = {note.code for note in result.note_codes}
+    caveats = []
     if not result.evidence.is_valid:
-        labels.append("INVALID")
+        caveats.append("INVALID")
 
     if is_slo_missed(result):
-        labels.append("SLO missed")
+        caveats.append("SLO missed")
 
     if "overloaded" in note_codes:
-        labels.append("not sustained")
+        caveats.append("not sustained")
 
-    if note_codes & {"other_gpu", "other_shape"}:
-        labels.append("OTHER INSTANCE TYPE")
+    if is_priced_as_other_type(result):
+        caveats.append("OTHER INSTANCE TYPE")
 
-    return ", ".join(labels)
+    return caveats
+
+
+def is_priced_as_other_type(result: PricedResult) -> bool:
+    """Return True if the price is for another type of machine than the measured one."""
+    return any(note.code in ("other_gpu", "other_shape") for note in result.note_codes)
 
 
 def build_unit_cost_table(comparison: CostComparison, *, with_intervals: bool = True) -> Table:
@@ -548,7 +561,11 @@ def build_brief_table(comparison: CostComparison) -> Table:
     results = comparison.results
     rows: list[tuple[str, ...]] = []
     if len(results) > 1:
-        rows.append(("based on", *map(describe_basis_and_caveats, results)))
+        rows.append(("based on", *map(_describe_basis, results)))
+        caveats = [", ".join(_list_caveats(result)) for result in results]
+        if any(caveats):
+            rows.append(("caveats", *(text or NONE for text in caveats)))
+
         machines = [_describe_machine_hour(result) for result in results]
         if any(machines):
             rows.append(("machines", *(text or NONE for text in machines)))
