@@ -172,7 +172,7 @@ def describe_next_step(validation: Validation) -> str:
     if validation.interrupted:
         return "Run the validation again to judge all levels."
     if validation.verdict == FAIL:
-        return "More load cannot change a FAIL. Change the server, then validate it again."
+        return _describe_how_to_mend_failure(validation)
     if validation.verdict == INCONCLUSIVE:
         return _describe_how_to_decide(validation)
 
@@ -187,6 +187,18 @@ def describe_next_step(validation: Validation) -> str:
 
     shortest_horizon = format.duration(min(horizons_s))
     return f"Covers slowdowns of the server that recur within {shortest_horizon}."
+
+
+def _describe_how_to_mend_failure(validation: Validation) -> str:
+    """Return what the user can do about a FAIL, and what undecided terms would need."""
+    advice = "A longer test cannot change a FAIL. Change the server, then validate it again."
+    has_undecided_term = any(
+        term.verdict == INCONCLUSIVE for level in validation.levels for term in level.terms
+    )
+    if has_undecided_term:
+        advice += " The INCONCLUSIVE terms need a longer test; --full says why."
+
+    return advice
 
 
 def _describe_how_to_decide(validation: Validation) -> str:
