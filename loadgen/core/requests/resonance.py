@@ -117,23 +117,29 @@ def _excess_of_largest_group(
 
     Args:
         requests: The requests as the workload describes them.
-        sample_count: The number of samples, a multiple of `common_factor`.
-        common_factor: The number of groups.
+        sample_count: The number of samples.
+        common_factor: The number of groups, which all have equally many samples. It is a divisor of
+            `sample_count`.
 
     Returns:
         The excess as a fraction, or None if the output tokens of the samples are not known.
     """
     output_tokens = _listed_values(requests, "output_tokens")
-    if output_tokens is None or sample_count % len(output_tokens) != 0:
+    if output_tokens is None:
+        return None
+    repetitions, remaining_samples = divmod(sample_count, len(output_tokens))
+    if remaining_samples:
+        # The length of a sample would differ from pass to pass.
         return None
 
-    # The list of lengths is repeated until each sample has one.
-    repetitions = sample_count // len(output_tokens)
+    # The list of lengths is repeated until each sample has a length.
     tokens_by_sample = np.tile(output_tokens, repetitions)
 
-    # In a table with one column per group, filled row by row, each sample is in its group's column.
-    mean_tokens_by_group = tokens_by_sample.reshape(-1, common_factor).mean(axis=0)
-    return float(mean_tokens_by_group.max() / tokens_by_sample.mean() - 1)
+    mean_tokens_by_group = [
+        tokens_by_sample[first_sample::common_factor].mean()
+        for first_sample in range(common_factor)
+    ]
+    return float(max(mean_tokens_by_group) / tokens_by_sample.mean() - 1)
 
 
 def _listed_values(requests: Requests, field: str) -> NDArray[np.int64] | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loadgen.core.workload.tasks import Task, TaskStep
 
 GRAPHS_CACHED = 4096  # Tasks in progress have nearby numbers.
+RANDOM_BYTES_OF_TWO_DRAWS = 16  # Enough that both draws are uniform to within 1 in 2**64.
 
 DelayDistribution = LengthDistribution
 """A distribution of delays in ns. It has the form of a distribution of lengths."""
@@ -152,7 +153,7 @@ class TaskGraphs:
         return self._draw_abandonment(task_index)
 
     def _draw_abandonment(self, task_index: int) -> Abandonment:
-        """Draw where the user of an abandoned task leaves: during which response, and after what.
+        """Draw during which response the user of an abandoned task leaves, and after which token.
 
         All chats of the task are equally likely, and so are all tokens of the response except the
         last one.
@@ -162,15 +163,18 @@ class TaskGraphs:
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
 
-        # One random number of 128 bits is enough for both draws: its remainder selects the chat,
-        # and its quotient is a second random number, which selects the token.
-        random_number = random_integer(self._key, "leaves at", task_index, 16)
-        second_random_number, chat_index = divmod(random_number, len(chat_turns))
-        turn = chat_turns[chat_index]
+        # One random number of 128 bits is enough for two draws: its remainder selects the chat, and
+        # its quotient, which is independent of the remainder, selects the token.
+        random_number = random_integer(
+            self._key, purpose="leaves at", index=task_index, size=RANDOM_BYTES_OF_TWO_DRAWS
+        )
+        number_for_chat = random_number % len(chat_turns)
+        number_for_token = random_number // len(chat_turns)
+        turn = chat_turns[number_for_chat]
 
         # A response of one token has no token before the last one, so the user receives that one.
         max_received_tokens = max(1, self.output_tokens(task_index, turn) - 1)
-        received_tokens = 1 + second_random_number % max_received_tokens
+        received_tokens = 1 + number_for_token % max_received_tokens
         return Abandonment(turn, tokens=received_tokens)
 
     def draw_turns_and_copies(self, step: str, task_index: int) -> tuple[int, int]:

@@ -285,21 +285,27 @@ class TaskPrompts(GeneratedPrompts):
         return newest_first[::-1]
 
     def _context_tokens(self, task_index: int, turn: int) -> int:
-        """Return the requested content tokens of all messages of a request.
+        """Return how many content tokens all messages of a request have by the workload.
 
-        They are those of the system message that begins its conversation (context), of what each
-        request of the conversation adds, and of the responses to all requests before the last.
+        A request contains its whole conversation (context). For example, the request of the third
+        turn contains the system message, the new messages of turns 0 to 2, and the responses to
+        turns 0 and 1. `turn` is the turn of the request itself.
         """
-        context_turns = self._context_turns(task_index, turn)
-        first_step = self._step(task_index, context_turns[0])
+        conversation_turns = self._context_turns(task_index, turn)
+        first_step = self._step(task_index, conversation_turns[0])
+        system_tokens = first_step.system_tokens
 
-        tokens = first_step.system_tokens
-        for context_turn in context_turns:
-            tokens += self._new_tokens(task_index, context_turn)
-            if context_turn != turn:
-                tokens += self.graphs.output_tokens(task_index, context_turn)
+        new_message_tokens = sum(
+            self._new_tokens(task_index, conversation_turn)
+            for conversation_turn in conversation_turns
+        )
 
-        return tokens
+        earlier_turns = conversation_turns[:-1]
+        response_tokens = sum(
+            self.graphs.output_tokens(task_index, earlier_turn) for earlier_turn in earlier_turns
+        )
+
+        return system_tokens + new_message_tokens + response_tokens
 
     def _added_lengths(self, task_index: int, turn: int) -> _AddedLengths:
         """Return the lengths of what a request, and then its response, add to the conversation."""

@@ -584,35 +584,41 @@ class Dispatcher:
             # A parallel turn has ended the session before, while this one was in flight.
             return False
         if succeeded:
-            return self._schedule_next_turns(progress, slot, now_ns)
+            return self._schedule_waiting_turns(progress, slot, now_ns)
 
         self._fail_session(progress, slot, now_ns, drop_reason)
         return False
 
-    def _schedule_next_turns(
+    def _schedule_waiting_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
     ) -> bool:
         """Schedule the turns of a session that waited for `slot`, which has ended at `now_ns`.
 
-        A turn is due one pause after the end of the last of the turns that it waits for. One that
-        would be due after the end of its stage never starts, and the session is marked as over.
-        Return True if there is such a turn.
+        A turn is due one pause after the end of the last of the turns that it waits for. A turn
+        that would be due after the end of its stage never starts, so the session is marked as over.
+
+        Returns:
+            True if at least one of the waiting turns never starts, because its stage ends before.
         """
         stage_end_ns = self._stages[slot.stage].end_ns
-        for next_turn in progress.session.successors[slot.turn]:
-            due_ns = progress.record_predecessor_end(next_turn, now_ns)
+        has_turn_after_stage_end = False
+
+        for waiting_turn in progress.session.successors[slot.turn]:
+            due_ns = progress.record_predecessor_end(waiting_turn, now_ns)
             if due_ns is None:
-                continue  # The turn still waits for another one.
+                continue  # This turn still waits for another turn than `slot`.
 
             if due_ns >= stage_end_ns:
-                progress.is_over = True
+                has_turn_after_stage_end = True
                 continue
 
-            progress.has_due_time[next_turn] = True
+            progress.has_due_time[waiting_turn] = True
             progress.open_turns += 1
-            self._schedule(due_ns, progress.index, next_turn, slot.stage, slot.virtual_user)
+            self._schedule(due_ns, progress.index, waiting_turn, slot.stage, slot.virtual_user)
 
-        return progress.is_over
+        if has_turn_after_stage_end:
+            progress.is_over = True
+        return has_turn_after_stage_end
 
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str

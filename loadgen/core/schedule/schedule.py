@@ -265,14 +265,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return stage.arrivals_ns[self.shard_index :: self.shard_count]
 
     def slot_ids_of(self, stage: ScheduledStage) -> Iterator[int]:
-        """Yield the slot ids of a stage in this shard, in ascending order.
+        """Yield the ids of the planned requests (slots) of a stage, in ascending order.
 
-        The iterator is infinite if only a duration limits the stage.
+        Only those of this shard are yielded, the part of the schedule that one worker sends. Each
+        session of the stage has one slot per turn. The iterator is infinite if only a duration
+        limits the stage.
         """
-        max_turns = self.max_turns
+        has_single_requests_only = self.max_turns == 1
         for index_in_stage in self._session_indexes_of(stage):
             session_index = stage.first_session + index_in_stage
-            if max_turns == 1:
+            if has_single_requests_only:
+                # With one slot per session, slots and sessions have the same numbers.
                 yield session_index
             else:
                 yield from self.session_slot_ids(session_index)

@@ -251,10 +251,11 @@ class _FirstQuestion(NamedTuple):
 
 
 def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
-    """Return the messages up to the first question of a conversation, and the response to it.
+    """Return the messages to send for the first question of a conversation, and its response.
 
-    They are the system messages and the first message of the user. Turns without a text, and
-    responses before the first question, are left out.
+    The messages are the system messages before the question, and the question itself, which is the
+    first message of the user. Turns without a text, and turns of the assistant before the question,
+    are not sent.
 
     Args:
         turns: The turns of the conversation, as they are in the row.
@@ -264,29 +265,39 @@ def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
         BadRowError: A turn has mistakes.
         EmptyConversationError: There is no question.
     """
-    # The generator parses a turn when it is needed, so that mistakes after the response, in turns
-    # that are never used, are not reported. The first function reads it up to the question, and the
-    # second one from there on.
-    parsed_turns = (_parse_turn(turn, f"{field}[{index}]") for index, turn in enumerate(turns))
-    messages = _take_messages_to_question(parsed_turns)
-    recorded_response = _find_response(turns_after_question=parsed_turns)
+    turns_to_question = _read_turns_to_question(turns, field)
+    messages = [
+        {"role": turn.role, "content": turn.text}
+        for turn in turns_to_question
+        if turn.role != "assistant" and turn.text
+    ]
+
+    turns_after_question = _parse_turns(turns, field, first_index=len(turns_to_question))
+    recorded_response = _find_response(turns_after_question)
     return _FirstQuestion(messages, recorded_response)
 
 
-def _take_messages_to_question(turns: Iterator[_Turn]) -> list[dict[str, str]]:
-    """Take turns from an iterator up to the first question, and return those to send.
+def _parse_turns(turns: list[Any], field: str, first_index: int = 0) -> Iterator[_Turn]:
+    """Yield the turns of a conversation from `first_index` on.
 
-    They are the system messages and the question. Raises EmptyConversationError if there is no
+    A turn is only parsed when it is needed, so that mistakes in turns that are never used are not
+    reported. `field` is the name of the list in its row, for error messages.
+    """
+    for index in range(first_index, len(turns)):
+        yield _parse_turn(turns[index], f"{field}[{index}]")
+
+
+def _read_turns_to_question(turns: list[Any], field: str) -> list[_Turn]:
+    """Return all turns up to the first question, which is the first user turn with a text.
+
+    The arguments are those of `_parse_turns`. Raises EmptyConversationError if there is no
     question.
     """
-    messages: list[dict[str, str]] = []
-    for turn in turns:
-        is_skipped = turn.role == "assistant" or not turn.text
-        if is_skipped:
-            continue
-        messages.append({"role": turn.role, "content": turn.text})
-        if turn.role == "user":
-            return messages
+    turns_to_question: list[_Turn] = []
+    for turn in _parse_turns(turns, field):
+        turns_to_question.append(turn)
+        if turn.role == "user" and turn.text:
+            return turns_to_question
 
     raise EmptyConversationError("missing_value", "the conversation has no user message")
 

@@ -103,23 +103,28 @@ def _with_options(
 
 
 def changed_trace_fields(overrides: Overrides) -> dict[str, Any]:
-    """Return the fields that options set both for the requests and the arrivals of a trace.
+    """Return the fields that options change in all models which read a trace.
 
-    They are fields of `FromTrace` as well as of `Replay`.
+    A workload can take its requests from a trace (the model `FromTrace`), its arrival times (the
+    model `Replay`), or both. These fields exist in both models. For example, the option for the
+    slice of a trace gives `{"slice_ns": ...}`. Options that are not given are left out.
     """
-    options = {
+    values = {
         "slice_ns": overrides.trace_slice,
         "on_bad_row": overrides.on_bad_row,
         "replay": overrides.trace_replay,
         "unit": overrides.trace_unit,
     }
-    return {field: value for field, value in options.items() if value is not None}
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def _changed_replay_fields(overrides: Overrides) -> dict[str, Any]:
-    """Return the fields that options set for the arrivals of a trace (`Replay`) alone."""
-    options = {"speed": overrides.trace_speed, "loop": overrides.trace_loop}
-    return {field: value for field, value in options.items() if value is not None}
+    """Return the fields that options change only where the arrival times of a trace are replayed.
+
+    They are fields of the model `Replay`. Options that are not given are left out.
+    """
+    values = {"speed": overrides.trace_speed, "loop": overrides.trace_loop}
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def _change_arrival(stage: Stage, changes: dict[str, Any]) -> Stage:

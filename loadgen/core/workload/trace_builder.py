@@ -167,27 +167,37 @@ class TraceBuilder:
         self._skip_bad = skip_bad
         self._must_be_ordered = must_be_ordered
 
-        # Columns with one value per row. `Trace` explains them, under the same names. Times are
-        # those of the file until `build`, which makes them relative to the first row.
+        # Columns that every row has a value in: when the request was sent, and its lengths. Times
+        # are those of the file until `build`, which makes them relative to the first row.
         self._due_ns = array(INT64)
         self._input_tokens = array(INT32)
         self._output_tokens = array(INT32)
+
+        # Optional columns that order the requests of a session: the conversation or agent that sent
+        # the request (session), the session with all its sub-agents (group), how long the response
+        # took, and the pause between the response before and this request.
         self._session = _TextColumn()
         self._group = _TextColumn()
         self._duration_ns = _OptionalColumn(UNKNOWN_NS)
         self._pause_ns = _OptionalColumn(UNKNOWN_NS)
+
+        # Optional columns with the kind of request, and with further fields of its body.
         self._label = _TextColumn()
         self._fields = _TextColumn()
-        self._hashes = _HashColumn()
 
-        # The tokens per hash of each row. `Trace` has the tokens of each hash instead.
+        # The prompt as blocks of tokens that prompts can share: the hash of each block, and the
+        # tokens per block. A row has one such number here. `build` derives the tokens of each block
+        # from it.
+        self._hashes = _HashColumn()
         self._block_tokens = _OptionalColumn(0.0, FLOAT64)
 
-        # The times of the first row and of the previous row, for the checks of later rows.
+        # The times of the first and of the previous row, which the time of a row is checked
+        # against. There is no first row yet.
         self._first_ns: int | None = None
         self._previous_ns = 0
 
-        # Rows that are left out, and rows without a time of their own.
+        # For the report of what was read: how many rows are left out for lack of output or for
+        # mistakes, how many have no time of their own, and the mistakes.
         self._rows_without_output = 0
         self._bad_rows = 0
         self._untimed_rows = 0

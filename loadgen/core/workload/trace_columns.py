@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 262_144
 MAX_COLUMNS_IN_MESSAGE = 12
 EARLIEST_NS = -(2**63)
-"""The smallest time that 64 bits hold. It stands for "no time yet"."""
+"""The smallest time that 64 bits can store. It stands for "no time yet"."""
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -346,23 +346,18 @@ class _BatchChecker:
     def _compare_times(self, values: _BatchValues) -> _TimeComparison:
         """Compare the times of a batch with those of earlier rows, also of earlier batches.
 
-        A row must be within a year of the first row, and not before any earlier row. One bad time
-        must not make all later rows bad, so only rows without a mistake count as earlier rows.
+        Each time is compared with the first time of the file, which it must not differ from by more
+        than a year, and with the latest time of all rows before it. One bad time must not make all
+        later rows bad, so only rows without a mistake count as rows before.
         """
-        is_readable = values.is_readable
         first_ns = self._first_ns
-        if first_ns is None and is_readable.any():
-            first_ns = int(values.at_ns[is_readable][0])
+        if first_ns is None:
+            first_ns = _first_readable_time(values)
+        is_within_a_year = _is_within_a_year(values.at_ns, first_ns)
 
-        # Without a first time no row is readable, and the distance has no meaning.
-        reference_ns = 0 if first_ns is None else first_ns
-
-        # As floats, because the difference of two times of 64 bits can exceed 64 bits.
-        distance_to_first_ns = np.abs(values.at_ns - float(reference_ns))
-        is_within_a_year = distance_to_first_ns <= LONGEST_NS
-
-        # Rows with a mistake get the earliest possible time, so that they never are the latest row.
-        is_without_mistake = is_readable & is_within_a_year
+        # A row with a mistake gets the earliest possible time. Each other time is later, so that
+        # this row does not change the latest time.
+        is_without_mistake = values.is_readable & is_within_a_year
         times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
         latest_of_batch_ns = int(times_ns.max(initial=EARLIEST_NS))
 
@@ -426,6 +421,26 @@ class _BatchChecker:
             return []
         seconds = _take(batch.column(self._columns.duration), is_valid)
         return [UNKNOWN_NS if value is None else round(value * NS_PER_S) for value in seconds]
+
+
+def _first_readable_time(values: _BatchValues) -> int | None:
+    """Return the time in ns of the first row whose values are all valid, or None without such."""
+    readable_times_ns = values.at_ns[values.is_readable]
+    return int(readable_times_ns[0]) if len(readable_times_ns) else None
+
+
+def _is_within_a_year(times_ns: Integers, first_ns: int | None) -> Mask:
+    """Return for each time whether it is at most a year before or after the first time.
+
+    Without a first time (None), there is nothing to compare with, and all times pass.
+    """
+    if first_ns is None:
+        return np.ones(len(times_ns), bool)
+
+    # As floats, because the difference of two integers of 64 bits can exceed 64 bits.
+    distances_ns = np.abs(times_ns - float(first_ns))
+    is_within_a_year: Mask = distances_ns <= LONGEST_NS
+    return is_within_a_year
 
 
 def _latest_before_rows(times_ns: Integers, latest_before_batch_ns: int) -> Integers:

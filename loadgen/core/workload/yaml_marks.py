@@ -221,20 +221,38 @@ def _mapping_with_list(key: str, items: yaml.SequenceNode) -> yaml.MappingNode:
 def _compose(text: str, file: str, file_kind: str) -> yaml.Node | None:
     """Return the tree of nodes of a text, or None for an empty text.
 
-    `file_kind` is what such a file is called in error messages, such as "workload". Raises
-    CombinedError for a syntax error, and for a character that YAML does not allow.
+    Args:
+        text: The content of the file.
+        file: The name of the file, for error messages.
+        file_kind: The noun for the file in error messages, such as "workload".
+
+    Raises:
+        CombinedError: The text is nested too deeply, has a syntax error, or has a character that
+            YAML does not allow.
     """
     try:
         _refuse_deep_nesting(text, file)
         return yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
-        raise CombinedError([_syntax_error(error, text, file, file_kind)]) from None
+        user_error = _syntax_error(error, text, file, file_kind)
     except yaml.reader.ReaderError as error:
-        offset = error.position if isinstance(error.position, int) else 0
-        place = place_at(file, _position_of_offset(text, offset), "")
-        problem = "the file has a character that YAML does not allow"
-        hint = f"a {file_kind} must be a plain text file in YAML"
-        raise _fatal_error("wrong_encoding", problem, place, hint) from None
+        user_error = _character_error(error, text, file, file_kind)
+
+    raise CombinedError([user_error])
+
+
+def _character_error(
+    error: yaml.reader.ReaderError, text: str, file: str, file_kind: str
+) -> LoadgenError:
+    """Return the error for a character that YAML does not allow, such as a control character.
+
+    It is at the position of this character, or at the start of a text whose offset is not known.
+    """
+    offset = error.position if isinstance(error.position, int) else 0
+    place = place_at(file, _position_of_offset(text, offset), "")
+    problem = "the file has a character that YAML does not allow"
+    hint = f"a {file_kind} must be a plain text file in YAML"
+    return UserError("wrong_encoding", problem, place, hint)
 
 
 def _position_of_offset(text: str, offset: int) -> Position:
@@ -249,7 +267,7 @@ def _fatal_error(code: Code, problem: str, place: Place, hint: str) -> CombinedE
 
 
 def _refuse_deep_nesting(text: str, file: str) -> None:
-    """Raise CombinedError for a text that is nested too deeply.
+    """Raise CombinedError for a text whose lists and mappings are nested deeper than MAX_DEPTH.
 
     Composing the nodes of such a text recurses in C and would crash the process.
     """
@@ -262,9 +280,10 @@ def _refuse_deep_nesting(text: str, file: str) -> None:
 def _find_deep_nesting(text: str) -> Any:
     """Return the mark (position) at which a text is nested too deeply, or None.
 
-    The library libyaml refuses texts that exceed a limit of its own, which is far above MAX_DEPTH.
-    Only the text before the place where it stopped can then be read. This part exceeds MAX_DEPTH,
-    too. Raises yaml.MarkedYAMLError for a syntax error.
+    The library libyaml raises an error itself for a text that exceeds its limit, which is far above
+    MAX_DEPTH. The text before the place of this error is then searched. It exceeds MAX_DEPTH as
+    well, because the nesting grows by one level at a time. Raises yaml.MarkedYAMLError for a syntax
+    error.
     """
     try:
         return _find_mark_beyond_max_depth(text)
