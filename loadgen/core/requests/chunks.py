@@ -105,11 +105,13 @@ class Corpus:
             random_bytes(self._key, purpose, prompt_index, byte_count), "<u8"
         )
 
-        # The upper 53 of 64 bits, as many as a float has, give a uniform number from 0 to below 1.
+        # A float has 53 bits of precision, so only the upper 53 of the 64 random bits are used.
+        # Divided by 2**53, they are a uniform number from 0 to below 1.
         uniform_numbers = (random_words >> UNUSED_BITS) * UNIT_OF_53_BITS
         chunks = np.searchsorted(self._cumulative_shares, uniform_numbers, side="right")
 
-        # The last cumulative share may be rounded to less than 1.
+        # The last cumulative share may be rounded to less than 1. A uniform number at or above it
+        # would draw a chunk after the last one.
         last_chunk = len(self._cumulative_shares) - 1
         chunks_with_repeats: list[int] = np.minimum(chunks, last_chunk).tolist()
         return chunks_with_repeats
@@ -123,8 +125,8 @@ class Corpus:
         known_chunks: set[int] = set()
         known_prefixes: set[int] = set()
         repeated_chunks = 0
-
         repeated_prefixes = 0
+
         for prompt_index in range(prompt_count):
             chunks = self.chunks_of(prompt_index)
             prefixes = list(_prefix_hashes(chunks))

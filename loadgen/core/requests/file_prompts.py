@@ -188,16 +188,16 @@ class FilePrompts:
         They say how the file was read, how many rows get the default limit of output tokens, and
         which fields of the rows are not sent.
         """
-        warnings = [*self.rows.notes]
+        messages = [*self.rows.notes]
         has_default_limit = self._default_output_limit is not None and self._output_sampler is None
         if self.rows.rows_without_length and has_default_limit:
-            warnings.append(self._describe_default_limit())
+            messages.append(self._describe_default_limit())
 
         if self.rows.ignored_fields:
             fields = ", ".join(self.rows.ignored_fields)
-            warnings.append(f"these fields of {self.rows.path.name} are not sent: {fields}")
+            messages.append(f"these fields of {self.rows.path.name} are not sent: {fields}")
 
-        return warnings
+        return messages
 
     def _describe_default_limit(self) -> str:
         """Return the warning that rows without an output length are sent with a default limit."""

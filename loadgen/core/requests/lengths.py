@@ -127,8 +127,10 @@ def task_lengths(
         task_index = request_id // prompts.turns
         requests_of_task.setdefault(task_index, []).append(lengths)
 
-    tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
-    return tasks[:-1] if len(tasks) > 1 else tasks
+    # The tasks are in order, because the request ids are.
+    lengths_of_tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
+    has_several_tasks = len(lengths_of_tasks) > 1
+    return lengths_of_tasks[:-1] if has_several_tasks else lengths_of_tasks
 
 
 def _sum_lengths(requests: Iterable[RequestedLengths]) -> RequestedLengths:

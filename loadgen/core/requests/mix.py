@@ -257,14 +257,19 @@ def class_and_step(prompts: Prompts, request_id: int) -> ClassAndStep:
     A request has a class if it belongs to a mix of several classes, and a step if it belongs to a
     task. In a mix with a class of tasks it can have both.
     """
-    if isinstance(prompts, MixPrompts):
-        class_index, id_in_class = prompts.class_and_id(request_id)
-        class_prompts = prompts.class_prompts[class_index]
-        step = class_and_step(class_prompts, id_in_class).step
-        return ClassAndStep(class_name=prompts.names[class_index], step=step)
+    if not isinstance(prompts, MixPrompts):
+        return ClassAndStep(class_name="", step=_step_name(prompts, request_id))
 
-    if isinstance(prompts, TaskPrompts):
-        task, turn = prompts.task_and_turn(request_id)
-        return ClassAndStep(class_name="", step=prompts.graphs[task][turn].step)
+    class_index, id_in_class = prompts.class_and_id(request_id)
+    class_prompts = prompts.class_prompts[class_index]
+    return ClassAndStep(
+        class_name=prompts.names[class_index], step=_step_name(class_prompts, id_in_class)
+    )
 
-    return ClassAndStep(class_name="", step="")
+
+def _step_name(prompts: Prompts, request_id: int) -> str:
+    """Return the name of the step of a request in its task, "" if it belongs to no task."""
+    if not isinstance(prompts, TaskPrompts):
+        return ""
+    task_index, turn = prompts.task_and_turn(request_id)
+    return prompts.graphs[task_index][turn].step

@@ -59,13 +59,15 @@ def find_resonance(
     if _is_likely_harmless(common_factor, excess_load):
         return None
 
-    # The text of the warning refers to these values by name.
+    samples_per_server = sample_count // common_factor
+
+    # The keys are the names of the placeholders in the text of the warning.
     return {
         "samples": sample_count,
         "servers": server_count,
         "kind": kind,
         "factor": common_factor,
-        "each": sample_count // common_factor,  # how many different samples each server gets
+        "each": samples_per_server,
         "heaviest": excess_load or 0.0,
     }
 

@@ -143,16 +143,17 @@ def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
 
     Its counts of English and code are within 0.1 % of those of Llama 3 and within 2 % of Qwen 3.
 
-    `folder` contains its data. One file lists the words that prompts are generated from, one in
-    each line. Inside a text, after a space, each of them is one token. At the start of a text there
-    is no space, and only the first PACKAGED_STARTS words of the file are one token there.
+    `folder` contains two files of it: the vocabulary, which is only read when a text is encoded,
+    and the words that prompts are generated from, one in each line. Inside a text, after a space,
+    each of these words is one token. At the start of a text there is no space, and only the first
+    PACKAGED_STARTS words of the file are one token there.
     """
     content = read_packaged_data(folder / WORDS_FILE, WORDS_SHA256).decode("ascii")
     packaged_words = content.split("\n")
     return Tokenizer(
         tag="estimate",
         name=PACKAGED_NAME,
-        sha256=RANKS_SHA256,
+        sha256=RANKS_SHA256,  # The vocabulary identifies the tokenizer, not the list of words.
         start_words=packaged_words[:PACKAGED_STARTS],
         inner_words=[" " + word for word in packaged_words],
         is_additive=True,
@@ -292,13 +293,15 @@ class _OneTokenWords(NamedTuple):
 
 
 def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
-    """Return the candidates that are one token at the start of a text, and those inside a text.
+    """Return which candidates are one token inside a text, and which of those also at its start.
 
     Texts of such words have a known number of tokens. The token count of a word alone does not show
     this, because a tokenizer may merge a word with the text around it. So there are two tests:
 
-    - Inside: two copies of the word after another word (the anchor) add two tokens.
-    - Start: the word and a word that passed the first test are two tokens.
+    - Inside a text: if "time" (the anchor) is one token and "time house house" is three, "house" is
+      one token after any word.
+    - At the start: if "house water" is two tokens, and "water" has passed the first test, "house"
+      is one token at the start.
 
     Texts are encoded one by one. The batch method of the library would start threads, and this
     process could then not be forked for building bodies.

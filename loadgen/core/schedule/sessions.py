@@ -314,10 +314,11 @@ class ReplayedSessions(SessionSequence):
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return `count` sessions, from session `first` on, as columns.
 
-        The recorded sessions are used one after the other, and then again from the first. A turn
-        may wait for several others, of which the column `predecessor` has only the highest one. The
-        columns describe the schedule to users. The dispatcher, which decides when a turn starts,
-        does not read them: it uses the complete graph that `get` returns.
+        The recorded sessions are used one after the other, and then again from the first. If a turn
+        waits for several others, the column `predecessor` has only the highest of these.
+
+        This loses nothing that a run needs. The columns only describe the schedule to users, while
+        the dispatcher decides when a turn starts by the complete graph that `get` returns.
         """
         recorded_indexes = self._recorded_indexes(first, count)
 

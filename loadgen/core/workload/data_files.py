@@ -101,9 +101,8 @@ def _has_conversation_per_line(file: Path) -> bool:
 def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
     """Return the format of a file by its first bytes or its suffix, or None for JSONL.
 
-    The formats of plug-ins are searched only if the suffix is not known, because the search imports
-    all plug-ins. `FORMATS.builtin_rows` has the formats of this package alone, and `FORMATS.rows()`
-    also those of plug-ins.
+    `FORMATS.builtin_rows` has the formats of this package alone. `FORMATS.rows()` also has those of
+    plug-ins, and imports all plug-ins, so it is only used for a suffix that is not known.
     """
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     suffix = file.suffix.lower()

@@ -337,7 +337,11 @@ def _split_accepted_values(expected: str) -> list[str]:
 
 
 def _subject(error: ErrorDetails, location: Location) -> str:
-    """Return what a sentence about a wrong value begins with."""
+    """Return the subject of a sentence about a wrong value, with a space at its end.
+
+    It is the value or its key, or for example `value 3 in "lengths.txt" ` if the value is in a
+    separate file with one value per line.
+    """
     loc = error["loc"]
     if loc and isinstance(loc[-1], int) and isinstance(location.value, str):
         # A value in a column file has no position in the document, which only names the file.

@@ -128,20 +128,23 @@ class ListOfValues(Tagged):
         """Replace the name of a file under `values` by the values in that file.
 
         The name is relative to the directory of the workload file. So a distribution that is built
-        in Python, without a workload file, cannot name one.
+        in Python, without a workload file, must have the values themselves.
         """
-        if not isinstance(info.context, FileContext):
+        is_built_in_python = not isinstance(info.context, FileContext)
+        if is_built_in_python:
             return data
 
+        # The short form `{empirical: FILE}` becomes the fields `{values: FILE}`.
         fields = cls.convert_to_fields(data)
-        if not isinstance(fields, dict) or not isinstance(fields.get("values"), str):
+        names_file = isinstance(fields, dict) and isinstance(fields.get("values"), str)
+        if not names_file:
             return data
 
-        column = _read_column(info.context.directory / fields["values"])
-        with_column = fields.copy_with_positions() if isinstance(fields, Map) else dict(fields)
-        with_column["values"] = column
-
-        return with_column
+        fields_with_values = (
+            fields.copy_with_positions() if isinstance(fields, Map) else dict(fields)
+        )
+        fields_with_values["values"] = _read_column(info.context.directory / fields["values"])
+        return fields_with_values
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:

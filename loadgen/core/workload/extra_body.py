@@ -32,46 +32,63 @@ class RefusedField(NamedTuple):
 
 
 def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
-    """Yield the fields of an extra body that are not allowed, each with the reason and two hints.
+    """Yield the fields of an extra body that are not allowed, with the reason and hints.
 
     These fields would change what is measured: the output length, the number of completions, the
-    prompt and streaming. A count of 1 completion is allowed, because it changes nothing. The hints
-    are for the command line and for a row of a data set.
+    prompt or streaming.
     """
     for name in LIMIT_FIELDS:
         if name in extra_body:
-            yield RefusedField(
-                name,
-                f"{name} changes the output length that the workload sets",
-                "use --osl N to set it for every request",
-                "use output_tokens: N in the row to set it",
-            )
+            yield _refused_limit(name)
 
     for name in COUNT_FIELDS:
+        # A count of 1 completion is allowed, because it changes nothing.
         if extra_body.get(name) not in (None, 1):
-            yield RefusedField(
-                name,
-                (
-                    f"{name} requests several completions in one response, for which TPOT "
-                    "is not defined"
-                ),
-                f"leave {name} out, and send more requests (--concurrency, --request-rate, -n)",
-                f"leave {name} out, and repeat the row",
-            )
+            yield _refused_count(name)
 
     for name in PROMPT_FIELDS:
         if name in extra_body:
-            yield RefusedField(
-                name,
-                f"{name} replaces the prompts of the workload, whose tokens are counted",
-                "use --dataset FILE to send your own prompts",
-                "use the row's own `prompt` or `messages`",
-            )
+            yield _refused_prompt(name)
 
     if "stream" in extra_body:
-        yield RefusedField(
-            "stream",
-            "stream applies to the whole run",
-            "use --no-stream to turn streaming off; it is on by default",
-            "use --no-stream on the command line",
-        )
+        yield REFUSED_STREAM
+
+
+def _refused_limit(name: str) -> RefusedField:
+    """Return why a field that limits the output length is refused."""
+    return RefusedField(
+        name,
+        problem=f"{name} changes the output length that the workload sets",
+        hint="use --osl N to set it for every request",
+        row_hint="use output_tokens: N in the row to set it",
+    )
+
+
+def _refused_count(name: str) -> RefusedField:
+    """Return why a field that requests several completions is refused."""
+    return RefusedField(
+        name,
+        problem=(
+            f"{name} requests several completions in one response, for which TPOT is not defined"
+        ),
+        hint=f"leave {name} out, and send more requests (--concurrency, --request-rate, -n)",
+        row_hint=f"leave {name} out, and repeat the row",
+    )
+
+
+def _refused_prompt(name: str) -> RefusedField:
+    """Return why a field that has a prompt is refused."""
+    return RefusedField(
+        name,
+        problem=f"{name} replaces the prompts of the workload, whose tokens are counted",
+        hint="use --dataset FILE to send your own prompts",
+        row_hint="use the row's own `prompt` or `messages`",
+    )
+
+
+REFUSED_STREAM = RefusedField(
+    "stream",
+    problem="stream applies to the whole run",
+    hint="use --no-stream to turn streaming off; it is on by default",
+    row_hint="use --no-stream on the command line",
+)

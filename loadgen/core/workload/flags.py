@@ -202,8 +202,8 @@ def _count_parser(
 ) -> Callable[[str], int]:
     """Return a parser of whole numbers from `minimum` to `maximum` (None for no upper bound).
 
-    `hint_if_less` is a further hint for a number that is too small. It can suggest another option
-    to a user who meant something else, and begins with a separator such as "; ".
+    `hint_if_less` is appended to the hint for a number that is too small, so it begins with a
+    separator such as "; ". It can suggest another option to a user who meant something else.
     """
 
     def parse_count(text: str) -> int:

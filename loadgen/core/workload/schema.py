@@ -217,32 +217,32 @@ def _with_expanded_trace(data: Map) -> Map:
     """Return a workload with `requests` and `stages` in place of the short form `trace`.
 
     A trace says both what is sent and when. It is the name of a file, or a block such as
-    `{file: traffic.jsonl, speed: 2, slice: 10m..20m}`. Each of its keys goes to the requests, to
-    the arrivals, or to both. For the example the result is::
+    `{file: traffic.jsonl, speed: 2, slice: 10m..20m}`. For this block the result is::
 
         requests: {trace: traffic.jsonl, slice: 10m..20m}
         stages: [{arrival: {trace: {file: traffic.jsonl, slice: 10m..20m, speed: 2}}}]
 
-    Raises `InvalidValueError` if the block is not valid, or if the workload has requests or stages,
-    too.
+    Raises `InvalidValueError` if the block is not valid, or if the workload has requests or stages
+    as well.
     """
     block = data["trace"]
     if isinstance(block, str):
         block = {"file": block}
-
     _check_trace_block(block)
     _refuse_keys_beside_trace(data)
+
+    # Some keys of the block, such as the slice, are for both the requests and the arrivals.
     requests = {"trace": block["file"]} | _select_keys(block, TRACE_KEYS_OF_REQUESTS)
     replay = {"file": block["file"]} | _select_keys(block, TRACE_KEYS_OF_ARRIVALS)
     stage = {"arrival": {"trace": replay}}
 
-    # Mistakes in both are reported at the position of `trace` in the file.
-    position_of_key = data.keys_at["trace"]
-    position_of_value = data.values_at["trace"]
     workload = data.copy_with_positions()
     del workload["trace"]
-    workload.add("requests", requests, position_of_key, position_of_value)
-    workload.add("stages", [stage], position_of_key, position_of_value)
+
+    # Mistakes in the requests or the stages are reported at the position of `trace` in the file.
+    trace_positions = {"key_at": data.keys_at["trace"], "value_at": data.values_at["trace"]}
+    workload.add("requests", requests, **trace_positions)
+    workload.add("stages", [stage], **trace_positions)
 
     return workload
 

@@ -155,20 +155,18 @@ class WrittenSlo(Part):
     def _latency_terms(self) -> tuple[Term, ...]:
         """Return one term for each limit of a latency, in the order of the metrics.
 
-        A limit without a percentile has that of the whole SLO (`at`).
+        A limit without a percentile has the percentile of the whole SLO (`at`).
         """
-        default_quantile = self.at
-        terms: list[Term] = []
-
         # Iterating over a pydantic model yields the name and value of each field. The fields of
         # metrics are the only ones with WrittenLimits.
-        for name, value in self:
-            if isinstance(value, WrittenLimits):
-                for limit in value.limits:
-                    quantile = limit.quantile or default_quantile
-                    terms.append(Term(metric=name, limit_ns=limit.limit_ns, quantile=quantile))
-
-        return tuple(terms)
+        limits_by_metric = {
+            name: value.limits for name, value in self if isinstance(value, WrittenLimits)
+        }
+        return tuple(
+            Term(metric=metric, limit_ns=limit.limit_ns, quantile=limit.quantile or self.at)
+            for metric, limits in limits_by_metric.items()
+            for limit in limits
+        )
 
 
 def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:

@@ -77,10 +77,12 @@ def _expand_spike(spike_stage: Map, stage_before: Any, default_name: str) -> Map
         return invalid_stage
 
     if "name" not in expanded_stage:
-        # Errors need a position in the file for each key. This one is not in the file, so it gets
-        # the position of the arrival, which is that of `spike`.
-        position = expanded_stage.keys_at["arrival"]
-        expanded_stage.add("name", default_name, key_at=position, value_at=position)
+        # Errors need a position in the file for each key. The name is not in the file, so it gets
+        # the position of the key `spike`.
+        position_of_spike = spike_stage.keys_at["spike"]
+        expanded_stage.add(
+            "name", default_name, key_at=position_of_spike, value_at=position_of_spike
+        )
 
     return expanded_stage
 

@@ -256,8 +256,7 @@ class _StepGraph:
 
         A step continues a conversation only if both it and the first step that it waits for are
         chats: its requests then contain all messages of that step. With `context: new` it begins a
-        new one nevertheless. If none of the steps that it waits for exists, they are taken for
-        chats, so that the only error is that they do not exist.
+        new conversation nevertheless.
         """
         is_first_step = not self.predecessors[name]
         is_chat = _kind(step) == "chat"
@@ -267,6 +266,8 @@ class _StepGraph:
 
         existing_predecessors = self.predecessor_steps(name)
         if not existing_predecessors:
+            # Another check reports that the steps which this one waits for do not exist. They count
+            # as chats, so that no second error follows from that.
             return False
 
         follows_chat = _kind(existing_predecessors[0]) == "chat"

@@ -255,15 +255,19 @@ class Task(Part):
     def max_concurrent_requests(self) -> int:
         """An upper bound of the requests of a task that are in flight at the same time.
 
-        For each step, the most parallel requests of the step and of all steps that can run at the
-        same time are added up. The result is the largest of these sums. It may be too large: if
-        both B and C can run together with A, but not with each other, all three are added.
+        It is the largest bound of a step. The bound may be too large: if both B and C can run
+        together with A, but not with each other, the bound of A adds up all three.
         """
-        sums = [
-            sum(self._max_parallel_requests(name) for name in self._steps_at_the_same_time(step))
-            for step in self.steps
-        ]
-        return max(sums)
+        return max(self._max_requests_during(step) for step in self.steps)
+
+    def _max_requests_during(self, step_name: str) -> int:
+        """Return an upper bound of the requests in flight while a step runs.
+
+        The most parallel requests of the step and of all steps that can run at the same time are
+        added up.
+        """
+        concurrent_steps = self._steps_at_the_same_time(step_name)
+        return sum(self._max_parallel_requests(name) for name in concurrent_steps)
 
     def _max_parallel_requests(self, step_name: str) -> int:
         """Return how many copies of a step can run in parallel, each with one request at a time."""

@@ -104,14 +104,19 @@ class _DecodedDocument(NamedTuple):
 def _decode_document(first: NumberedLine, lines: Iterator[NumberedLine]) -> _DecodedDocument:
     """Decode the first line of a file as a JSON value. If it is none, decode all lines together.
 
-    `lines` are the lines after the first one, and those that are read are consumed. Reading stops
-    after about MAX_LINE_CHARACTERS, which bounds the memory. The JSON value `null` counts as none.
+    The JSON value `null` counts as none.
+
+    Args:
+        first: The first line of the file.
+        lines: The lines after the first one. The lines that are read are taken from this iterator:
+            at most about MAX_LINE_CHARACTERS, which bounds the memory.
     """
     _, first_line = first
     value = _decode_json(first_line)
     if value is not None:
         return _DecodedDocument(value, [first])
 
+    # The document may extend over several lines.
     lines_read = [first]
     characters_read = 0
     for number, line in lines:
@@ -125,7 +130,7 @@ def _decode_document(first: NumberedLine, lines: Iterator[NumberedLine]) -> _Dec
 
 
 def _decode_json(text: str) -> Any:
-    """Return a JSON value, or None if the text is no JSON."""
+    """Return the JSON value of a text. Return None for the text `null`, and if it is no JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

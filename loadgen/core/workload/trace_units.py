@@ -50,6 +50,7 @@ def decide_unit(trial_times_ns: NDArray[np.int64], default: TimeUnit | None = No
     """
     probable = _judge_by_fractions(trial_times_ns, default)
     other_unit: TimeUnit = "ms" if probable.unit == "s" else "s"
+
     probable_rate = mean_rate(trial_times_ns, probable.unit)
     other_rate = mean_rate(trial_times_ns, other_unit)
     is_other_unit_better = _is_plausible(other_rate) and not _is_plausible(probable_rate)

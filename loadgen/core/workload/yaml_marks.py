@@ -362,7 +362,8 @@ def _hint_for_syntax_error(error: yaml.MarkedYAMLError, line: str, column: int, 
         return "put a value that contains a colon in quotes, or check the indentation of the line"
 
     has_variable = "${" in line
-    has_mapping_in_braces = "{" in line.replace("${", "")
+    line_without_variables = line.replace("${", "")
+    has_mapping_in_braces = "{" in line_without_variables
     if has_variable and has_mapping_in_braces:
         return "inside { } put ${VAR} in quotes"
 
