@@ -286,11 +286,14 @@ def _truncated_sampler(
     def sample(key: bytes, purpose: str, index: int) -> int:
         value = 0
         for attempt in range(MAX_REDRAWS):
-            random_bits = random_integer(key, f"{purpose} {attempt}", index, 16)
+            # The number of the attempt is part of the purpose, so that each attempt draws anew.
+            random_bits = random_integer(key, f"{purpose} {attempt}", index, BYTES_PER_NORMAL_VALUE)
             value = round(transform(_standard_normal_value(random_bits)))
             if low <= value <= high:
                 return value
-        return int(min(max(value, low), high))
+
+        # The nearer bound.
+        return low if value < low else high
 
     return sample
 

@@ -273,9 +273,9 @@ def _repeat_recording(recorded_ns: Offsets, recording_end_ns: int, repetitions: 
     For example, 2 repetitions of the times 0 and 4 of a recording of 10 ns are 0, 4, 10 and 14.
     """
     starts_ns = np.arange(repetitions, dtype=np.int64) * recording_end_ns
-    # Adding a column to a row gives a matrix: one row per repetition, one column per recorded time.
-    starts_column_ns = starts_ns[:, np.newaxis]
-    times_ns: Offsets = (starts_column_ns + recorded_ns).reshape(-1)
+    # A matrix with one row per repetition and one column per recorded time.
+    times_by_repetition_ns = np.add.outer(starts_ns, recorded_ns)
+    times_ns: Offsets = times_by_repetition_ns.reshape(-1)
     return times_ns
 
 
@@ -400,12 +400,15 @@ def _draw_offsets_past_end(
     if duration_ns is None and count is None:
         raise ValueError("arrivals need a duration or a count")
 
+    # The end of a stage with a count is the offset after its last arrival.
     needed_offsets = math.inf if count is None else count + 1
     end_ns = math.inf if duration_ns is None else duration_ns
-    blocks = [np.zeros(1, np.int64)]  # The first arrival is at 0.
-    offset_count = 1
 
+    # The first arrival is at 0.
+    blocks = [np.zeros(1, np.int64)]
+    offset_count = 1
     last_ns = 0
+
     while offset_count < needed_offsets and last_ns < end_ns:
         gap_count = int(min(_GAPS_PER_DRAW, needed_offsets - offset_count))
         block = last_ns + np.cumsum(draw_gaps(gap_count))

@@ -411,8 +411,9 @@ class Dispatcher:
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the next slot that is due, or None if there is none.
 
-        Slots that waited for room in prefill come first, then all others by their due times. A
-        request is in prefill until its first output, and `max_in_prefill` limits how many are.
+        A slot is one planned request. It is in prefill from its start to its first output, and
+        `max_in_prefill` limits how many requests are. Slots that waited for room in prefill come
+        first, then all others by their due times.
 
         While there is no room in prefill, a slot of a virtual user is not returned: it waits in a
         queue for room. A slot of an open loop is returned even then, and the caller drops it.
@@ -421,8 +422,9 @@ class Dispatcher:
             waiting_slot = self._take_slot_waiting_for_prefill()
             if waiting_slot is not None:
                 return waiting_slot
+
         while True:
-            # A stage that begins now brings slots of its own, which may be the next ones.
+            # The slots of a stage that begins now may be the next ones.
             if self._next_stage_ns <= now_ns:
                 self._begin_due_stages(now_ns)
 
@@ -443,12 +445,14 @@ class Dispatcher:
         discarded.
         """
         while self._waiting_for_prefill and self._has_room_in_prefill():
-            slot = self._waiting_for_prefill.popleft()
-            due_ns = max(slot.due_ns, self._prefill_exit_ns)
-            slot = msgspec.structs.replace(slot, due_ns=due_ns)
+            waiting_slot = self._waiting_for_prefill.popleft()
+            due_ns = max(waiting_slot.due_ns, self._prefill_exit_ns)
+            slot = msgspec.structs.replace(waiting_slot, due_ns=due_ns)
+
             if due_ns < self._stages[slot.stage].end_ns:
                 return slot
             self._discard_waiting_slot(slot)
+
         return None
 
     def _begin_due_stages(self, now_ns: int) -> None:

@@ -39,9 +39,12 @@ class _UnitParser:
         """
         if isinstance(value, str):
             return self.parse_text(value)
+
+        # In Python, True and False are integers.
         is_number = isinstance(value, self.number_types) and not isinstance(value, bool)
         if not is_number:
             raise units.InvalidValueError("wrong_type", "is not an allowed value", self.hint)
+
         is_from_file = isinstance(info.context, FileContext)
         return self.parse_text(str(value)) if is_from_file else value
 

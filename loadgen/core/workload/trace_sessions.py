@@ -268,8 +268,8 @@ def _ranks(values: Integers) -> Integers:
 
     For example, the values 20, 0 and 10 have the ranks 2, 0 and 1.
     """
+    indexes_in_order = np.argsort(values)  # 1, 2 and 0 in the example
     ranks = np.empty(len(values), np.int64)
-    indexes_in_order = np.argsort(values)
     ranks[indexes_in_order] = np.arange(len(values))
     return ranks
 
@@ -277,11 +277,12 @@ def _ranks(values: Integers) -> Integers:
 def _max_agents(session_of_row: Integers, agent_of_row: Integers) -> int:
     """Return the largest number of agents in a session.
 
-    Each agent has one request in flight at a time. An agent is a pair of a session and the number
-    of a conversation in it.
+    Each agent has one request in flight at a time. The arguments are the session and the agent of
+    each row of the trace. Agents of different sessions are different, even with equal numbers.
     """
-    agents = np.unique(np.stack((session_of_row, agent_of_row)), axis=1)
-    session_of_agent = agents[0]
+    session_and_agent_of_row = np.stack((session_of_row, agent_of_row))
+    distinct_agents = np.unique(session_and_agent_of_row, axis=1)  # one column per agent
+    session_of_agent = distinct_agents[0]
     return int(np.bincount(session_of_agent).max())
 
 
@@ -318,7 +319,8 @@ def _find_predecessors(turns_by_agent: list[list[int]], times: _RequestTimes) ->
 
     last_turn = len(predecessors) - 1
     awaited_turns = {wait.awaited_turn for wait in waits}
-    predecessors[last_turn].update(set(range(last_turn)) - awaited_turns)
+    turns_without_successor = set(range(last_turn)) - awaited_turns
+    predecessors[last_turn].update(turns_without_successor)
 
     return predecessors
 
