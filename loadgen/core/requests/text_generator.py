@@ -165,6 +165,7 @@ class TextGenerator:
         attempt succeeds, the closest text is returned with its true number of tokens.
         """
         requested_tokens = prefix.tokens + tokens
+        # Most words are one token, so this is a first guess.
         word_count = tokens
 
         closest: Text | None = None

@@ -273,9 +273,9 @@ def _repeat_recording(recorded_ns: Offsets, recording_end_ns: int, repetitions: 
     For example, 2 repetitions of the times 0 and 4 of a recording of 10 ns are 0, 4, 10 and 14.
     """
     starts_ns = np.arange(repetitions, dtype=np.int64) * recording_end_ns
-    # A matrix with one row per repetition and one column per recorded time.
-    times_by_repetition_ns = np.add.outer(starts_ns, recorded_ns)
-    times_ns: Offsets = times_by_repetition_ns.reshape(-1)
+    # Adding a column to a row gives a matrix: one row per repetition, one column per recorded time.
+    starts_column_ns = starts_ns[:, np.newaxis]
+    times_ns: Offsets = (starts_column_ns + recorded_ns).reshape(-1)
     return times_ns
 
 

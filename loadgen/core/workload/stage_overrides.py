@@ -517,8 +517,9 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
 
     Raises LoadgenError or CombinedError if the file cannot be read.
     """
-    measured = [stage for stage in stages if stage.measured]
-    recorded_requests = _count_recorded_requests(requests, measured)
+    measured_stages = [stage for stage in stages if stage.measured]
+    recorded_requests = _count_recorded_requests(requests, measured_stages)
+    has_one_measured_stage = len(measured_stages) == 1
 
     new_stages = []
     for stage in stages:
@@ -528,7 +529,7 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
             count = stage.count
         elif isinstance(stage.arrival, Replay):
             count = _count_replayed_arrivals(stage.arrival)
-        elif stage.measured and len(measured) == 1:
+        elif stage.measured and has_one_measured_stage:
             count = recorded_requests
 
         new_stages.append(stage.model_copy(update={"count": count}))
@@ -547,9 +548,9 @@ def _count_replayed_arrivals(replay: Replay) -> int:
 def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -> int | None:
     """Return how many requests the trace or data set has from which the requests are taken.
 
-    For a trace that is replayed by sessions it is the number of sessions. Return None if the
-    requests are generated, or if a data set need not be read for this, because all measured stages
-    have a duration.
+    For a trace that is replayed by sessions, return the number of sessions. Return None if there is
+    neither a trace nor a data set. Return None also for a data set if all measured stages have a
+    duration: nobody needs the count then, and reading a large file takes long.
     """
     if isinstance(requests, FromTrace):
         # Runs without a trace do not need this module.
@@ -559,8 +560,8 @@ def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -
         return len(recorded_arrivals)
 
     if isinstance(requests, FromFile):
-        needs_count = any(stage.duration_ns is None for stage in measured_stages)
-        return _count_rows(requests.path) if needs_count else None
+        have_all_a_duration = all(stage.duration_ns is not None for stage in measured_stages)
+        return None if have_all_a_duration else _count_rows(requests.path)
 
     return None
 

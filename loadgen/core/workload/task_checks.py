@@ -6,6 +6,7 @@ report all mistakes with their positions, also where a step is not valid by itse
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -155,11 +156,13 @@ class _StepGraph:
         one last step (no other step waits for it), and both must run once. `check_cycles` must have
         passed: without cycles there is at least one first and one last step.
         """
-        steps_with_successor = {name for names in self.predecessors.values() for name in names}
+        awaited_steps = set(itertools.chain.from_iterable(self.predecessors.values()))
         first_steps = [name for name in self.steps if not self.predecessors[name]]
-        last_steps = [name for name in self.steps if name not in steps_with_successor]
+        last_steps = [name for name in self.steps if name not in awaited_steps]
+
         yield from self.check_one_first_step(first_steps)
         yield from self.check_one_last_step(last_steps)
+
         yield from self.check_runs_once(first_steps[0], verb="begins", hint="add a step before it")
         yield from self.check_runs_once(
             last_steps[0], verb="ends", hint="add a step after it, which waits for all of them"

@@ -323,6 +323,7 @@ class TraceBuilder:
             self._session.add_defaults(row_count)
             self._group.add_defaults(row_count)
             return
+
         for row, session_name in enumerate(columns.sessions, start=rows_before):
             self._session.add_text(session_name, row)
             self._group.add_text(session_name, row)
@@ -331,6 +332,8 @@ class TraceBuilder:
         """Add how long the requests of several rows took. They follow `rows_before` other rows."""
         if not columns.duration_ns:
             self._duration_ns.add_defaults(len(columns.at_ns))
+            return
+
         for row, duration_ns in enumerate(columns.duration_ns, start=rows_before):
             self._duration_ns.add(duration_ns, row)
 

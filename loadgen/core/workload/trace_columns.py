@@ -184,7 +184,10 @@ def _find_columns(schema: pa.Schema, table_format: FormatRow) -> _Columns:
 
 
 def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> None:
-    """Raise UserError if a column does not hold numbers. Times may also be dates."""
+    """Raise UserError unless a column has numbers. The type "timestamp" is also accepted.
+
+    The names of sessions may have any type. A duration must be a number.
+    """
     import pyarrow as pa
 
     for name in columns.names:
@@ -194,8 +197,9 @@ def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> Non
         column_type = schema.field(name).type
         is_number = pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
 
-        is_date = pa.types.is_timestamp(column_type) and name != columns.duration
-        if not is_number and not is_date:
+        may_be_date = name != columns.duration
+        is_accepted_date = may_be_date and pa.types.is_timestamp(column_type)
+        if not is_number and not is_accepted_date:
             problem = f"the column {name} has the type {column_type}"
             hint = "use numbers, or dates for the time"
             raise UserError("wrong_type", problem, str(path), hint, key=name)
