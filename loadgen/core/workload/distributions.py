@@ -130,9 +130,8 @@ class ListOfValues(Tagged):
         The name is relative to the directory of the workload file. So a distribution that is built
         in Python, without a workload file, must have the values themselves.
         """
-        is_built_in_python = not isinstance(info.context, FileContext)
-        if is_built_in_python:
-            return data
+        if not isinstance(info.context, FileContext):
+            return data  # The distribution is built in Python.
 
         # The short form `{empirical: FILE}` becomes the fields `{values: FILE}`.
         fields = cls.convert_to_fields(data)
