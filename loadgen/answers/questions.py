@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def _parse_question(line: bytes) -> Question:
     )
 
 
-def _parse_reference(row: dict[str, Any]) -> str | None:
+def _parse_reference(row: Mapping[str, object]) -> str | None:
     """Return the right answer of a row as text, or None if it has none.
 
     It is the value of the first key in REFERENCE_KEYS that is not null. A number becomes a text.
@@ -119,7 +120,7 @@ def _parse_reference(row: dict[str, Any]) -> str | None:
     return None
 
 
-def _reference_to_text(value: Any, key: str) -> str:
+def _reference_to_text(value: object, key: str) -> str:
     """Return a right answer as text. Raises BadRowError if it is neither a string nor a number.
 
     `key` is the key of the value in the row, for the error. A boolean is refused, although it is an

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any, Literal
@@ -148,7 +149,7 @@ def _excerpt_start(first: str, second: str) -> int:
     return max(0, first_change - CONTEXT_CHARACTERS)
 
 
-def _excerpt(value: Any, start: int = 0) -> str:
+def _excerpt(value: object, start: int = 0) -> str:
     """Return at most EXCERPT_CHARACTERS of a value as text, from the character `start` on.
 
     Dots stand for what is not shown. A value that is missing is "(nothing)".
@@ -214,7 +215,7 @@ class _JsonComparer:
         else:
             self._compare_as_a_whole(path, stored, regenerated)
 
-    def _compare_as_a_whole(self, path: str, stored: Any, regenerated: Any) -> None:
+    def _compare_as_a_whole(self, path: str, stored: object, regenerated: object) -> None:
         """Record whether two values are equal. Numbers may differ by a rounding error.
 
         Two sentences that differ are no mismatch if another version of loadgen wrote the stored
@@ -239,7 +240,7 @@ class _JsonComparer:
         )
 
     def _compare_mappings(
-        self, path: str, stored: dict[str, Any], regenerated: dict[str, Any]
+        self, path: str, stored: Mapping[str, object], regenerated: Mapping[str, object]
     ) -> None:
         """Compare the values of two JSON objects, key by key.
 
@@ -283,11 +284,11 @@ class _JsonComparer:
         return any(fnmatchcase(path, pattern) for pattern in self._ignored)
 
 
-def _are_lists_of_equal_length(first: Any, second: Any) -> bool:
+def _are_lists_of_equal_length(first: object, second: object) -> bool:
     return isinstance(first, list) and isinstance(second, list) and len(first) == len(second)
 
 
-def _is_sentence(value: Any) -> bool:
+def _is_sentence(value: object) -> bool:
     """Return True if a value is text of several words, which each version may word differently."""
     return isinstance(value, str) and " " in value
 
@@ -299,5 +300,5 @@ def _is_equal(first: Any, second: Any) -> bool:
     return type(first) is type(second) and first == second
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -232,7 +232,7 @@ def _escape_group(match: re.Match[bytes]) -> bytes:
     return b"\\" + match.group() if match.group(1) else match.group()
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """Return a value of a file as JSON, shortened to 40 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 40 else text[:37] + "..."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loadgen.core.format import shortened
@@ -53,7 +53,7 @@ class _WekaTrace(NamedTuple):
     id_prefix: int
 
 
-def parse_weka_trace(line: dict[str, Any]) -> Iterator[TraceRow]:
+def parse_weka_trace(line: Mapping[str, object]) -> Iterator[TraceRow]:
     """Yield the requests in a line of Weka's traces, each of which is a session of a coding agent.
 
     The list `requests` of the line has the agent's own requests, and a marker for each sub-agent
@@ -72,7 +72,7 @@ def parse_weka_trace(line: dict[str, Any]) -> Iterator[TraceRow]:
             yield _parse_weka_call(trace, entry, _weka_time_ns(entry), session=trace.name)
 
 
-def _parse_weka_subagent(trace: _WekaTrace, marker: dict[str, Any]) -> Iterator[TraceRow]:
+def _parse_weka_subagent(trace: _WekaTrace, marker: Mapping[str, object]) -> Iterator[TraceRow]:
     """Yield the requests of a sub-agent, which its marker contains."""
     session = f"{trace.name}::{marker.get('agent_id')}"
     calls = list(_weka_entries(marker))
@@ -81,7 +81,7 @@ def _parse_weka_subagent(trace: _WekaTrace, marker: dict[str, Any]) -> Iterator[
         yield _parse_weka_call(trace, call, at_ns, session)
 
 
-def _parse_weka_trace_facts(line: dict[str, Any]) -> _WekaTrace:
+def _parse_weka_trace_facts(line: Mapping[str, object]) -> _WekaTrace:
     """Return the name, the block size and the id prefix of the trace in a line.
 
     The prompt of a request is a list of block ids. Weka's ids are unique only within a trace (the
@@ -114,7 +114,7 @@ def _parse_weka_trace_facts(line: dict[str, Any]) -> _WekaTrace:
     return _WekaTrace(name, float(block_tokens), id_prefix)
 
 
-def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _weka_entries(parent: Mapping[str, object]) -> Iterator[dict[str, Any]]:
     """Yield the entries of a trace or of a sub-agent: requests, and markers of sub-agents.
 
     Raises:
@@ -135,12 +135,14 @@ def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def _weka_time_ns(entry: dict[str, Any]) -> int:
+def _weka_time_ns(entry: Mapping[str, object]) -> int:
     """Return the ns of an entry from the start of its trace."""
     return parse_time_ns(entry.get("t"), float(NS_PER_S))
 
 
-def _subagent_times_ns(marker: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[int]:
+def _subagent_times_ns(
+    marker: Mapping[str, object], calls: Sequence[Mapping[str, object]]
+) -> list[int]:
     """Return the times of the calls of a sub-agent, in ns from the start of the trace.
 
     Most files count these times from the start of the trace, and some from the marker of the
@@ -155,7 +157,9 @@ def _subagent_times_ns(marker: dict[str, Any], calls: Sequence[dict[str, Any]]) 
     return times_ns
 
 
-def _parse_weka_call(trace: _WekaTrace, call: dict[str, Any], at_ns: int, session: str) -> TraceRow:
+def _parse_weka_call(
+    trace: _WekaTrace, call: Mapping[str, object], at_ns: int, session: str
+) -> TraceRow:
     """Return one request of an agent or sub-agent. Raises InvalidValueError."""
     return TraceRow(
         at_ns=at_ns,
@@ -190,7 +194,7 @@ class TraceLabParser:
         self._blocks: dict[str, list[int]] = {}
         self._next_block = 0
 
-    def parse_round(self, row: dict[str, Any]) -> TraceRow:
+    def parse_round(self, row: Mapping[str, object]) -> TraceRow:
         """Return the request of a round, which is one call of a model by a coding agent.
 
         The row has the events of the round, such as the user's message, the results of tools and
@@ -236,7 +240,7 @@ class TraceLabParser:
         return blocks
 
 
-def _tracelab_sent_ns(row: dict[str, Any]) -> int:
+def _tracelab_sent_ns(row: Mapping[str, object]) -> int:
     """Return when a request was sent: after its last input, or before its first output.
 
     Raises:
@@ -258,7 +262,7 @@ def _tracelab_sent_ns(row: dict[str, Any]) -> int:
     )
 
 
-def _tracelab_times_ns(row: dict[str, Any], event_types: Sequence[str]) -> list[int]:
+def _tracelab_times_ns(row: Mapping[str, object], event_types: Sequence[str]) -> list[int]:
     """Return the times of the events of some types in a row, in ns since 1970."""
     return [
         parse_utc_date(str(event.get("timestamp")))

@@ -332,7 +332,7 @@ def read(file: ToolFile) -> ForeignResult:
     return create_result(file.where, metrics, labels, _read_run(report))
 
 
-def _find_latency_statistics(aggregate: Any) -> dict[str, Mapping[str, Any]]:
+def _find_latency_statistics(aggregate: object) -> dict[str, Mapping[str, Any]]:
     """Return the statistics of each latency in a report, by the name of our metric."""
     statistics_by_metric: dict[str, Mapping[str, Any]] = {}
     for metric, name in _LATENCY_NAMES.items():
@@ -361,7 +361,7 @@ def _parse_report(file: ToolFile) -> Mapping[str, Any]:
     return document if isinstance(document, Mapping) else {}
 
 
-def _read_request_counts(aggregate: Any) -> dict[str, float]:
+def _read_request_counts(aggregate: object) -> dict[str, float]:
     """Return the counts of requests. Incomplete requests count as failed."""
     total = find_number(aggregate, "requests.total")
     failures = find_number(aggregate, "requests.failures") or 0.0

@@ -7,7 +7,7 @@ rows, which are decoded many at a time. Any other row is parsed field by field.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -169,7 +169,9 @@ class _MooncakeParser:
         request = parse_request(row, sent_ns)._replace(session=session, pause_ns=pause_ns)
         return self._sessions.append_turn(request) if session else request
 
-    def _parse_untimed_turn(self, row: dict[str, Any], session: str, pause_ns: int) -> TraceRow:
+    def _parse_untimed_turn(
+        self, row: Mapping[str, object], session: str, pause_ns: int
+    ) -> TraceRow:
         """Return the request of a row that has a session but no timestamp.
 
         Such a request is sent as soon as the response to the previous request of its session has

@@ -112,7 +112,7 @@ def read_by_layout(
     return create_result(file.where, metrics, labels, run)
 
 
-def _read_latencies(document: Mapping[str, Any], layout: ResultLayout) -> dict[str, float]:
+def _read_latencies(document: Mapping[str, object], layout: ResultLayout) -> dict[str, float]:
     """Return the statistics of all latencies in ms, by paths such as `ttft_ms.p50`."""
     metrics: dict[str, float] = {}
     for metric, field in layout.latencies.items():
@@ -176,12 +176,12 @@ def find_value(document: Any, path: str) -> Any:
     return value
 
 
-def find_number(document: Any, path: str) -> float | None:
+def find_number(document: object, path: str) -> float | None:
     """Return the number at a dotted path, or None if there is no finite number."""
     return finite_number(find_value(document, path))
 
 
-def find_numbers(document: Any, paths: Mapping[str, str]) -> dict[str, float]:
+def find_numbers(document: object, paths: Mapping[str, str]) -> dict[str, float]:
     """Return the numbers at several paths, by the keys of `paths`, without missing ones."""
     numbers = {}
     for key, path in paths.items():
@@ -197,7 +197,7 @@ def finite_number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[str, float]:
+def latency_metrics(metric: str, statistics: object, unit_ms: float = 1.0) -> dict[str, float]:
     """Return the statistics of a latency in ms, by paths such as `ttft_ms.p50`.
 
     For example, {"unit": "s", "avg": 0.2, "percentiles": {"50.0": 0.1}} of the metric "ttft_ms"
@@ -235,7 +235,7 @@ def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[
     return metrics
 
 
-def _first_number(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
+def _first_number(values: Mapping[str, object], names: Sequence[str]) -> float | None:
     """Return the first value with one of the names that is a finite number, or None."""
     for name in names:
         number = finite_number(values.get(name))

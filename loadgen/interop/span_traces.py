@@ -152,7 +152,7 @@ def _parse_call(span: _Span) -> TraceRow:
     )
 
 
-def _first_value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:
+def _first_value(attributes: Mapping[str, object], names: Sequence[str]) -> Any:
     """Return the value of the first of several names that occurs, or None if none does."""
     for name in names:
         if name in attributes:
@@ -160,7 +160,7 @@ def _first_value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:
     return None
 
 
-def _find_conversation(attributes: Mapping[str, Any]) -> Any:
+def _find_conversation(attributes: Mapping[str, object]) -> Any:
     """Return the id of the conversation of a span, or None.
 
     Libraries that do not follow the conventions have an attribute such as `langfuse.session.id`.
@@ -223,7 +223,7 @@ def _parse_span(fields: dict[str, Any]) -> _Span:
     )
 
 
-def _first_id(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+def _first_id(fields: Mapping[str, object], names: Sequence[str]) -> str:
     """Return the first of several fields that is not empty as text, or "" if all are empty."""
     for name in names:
         if fields.get(name):
@@ -231,7 +231,7 @@ def _first_id(fields: Mapping[str, Any], names: Sequence[str]) -> str:
     return ""
 
 
-def _parse_attributes(value: Any) -> dict[str, Any]:
+def _parse_attributes(value: object) -> dict[str, Any]:
     """Return the attributes of a span by name.
 
     They are an object, or OTLP's list of keys and typed values, for example
@@ -250,14 +250,14 @@ def _parse_attributes(value: Any) -> dict[str, Any]:
     return attributes
 
 
-def _parse_typed_value(type_name: str, content: Any) -> Any:
+def _parse_typed_value(type_name: str, content: object) -> Any:
     """Return a value of an OTLP attribute. Its JSON encoding writes integers as text."""
     if type_name == "intValue" and isinstance(content, str) and content.lstrip("-").isdecimal():
         return int(content)
     return content
 
 
-def _parse_span_time(fields: dict[str, Any], side: Literal["start", "end"]) -> int | None:
+def _parse_span_time(fields: Mapping[str, object], side: Literal["start", "end"]) -> int | None:
     """Return when a span started or ended in ns since 1970.
 
     The result is None for a span without an end, which had not ended when it was exported.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def _read_csv_rows(file: Path, lines: Iterable[str]) -> Iterator[LocatedRow]:
         ) from None
 
 
-def _check_cell_count(row: dict[str | Any, Any], location: str) -> None:
+def _check_cell_count(row: Mapping[str | object, object], location: str) -> None:
     """Raise UserError if a row has more cells than names. DictReader stores these under None."""
     if None in row:
         raise UserError(

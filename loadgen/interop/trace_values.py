@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
@@ -100,7 +100,7 @@ def _date_error(text: str) -> InvalidValueError:
     return InvalidValueError("invalid_value", f"timestamp is {text!r}", _DATE_HINT, "timestamp")
 
 
-def parse_duration(row: dict[str, Any], field: str, unit_ns: int) -> int:
+def parse_duration(row: Mapping[str, object], field: str, unit_ns: int) -> int:
     """Return the ns of an optional duration of a row, UNKNOWN_NS if the row does not have it.
 
     Args:
@@ -115,7 +115,7 @@ def parse_duration(row: dict[str, Any], field: str, unit_ns: int) -> int:
     return UNKNOWN_NS if value is None else parse_duration_ns(value, field, float(unit_ns))
 
 
-def parse_request(row: dict[str, Any], at_ns: int) -> TraceRow:
+def parse_request(row: Mapping[str, object], at_ns: int) -> TraceRow:
     """Return the request of a row with the field names of Mooncake, which several formats share.
 
     Args:
@@ -134,17 +134,17 @@ def parse_request(row: dict[str, Any], at_ns: int) -> TraceRow:
     )
 
 
-def parse_session(row: dict[str, Any]) -> str:
+def parse_session(row: Mapping[str, object]) -> str:
     """Return the name of the session of a row, "" if it has none."""
     return str(row.get("session_id") or "")
 
 
-def parse_delay(row: dict[str, Any]) -> int:
+def parse_delay(row: Mapping[str, object]) -> int:
     """Return the ns of the pause before a request, written in ms, or UNKNOWN_NS."""
     return parse_duration(row, "delay", UNIT_NS["ms"])
 
 
-def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FIELDS) -> str:
+def parse_request_fields(row: Mapping[str, object], fields: Sequence[str] = REQUEST_FIELDS) -> str:
     """Return the request parameters of a row, such as `temperature`, as the text of a JSON object.
 
     The result is "" if the row has none. A `stop` that is the name of a finish reason was recorded
@@ -169,7 +169,7 @@ def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FI
     return json.dumps(parameters, sort_keys=True) if parameters else ""
 
 
-def parse_hash_ids(row: dict[str, Any]) -> list[int]:
+def parse_hash_ids(row: Mapping[str, object]) -> list[int]:
     """Return the ids of the blocks of a prompt as integers of at most 48 bits.
 
     Whole numbers up to MAX_HASH_ID stay as they are. Texts and larger numbers are hashed, because
@@ -189,7 +189,7 @@ def _is_small_id(block_id: Any) -> bool:
     return is_whole and 0 <= block_id <= MAX_HASH_ID
 
 
-def hash_to_id(value: Any) -> int:
+def hash_to_id(value: object) -> int:
     """Return an id of 48 bits for a text or a large number. The same value has the same id."""
     digest = hashlib.blake2b(str(value).encode(), digest_size=6).digest()
     return int.from_bytes(digest, "little")
@@ -201,7 +201,7 @@ def is_finite_number(value: Any) -> TypeGuard[int | float]:
     return is_number and math.isfinite(value)
 
 
-def dicts_in(value: Any) -> Iterator[dict[str, Any]]:
+def dicts_in(value: object) -> Iterator[dict[str, Any]]:
     """Yield the objects of a list. Other items, and a value that is no list, are skipped."""
     if isinstance(value, list):
         yield from (item for item in value if isinstance(item, dict))

@@ -42,14 +42,14 @@ NS_PER_MS = UNIT_NS["ms"]
 USAGE_HINT = "token counts come from `usage` in the response, which captured streams do not contain"
 
 
-def detect_shape_trace(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_shape_trace(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise a shape trace, which the SDK records without texts."""
     if not {"block_size", "input_source"} <= first_row.keys():
         return None
     return TraceFormat("shape trace", one_request_per_line(_parse_shape_row), must_be_ordered=False)
 
 
-def detect_bailian(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_bailian(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise a trace of Alibaba's Bailian, in which each turn names its parent turn."""
     if "chat_id" not in first_row:
         return None
@@ -57,7 +57,7 @@ def detect_bailian(first_row: Mapping[str, Any]) -> TraceFormat | None:
     return TraceFormat("Bailian", one_request_per_line(parser.parse_turn))
 
 
-def detect_mooncake(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_mooncake(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise rows with the lengths of a request, as Mooncake, vLLM and GuideLLM write them.
 
     AIPerf's rows of sessions may have no timestamp. Mooncake's times are milliseconds and
@@ -71,14 +71,14 @@ def detect_mooncake(first_row: Mapping[str, Any]) -> TraceFormat | None:
     return mooncake_format(has_sessions=has_session, unit=TRIAL_UNIT)
 
 
-def detect_weka(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_weka(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise Weka's traces, in which one line is the session of an agent."""
     if not {"requests", "block_size"} <= first_row.keys():
         return None
     return TraceFormat("Weka", _many_requests_per_line(parse_weka_trace), must_be_ordered=False)
 
 
-def detect_tracelab(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_tracelab(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise TraceLab's rounds of coding agents."""
     if not {"prefix_tokens", "newly_append_tokens", "timing_events"} <= first_row.keys():
         return None
@@ -86,7 +86,7 @@ def detect_tracelab(first_row: Mapping[str, Any]) -> TraceFormat | None:
     return TraceFormat("TraceLab", one_request_per_line(parser.parse_round), must_be_ordered=False)
 
 
-def detect_otel_spans(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_otel_spans(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise OpenTelemetry spans: an OTLP export, a list of spans, or one span per line."""
     is_otlp_export = "resourceSpans" in first_row
     is_span = {"start_time", "attributes"} <= first_row.keys()
@@ -99,7 +99,7 @@ def detect_otel_spans(first_row: Mapping[str, Any]) -> TraceFormat | None:
     )
 
 
-def detect_sagemaker(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def detect_sagemaker(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Recognise the data capture of Amazon SageMaker, which records requests and responses."""
     if "captureData" not in first_row:
         return None
@@ -115,7 +115,7 @@ def _many_requests_per_line(
     return lambda line: tuple(parse(parse_json_object(line)))
 
 
-def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
+def _parse_shape_row(row: Mapping[str, object]) -> TraceRow:
     """Convert a row of a shape trace to a request.
 
     A shape trace is what the SDK records inside an application: when each request was sent and how
@@ -143,7 +143,7 @@ def _round_to_us(time_ns: int) -> int:
     return rounded_us * NS_PER_US
 
 
-def _join_label_values(labels: Any) -> str:
+def _join_label_values(labels: object) -> str:
     """Return the values of all labels of a request, in the order of their names.
 
     Return "" if the request has no labels.
@@ -163,7 +163,7 @@ class _BailianParser:
     def __init__(self) -> None:
         self._session_by_turn_id: dict[str, str] = {}
 
-    def parse_turn(self, row: dict[str, Any]) -> TraceRow:
+    def parse_turn(self, row: Mapping[str, object]) -> TraceRow:
         """Return the request of a turn, and store its session for the turns that follow it.
 
         A turn whose parent is not in the trace begins a session of its own.
@@ -180,7 +180,7 @@ class _BailianParser:
         return request._replace(block_tokens=float(BAILIAN_BLOCK_TOKENS), session=session)
 
 
-def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
+def _parse_sagemaker_row(row: Mapping[str, object]) -> TraceRow:
     """Convert a response that SageMaker captured to a request of the trace.
 
     The token counts are those in the `usage` of the response, and the time is that of the
@@ -198,7 +198,7 @@ def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
     return TraceRow(at_ns=sent_ns, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
-def _find_usage(completion: dict[str, Any]) -> dict[str, Any]:
+def _find_usage(completion: Mapping[str, object]) -> dict[str, Any]:
     """Return the object `usage` of a captured completion, which has its token counts.
 
     Raises:
@@ -211,7 +211,7 @@ def _find_usage(completion: dict[str, Any]) -> dict[str, Any]:
     return usage
 
 
-def _parse_inference_time(event_metadata: Any) -> int:
+def _parse_inference_time(event_metadata: object) -> int:
     """Return when SageMaker served a request, in ns since 1970.
 
     Raises:
@@ -224,7 +224,7 @@ def _parse_inference_time(event_metadata: Any) -> int:
 
 
 def _decode_capture(
-    capture: Any, key: Literal["endpointInput", "endpointOutput"]
+    capture: object, key: Literal["endpointInput", "endpointOutput"]
 ) -> dict[str, Any]:
     """Return the JSON object of a request or response that SageMaker captured.
 

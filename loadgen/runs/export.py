@@ -217,7 +217,7 @@ def _convert_run(
     return write(summarize(*stored_run), stored_run)
 
 
-def _split_content(content: bytes | Mapping[str, Any] | Iterable[bytes]) -> Iterable[bytes]:
+def _split_content(content: bytes | Mapping[str, object] | Iterable[bytes]) -> Iterable[bytes]:
     """Return the content of a file in parts, from bytes, a JSON document, or parts already."""
     if isinstance(content, bytes):
         return [content]
@@ -282,7 +282,7 @@ def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
 
 
 def json_parts(
-    document: Mapping[str, Any], numbers_per_part: int = _NUMBERS_PER_PART
+    document: Mapping[str, object], numbers_per_part: int = _NUMBERS_PER_PART
 ) -> Iterator[bytes]:
     """Yield a document as `json.dumps(document, indent=2)` writes it, part by part.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property, wraps
@@ -425,7 +425,7 @@ def _read_cache() -> dict[str, Any]:
     return cache if isinstance(cache, dict) else {}
 
 
-def _write_cache(cache: dict[str, Any]) -> None:
+def _write_cache(cache: Mapping[str, object]) -> None:
     """Replace the cache in one step. A cache that cannot be written is no error."""
     path = _cache_path()
     temporary_path = f"{path}.{os.getpid()}"
@@ -493,7 +493,7 @@ class _PluginGuard:
         return result
 
     @contextmanager
-    def _guard_context(self, context: AbstractContextManager[Any]) -> Iterator[Any]:
+    def _guard_context(self, context: AbstractContextManager[object]) -> Iterator[Any]:
         """Enter and leave a context manager of a plug-in, whose exceptions are converted.
 
         An exception of the code inside the `with` block is not one of the plug-in, and passes
@@ -512,7 +512,7 @@ class _PluginGuard:
             with self:
                 context.__exit__(None, None, None)
 
-    def _guard_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
+    def _guard_iterator(self, iterator: Iterator[object]) -> Iterator[Any]:
         """Yield the items of an iterator of a plug-in, whose exceptions are converted."""
         with self:
             yield from iterator

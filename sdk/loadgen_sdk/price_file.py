@@ -519,7 +519,7 @@ def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
     return entries
 
 
-def _raw_entries(content: Mapping[str, Any], path_text: str) -> Sequence[object]:
+def _raw_entries(content: Mapping[str, object], path_text: str) -> Sequence[object]:
     """Return the list `per_token` of a price file as it is, or an empty one if it is missing.
 
     Raises:

@@ -210,7 +210,7 @@ def _to_description(system: SystemUnderTest) -> SystemDescription:
     return SystemDescription(metadata, target_values)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield each value of nested mappings as text, with a key such as `accelerator.model`."""
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -153,7 +153,7 @@ def _check_api_returns_text(requests: Any, kind: RequestsKind, api: str) -> None
     raise UserError("unsupported", problem, f"--api {api}", hint)
 
 
-def _check_documents(requests: Any, api: str) -> None:
+def _check_documents(requests: object, api: str) -> None:
     """Raise UserError if a ranking has no documents, as with requests of a trace."""
     if api == "rerank" and getattr(requests, "chunks", None) is None:
         hint = (

@@ -6,7 +6,7 @@ worker, in any order and at any time, and it can be built without building other
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -123,7 +123,7 @@ def count_content_tokens(request: Request, tokenizer: Tokenizer) -> int | None:
     return tokens
 
 
-def _message_texts(messages: list[dict[str, Any]]) -> Iterator[str | None]:
+def _message_texts(messages: Sequence[Mapping[str, object]]) -> Iterator[str | None]:
     """Yield the text of each part of each message, or None for a part that is not text.
 
     The content of a message is a text, or a list of parts such as texts and images.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from loadgen.core.requests.text_generator import TextGenerator
@@ -47,7 +48,7 @@ def build_tool_definition(
     return closest_attempt.definition
 
 
-def _count_json_tokens(definition: dict[str, Any], tokenizer: Tokenizer) -> int:
+def _count_json_tokens(definition: Mapping[str, object], tokenizer: Tokenizer) -> int:
     """Return the tokens of a definition as compact JSON, which is how it is sent."""
     return tokenizer.count(json.dumps(definition, separators=(",", ":")))
 

@@ -72,7 +72,7 @@ def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
     ]
 
 
-def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
+def _parse_breakdown(record: Mapping[str, object], target: int) -> TimingBreakdown:
     """Return the breakdown in the JSON record of one request, with UNKNOWN for missing values.
 
     A server that runs prefill and decode on different machines nests a record of each phase in that
@@ -101,13 +101,13 @@ def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
     )
 
 
-def _phase_record(record: Mapping[str, Any], phase_key: str) -> Mapping[str, Any]:
+def _phase_record(record: Mapping[str, object], phase_key: str) -> Mapping[str, Any]:
     """Return the record of one phase, or that of the complete request if it has none nested."""
     nested_record = _nested_object(record, phase_key)
     return nested_record if nested_record else record
 
 
-def _arrival_ns(record: Mapping[str, Any], prefill_times: Mapping[str, Any]) -> int:
+def _arrival_ns(record: Mapping[str, object], prefill_times: Mapping[str, object]) -> int:
     """Return when a request arrived at the server, in ns, or UNKNOWN.
 
     A server can report several times: of the front end for disaggregated machines, of the front end
@@ -126,14 +126,14 @@ def _arrival_ns(record: Mapping[str, Any], prefill_times: Mapping[str, Any]) -> 
     return UNKNOWN
 
 
-def _nested_object(value: Any, *path: str) -> dict[str, Any]:
+def _nested_object(value: object, *path: str) -> dict[str, Any]:
     """Return the object at a path of keys, or an empty one if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
-def _time_ns(record: Mapping[str, Any], key: str) -> int:
+def _time_ns(record: Mapping[str, object], key: str) -> int:
     """Return a time that a record has in seconds as ns, or UNKNOWN if it has no valid one."""
     seconds = record.get(key)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
@@ -141,7 +141,7 @@ def _time_ns(record: Mapping[str, Any], key: str) -> int:
     return round(seconds * 1e9)
 
 
-def _token_count(record: Mapping[str, Any], key: str) -> int:
+def _token_count(record: Mapping[str, object], key: str) -> int:
     """Return the number of tokens that a record has under a key, or UNKNOWN."""
     tokens = record.get(key)
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:

@@ -296,7 +296,7 @@ class IterationParser:
         # The statistics have no labels.
         return {SeriesKey(ITERATION + name, labels=""): value for name, value in values.items()}
 
-    def _count_iterations(self, iterations: Sequence[Mapping[str, Any]]) -> None:
+    def _count_iterations(self, iterations: Sequence[Mapping[str, object]]) -> None:
         """Count the iterations of a read, and those that are missing since the read before.
 
         The server numbers its iterations and returns each of them only once. If another client has
@@ -325,7 +325,7 @@ def _share_of_used_blocks(values: Mapping[str, float]) -> dict[str, float]:
     return {"kvCacheStats.usedShare": used_blocks / max_blocks}
 
 
-def _mean_latency(iterations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _mean_latency(iterations: Sequence[Mapping[str, object]]) -> dict[str, float]:
     """Return the mean duration of the iterations, under the name of that of a single one."""
     latencies_ms = _numbers_in(iterations, "iterLatencyMS")
     if not latencies_ms:
@@ -338,7 +338,7 @@ def _numbers_in(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if isinstance(row.get(name), int | float)]
 
 
-def _numeric_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def _numeric_leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yield each number in nested objects, with a name such as `kvCacheStats.usedNumBlocks`."""
     for key, value in tree.items():
         if isinstance(value, dict):

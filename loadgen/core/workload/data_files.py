@@ -66,7 +66,7 @@ def is_jsonl(file: Path) -> bool:
     return other_format is None
 
 
-def is_conversation(row: Any) -> bool:
+def is_conversation(row: object) -> bool:
     """Return True if a row is a list of messages and not an object that holds them."""
     return isinstance(row, list) and bool(row) and isinstance(row[0], dict) and "role" in row[0]
 

@@ -334,7 +334,7 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
     return checker.finish(_DataSetContent(size, digest.hexdigest(), source_note, converted))
 
 
-def _encode_row(row: Mapping[str, Any], where: str) -> bytes:
+def _encode_row(row: Mapping[str, object], where: str) -> bytes:
     """Return a row as JSON. Raises UserError for a value that JSON cannot represent."""
     try:
         return msgspec.json.encode(row)

@@ -6,6 +6,7 @@ A row has `prompt` or `messages`, or the field names of other tools and data set
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -169,7 +170,7 @@ def parse_row(line: bytes) -> DatasetRow:
     )
 
 
-def is_finish_reason(value: Any) -> bool:
+def is_finish_reason(value: object) -> bool:
     """Return True if the `stop` of a row is a recorded finish reason and not a stop sequence."""
     return isinstance(value, str) and value in FINISH_REASONS
 
@@ -237,7 +238,7 @@ def _check_has_prompt(row: dict[str, Any]) -> None:
         raise BadRowError("missing_key", problem, _hint_for_missing_prompt(row))
 
 
-def _hint_for_missing_prompt(row: dict[str, Any]) -> str:
+def _hint_for_missing_prompt(row: Mapping[str, object]) -> str:
     """Return a hint for a row without a prompt: a name that was mistyped, or all possible names."""
     for field in row:
         similar_name = closest(field, ("prompt", "messages"))
@@ -294,7 +295,7 @@ def _check_messages(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _check_message(message: Any, path: str) -> None:
+def _check_message(message: object, path: str) -> None:
     """Raise BadRowError unless a message has a role, and content or tool calls."""
     if not isinstance(message, dict):
         raise BadRowError("wrong_type", f"{path} is {shortened(message)}", MESSAGES_HINT, path)
@@ -320,7 +321,7 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
     return _read_body_fields(row) | _read_extra_body(row)
 
 
-def _read_body_fields(row: dict[str, Any]) -> dict[str, Any]:
+def _read_body_fields(row: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of a row that are also fields of the request body, such as `temperature`.
 
     They are sent as they are written. Raises BadRowError if one has another type than the API
@@ -335,7 +336,7 @@ def _read_body_fields(row: dict[str, Any]) -> dict[str, Any]:
     return body_fields
 
 
-def _check_type(value: Any, field: str, expected: FieldType) -> None:
+def _check_type(value: object, field: str, expected: FieldType) -> None:
     """Raise BadRowError unless the value of a field can be converted to a type."""
     _convert_value(value, field, expected)
 

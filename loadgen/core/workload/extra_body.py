@@ -8,7 +8,7 @@ option that does the same for the whole run must be used.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 PROMPT_FIELDS = ("messages", "prompt", "input")
@@ -31,7 +31,7 @@ class RefusedField(NamedTuple):
     row_hint: str
 
 
-def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]:
+def find_refused_fields(extra_body: Mapping[str, object]) -> Iterator[RefusedField]:
     """Yield the fields of an extra body that are not allowed, with the reason and hints.
 
     These fields would change what is measured: the output length, the number of completions, the

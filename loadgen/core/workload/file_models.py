@@ -93,7 +93,7 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _prepare_input(cls, data: Any, info: ValidationInfo) -> Any:
+    def _prepare_input(cls, data: object, info: ValidationInfo) -> Any:
         """Return the input in the form that pydantic then validates field by field.
 
         pydantic calls this method before it validates a part. Every accepted spelling becomes a
@@ -231,7 +231,7 @@ class TaggedUnion:
     bare_types: tuple[type, ...] = ()
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         """Build the schema of a pydantic union in which `_select_tag` selects the member.
 
@@ -259,7 +259,7 @@ class TaggedUnion:
         """
         tags_in_messages = [tag for tag in tags if tag != BARE_VALUE_TAG]
 
-        def select_tag(value: Any) -> str | None:
+        def select_tag(value: object) -> str | None:
             return self._select_tag(value, tags)
 
         return Discriminator(
@@ -269,7 +269,7 @@ class TaggedUnion:
             custom_error_context={"noun": self.noun, "known": ", ".join(tags_in_messages)},
         )
 
-    def _select_tag(self, value: Any, tags: list[str]) -> str | None:
+    def _select_tag(self, value: object, tags: list[str]) -> str | None:
         """Return the tag of the member that a value is written for, or None if it is for none.
 
         The value is an instance of a member, a mapping with a tag as its only key, or a value that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -58,6 +59,6 @@ def _trace_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     return arrival_schema | {"anyOf": alternatives}
 
 
-def _without_required_keys(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_required_keys(schema: Mapping[str, object]) -> dict[str, Any]:
     """Return a schema whose keys are all optional. Only the schema of a mapping has such a list."""
     return {keyword: value for keyword, value in schema.items() if keyword != "required"}

@@ -112,7 +112,7 @@ def describe_option(name: str, value: object) -> str:
     return f"--{name.replace('_', '-')} {value}"
 
 
-def select_load_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def select_load_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return those of the options of a run that change its workload and are specified."""
     return {name: options[name] for name in LOAD_OPTIONS if options.get(name) is not None}
 

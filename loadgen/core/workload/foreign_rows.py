@@ -250,7 +250,7 @@ class _FirstQuestion(NamedTuple):
     recorded_response: str
 
 
-def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
+def _find_first_question(turns: Sequence[object], field: str) -> _FirstQuestion:
     """Return the messages to send for the first question of a conversation, and its response.
 
     The messages are the system messages before the question, and the question itself, which is the
@@ -277,7 +277,7 @@ def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
     return _FirstQuestion(messages, recorded_response)
 
 
-def _parse_turns(turns: list[Any], field: str, first_index: int = 0) -> Iterator[_Turn]:
+def _parse_turns(turns: Sequence[object], field: str, first_index: int = 0) -> Iterator[_Turn]:
     """Yield the turns of a conversation from `first_index` on.
 
     A turn is only parsed when it is needed, so that mistakes in turns that are never used are not
@@ -287,7 +287,7 @@ def _parse_turns(turns: list[Any], field: str, first_index: int = 0) -> Iterator
         yield _parse_turn(turns[index], f"{field}[{index}]")
 
 
-def _read_turns_to_question(turns: list[Any], field: str) -> list[_Turn]:
+def _read_turns_to_question(turns: Sequence[object], field: str) -> list[_Turn]:
     """Return all turns up to the first question, which is the first user turn with a text.
 
     The arguments are those of `_parse_turns`. Raises EmptyConversationError if there is no
@@ -330,7 +330,7 @@ def _report_mistakes(unparsed_turns: Iterator[_Turn]) -> None:
         pass
 
 
-def _parse_turn(turn: Any, path: str) -> _Turn:
+def _parse_turn(turn: object, path: str) -> _Turn:
     """Return the role and the text of a turn of a conversation.
 
     `path` says where the turn is in its row, such as `conversations[2]`, for error messages. Raises
@@ -363,7 +363,7 @@ def _first_text_field(row: Row, fields: Iterable[str]) -> str | None:
     return None
 
 
-def _first_text(value: Any) -> str:
+def _first_text(value: object) -> str:
     """Return the first item of a list of texts, or "" for anything else."""
     if not isinstance(value, list) or not value:
         return ""

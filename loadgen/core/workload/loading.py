@@ -98,7 +98,7 @@ def load(
 
 
 def workload_from_mapping(
-    workload: Mapping[str, Any], overrides: Overrides = NO_OVERRIDES, label: str = "(mapping)"
+    workload: Mapping[str, object], overrides: Overrides = NO_OVERRIDES, label: str = "(mapping)"
 ) -> Workload:
     """Return the workload of a mapping with the keys of a workload file, changed by the options.
 
@@ -197,7 +197,7 @@ def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     return replace(overrides, **values_from_block, errors=all_errors)
 
 
-def _options_of_trace_block(block: Mapping[str, Any], workload_name: str) -> dict[str, Any]:
+def _options_of_trace_block(block: Mapping[str, object], workload_name: str) -> dict[str, Any]:
     """Return the options, by name, that have the same effect as the keys of a `trace:` block.
 
     For example, `{file: a.jsonl, speed: 2}` gives {"trace_speed": 2}. The key `file` is left out,
@@ -362,7 +362,7 @@ def _check_is_file(path: Path, option: str, kind: str, hint: str) -> None:
 
 
 def _build_workload(
-    source: _Source, overrides: Overrides, replaced_fields: Mapping[str, Any] | None = None
+    source: _Source, overrides: Overrides, replaced_fields: Mapping[str, object] | None = None
 ) -> Workload:
     """Build the workload that a YAML text and the options of the command line describe together.
 

@@ -67,7 +67,7 @@ HeaderName = Annotated[
 HeaderText = Annotated[str, Field(pattern=r"^[!-~](?:[ -~]{0,500}[!-~])?$")]
 
 
-def select_request_model(value: Any) -> str:
+def select_request_model(value: object) -> str:
     """Return the name of the model that the requests of a workload are validated with.
 
     pydantic calls it as the discriminator of the union of all kinds of requests.

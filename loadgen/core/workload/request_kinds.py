@@ -91,7 +91,7 @@ class Images(Part):
     height: Pixels = 512
 
 
-def _parse_cache_state(value: Any, info: ValidationInfo) -> float:
+def _parse_cache_state(value: object, info: ValidationInfo) -> float:
     """Return the share of prompt tokens that the prefix cache of the server shall contain.
 
     A cold cache contains none of them and a warm cache contains all. A float is accepted from
@@ -241,7 +241,7 @@ def _smallest_value(length: Length) -> int:
 # files and traces
 
 
-def _resolve_file(value: Any, info: ValidationInfo) -> Any:
+def _resolve_file(value: object, info: ValidationInfo) -> Any:
     """Return the path for a file name in a workload file. Pydantic calls this for a field.
 
     The name of a data set of Hugging Face, such as `hf:owner/name`, stays as it is. If the workload
@@ -292,7 +292,7 @@ class FromFile(Part):
     order: Literal["sequential", "shuffled"] = "sequential"
 
 
-def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
+def _parse_time_slice(value: object, info: ValidationInfo) -> tuple[int, int | None]:
     """Return the begin and the end, in ns, of a range of time such as `10m..20m`.
 
     A file must have such a text. A workload that is built in Python, without a file, may have a

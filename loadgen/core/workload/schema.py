@@ -50,7 +50,7 @@ else:
     )
 
 
-def _refuse_null(value: Any, info: ValidationInfo) -> Any:
+def _refuse_null(value: object, info: ValidationInfo) -> Any:
     """Return the value of a key. Raises `InvalidValueError` if the key of a file has no value.
 
     A workload that is built in Python may set the field to None.
@@ -247,7 +247,7 @@ def _with_expanded_trace(data: Map) -> Map:
     return workload
 
 
-def _select_keys(mapping: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def _select_keys(mapping: Mapping[str, object], keys: Iterable[str]) -> dict[str, Any]:
     """Return the entries of a mapping with some keys, if it has them."""
     return {key: mapping[key] for key in keys if key in mapping}
 
@@ -263,7 +263,7 @@ def _refuse_keys_beside_trace(data: Map) -> None:
             raise units.InvalidValueError("conflict", f"has both trace and {key}", hint)
 
 
-def _check_trace_block(block: Any) -> None:
+def _check_trace_block(block: object) -> None:
     """Raise `InvalidValueError` unless a block has a file and no unknown keys."""
     if not isinstance(block, dict) or "file" not in block:
         hint = "for example trace: {file: traffic.jsonl}, or --trace FILE"

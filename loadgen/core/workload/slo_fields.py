@@ -192,7 +192,7 @@ def build_slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
     )
 
 
-def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
+def validate_slo(value: object, info: ValidationInfo) -> Slo | None:
     """Return the SLO of a workload, from one of the forms that pydantic may pass.
 
     A workload that was built in Python has an `Slo`. A workload that was stored as JSON has the
@@ -205,7 +205,7 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
     return msgspec.convert(value, Slo)
 
 
-def _validate_slo_of_file(value: Any, context: FileContext) -> Slo | None:
+def _validate_slo_of_file(value: object, context: FileContext) -> Slo | None:
     """Return the SLO that is written in a file, or None if it has an unknown key.
 
     A wrong value raises an exception, which pydantic reports. An unknown key, such as a mistyped
@@ -259,7 +259,7 @@ def parse_stop_rule(text: str) -> StopRule:
     return StopRule(metric=metric, limit=limit, quantile=quantile)
 
 
-def _validate_stop_rule(value: Any) -> StopRule:
+def _validate_stop_rule(value: object) -> StopRule:
     """Return the rule of a text in a file, or a rule that was built in Python.
 
     Raises `InvalidValueError`.

@@ -58,7 +58,7 @@ class InvalidSpike(NamedTuple):
     error: units.InvalidValueError
 
 
-def _expand_spike(spike_stage: Map, stage_before: Any, default_name: str) -> Map:
+def _expand_spike(spike_stage: Map, stage_before: object, default_name: str) -> Map:
     """Return a spike as a stage with a name, an arrival and a duration.
 
     If the spike has a mistake, it is stored in the stage under the key `spike`, and is raised when
@@ -87,7 +87,7 @@ def _expand_spike(spike_stage: Map, stage_before: Any, default_name: str) -> Map
     return expanded_stage
 
 
-def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
+def _stage_of_spike(stage: Map, stage_before: object) -> Map:
     """Return a spike as a stage with an arrival and a duration.
 
     Both have the position of the key `spike`, for error messages. Raises `units.InvalidValueError`
@@ -136,7 +136,7 @@ def _parse_spike(stage: Map) -> _Spike:
     return _Spike(float(match["factor"]), duration)
 
 
-def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
+def _multiply_load(arrival: object, factor: float) -> dict[str, Any]:
     """Return an arrival process, as it is written in a file, with its load multiplied.
 
     The load is the rate, or the concurrency of a closed loop. For example, `{poisson: 10/s}` with
@@ -159,7 +159,7 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     return {process: {**parameters, load_key: f"{rate_per_s:.12g}/s"}}
 
 
-def _multiply_concurrency(concurrency: Any, factor: float) -> dict[str, Any]:
+def _multiply_concurrency(concurrency: object, factor: float) -> dict[str, Any]:
     """Return the parameters of a closed loop with its number of virtual users multiplied.
 
     A ramp is the time over which the virtual users start. That of a spike is 0 s, so that its users
@@ -172,7 +172,7 @@ def _multiply_concurrency(concurrency: Any, factor: float) -> dict[str, Any]:
     return {"concurrency": round(concurrency * factor), "ramp": "0s"}
 
 
-def _process_and_parameters(arrival: Any) -> tuple[str, dict[str, Any]]:
+def _process_and_parameters(arrival: object) -> tuple[str, dict[str, Any]]:
     """Return the name of an arrival process as written in a file, and its parameters.
 
     `{poisson: 10/s}` is the short form of `{poisson: {rate: 10/s}}`; both give ("poisson",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loadgen.core import format
@@ -127,7 +128,7 @@ def _changed_replay_fields(overrides: Overrides) -> dict[str, Any]:
     return {field: value for field, value in values.items() if value is not None}
 
 
-def _change_arrival(stage: Stage, changes: dict[str, Any]) -> Stage:
+def _change_arrival(stage: Stage, changes: Mapping[str, object]) -> Stage:
     """Return the stage with other values of some fields of its arrival process."""
     return stage.model_copy(update={"arrival": stage.arrival.model_copy(update=changes)})
 

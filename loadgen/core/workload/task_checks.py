@@ -24,7 +24,7 @@ REFUSED_KEYS: dict[str, tuple[str, ...]] = {
 """The keys that a step of each kind cannot have."""
 
 
-def check_steps(steps: Map, tools: Any, file: str) -> Iterator[LoadgenError]:
+def check_steps(steps: Map, tools: object, file: str) -> Iterator[LoadgenError]:
     """Yield an error for everything that keeps the steps of a task from being carried out.
 
     Cycles and ends are only checked if all steps that others wait for exist. Otherwise one wrong
@@ -55,7 +55,7 @@ def _kind(step: Map) -> str:
     return str(step.get("kind", "chat"))
 
 
-def _predecessor_names(step: Any) -> list[str]:
+def _predecessor_names(step: object) -> list[str]:
     """Return the names of the steps that a step waits for, its predecessors.
 
     The key `after` of a step is one name or a list of names. Other values are ignored here, because

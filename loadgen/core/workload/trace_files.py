@@ -137,7 +137,7 @@ def _decode_json(text: str) -> Any:
         return None
 
 
-def _as_line(value: Any) -> NumberedLine:
+def _as_line(value: object) -> NumberedLine:
     """Return a value as a line of JSON with the number 1, as its own line is not known."""
     return 1, msgspec.json.encode(value).decode()
 

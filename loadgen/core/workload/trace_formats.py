@@ -129,7 +129,7 @@ def hint_for(first_line: str) -> str:
     return describe_known_formats()
 
 
-def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
+def find_json_format(first_row: Mapping[str, object]) -> TraceFormat | None:
     """Return the format of a JSONL file by its first row, or None if it is not known.
 
     Built-in formats come first. Then a data set is recognized, so that plug-ins are not imported
@@ -149,7 +149,7 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
 
 
 def _find_matching_format(
-    formats: Iterable[FormatRow], first_row: Mapping[str, Any]
+    formats: Iterable[FormatRow], first_row: Mapping[str, object]
 ) -> TraceFormat | None:
     """Return the first of several formats that the first row of a trace belongs to, or None.
 

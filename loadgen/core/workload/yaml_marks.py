@@ -370,7 +370,7 @@ def _hint_for_syntax_error(error: yaml.MarkedYAMLError, line: str, column: int, 
     return _hint_for_context(context, error.context_mark)
 
 
-def _hint_for_context(context: str, mark: Any) -> str:
+def _hint_for_context(context: str, mark: object) -> str:
     """Return a hint for a mistake inside a collection or scalar that begins at a mark, or ""."""
     for name, opening in _OPENING_OF_CONTEXT.items():
         if name in context:

@@ -228,7 +228,7 @@ def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> Fail
 
 
 def parse_failure_fractions(
-    fractions: Mapping[str, Any], seed: int = 0, where: str = "faults"
+    fractions: Mapping[str, object], seed: int = 0, where: str = "faults"
 ) -> FailurePlan:
     """Parse a mapping from failures to the fractions of requests that have them.
 

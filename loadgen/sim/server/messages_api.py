@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,7 +92,7 @@ _IGNORED_FIELDS = (
 _decode_body = create_body_decoder(_MessagesBody, {Any: _IGNORED_FIELDS})
 
 
-def _extract_text(value: Any) -> str:
+def _extract_text(value: object) -> str:
     """Return the text of a tool's input or result.
 
     The value is None, a string, a list of content blocks or another JSON value, whose text is its
@@ -338,7 +338,7 @@ class MessageFormatter(ResponseFormatter):
         }
 
     def _build_message(
-        self, content: list[Any], stop_reason: str | None, output_tokens: int
+        self, content: Sequence[object], stop_reason: str | None, output_tokens: int
     ) -> dict[str, Any]:
         """Return the message object.
 

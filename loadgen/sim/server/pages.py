@@ -263,7 +263,7 @@ class ServerPages:
         return _json_response(stats)
 
 
-def _json_response(value: Any, status: int = 200) -> HttpResponse:
+def _json_response(value: object, status: int = 200) -> HttpResponse:
     return HttpResponse(status, msgspec.json.encode(value))
 
 

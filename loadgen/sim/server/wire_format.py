@@ -147,7 +147,7 @@ class ResponseFormatter:
         raise NotImplementedError
 
 
-def format_sse_event(value: Any, name: str = "") -> bytes:
+def format_sse_event(value: object, name: str = "") -> bytes:
     """Return `value` as JSON in a server-sent event, with an event name if there is one."""
     data = b"data: " + msgspec.json.encode(value) + b"\n\n"
     if not name:

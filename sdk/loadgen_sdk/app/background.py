@@ -87,7 +87,7 @@ def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
     return done.wait(timeout_s)
 
 
-def create_fork_safe_lock(owner: Any) -> threading.Lock:
+def create_fork_safe_lock(owner: object) -> threading.Lock:
     """Return a new lock, which `owner` has to store as `owner._lock`.
 
     After a fork, the attribute is replaced by a new lock in the child: a thread of the parent may

@@ -255,7 +255,7 @@ async def _create_client(url: str, options: dict[str, Any]) -> Client:
     return Client(url, **options)
 
 
-async def _cancel_tasks(tasks: set[asyncio.Task[Any]]) -> None:
+async def _cancel_tasks(tasks: set[asyncio.Task[object]]) -> None:
     """Cancel tasks and wait for their end."""
     for task in tasks:
         task.cancel()

@@ -34,7 +34,7 @@ class _Completion(msgspec.Struct):
                 index = position
             self.add_tool_call(index, tool_call.id, getattr(tool_call, "function", None))
 
-    def add_tool_call(self, position: int, call_id: Any, function: Any) -> None:
+    def add_tool_call(self, position: int, call_id: object, function: object) -> None:
         """Add a piece of the tool call at a position, or the whole of it.
 
         Only the first piece has the id and the name. The arguments of all pieces are joined.
@@ -117,7 +117,7 @@ class ContentCollector:
             if tool_input:
                 self._add_tool_arguments(position, json.dumps(tool_input))
 
-    def add_block_delta(self, position: int, delta: Any) -> None:
+    def add_block_delta(self, position: int, delta: object) -> None:
         """Add a piece of the content block at a position in a streamed message of Anthropic.
 
         The piece has either text (`text`) or a part of the arguments of a tool call, which are

@@ -105,7 +105,7 @@ def _create_asyncio_wakeup() -> Wakeup:
     return Wakeup(wake, wait)
 
 
-def _create_trio_wakeup(trio: Any) -> Wakeup:
+def _create_trio_wakeup(trio: object) -> Wakeup:
     """Return a Wakeup for the running trio loop.
 
     Args:

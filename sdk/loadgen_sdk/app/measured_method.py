@@ -275,7 +275,7 @@ class _MeasuredMethod:
             return response
 
     def _send_once(
-        self, observed: ObservedCall, send: partial[Any], backoff_s: float
+        self, observed: ObservedCall, send: partial[object], backoff_s: float
     ) -> Steps[Any]:
         """Wait until an attempt is allowed, send the request, and return the response.
 

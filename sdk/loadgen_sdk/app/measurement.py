@@ -531,7 +531,7 @@ class _WaitingCaller(NamedTuple):
     task: asyncio.Task[Any] | None
 
 
-def _waiting_contexts(task: asyncio.Task[Any] | None, max_depth: int) -> Iterator[Context]:
+def _waiting_contexts(task: asyncio.Task[object] | None, max_depth: int) -> Iterator[Context]:
     """Yield the contexts of the code that waits for a task in `asyncio.wait_for` of Python 3.11.
 
     Calls of `wait_for` may be nested: in `wait_for(outer(), 2)`, where `outer` calls
@@ -549,7 +549,7 @@ def _waiting_contexts(task: asyncio.Task[Any] | None, max_depth: int) -> Iterato
         yield from _waiting_contexts(caller.task, max_depth - 1)
 
 
-def _callers_that_wait_for(inner_task: asyncio.Task[Any]) -> Iterator[_WaitingCaller]:
+def _callers_that_wait_for(inner_task: asyncio.Task[object]) -> Iterator[_WaitingCaller]:
     """Yield the callers of `asyncio.wait_for` for which Python 3.11 has created an inner task.
 
     asyncio has no public link from the inner task to the task of the caller. But its private
@@ -566,7 +566,7 @@ def _callers_that_wait_for(inner_task: asyncio.Task[Any]) -> Iterator[_WaitingCa
             yield _WaitingCaller(context, calling_task)
 
 
-def _futures_resolved_by(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
+def _futures_resolved_by(task: asyncio.Task[object]) -> Iterator[asyncio.Future[Any]]:
     """Yield the futures on which callers of `asyncio.wait_for` wait for the end of a task.
 
     `wait_for` adds the callback `functools.partial(_release_waiter, future)` to the task.
@@ -576,7 +576,7 @@ def _futures_resolved_by(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any
             yield callback.args[0]
 
 
-def _callbacks_of(future: asyncio.Future[Any]) -> Sequence[tuple[Any, Context]]:
+def _callbacks_of(future: asyncio.Future[object]) -> Sequence[tuple[Any, Context]]:
     """Return the callbacks of a future or task, each with the context that it runs in."""
     return getattr(future, "_callbacks", None) or ()
 

@@ -268,7 +268,7 @@ class ObservedCall:
         self._report("failed", failure_from_error(error), error_code=_error_code(error))
         return raw_response
 
-    def observe_parsed_response(self, response: Any) -> Any:
+    def observe_parsed_response(self, response: object) -> Any:
         """Observe a stream, or report a complete response. Return what the application gets."""
         if self.is_streamed:
             return observe_stream(response, self)
@@ -316,7 +316,7 @@ class ObservedCall:
         else:
             self._report("abandoned", _ABANDONED)
 
-    def _read_raw_response_header(self, extra_headers: Mapping[str, Any]) -> None:
+    def _read_raw_response_header(self, extra_headers: Mapping[str, object]) -> None:
         """Set `is_raw_requested` or `is_read_by_application` if the application used a raw method.
 
         The openai and anthropic packages pass this choice as a header of the request: "true" or
@@ -399,7 +399,7 @@ class ObservedCall:
         self,
         status: Status,
         failure: Failure | None,
-        response: Any = None,
+        response: object = None,
         error_code: str = "",
     ) -> None:
         """Create the measurement of the call and pass it to all who need it, but only once.
@@ -607,5 +607,5 @@ def _parse_json_body(http_response: UnparsedHttpResponse) -> Any:
         return None
 
 
-def _to_namespace(fields: dict[str, Any]) -> SimpleNamespace:
+def _to_namespace(fields: Mapping[str, object]) -> SimpleNamespace:
     return SimpleNamespace(**fields)

@@ -122,7 +122,7 @@ class ObservedStream(ObservedEvents):
 
 
 def _observe(
-    events: Iterator[Any],
+    events: Iterator[object],
     observed: ObservedCall,
     owner: ObservedEvents | None = None,  # noqa: ARG001 - only referenced
 ) -> Iterator[Any]:
@@ -157,7 +157,7 @@ def _observe(
 
 
 async def _observe_async(
-    events: AsyncIterator[Any],
+    events: AsyncIterator[object],
     observed: ObservedCall,
     owner: ObservedEvents | None = None,  # noqa: ARG001 - only referenced
 ) -> AsyncIterator[Any]:
@@ -196,7 +196,7 @@ def _has_only_usage(event: Any) -> bool:
     return not event.choices and getattr(event, "usage", None) is not None
 
 
-def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
+def observe_stream(returned_stream: object, observed: ObservedCall) -> Any:
     """Observe the stream that a method of a client has returned. Return what the application gets.
 
     A `Stream` or `AsyncStream` of openai or anthropic is changed in place and returned. A stream of
@@ -307,7 +307,7 @@ class _UnreadResponse:
         yield self._close_original
 
 
-def remove_proxies(stream: Any) -> Any:
+def remove_proxies(stream: object) -> Any:
     """Return the stream of the package inside the proxies of other instrumentations (wrapt)."""
     inner = getattr(stream, "__wrapped__", None)
     while inner is not None:
@@ -316,7 +316,7 @@ def remove_proxies(stream: Any) -> Any:
     return stream
 
 
-def is_called_by_streaming_helper(stream: Any) -> bool:
+def is_called_by_streaming_helper(stream: object) -> bool:
     """Return True if a streaming helper that reads this stream is on the call stack.
 
     A streaming helper is an object of the openai or anthropic package that reads the stream for the
@@ -354,7 +354,7 @@ def _end_call_and_close(observed: ObservedCall, stream_copy: Any) -> Any:
     return type(stream_copy).close(stream_copy)
 
 
-def _observe_closing(response: Any, events: Any, observed: ObservedCall) -> None:
+def _observe_closing(response: object, events: object, observed: ObservedCall) -> None:
     """Replace the method that closes the HTTP response of a stream by one that also ends the call.
 
     This is needed in addition to the new `close` of the stream. The objects that
@@ -427,7 +427,7 @@ async def _report_helper_error_async(
         await close()
 
 
-def _read_last_events(observed: ObservedCall, events: Iterator[Any]) -> None:
+def _read_last_events(observed: ObservedCall, events: Iterator[object]) -> None:
     """Read the events after the end of the output, because the last event has the token counts.
 
     A streaming helper of the client's package has stopped reading before them, for example because
@@ -442,7 +442,7 @@ def _read_last_events(observed: ObservedCall, events: Iterator[Any]) -> None:
             tracker.event_observer(event, monotonic_ns())
 
 
-async def _read_last_events_async(observed: ObservedCall, events: AsyncIterator[Any]) -> None:
+async def _read_last_events_async(observed: ObservedCall, events: AsyncIterator[object]) -> None:
     """Read the events after the end of the output, because the last event has the token counts.
 
     This is `_read_last_events` for an async stream.
@@ -482,7 +482,7 @@ def _find_streaming_helper_error(
     return None
 
 
-def _has_passed_through_streaming_helper(error: BaseException, stream: Any) -> bool:
+def _has_passed_through_streaming_helper(error: BaseException, stream: object) -> bool:
     """Return True if the traceback of an error has a frame of a helper that reads the stream."""
     trace = error.__traceback__
     while trace is not None:
@@ -492,7 +492,7 @@ def _has_passed_through_streaming_helper(error: BaseException, stream: Any) -> b
     return False
 
 
-def _is_frame_of_streaming_helper(frame: FrameType, stream: Any) -> bool:
+def _is_frame_of_streaming_helper(frame: FrameType, stream: object) -> bool:
     """Return True if a stack frame runs a method of a streaming helper that reads this stream.
 
     The streaming helpers of openai and anthropic have the stream in the attribute `_raw_stream`.
@@ -503,7 +503,7 @@ def _is_frame_of_streaming_helper(frame: FrameType, stream: Any) -> bool:
     return remove_proxies(attributes.get("_raw_stream")) is stream
 
 
-def _is_running_or_ended(events: Any) -> bool:
+def _is_running_or_ended(events: object) -> bool:
     """Return True for a generator, sync or async, that is running now or has ended.
 
     Return False for one that waits at a `yield`, and for an iterator that is not a generator.

@@ -130,7 +130,7 @@ class OutputTracker:
                 case "batches":
                     self._read_batch(response)
 
-    def _observe_chat_event(self, chunk: Any, arrived_at: int) -> None:
+    def _observe_chat_event(self, chunk: object, arrived_at: int) -> None:
         """Observe one event of a chat stream.
 
         Most events contain a piece of text and nothing else. Once the id, the model and the start
@@ -174,7 +174,7 @@ class OutputTracker:
             if not self._needs_only_timestamps:
                 self._needs_only_timestamps = self._has_all_but_timestamps()
 
-    def _count_event_with_unknown_text(self, choices: Iterable[Any]) -> None:
+    def _count_event_with_unknown_text(self, choices: Iterable[object]) -> None:
         """Count an event if a choice has a text in a field that this package does not know.
 
         This is called for events before the first known output. Such a text may have been output,
@@ -334,7 +334,7 @@ class OutputTracker:
         if self.content is not None:
             self.content.add_block_delta(event.index, event.delta)
 
-    def _update_message_usage(self, usage: Any) -> None:
+    def _update_message_usage(self, usage: object) -> None:
         """Replace the counts from the start of a message by those from its end."""
         for name in (*MESSAGES_INPUT_FIELDS, "output_tokens"):
             count = getattr(usage, name, None)
@@ -412,7 +412,7 @@ def _finish_reason_of(response: Any) -> str:
     return status
 
 
-def _has_only_text(chunk: Any) -> bool:
+def _has_only_text(chunk: object) -> bool:
     """Return True if an event of chat contains a piece of text, but no finish reason and no usage.
 
     Return False as well for an event that does not have exactly one choice, or that lacks one of

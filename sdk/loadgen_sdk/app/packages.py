@@ -189,7 +189,7 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
     _instrument_copies(client, options)
 
 
-def _record_headers(client: Any) -> None:
+def _record_headers(client: object) -> None:
     """Record the headers of each response, which the client passes to `_process_response`."""
     process_response = getattr(type(client), "_process_response", None)
     if process_response is not None:
@@ -198,7 +198,7 @@ def _record_headers(client: Any) -> None:
         )
 
 
-def _replace_response_variants(client: Any, original_client: Any) -> None:
+def _replace_response_variants(client: object, original_client: object) -> None:
     """Give a client new `with_raw_response` and `with_streaming_response`.
 
     The original ones have references to the resources of the original client. Their classes are
@@ -248,7 +248,7 @@ def _call_settings(client: Any, package: Package, options: InstrumentOptions) ->
     )
 
 
-def _replace_resources(client: Any, original_client: Any, package: Package) -> None:
+def _replace_resources(client: object, original_client: object, package: Package) -> None:
     """Give a client new resource objects, so that those of the original are not changed."""
     for name in {path.partition(".")[0] for path in package.resources}:
         resource = getattr(original_client, name, None)
@@ -256,7 +256,7 @@ def _replace_resources(client: Any, original_client: Any, package: Package) -> N
             vars(client)[name] = type(resource)(client)
 
 
-def _get_by_path(client: Any, path: str) -> Any:
+def _get_by_path(client: object, path: str) -> Any:
     """Return the resource at a dotted path, or None if this version of the package has none."""
     resource = client
     for name in path.split("."):
@@ -296,7 +296,7 @@ class _ResourceWrapper:
             vars(resource).pop(name, None)
 
     def _wrap_method(
-        self, resource: Any, name: str, method: Callable[..., Any], path: str, api: Api
+        self, resource: object, name: str, method: Callable[..., Any], path: str, api: Api
     ) -> Callable[..., Any]:
         """Return the function that replaces a method of a resource.
 
@@ -355,7 +355,7 @@ class _ResourceWrapper:
 
 
 def _look_up_at_call_time(
-    resource: Any, name: str, method: Callable[..., Any]
+    resource: object, name: str, method: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return a function that looks up a method in the class of the resource at each call.
 

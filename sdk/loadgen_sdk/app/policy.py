@@ -182,7 +182,7 @@ def _schedule_observer(coroutine: Coroutine[Any, Any, object], context: Context)
     task.add_done_callback(_finish_observer)
 
 
-def _finish_observer(task: asyncio.Task[Any]) -> None:
+def _finish_observer(task: asyncio.Task[object]) -> None:
     """Log the exception of an observer."""
     _running_observers.discard(task)
     error = None if task.cancelled() else task.exception()

@@ -171,7 +171,7 @@ class _ReadMessage(NamedTuple):
     media_tokens: int
 
 
-def _read_message(message: Any, model: str) -> _ReadMessage:
+def _read_message(message: object, model: str) -> _ReadMessage:
     """Return the texts of a message, and what is needed to estimate its tokens.
 
     Texts are counted in characters, and images, audio and files in tokens.
@@ -198,7 +198,7 @@ def _read_message(message: Any, model: str) -> _ReadMessage:
     return _ReadMessage(tuple(texts), char_count, media_tokens)
 
 
-def _messages_in(value: Any) -> Sequence[Any]:
+def _messages_in(value: object) -> Sequence[Any]:
     """Return the messages in an argument. A text, or a list of token ids, is one message."""
     if isinstance(value, list | tuple) and not _are_token_ids(value):
         return value
@@ -215,7 +215,7 @@ def passed_argument(arguments: Mapping[str, object], name: str) -> Any:
     return None if type(value).__name__ in ("Omit", "NotGiven") else value
 
 
-def _texts_of_plain_message(message: Any) -> tuple[str, ...] | None:
+def _texts_of_plain_message(message: object) -> tuple[str, ...] | None:
     """Return the texts of a message in one of the two usual forms, or None for any other message.
 
     The usual forms are a string, and a mapping with exactly a role and a string. `_find_parts`
@@ -235,12 +235,12 @@ def _texts_of_plain_message(message: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _is_plain_text(value: Any) -> TypeGuard[str]:
+def _is_plain_text(value: object) -> TypeGuard[str]:
     """Return True for a string that is not empty and not a data URL, which contains a medium."""
     return type(value) is str and value != "" and not value.startswith("data:")
 
 
-def _find_parts(value: Any, model: str) -> Iterator[PromptPart]:
+def _find_parts(value: object, model: str) -> Iterator[PromptPart]:
     """Yield the texts, images, audio and files in a message, or in any value inside it.
 
     Args:
@@ -267,7 +267,7 @@ def _find_parts(value: Any, model: str) -> Iterator[PromptPart]:
         yield from _find_parts_of_object(value, model)
 
 
-def _find_parts_of_mapping(value: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
+def _find_parts_of_mapping(value: Mapping[str, object], model: str) -> Iterator[PromptPart]:
     """Yield the texts and media in a message, or in a content part of one.
 
     A content part has a `type`, and a message has a `role`. For example, the first of these yields
@@ -288,7 +288,7 @@ def _find_parts_of_mapping(value: Mapping[str, Any], model: str) -> Iterator[Pro
 
 
 def _find_parts_of_fields(
-    value: Mapping[str, Any], part_type: str, model: str
+    value: Mapping[str, object], part_type: str, model: str
 ) -> Iterator[PromptPart]:
     """Yield the texts and media in the fields of a message, or of a content part of a text type."""
     label = _label_of(value, part_type)
@@ -308,7 +308,7 @@ def _find_parts_of_fields(
             yield from _find_parts(field, model)
 
 
-def _label_of(value: Mapping[str, Any], part_type: str) -> str:
+def _label_of(value: Mapping[str, object], part_type: str) -> str:
     """Return the role of a message, or the type of a content part such as "tool_result".
 
     Models see both as text. A plain text part, such as "text" or "input_text", has no label.
@@ -319,7 +319,7 @@ def _label_of(value: Mapping[str, Any], part_type: str) -> str:
     return "" if part_type.endswith("text") else part_type
 
 
-def _find_parts_of_object(value: Any, model: str) -> Iterator[PromptPart]:
+def _find_parts_of_object(value: object, model: str) -> Iterator[PromptPart]:
     """Yield the texts and media in an object of pydantic. Any other object is one text."""
     # pydantic 2 has `model_dump`, and pydantic 1 has `dict`.
     dump = getattr(value, "model_dump", None) or getattr(value, "dict", None)
@@ -329,7 +329,7 @@ def _find_parts_of_object(value: Any, model: str) -> Iterator[PromptPart]:
         yield from _find_parts(dump(), model)
 
 
-def _are_token_ids(value: Any) -> bool:
+def _are_token_ids(value: object) -> bool:
     """Return True for a list of integers, which is a prompt that was tokenized by the caller."""
     return bool(value) and isinstance(value, list | tuple) and type(value[0]) is int
 
@@ -362,7 +362,7 @@ def _image_part(data: str, model: str, detail: str) -> PromptPart:
     return PromptPart(text, estimate_image_tokens(model, size, detail))
 
 
-def _fields_of_image(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fields_of_image(part: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the fields of an image in a content part: `url`, `data`, `file_id` or `detail`.
 
     The part may have a URL or a file id in place of the fields. It is then returned as `url`.
@@ -371,7 +371,7 @@ def _fields_of_image(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return source if isinstance(source, Mapping) else {"url": source}
 
 
-def _read_image(part: Mapping[str, Any], model: str) -> PromptPart:
+def _read_image(part: Mapping[str, object], model: str) -> PromptPart:
     """Return the image in a content part of one of three APIs.
 
     - chat: `{"type": "image_url", "image_url": {"url": URL, "detail": "low"}}`
@@ -395,14 +395,14 @@ def _read_image(part: Mapping[str, Any], model: str) -> PromptPart:
     return PromptPart(reference, estimate_image_tokens(model, UNKNOWN_SIZE, detail))
 
 
-def _read_audio(part: Mapping[str, Any]) -> PromptPart:
+def _read_audio(part: Mapping[str, object]) -> PromptPart:
     """Return the audio in a content part `{"type": "input_audio", "input_audio": {"data": …}}`."""
     audio = part.get("input_audio")
     data = str(audio.get("data") or "") if isinstance(audio, Mapping) else ""
     return _audio_part(data)
 
 
-def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
+def _read_file(part: Mapping[str, object], model: str) -> Iterator[PromptPart]:
     """Yield the file in a content part, or the texts and media inside it if they can be read.
 
     The APIs have different forms:
@@ -428,7 +428,7 @@ def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
         yield PromptPart(_file_reference(fields), tokens_of_empty_file)
 
 
-def _fields_of_file(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fields_of_file(part: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the fields of a file: those in `file` or `source`, or those of the part itself."""
     for name in ("file", "source"):
         fields = part.get(name)
@@ -437,7 +437,7 @@ def _fields_of_file(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return part
 
 
-def _file_reference(fields: Mapping[str, Any]) -> str:
+def _file_reference(fields: Mapping[str, object]) -> str:
     """Return the id, the URL or the name of a file, or an empty string."""
     for name in ("file_id", "file_url", "url", "filename"):
         if fields.get(name):
@@ -445,7 +445,7 @@ def _file_reference(fields: Mapping[str, Any]) -> str:
     return ""
 
 
-def _schema_chars(value: Any) -> int:
+def _schema_chars(value: object) -> int:
     """Return the length of tools, or of the schema of a response, as JSON."""
     if isinstance(value, type):
         return _class_chars(value)
@@ -462,6 +462,6 @@ def _class_chars(model: type) -> int:
     return 0 if make_schema is None else len(msgspec.json.encode(make_schema(), enc_hook=str))
 
 
-def _to_plain_value(value: Any) -> Any:
+def _to_plain_value(value: object) -> Any:
     dump = getattr(value, "model_dump", None)
     return str(value) if dump is None else dump()

@@ -71,7 +71,7 @@ def run_steps(steps: Steps[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-def isawaitable(value: Any) -> bool:
+def isawaitable(value: object) -> bool:
     """Return the same as `inspect.isawaitable`, which is slower for coroutines."""
     return type(value) is CoroutineType or inspect.isawaitable(value)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -480,7 +480,7 @@ def _compare_token_counts(
     return _PromptTokens(template_tokens=template_tokens, token_ratio=ratio)
 
 
-def _has_exact_length(generation: Generation, extra_body: Mapping[str, Any]) -> bool | None:
+def _has_exact_length(generation: Generation, extra_body: Mapping[str, object]) -> bool | None:
     """Return whether the output has the requested length.
 
     Return None if the server does not count tokens, or if the user sets the limit or a stop

@@ -4,6 +4,7 @@ An event whose fields have the usual types is decoded in one step. `lenient_deco
 of other types into the same shape, and `other_apis.py` one of another API. Pure.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -232,7 +233,7 @@ def unknown_text_field(payload: bytes) -> str:
     return ""
 
 
-def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
+def nested_value(value: Mapping[str, object], outer: str, name: str) -> Any:
     """Return `value[outer][name]`, or None if either field is missing or not in an object."""
     nested = value.get(outer)
     return nested.get(name) if isinstance(nested, dict) else None

@@ -7,6 +7,7 @@ each field by itself, and take one of another type for missing.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ def decode_leniently(text: bytes) -> Any:
         return _replace_half_surrogates(json.loads(valid_text))
 
 
-def _replace_half_surrogates(value: Any) -> Any:
+def _replace_half_surrogates(value: object) -> Any:
     """Return a JSON value in which halves of surrogate pairs are replaced by U+FFFD.
 
     A server that cuts an emoji between two tokens sends such a half, such as U+D83D. Python
@@ -62,7 +63,7 @@ def _replace_half_surrogates(value: Any) -> Any:
     return value
 
 
-def read_event(event: dict[str, Any]) -> EventFields:
+def read_event(event: Mapping[str, object]) -> EventFields:
     """Return the fields of an event that `decode_event` refuses because a field has a wrong type.
 
     Such a field counts as missing, and all others are read, so that a server with a small mistake
@@ -83,11 +84,11 @@ def read_event(event: dict[str, Any]) -> EventFields:
     )
 
 
-def _read_choices(choices: list[Any]) -> list[ChoiceFields]:
+def _read_choices(choices: Sequence[object]) -> list[ChoiceFields]:
     return [_read_choice(choice) for choice in choices if isinstance(choice, dict)]
 
 
-def _read_choice(choice: dict[str, Any]) -> ChoiceFields:
+def _read_choice(choice: Mapping[str, object]) -> ChoiceFields:
     """Return the fields of a choice, each of which may have another type than usual."""
     return ChoiceFields(
         delta=_read_delta(choice.get("delta")),
@@ -98,7 +99,7 @@ def _read_choice(choice: dict[str, Any]) -> ChoiceFields:
     )
 
 
-def _read_delta(delta: Any) -> DeltaFields | None:
+def _read_delta(delta: object) -> DeltaFields | None:
     """Return the fields of a delta or of a message, or None if it is not an object."""
     if not isinstance(delta, dict):
         return None
@@ -113,7 +114,7 @@ def _read_delta(delta: Any) -> DeltaFields | None:
     )
 
 
-def _read_text(content: Any) -> str | None:
+def _read_text(content: object) -> str | None:
     """Return a text, or the joined texts of a list of content parts, or None if there is none."""
     if isinstance(content, str):
         return content
@@ -123,18 +124,18 @@ def _read_text(content: Any) -> str | None:
     return "".join(text for text in part_texts if isinstance(text, str)) or None
 
 
-def _read_token_ids(token_ids: Any) -> list[int] | None:
+def _read_token_ids(token_ids: object) -> list[int] | None:
     if not isinstance(token_ids, list):
         return None
     return [token_id for token_id in token_ids if isinstance(token_id, int)]
 
 
-def _raw(value: Any) -> msgspec.Raw:
+def _raw(value: object) -> msgspec.Raw:
     """Return a value as JSON, as msgspec decodes a field of the type `Raw`."""
     return ABSENT if value is None else msgspec.Raw(msgspec.json.encode(value))
 
 
-def read_counts(usage: dict[str, Any]) -> UsageFields:
+def read_counts(usage: Mapping[str, object]) -> UsageFields:
     """Return the counts of a usage object."""
     try:
         return msgspec.convert(usage, UsageFields)
@@ -142,7 +143,7 @@ def read_counts(usage: dict[str, Any]) -> UsageFields:
         return _read_counts(usage)
 
 
-def _read_counts(usage: Any) -> UsageFields:
+def _read_counts(usage: object) -> UsageFields:
     """Return the token counts of a usage object in which some counts may be of a wrong type.
 
     A count of a wrong type, such as "12" or 1.5, is None, as if it were missing. Output tokens of a
@@ -171,7 +172,7 @@ def _read_counts(usage: Any) -> UsageFields:
     return UsageFields(**counts)
 
 
-def _read_details(details: Any) -> CountDetails | None:
+def _read_details(details: object) -> CountDetails | None:
     """Return the parts of a token count, or None if they are not in an object."""
     if not isinstance(details, dict):
         return None

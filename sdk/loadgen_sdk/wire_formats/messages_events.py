@@ -8,7 +8,7 @@ of the functions here is the decoded JSON of one event, whose field `type` has i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ _FINISH_REASONS = {
 """Stop reason -> finish reason of a chat. Any other stop reason is kept as it is."""
 
 
-def is_message_event(event: dict[str, Any]) -> bool:
+def is_message_event(event: Mapping[str, object]) -> bool:
     """Return True for an event of the Messages API, and for a message that was not streamed."""
     event_type = event.get("type")
     return isinstance(event_type, str) and event_type in _READERS
@@ -44,16 +44,16 @@ def read_message_event(event: dict[str, Any]) -> EventFields:
     return read(event)
 
 
-def _read_nothing(_event: dict[str, Any]) -> EventFields:
+def _read_nothing(_event: Mapping[str, object]) -> EventFields:
     return EventFields()
 
 
-def _read_error(event: dict[str, Any]) -> EventFields:
+def _read_error(event: Mapping[str, object]) -> EventFields:
     error = event.get("error") or {"message": "an error event"}
     return EventFields(error=msgspec.Raw(msgspec.json.encode(error)))
 
 
-def _read_message_start(event: dict[str, Any]) -> EventFields:
+def _read_message_start(event: Mapping[str, object]) -> EventFields:
     """Return the usage of the message that begins, which has the number of prompt tokens."""
     message = event.get("message")
     if not isinstance(message, dict):
@@ -61,7 +61,7 @@ def _read_message_start(event: dict[str, Any]) -> EventFields:
     return EventFields(usage=_read_usage(message))
 
 
-def _read_block_start(event: dict[str, Any]) -> EventFields:
+def _read_block_start(event: Mapping[str, object]) -> EventFields:
     """Return the name of a tool call. The start of any other block has no output."""
     block = event.get("content_block")
     if not isinstance(block, dict) or not _is_tool_use(block):
@@ -69,7 +69,7 @@ def _read_block_start(event: dict[str, Any]) -> EventFields:
     return _tool_call_event(event.get("index"), _convert_tool_use(block, arguments=""))
 
 
-def _read_block_delta(event: dict[str, Any]) -> EventFields:
+def _read_block_delta(event: Mapping[str, object]) -> EventFields:
     """Return a piece of a content block: text, thinking, or arguments of a tool call.
 
     Other deltas, such as the signature of the thinking, are not output.
@@ -89,7 +89,7 @@ def _read_block_delta(event: dict[str, Any]) -> EventFields:
     return EventFields()
 
 
-def _read_text_delta(delta: dict[str, Any]) -> DeltaFields | None:
+def _read_text_delta(delta: Mapping[str, object]) -> DeltaFields | None:
     """Return a piece of text or of thinking in the form of a chat, or None of any other delta.
 
     Thinking is what a chat calls reasoning.
@@ -103,7 +103,7 @@ def _read_text_delta(delta: dict[str, Any]) -> DeltaFields | None:
     return None
 
 
-def _read_message_delta(event: dict[str, Any]) -> EventFields:
+def _read_message_delta(event: Mapping[str, object]) -> EventFields:
     """Return the finish reason and the usage, which come when all blocks are complete."""
     delta = event.get("delta")
     stop_reason = delta.get("stop_reason") if isinstance(delta, dict) else None
@@ -111,7 +111,7 @@ def _read_message_delta(event: dict[str, Any]) -> EventFields:
     return EventFields(choices=[choice], usage=_read_usage(event))
 
 
-def _read_message(message: dict[str, Any]) -> EventFields:
+def _read_message(message: Mapping[str, object]) -> EventFields:
     """Convert a message that was not streamed: its content, the reason of its end, its usage.
 
     The reader of responses looks at one kind of output per choice. So each kind of content (text,
@@ -144,17 +144,17 @@ def _finish_reason(stop_reason: object) -> str | None:
     return _FINISH_REASONS.get(stop_reason, stop_reason)
 
 
-def _is_tool_use(block: dict[str, Any]) -> bool:
+def _is_tool_use(block: Mapping[str, object]) -> bool:
     """Return True for `tool_use` and for the tools of the server, such as `server_tool_use`."""
     return str(block.get("type")).endswith("tool_use")
 
 
-def _convert_tool_use(block: dict[str, Any], arguments: str) -> dict[str, Any]:
+def _convert_tool_use(block: Mapping[str, object], arguments: str) -> dict[str, Any]:
     """Return a tool use as a tool call of a chat. `arguments` is JSON, as text."""
     return {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": arguments}}
 
 
-def _tool_call_event(index: object, call: dict[str, Any]) -> EventFields:
+def _tool_call_event(index: object, call: Mapping[str, object]) -> EventFields:
     """Return a piece of a tool call in the form of a chat event.
 
     Args:
@@ -190,7 +190,7 @@ def _read_complete_blocks(content: object) -> list[DeltaFields]:
     return messages
 
 
-def _convert_complete_tool_use(block: dict[str, Any]) -> dict[str, Any]:
+def _convert_complete_tool_use(block: Mapping[str, object]) -> dict[str, Any]:
     """Return a tool use that was not streamed as a tool call of a chat.
 
     Its arguments are an object in the Messages API, and a text with JSON in a chat.
@@ -205,7 +205,7 @@ def _joined_texts(blocks: list[dict[str, Any]], field: str) -> str | None:
     return "".join(texts) or None
 
 
-def _read_usage(message: dict[str, Any]) -> UsageFields | None:
+def _read_usage(message: Mapping[str, object]) -> UsageFields | None:
     """Return the usage of a message or of a `message_delta`, or None if it has none.
 
     The prompt is the sum of three counts, because `input_tokens` does not include the tokens that

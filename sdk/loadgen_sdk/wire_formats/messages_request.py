@@ -6,7 +6,7 @@ in the Messages API, such as `{"type": "text", "text": "Hi"}`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,7 +60,7 @@ def build_messages_fields(request: Request, stream: bool, max_tokens: int | None
     return fields
 
 
-def convert_chat_fields(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
+def convert_chat_fields(extra_fields: Mapping[str, object]) -> dict[str, Any]:
     """Convert body fields that a user adds to each request, from OpenAI's chat API to Anthropic's.
 
     For example, `{"stop": "END"}` becomes `{"stop_sequences": ["END"]}`. Tools and the choice of a
@@ -84,7 +84,7 @@ def convert_chat_fields(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _system_texts(chat_messages: list[dict[str, Any]]) -> list[str]:
+def _system_texts(chat_messages: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the texts of the system messages, for which the Messages API has a separate field."""
     texts: list[str] = []
     for message in chat_messages:
@@ -94,7 +94,7 @@ def _system_texts(chat_messages: list[dict[str, Any]]) -> list[str]:
     return texts
 
 
-def _convert_messages(chat_messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _convert_messages(chat_messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """Convert the messages of a chat, except those of the system, to the Messages API.
 
     In that API, messages of the user and of the assistant alternate. The results of several tool
@@ -119,7 +119,7 @@ def _convert_messages(chat_messages: list[dict[str, Any]]) -> list[dict[str, Any
     return messages
 
 
-def _convert_message(message: Mapping[str, Any]) -> _Message:
+def _convert_message(message: Mapping[str, object]) -> _Message:
     """Convert a message of a chat, with its tool calls or its tool result, to the Messages API.
 
     A chat has tool results in messages of the role "tool" and tool calls in a field of their own.
@@ -151,7 +151,7 @@ def _as_blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return _convert_content(content) if isinstance(content, str) else content
 
 
-def _convert_content(content: Any) -> list[dict[str, Any]]:
+def _convert_content(content: object) -> list[dict[str, Any]]:
     """Return the content of a chat message as content blocks. An empty text has no block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
@@ -205,7 +205,7 @@ def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _convert_tool(tool: Any) -> Any:
+def _convert_tool(tool: object) -> Any:
     """Convert the definition of a tool from the chat API to the Messages API.
 
     A chat has `{"type": "function", "function": {"name": ..., "parameters": ...}}`, and the
@@ -224,7 +224,7 @@ def _convert_tool(tool: Any) -> Any:
     return converted
 
 
-def _convert_tool_choice(choice: Any) -> Any:
+def _convert_tool_choice(choice: object) -> Any:
     """Convert the field `tool_choice` from the chat API to the Messages API.
 
     The text "required" becomes `{"type": "any"}` (the model must call one of the tools), any other

@@ -97,7 +97,7 @@ def encode_body(request: Request, body_format: BodyFormat) -> bytes:
 
 
 def _build_api_fields(
-    request: Request, body_format: BodyFormat, patches: Sequence[Mapping[str, Any]]
+    request: Request, body_format: BodyFormat, patches: Sequence[Mapping[str, object]]
 ) -> dict[str, Any]:
     """Return the body fields of an API, without the model and the fields of the user.
 
@@ -227,7 +227,7 @@ class BodyEncoder:
 def with_timing_request(
     server_profile: ServerProfile,
     headers: Sequence[tuple[str, str]],
-    extra_body: Mapping[str, Any] | None,
+    extra_body: Mapping[str, object] | None,
     *,
     stream: bool,
 ) -> TimingRequest:
@@ -255,7 +255,7 @@ def with_timing_request(
     )
 
 
-def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[str, Any]:
+def merge_patch(value: Mapping[str, object], patch: Mapping[str, object] | None) -> dict[str, Any]:
     """Return `value` with a JSON merge patch (RFC 7396) applied. Neither argument is changed.
 
     Objects are merged deeply, null removes a field, and any other value replaces the old one. For
@@ -308,7 +308,7 @@ def _build_length_fields(
     request: Request,
     body_format: BodyFormat,
     max_tokens: int | None,
-    user_fields: Mapping[str, Any],
+    user_fields: Mapping[str, object],
 ) -> dict[str, Any]:
     """Return the fields that limit the output to `max_tokens` tokens, or force this length.
 
@@ -369,7 +369,7 @@ def _build_responses_fields(
     return fields
 
 
-def _convert_responses_content(content: Any) -> Any:
+def _convert_responses_content(content: object) -> Any:
     """Return the content of a chat message with its parts as the Responses API names them."""
     if not isinstance(content, list):
         return content
@@ -456,7 +456,7 @@ def _prompt_of(request: Request, server_profile: ServerProfile) -> str | list[in
     return "\n".join(text for text in texts if text)
 
 
-def _text_of_content(content: Any) -> str:
+def _text_of_content(content: object) -> str:
     """Return the text of a message, whose content is a string, a list of parts, or missing."""
     if isinstance(content, str):
         return content

@@ -8,6 +8,7 @@ of one event.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ _FINISH_REASONS = {"max_output_tokens": "length"}
 """Reasons of incomplete responses that chat has another word for."""
 
 
-def is_response_event(event: dict[str, Any]) -> bool:
+def is_response_event(event: Mapping[str, object]) -> bool:
     """Return True for an event of the Responses API, and for a response that was not streamed."""
     event_type = event.get("type")
     if isinstance(event_type, str) and event_type.startswith("response."):
@@ -62,7 +63,7 @@ def read_response_event(event: dict[str, Any]) -> EventFields:
     return EventFields()
 
 
-def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaFields:
+def _read_delta(event: Mapping[str, object], event_type: str, text: str) -> DeltaFields:
     """Convert a piece of output to the delta of a chat.
 
     A piece that is no text, reasoning or refusal is a piece of the arguments of a tool call.
@@ -110,7 +111,7 @@ def _read_ended_response(response: dict[str, Any], *, was_output_streamed: bool)
     return EventFields(choices=[choice], usage=counts)
 
 
-def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str:
+def _finish_reason(response: Mapping[str, object], items: Sequence[Mapping[str, object]]) -> str:
     """Return the finish reason that a chat would have for a response that has ended.
 
     For example, an incomplete response that has reached its token limit has "length". A chat that

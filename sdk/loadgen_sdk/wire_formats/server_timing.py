@@ -60,7 +60,7 @@ A server may send either under any name. A parser of objects returns NO_SERVER_T
 """
 
 
-def parse_trtllm(timing: Mapping[str, Any] | str) -> ServerTiming:
+def parse_trtllm(timing: Mapping[str, object] | str) -> ServerTiming:
     """Parse `Server-Timing` of trtllm-serve: `server_queue;dur=1.25, server_ttft;dur=8.5, ...`.
 
     It is a header, or a field of the event after `[DONE]`. A disaggregated server runs the prefill
@@ -87,7 +87,7 @@ def parse_trtllm(timing: Mapping[str, Any] | str) -> ServerTiming:
     )
 
 
-def parse_trtllm_drafts(timing: Mapping[str, Any] | str) -> ServerTiming:
+def parse_trtllm_drafts(timing: Mapping[str, object] | str) -> ServerTiming:
     """Parse `speculative_decoding` of trtllm-serve 1.4, in the choice with the finish reason."""
     if isinstance(timing, str):
         return NO_SERVER_TIMING
@@ -97,7 +97,7 @@ def parse_trtllm_drafts(timing: Mapping[str, Any] | str) -> ServerTiming:
     )
 
 
-def parse_vllm(timing: Mapping[str, Any] | str) -> ServerTiming:
+def parse_vllm(timing: Mapping[str, object] | str) -> ServerTiming:
     """Parse `metrics` of vLLM, which come with the usage.
 
     Its time to first token begins when the request leaves the queue. Drafts are stated since 0.29
@@ -119,7 +119,7 @@ def parse_vllm(timing: Mapping[str, Any] | str) -> ServerTiming:
     )
 
 
-def parse_dynamo(timing: Mapping[str, Any] | str) -> ServerTiming:
+def parse_dynamo(timing: Mapping[str, object] | str) -> ServerTiming:
     """Parse `nvext` of Dynamo, which comes with the finish reason and has the timing in a field."""
     fields = timing.get("timing") if isinstance(timing, Mapping) else None
     if not isinstance(fields, Mapping):
@@ -134,7 +134,7 @@ def parse_dynamo(timing: Mapping[str, Any] | str) -> ServerTiming:
     )
 
 
-def parse_llamacpp(timing: Mapping[str, Any] | str) -> ServerTiming:
+def parse_llamacpp(timing: Mapping[str, object] | str) -> ServerTiming:
     """Parse `timings` of llama-server, which every response has.
 
     The server does not state how long a request waited for a slot.
@@ -150,7 +150,7 @@ def parse_llamacpp(timing: Mapping[str, Any] | str) -> ServerTiming:
     )
 
 
-def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
+def parse_sglang(timing: Mapping[str, object] | str) -> ServerTiming:
     """Parse `meta_info` of SGLang, which only responses that are not streamed have.
 
     It has durations and timestamps in seconds. All timestamps are of one clock of the server, so

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from ..errors import WrongUse
 from ..plugins import check_type
@@ -16,7 +15,7 @@ _MAX_CACHED_FORMATS = 64
 """The cache is bounded, because the names of formats come from servers."""
 
 
-def parse_server_timing(timing: Mapping[str, Any]) -> ServerTiming:
+def parse_server_timing(timing: Mapping[str, object]) -> ServerTiming:
     """Return the server's own timing of a response, or NO_SERVER_TIMING.
 
     `timing` is `Completion.server_timing`: the name of each format with its value. If a response
@@ -66,7 +65,7 @@ class _PluginParser:
         self._parse = parse
         self._has_failed = False
 
-    def __call__(self, timing: Mapping[str, Any] | str) -> ServerTiming:
+    def __call__(self, timing: Mapping[str, object] | str) -> ServerTiming:
         """Parse a timing. Return NO_SERVER_TIMING if the plug-in fails."""
         try:
             return self._parse(timing)

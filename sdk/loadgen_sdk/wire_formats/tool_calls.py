@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -29,7 +28,7 @@ def join_tool_calls(deltas: Sequence[msgspec.Raw]) -> tuple[dict[str, str], ...]
 
 
 def _add_piece(
-    calls_by_index: dict[int, dict[str, str]], piece: dict[str, Any], position: int
+    calls_by_index: dict[int, dict[str, str]], piece: Mapping[str, object], position: int
 ) -> None:
     """Add a piece to its call, or begin a new call with it.
 

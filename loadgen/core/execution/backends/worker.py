@@ -26,10 +26,10 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from types import FrameType
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 from msgspec.structs import asdict
@@ -156,7 +156,7 @@ def _parse_result(line: bytes) -> WorkerResult:
     return WorkerResult(**fields)
 
 
-def _raise_if_host_error(fields: dict[str, Any]) -> None:
+def _raise_if_host_error(fields: Mapping[str, object]) -> None:
     """Raise OSError if the fields of a line are those of a HostError."""
     if "errno" not in fields:
         return
