@@ -496,6 +496,15 @@ def test_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> N
                 )
                 <= 0
             )
+            long_name = "a workload with a long name (about 1,302 input, 1,200 output tokens)"
+            browser.evaluate(
+                f"document.querySelector('.choice option').textContent = '{long_name}'"
+            )
+            right_edges = browser.evaluate(
+                "[...document.querySelectorAll('.choice select')]"
+                ".map(s => s.getBoundingClientRect().right)"
+            )
+            assert right_edges and max(right_edges) <= width
             outside = browser.evaluate(
                 "[...document.querySelectorAll('figure')].flatMap(f => { "
                 "const box = f.getBoundingClientRect(); "
