@@ -18,7 +18,7 @@ from loadgen.core.execution.run import execute
 from loadgen.core.workload import load, read_flags
 from loadgen.sim.server.options import Options
 
-FRAMES, CALLS = (73, 149) if compiled.module is not None else (245, 555)
+FRAMES, CALLS = (75, 152) if compiled.module is not None else (245, 555)
 """Upper bounds of Python frames for each request, alone and with calls of compiled functions."""
 EVALUATION = ("/core/analysis/", "/core/metrics/", "/core/stats/")
 """Packages that evaluate a run. Their calls depend on its latencies, and not on each request."""
