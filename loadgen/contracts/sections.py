@@ -190,13 +190,13 @@ def describe_next_step(validation: Validation) -> str:
 
 
 def _describe_how_to_mend_failure(validation: Validation) -> str:
-    """Return what the user can do about a FAIL, and what undecided terms would need."""
+    """Return what the user can do about a FAIL, and where undecided terms are explained."""
     advice = "A longer test cannot change a FAIL. Change the server, then validate it again."
     has_undecided_term = any(
-        term.verdict == INCONCLUSIVE for level in validation.levels for term in level.terms
+        not term.is_decided for level in validation.levels for term in level.terms
     )
     if has_undecided_term:
-        advice += " The INCONCLUSIVE terms need a longer test; --full says why."
+        advice += " --full says why terms are INCONCLUSIVE."
 
     return advice
 
