@@ -1,0 +1,594 @@
+"""Finds the steady-state window of a measurement point of MLPerf Endpoints, and judges it.
+
+Pure. Takes the query log of one run at one concurrency and returns a `SteadyState`: the verdict,
+the window as query indices and times, and the diagnostics that the rules name.
+
+The method works on the series of super-passes (`super_passes.py`) in four steps:
+
+1. *Ramp-up*: drop the first super-passes whose median TPOT is not yet near that of the second half.
+2. *Plateaus*: from left to right, find the longest windows in which both gating metrics, TPOT p50
+   and p90, scatter little and have no trend that is both significant and large.
+3. *Window*: the first plateau that lasts long enough. It is never chosen by its throughput, which
+   would select favourable noise.
+4. *Rest of the run*: test whether a gating metric drifts from the start of the window to the end of
+   the run, and whether a later plateau lies at another level.
+
+Sources, both public, of MLCommons:
+    "Rules": `endpoints_rules.md` of mlcommons/endpoints_policies, version 1.0 draft.
+    "Detection": `docs/steady-state-detection.md` of mlcommons/endpoints. Two of its thresholds were
+    changed later (`docs/steady_state_diagnostics.md`): p90 took the place of p95 and of p99.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.core.stats.rank_tests import (
+    NORMAL_QUANTILE_95,
+    TrendDirection,
+    find_change_point,
+    find_monotonic_trend,
+    relative_change,
+)
+from loadgen.mlperf.endpoints.super_passes import (
+    QueryLog,
+    SuperPasses,
+    group_by_super_pass,
+    lower_percentile,
+    percentile_series,
+    pool_samples,
+)
+
+Verdict = Literal["STEADY STATE", "drifting_up", "drifting_down", "anomaly", "not found"]
+"""The shape of a run, by the words of rules §4.4. A staircase is an `anomaly`."""
+
+Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "partial_dataset"]
+"""The coverage of a run, by the words of rules §4.4. Only `windowable` makes the window official.
+"""
+
+MetricState = Literal["Plateau", "Drifting Up", "Drifting Down"]
+"""The state of a gating metric from the start of the window to the end of the run (rules §4.4)."""
+
+MIN_SUPER_PASSES = 4
+"""The shortest window, in super-passes: MIN_TREND_N of rules §4.4."""
+
+GATING_METRICS = ("tpot_p50", "tpot_p90")
+"""The metrics that decide whether a window is steady (rules §4.4, definitions)."""
+
+WATCHED_METRICS = (*GATING_METRICS, "ttft_p50", "ttft_p90")
+"""The metrics that are tested for drift after the window. TTFT only warns (detection §5.5)."""
+
+ULTRA_LOW_CONCURRENCY = 32
+"""The highest concurrency of the Ultra Low Concurrency region (rules §5.4)."""
+
+ULTRA_LOW_MIN_DURATION_S = 600.0
+"""The shortest official window up to ULTRA_LOW_CONCURRENCY (rules §6.2)."""
+
+MIN_DURATION_S = 1200.0
+"""The shortest official window at a higher concurrency (rules §6.2)."""
+
+RAMP_UP_BAND = 0.05
+"""A super-pass belongs to the ramp-up while its TPOT p50 is further than this from the steady level
+(detection §5.3; the default of the reference detector)."""
+
+MIN_RAMP_UP_SUPER_PASSES = 1
+"""The first super-pass always belongs to the ramp-up (the default of the reference detector)."""
+
+MAX_RAMP_UP_SHARE = 0.5
+"""At most this share of the super-passes belongs to the ramp-up (detection §5.3)."""
+
+MAX_VARIATION = 0.08
+"""The largest coefficient of variation of a gating metric in a plateau. It is the loosest of the
+bounds 0.03, 0.05 and 0.08, of which one has to hold (detection §5.5)."""
+
+MIN_TREND_CHANGE = 0.05
+"""A significant trend ends a plateau only if it changes the metric by this fraction from the first
+to the last super-pass: TREND_REL_DRIFT_MIN of detection §5.5."""
+
+LEVEL_SHIFT = 0.05
+"""A later plateau lies at another level if its mean TPOT differs by more than this fraction
+(detection §5.5)."""
+
+DETECTABLE_DURATION_S = 600.0
+"""The shortest window that shows disturbances which last minutes: T_floor of detection §5.5."""
+
+RELAXATION_LATENCIES = 5.0
+"""A window lasts at least so many p90 latencies: T_relaxation of detection §5.5."""
+
+PRECISION = 0.05
+"""The mean of the window has to be known to this fraction: epsilon of detection §5.5."""
+
+NS_PER_S = 1_000_000_000
+
+
+class SteadyWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of super-passes, with the same range as queries and as times.
+
+    Attributes:
+        first_super_pass: The index of the first super-pass of the window, counted from the start
+            of the run.
+        end_super_pass: The index after the last super-pass.
+        first_query: The index of the first query, in the order of issue.
+        end_query: The index after the last query.
+        start_ns: When the first query was issued.
+        end_ns: When the last query was issued. The drain after it does not belong to the window.
+    """
+
+    first_super_pass: int
+    end_super_pass: int
+    first_query: int
+    end_query: int
+    start_ns: int
+    end_ns: int
+
+    @property
+    def super_passes(self) -> int:
+        """The number of super-passes."""
+        return self.end_super_pass - self.first_super_pass
+
+    @property
+    def duration_s(self) -> float:
+        """The time from the first to the last issue, which the rules limit (§6.2)."""
+        return (self.end_ns - self.start_ns) / NS_PER_S
+
+
+class DurationNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a plateau has to last to be reported, by three criteria (detection §5.5).
+
+    Attributes:
+        precision_s: The time for enough super-passes to know the mean of TPOT p50 to PRECISION, 0
+            if MIN_SUPER_PASSES are enough.
+        relaxation_s: RELAXATION_LATENCIES times the p90 of latency.
+        floor_s: DETECTABLE_DURATION_S.
+        needed_super_passes: The super-passes that PRECISION needs.
+        variation: The coefficient of variation of TPOT p50 in the plateau.
+        super_pass_s: The median issue span of its super-passes.
+        latency_p90_s: The p90 of its end-to-end latencies.
+    """
+
+    precision_s: float
+    relaxation_s: float
+    floor_s: float
+    needed_super_passes: int
+    variation: float
+    super_pass_s: float
+    latency_p90_s: float
+
+    @property
+    def needed_s(self) -> float:
+        """The longest of the three times."""
+        return max(self.precision_s, self.relaxation_s, self.floor_s)
+
+    @property
+    def decisive_term(self) -> Literal["precision", "relaxation", "floor"]:
+        """The criterion that needs the longest time."""
+        if self.needed_s == self.precision_s:
+            return "precision"
+        if self.needed_s == self.relaxation_s:
+            return "relaxation"
+        return "floor"
+
+
+class LevelShift(msgspec.Struct, frozen=True, kw_only=True):
+    """A confirmed step of TPOT to another level after the window: a staircase.
+
+    Attributes:
+        super_pass: The super-pass at which TPOT changes, counted from the start of the run.
+        change: The change of the mean TPOT relative to the window. 0.2 means 20 % slower.
+        p_value: The significance of the step, by Pettitt's test.
+    """
+
+    super_pass: int
+    change: float
+    p_value: float
+
+
+class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
+    """The steady state of one run at one concurrency, as rules §4.4 report it.
+
+    Attributes:
+        verdict: The shape of the run.
+        status: The coverage of the run.
+        reason: Why no window was found, in a sentence. Empty if one was.
+        window: The reported window. If every plateau is too short, it is the longest one, which
+            is not official. None if there is no plateau.
+        states: The state of each gating metric from the window to the end of the run. A metric with
+            too few super-passes for a test has none.
+        trends: The direction of each watched metric over the same part of the run. A metric with
+            too few super-passes for a test has none.
+        super_pass_size: The queries per super-pass.
+        super_passes: The super-passes of the run. The last one may be incomplete.
+        ramp_up_super_passes: Those at the start that were dropped.
+        plateaus: Every plateau, from left to right. The window is one of them.
+        skipped_plateaus: The number of plateaus before the window, which are too short.
+        minimum_duration_s: The shortest official window at this concurrency (rules §6.2).
+        duration_need: How long the window has to last to be found. None without a window.
+        level_shift: The step after the window, if the verdict is `anomaly`.
+        variations: The coefficient of variation of each watched metric in the window.
+    """
+
+    verdict: Verdict
+    status: Status
+    reason: str
+    window: SteadyWindow | None
+    states: dict[str, MetricState]
+    trends: dict[str, TrendDirection]
+    super_pass_size: int
+    super_passes: int
+    ramp_up_super_passes: int
+    plateaus: tuple[SteadyWindow, ...]
+    skipped_plateaus: int
+    minimum_duration_s: float
+    duration_need: DurationNeed | None
+    level_shift: LevelShift | None
+    variations: dict[str, float]
+
+    @property
+    def is_official(self) -> bool:
+        """Whether the metrics of the window are the official result, instead of the full run's."""
+        return self.status == "windowable"
+
+
+def minimum_duration_s(concurrency: int) -> float:
+    """Return the shortest window in seconds that is official at a concurrency (rules §6.2)."""
+    if concurrency <= ULTRA_LOW_CONCURRENCY:
+        return ULTRA_LOW_MIN_DURATION_S
+    return MIN_DURATION_S
+
+
+class _PlateauChoice(NamedTuple):
+    """The plateau that is reported, and whether it lasts long enough to be the steady window."""
+
+    plateau_index: int
+    is_long_enough: bool
+
+
+def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> SteadyState:
+    """Return the steady-state window of a run and its verdict.
+
+    Args:
+        log: The queries of the run in the order of issue, without those of the warm-up.
+        super_pass_size: The queries per super-pass: the size of the data set, unless the benchmark
+            defines another one.
+        concurrency: The number of queries in flight, which decides how long the window has to last.
+
+    Raises:
+        ValueError: If the size is not positive or the queries are not in the order of issue.
+    """
+    passes = group_by_super_pass(log, super_pass_size)
+    series = _metric_series(passes)
+    ramp_up = _count_ramp_up(series["tpot_p50"])
+    plateaus = _find_plateaus(passes, series, ramp_up)
+    if not plateaus:
+        return _report_no_plateau(passes, series, ramp_up, concurrency)
+
+    needs = [_duration_need(passes, series, plateau) for plateau in plateaus]
+    choice = _choose_plateau(plateaus, needs)
+    window = plateaus[choice.plateau_index]
+    trends = _directions_from(series, window.first_super_pass)
+    level_shift = _find_level_shift(passes, ramp_up, window, plateaus[choice.plateau_index + 1 :])
+
+    limit_s = minimum_duration_s(concurrency)
+    is_official = choice.is_long_enough and window.duration_s >= limit_s
+    return SteadyState(
+        verdict=_judge_shape(level_shift, trends) if choice.is_long_enough else "not found",
+        status="windowable" if is_official else "insufficient_duration",
+        reason="" if choice.is_long_enough else _explain_short(window, needs[choice.plateau_index]),
+        window=window,
+        states=_states_of_gating_metrics(trends),
+        trends=trends,
+        super_pass_size=super_pass_size,
+        super_passes=passes.count,
+        ramp_up_super_passes=ramp_up,
+        plateaus=tuple(plateaus),
+        skipped_plateaus=choice.plateau_index,
+        minimum_duration_s=limit_s,
+        duration_need=needs[choice.plateau_index],
+        level_shift=level_shift,
+        variations=_variations_in_window(series, window),
+    )
+
+
+def _report_no_plateau(
+    passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int, concurrency: int
+) -> SteadyState:
+    """Return the result of a run without any plateau: a verdict of `not found` and no window."""
+    trends = _directions_from(series, ramp_up)
+    is_partial = passes.queries < passes.size
+    return SteadyState(
+        verdict="not found",
+        status="partial_dataset" if is_partial else "insufficient_passes",
+        reason=_explain_no_plateau(passes.count - ramp_up, trends),
+        window=None,
+        states=_states_of_gating_metrics(trends),
+        trends=trends,
+        super_pass_size=passes.size,
+        super_passes=passes.count,
+        ramp_up_super_passes=ramp_up,
+        plateaus=(),
+        skipped_plateaus=0,
+        minimum_duration_s=minimum_duration_s(concurrency),
+        duration_need=None,
+        level_shift=None,
+        variations={},
+    )
+
+
+# -- step 1: the ramp-up ---------------------------------------------------------------------------
+
+
+def _metric_series(passes: SuperPasses) -> dict[str, NDArray[np.float64]]:
+    """Return each watched metric by super-pass, in ns. A super-pass without samples has NaN."""
+    return {
+        "tpot_p50": percentile_series(passes.tpot_ns, 0.5),
+        "tpot_p90": percentile_series(passes.tpot_ns, 0.9),
+        "ttft_p50": percentile_series(passes.ttft_ns, 0.5),
+        "ttft_p90": percentile_series(passes.ttft_ns, 0.9),
+    }
+
+
+def _count_ramp_up(tpot_p50: NDArray[np.float64]) -> int:
+    """Return how many super-passes at the start belong to the ramp-up.
+
+    The steady level is the median of the second half of the run. TPOT rises to it while the batches
+    of the server fill, so the ramp-up ends at the first super-pass within RAMP_UP_BAND of it.
+    Super-passes without samples of TPOT are not counted, like in the reference detector.
+    """
+    known = tpot_p50[~np.isnan(tpot_p50)]
+    if len(known) < MIN_SUPER_PASSES:
+        return MIN_RAMP_UP_SUPER_PASSES
+
+    steady_level = float(np.median(known[len(known) // 2 :]))
+    is_near = np.abs(known - steady_level) <= RAMP_UP_BAND * steady_level
+    longest = max(MIN_RAMP_UP_SUPER_PASSES, int(len(known) * MAX_RAMP_UP_SHARE))
+    first_near = int(np.argmax(is_near)) if is_near.any() else longest
+    return max(MIN_RAMP_UP_SUPER_PASSES, min(first_near, longest))
+
+
+# -- step 2: the plateaus --------------------------------------------------------------------------
+
+
+def _find_plateaus(
+    passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int
+) -> list[SteadyWindow]:
+    """Return the plateaus after the ramp-up, from left to right.
+
+    A plateau starts with MIN_SUPER_PASSES steady super-passes and grows to the right until it is no
+    longer steady. The search then continues after it.
+    """
+    plateaus = []
+    start = ramp_up
+    while start + MIN_SUPER_PASSES <= passes.count:
+        end = _grow_window(series, start, passes.count)
+        if end is None:
+            start += 1
+            continue
+
+        plateaus.append(_make_window(passes, start, end))
+        start = end
+
+    return plateaus
+
+
+def _grow_window(
+    series: Mapping[str, NDArray[np.float64]], start: int, series_end: int
+) -> int | None:
+    """Return the end of the plateau that starts at a super-pass, None if none starts there."""
+    plateau_end = None
+    for end in range(start + MIN_SUPER_PASSES, series_end + 1):
+        if not all(_is_steady(series[name][start:end]) for name in GATING_METRICS):
+            break
+        plateau_end = end
+
+    return plateau_end
+
+
+def _is_steady(values: NDArray[np.float64]) -> bool:
+    """Return whether a metric is steady over a window of at least MIN_SUPER_PASSES.
+
+    A trend counts if it is both significant and at least MIN_TREND_CHANGE: over many super-passes,
+    even a change without any practical meaning is significant. A window that includes a super-pass
+    without samples is not steady.
+    """
+    if np.isnan(values).any():
+        return False
+    if _variation(values) > MAX_VARIATION:
+        return False
+    if abs(relative_change(values)) < MIN_TREND_CHANGE:
+        return True
+    return find_monotonic_trend(values).direction == "none"
+
+
+def _make_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
+    """Return the window of the super-passes from `start` up to before `end`."""
+    query_indices = passes.query_range(start, end)
+    return SteadyWindow(
+        first_super_pass=start,
+        end_super_pass=end,
+        first_query=query_indices.start,
+        end_query=query_indices.stop,
+        start_ns=int(passes.issued_ns[query_indices[0]]),
+        end_ns=int(passes.issued_ns[query_indices[-1]]),
+    )
+
+
+# -- step 3: the window ----------------------------------------------------------------------------
+
+
+def _duration_need(
+    passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], plateau: SteadyWindow
+) -> DurationNeed:
+    """Return how long a plateau has to last, from its own scatter and latencies."""
+    indices = range(plateau.first_super_pass, plateau.end_super_pass)
+    variation = _variation(series["tpot_p50"][indices.start : indices.stop])
+    needed_super_passes = max(
+        MIN_SUPER_PASSES, math.ceil((NORMAL_QUANTILE_95 * variation / PRECISION) ** 2)
+    )
+    spans_s = [passes.issue_span_s(index, index + 1) for index in indices]
+    positive_spans_s = [span_s for span_s in spans_s if span_s > 0]
+    super_pass_s = float(np.median(positive_spans_s)) if positive_spans_s else 0.0
+    latencies_ns = pool_samples(passes.latency_ns[indices.start : indices.stop])
+    latency_p90_s = lower_percentile(latencies_ns, 0.9) / NS_PER_S
+
+    # A plateau always has MIN_SUPER_PASSES, so this criterion then asks for nothing more.
+    is_precise = needed_super_passes == MIN_SUPER_PASSES
+    return DurationNeed(
+        precision_s=0.0 if is_precise else needed_super_passes * super_pass_s,
+        relaxation_s=RELAXATION_LATENCIES * latency_p90_s,
+        floor_s=DETECTABLE_DURATION_S,
+        needed_super_passes=needed_super_passes,
+        variation=variation,
+        super_pass_s=super_pass_s,
+        latency_p90_s=latency_p90_s,
+    )
+
+
+def _choose_plateau(
+    plateaus: Sequence[SteadyWindow], needs: Sequence[DurationNeed]
+) -> _PlateauChoice:
+    """Choose the first plateau that lasts long enough, or else the longest one."""
+    for index, (plateau, need) in enumerate(zip(plateaus, needs, strict=True)):
+        if plateau.duration_s >= need.needed_s:
+            return _PlateauChoice(index, is_long_enough=True)
+
+    durations_s = [plateau.duration_s for plateau in plateaus]
+    return _PlateauChoice(durations_s.index(max(durations_s)), is_long_enough=False)
+
+
+def _variations_in_window(
+    series: Mapping[str, NDArray[np.float64]], window: SteadyWindow
+) -> dict[str, float]:
+    """Return the coefficient of variation of each watched metric over a window."""
+    return {
+        name: _variation(values[window.first_super_pass : window.end_super_pass])
+        for name, values in series.items()
+    }
+
+
+def _variation(values: NDArray[np.float64]) -> float:
+    """Return the coefficient of variation of the known values, 0 of fewer than two."""
+    known = values[~np.isnan(values)]
+    if len(known) < 2 or known.mean() == 0:
+        return 0.0
+    return float(known.std() / known.mean())
+
+
+# -- step 4: the rest of the run -------------------------------------------------------------------
+
+
+def _directions_from(
+    series: Mapping[str, NDArray[np.float64]], start: int
+) -> dict[str, TrendDirection]:
+    """Return the direction of each watched metric from a super-pass to the end of the run.
+
+    Super-passes without samples are left out. A metric with fewer than MIN_SUPER_PASSES known
+    values is not in the result.
+    """
+    directions: dict[str, TrendDirection] = {}
+    for name in WATCHED_METRICS:
+        values = series[name][start:]
+        known = values[~np.isnan(values)]
+        if len(known) >= MIN_SUPER_PASSES:
+            directions[name] = find_monotonic_trend(known).direction
+
+    return directions
+
+
+def _states_of_gating_metrics(trends: Mapping[str, TrendDirection]) -> dict[str, MetricState]:
+    """Return the states of the gating metrics in the words of the rules."""
+    words: dict[TrendDirection, MetricState] = {
+        "none": "Plateau",
+        "up": "Drifting Up",
+        "down": "Drifting Down",
+    }
+    return {name: words[trends[name]] for name in GATING_METRICS if name in trends}
+
+
+def _find_level_shift(
+    passes: SuperPasses,
+    ramp_up: int,
+    window: SteadyWindow,
+    later_plateaus: Sequence[SteadyWindow],
+) -> LevelShift | None:
+    """Return the step of TPOT to the first later plateau at another level, None if there is none.
+
+    Two plateaus at different levels are not enough: the mean TPOT of the super-passes after the
+    ramp-up also has to have a significant step by Pettitt's test.
+    """
+    if not later_plateaus:
+        return None
+
+    means = [float(samples.mean()) if len(samples) else 0.0 for samples in passes.tpot_ns[ramp_up:]]
+    step = find_change_point(np.array(means))
+    if not step.is_significant:
+        return None
+
+    window_level = _mean_tpot(passes, window)
+    for plateau in later_plateaus:
+        change = _mean_tpot(passes, plateau) / window_level - 1
+        if abs(change) > LEVEL_SHIFT:
+            return LevelShift(super_pass=ramp_up + step.index, change=change, p_value=step.p_value)
+
+    return None
+
+
+def _mean_tpot(passes: SuperPasses, window: SteadyWindow) -> float:
+    """Return the mean of all samples of TPOT in a window, in ns."""
+    samples = passes.tpot_ns[window.first_super_pass : window.end_super_pass]
+    return float(pool_samples(samples).mean())
+
+
+def _judge_shape(level_shift: LevelShift | None, trends: Mapping[str, TrendDirection]) -> Verdict:
+    """Return the verdict of a run whose window was found.
+
+    A staircase also has a trend, so the confirmed step is the more specific verdict. A metric that
+    worsens outweighs one that improves.
+    """
+    if level_shift is not None:
+        return "anomaly"
+
+    directions = [trends[name] for name in GATING_METRICS if name in trends]
+    if "up" in directions:
+        return "drifting_up"
+    if "down" in directions:
+        return "drifting_down"
+    return "STEADY STATE"
+
+
+# -- reasons ---------------------------------------------------------------------------------------
+
+
+def _explain_short(window: SteadyWindow, need: DurationNeed) -> str:
+    """Return the reason of a run whose plateaus are all too short."""
+    return (
+        f"Every plateau is too short. The longest one lasts {window.duration_s:.0f} s, and "
+        f"{need.needed_s:.0f} s are needed ({need.decisive_term}). Run longer."
+    )
+
+
+def _explain_no_plateau(super_passes: int, trends: Mapping[str, TrendDirection]) -> str:
+    """Return the reason of a run without a plateau.
+
+    Args:
+        super_passes: The super-passes after the ramp-up.
+        trends: The direction of each watched metric over them.
+    """
+    if super_passes < MIN_SUPER_PASSES:
+        return (
+            f"The run has {max(super_passes, 0)} super-passes after the ramp-up, and a window "
+            f"needs {MIN_SUPER_PASSES}. Run longer."
+        )
+
+    drifting = [name for name in GATING_METRICS if trends.get(name, "none") != "none"]
+    if drifting:
+        return f"No window is steady, because {' and '.join(drifting)} drift over the run."
+    return (
+        "No window is steady: TPOT scatters by more than "
+        f"{MAX_VARIATION:.0%} between the super-passes of every window."
+    )
