@@ -100,9 +100,9 @@ def poisson_arrivals_at_least(
 ) -> Arrivals:
     """Return the Poisson schedule of MLPerf LoadGen for a test with a minimum length.
 
-    The last arrival is at or after the minimum duration, and there are at least `min_count`
-    arrivals, as LoadGen requires of a valid test. One more arrival is drawn, which is not sent: the
-    stage ends at its time, which LoadGen reports as the duration of the schedule.
+    LoadGen requires two things of a valid test: its last request arrives at or after the minimum
+    duration, and it has at least `min_count` requests. LoadGen reports the time of the arrival
+    after the last one as the duration of the schedule, so the stage ends then.
 
     Args:
         rate_per_s: The mean rate.
@@ -114,22 +114,30 @@ def poisson_arrivals_at_least(
     """
     gaps = LoadGenGaps(rate_per_s, seed)
     offsets_ns = _draw_offsets_past_end(gaps.draw, duration_ns=min_duration_ns, count=None)
-    count_before_minimum = int(np.count_nonzero(offsets_ns < min_duration_ns))
 
-    # The first arrival at or after the minimum duration belongs to the test.
-    count_for_duration = count_before_minimum + 1
+    arrivals_before_minimum = int(np.count_nonzero(offsets_ns < min_duration_ns))
+    count_for_duration = arrivals_before_minimum + 1
     count = _round_up(max(count_for_duration, min_count, 1), multiple_of)
 
-    # The offsets drawn so far may end before the arrival that ends the stage.
-    needed_offsets = count + 1
-    missing_offsets = needed_offsets - len(offsets_ns)
-    if missing_offsets > 0:
-        further_gaps_ns = gaps.draw(missing_offsets)
-        further_offsets_ns = offsets_ns[-1] + np.cumsum(further_gaps_ns)
-        offsets_ns = np.concatenate((offsets_ns, further_offsets_ns))
+    offsets_ns = _extend_offsets(offsets_ns, gaps.draw, needed_offsets=count + 1)
+    return Arrivals(offsets_ns[:count], end_ns=int(offsets_ns[count]))
 
-    next_arrival_ns = int(offsets_ns[count])
-    return Arrivals(offsets_ns[:count], end_ns=next_arrival_ns)
+
+def _extend_offsets(
+    offsets_ns: Offsets, draw_gaps: Callable[[int], Offsets], needed_offsets: int
+) -> Offsets:
+    """Return arrival offsets in ns, followed by as many more as are missing, with random gaps.
+
+    Nothing is drawn if there are at least `needed_offsets` already. `draw_gaps` returns the next n
+    gaps between arrivals in ns.
+    """
+    missing_offsets = needed_offsets - len(offsets_ns)
+    if missing_offsets <= 0:
+        return offsets_ns
+
+    further_gaps_ns = draw_gaps(missing_offsets)
+    further_offsets_ns = offsets_ns[-1] + np.cumsum(further_gaps_ns)
+    return np.concatenate((offsets_ns, further_offsets_ns))
 
 
 def gamma_arrivals(
@@ -183,9 +191,9 @@ def ramp_arrivals(
     times_s = _invert_expected_count(ramp.expected_counts, from_rate, rate_change_per_s)
     arrivals_ns = (times_s * _NS_PER_S).astype(np.int64)
 
-    # The end of the ramp takes the place of the arrival after the last one, which is not drawn.
-    arrivals_and_end_ns = np.append(arrivals_ns, ramp.duration_ns)
-    return _cut_at_end(arrivals_and_end_ns, ramp.duration_ns, count)
+    # `_cut_at_end` needs one more time than there are arrivals: the end of the ramp.
+    offsets_ns = np.append(arrivals_ns, ramp.duration_ns)
+    return _cut_at_end(offsets_ns, ramp.duration_ns, count)
 
 
 class _RampPoints(NamedTuple):
@@ -434,24 +442,30 @@ def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None)
         duration_ns: The duration of the stage. Times from then on are not its arrivals.
         count: The largest number of arrivals.
     """
+    arrival_count = _count_arrivals(offsets_ns, duration_ns, count)
+    arrivals_ns = offsets_ns[:arrival_count].copy()
+    later_times_ns = offsets_ns[arrival_count:]
+
+    # If the duration is after all times, none is left, and the last arrival is the end.
+    end_ns = int(later_times_ns[0]) if len(later_times_ns) else int(offsets_ns[-1])
+    if duration_ns is not None:
+        end_ns = min(end_ns, duration_ns)
+
+    return Arrivals(arrivals_ns, end_ns)
+
+
+def _count_arrivals(offsets_ns: Offsets, duration_ns: int | None, count: int | None) -> int:
+    """Return how many of some ascending times are arrivals of a stage.
+
+    All times before the end of the duration are, but at most `count`. Without a duration, the last
+    time is only the end of the stage.
+    """
     if duration_ns is None:
         arrival_count = len(offsets_ns) - 1
     else:
         arrival_count = int(np.count_nonzero(offsets_ns < duration_ns))
 
-    if count is not None:
-        arrival_count = min(arrival_count, count)
-
-    # The stage ends at the first time after its arrivals. If the duration is after all times, there
-    # is no such time, and the last one is the end.
-    last_index = len(offsets_ns) - 1
-    end_index = min(arrival_count, last_index)
-
-    end_ns = int(offsets_ns[end_index])
-    if duration_ns is not None:
-        end_ns = min(end_ns, duration_ns)
-
-    return Arrivals(offsets_ns[:arrival_count].copy(), end_ns)
+    return arrival_count if count is None else min(arrival_count, count)
 
 
 def _round_up(value: int, multiple_of: int) -> int:

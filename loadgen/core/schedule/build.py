@@ -51,11 +51,13 @@ class _StagePosition:
 class _StageSeeds:
     """The seeds from which the arrival times of a stage are drawn.
 
-    Poisson arrivals are drawn as MLPerf LoadGen draws them, so that a run of LoadGen can be
-    reproduced. All other arrival processes use a NumPy generator.
+    Attributes:
+        poisson_seed: For Poisson arrivals. They are drawn as MLPerf LoadGen draws them, so that a
+            run of LoadGen can be reproduced.
+        numpy_seed: For all other arrival processes, which use a NumPy generator.
     """
 
-    loadgen_seed: int
+    poisson_seed: int
     numpy_seed: int
 
 
@@ -97,20 +99,22 @@ def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeed
     """Return the seeds from which the arrival times of a stage are drawn.
 
     They follow from the `schedule_seed` of the workload, or from the seed of the run if the
-    workload sets none. Each stage needs another seed, because two Poisson stages with one seed
-    would have the same arrival times. To reproduce a run of MLPerf LoadGen, its seed
-    (`schedule_rng_seed`) must be used unchanged.
+    workload sets none. Two stages with Poisson arrivals must not have the same arrival times, so
+    the seed of each is derived from the index of the stage. There is one exception: to reproduce a
+    run of MLPerf LoadGen, its seed (`schedule_rng_seed`) must be used unchanged.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
-    if _reproduces_mlperf_loadgen(workload, stage_index):
-        loadgen_seed = base_seed
-    else:
-        loadgen_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
-    # The NumPy generator of a stage is created from this seed and the index of the stage.
-    return _StageSeeds(loadgen_seed=loadgen_seed, numpy_seed=base_seed)
+
+    poisson_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
+    if _has_arrivals_of_mlperf(workload, stage_index):
+        poisson_seed = base_seed
+
+    # `_draw_arrivals` creates the NumPy generator from this seed and the index of the stage, so
+    # that stages differ in their other arrivals, too.
+    return _StageSeeds(poisson_seed=poisson_seed, numpy_seed=base_seed)
 
 
-def _reproduces_mlperf_loadgen(workload: Workload, stage_index: int) -> bool:
+def _has_arrivals_of_mlperf(workload: Workload, stage_index: int) -> bool:
     """Return True if a stage has the arrival times of MLPerf LoadGen with the same seed.
 
     LoadGen has a single Poisson stage, whose seed is set explicitly. The stage that corresponds to
@@ -195,7 +199,7 @@ def _build_open_stage(
 def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> Arrivals:
     """Return the arrival times of an open loop, drawn as its arrival process says.
 
-    Poisson arrivals use the generator of MLPerf LoadGen (`loadgen_seed`), and the other random ones
+    Poisson arrivals use the generator of MLPerf LoadGen (`poisson_seed`), and the other random ones
     a NumPy generator (`numpy_seed`). The duration or the number of requests of the stage ends the
     arrivals; only a Poisson stage may have minimums instead (`at_least`). Raises ValueError for a
     closed loop, whose requests arrive when earlier ones have ended.
@@ -208,14 +212,14 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
         case Poisson(rate=rate) if stage.at_least is not None:
             return arrivals.poisson_arrivals_at_least(
                 rate,
-                seed=stage_seeds.loadgen_seed,
+                seed=stage_seeds.poisson_seed,
                 min_duration_ns=stage.at_least.duration_ns,
                 min_count=stage.at_least.count,
                 # Complete passes over a data set of this many samples.
                 multiple_of=stage.at_least.passes_of,
             )
         case Poisson(rate=rate):
-            return arrivals.poisson_arrivals(rate, seed=stage_seeds.loadgen_seed, **bounds)
+            return arrivals.poisson_arrivals(rate, seed=stage_seeds.poisson_seed, **bounds)
         case Gamma(rate=rate, burstiness=burstiness):
             return arrivals.gamma_arrivals(rate, burstiness=burstiness, rng=rng, **bounds)
         case Ramp(from_rate=from_rate, to_rate=to_rate):

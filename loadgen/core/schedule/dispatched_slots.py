@@ -124,23 +124,31 @@ class InterruptedSlots:
     def slots_of_arrivals(
         self, stage: ScheduledStage, start_ns: int | None, arrived_count: int = 0
     ) -> Iterator[DispatchedSlot]:
-        """Yield the slots of the sessions of an open loop that had not arrived.
+        """Yield the requests (slots) of an open loop whose sessions had not arrived at the stop.
 
-        A shard is the part of the schedule that one worker sends. Sessions are dealt to the shards
-        in turn: with 2 shards, shard 1 sends the sessions 1, 3, 5 and so on. If `arrived_count` is
-        2, the sessions 1 and 3 have arrived, so the slots of session 5 come first.
+        A session is a single request, a conversation or a task, and arrives at a planned time. Only
+        the sessions of this shard are yielded, the part of the schedule that one worker sends. They
+        are dealt to the shards in turn: with 2 shards, shard 1 has the sessions 1, 3, 5 and so on.
+        If 2 of them have arrived, the requests of session 5 come first.
 
         Args:
             stage: The open loop.
-            start_ns: When the stage began in ns, or None if it has not begun. Its slots have no due
-                time then.
+            start_ns: When the stage began in ns, or None if it has not begun. Its requests then
+                have the due time NOT_APPLICABLE.
             arrived_count: How many sessions of this shard have arrived.
         """
-        arrivals_ns = self._schedule.arrivals_ns_of(stage).tolist()
-        first_session = stage.first_session + self._schedule.shard_index
-        for position in range(arrived_count, len(arrivals_ns)):
-            session_index = first_session + position * self._schedule.shard_count
-            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrivals_ns[position]
+        sessions_of_stage = range(stage.first_session, stage.first_session + len(stage.arrivals_ns))
+        sessions_of_shard = sessions_of_stage[
+            self._schedule.shard_index :: self._schedule.shard_count
+        ]
+        arrivals_of_shard_ns = self._schedule.arrivals_ns_of(stage).tolist()
+
+        remaining_sessions = sessions_of_shard[arrived_count:]
+        remaining_arrivals_ns = arrivals_of_shard_ns[arrived_count:]
+        for session_index, arrival_ns in zip(
+            remaining_sessions, remaining_arrivals_ns, strict=True
+        ):
+            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrival_ns
             yield from self.slots_of_session(stage, session_index, virtual_user=None, due_ns=due_ns)
 
 

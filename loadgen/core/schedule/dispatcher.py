@@ -339,25 +339,12 @@ class Dispatcher:
         if self._is_stopped:
             return
 
-        does_stage_end_first = False
         if slot.session is not None:
-            progress = self._sessions[slot.session]
-            does_stage_end_first = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
-            has_turns_in_progress = progress.open_turns > 0
-            if has_turns_in_progress:
-                return
-            del self._sessions[slot.session]
-
-        # The session has ended.
-        if slot.virtual_user is None:
-            self._release_capacity(slot.stage, now_ns)
-        elif does_stage_end_first:
-            # The session has more turns, but its stage ends before the next one is due. So the
-            # virtual user ends too, after its usual pause.
-            user_end_ns = now_ns + pause_ns
-            self._release_capacity(slot.stage, user_end_ns)
-        else:
+            self._finish_turn(slot, slot.session, now_ns, ok, pause_ns, drop_reason)
+        elif slot.virtual_user is not None:
             self._continue_user(slot, slot.virtual_user, now_ns, pause_ns)
+        else:
+            self._release_capacity(slot.stage, now_ns)
 
     def other_slots_in_flight(self, slot_id: int) -> list[int]:
         """Return the ids of the other slots in flight of the same conversation or task."""
@@ -370,12 +357,15 @@ class Dispatcher:
         ]
 
     def stop(self) -> None:
-        """Start nothing from now on. Requests in flight may still be reported as finished.
+        """Stop the run, so that no further request starts.
 
-        Later, `unsent_slots` yields the sessions that each virtual user would have sent next. For
-        this it needs the session that the user was sending at the time of the stop. Conversations
-        and tasks stay in `_sessions`. Single requests are removed when they end, so this method
-        stores those that are in flight.
+        Requests in flight continue, and may still be reported as finished.
+
+        Afterwards, `unsent_slots` yields what each virtual user would have sent after its request
+        in flight. For this it needs to know what each user was sending. A conversation or task
+        stays in `_sessions` after the stop. A single request leaves no trace when it ends, so this
+        method stores those in flight. Requests of an open loop have no virtual user, and nothing
+        follows them.
         """
         if self._is_stopped:
             return
@@ -484,16 +474,19 @@ class Dispatcher:
         return heapq.heappop(self._pending)
 
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
-        """Start a slot, or drop it if it belongs to an open loop and a limit is reached.
+        """Start a request (slot), or drop it if it belongs to an open loop and a limit is reached.
 
-        A slot is one request of the schedule. It is never dropped in a closed loop, which its
-        number of virtual users limits. If a turn of a conversation or task is dropped, the rest is
-        dropped with it. Return the slot. Its `drop_reason` is the limit, or "" if it was started.
+        A request of a closed loop is never dropped, because the number of virtual users limits
+        those. If a turn of a conversation or task is dropped, the rest is dropped with it.
+
+        Returns:
+            The request. Its `drop_reason` is the limit, or "" if it was started.
         """
         drop_reason = self._reached_limit() if pending_slot.virtual_user is None else ""
+
         if self._max_turns == 1:
-            # If all sessions are single requests, the id of a slot is the number of its session.
-            # The other branch gives the same values, but costs two more calls per request.
+            # All sessions are single requests, so slots and sessions have the same numbers. Looking
+            # them up as below gives the same values, but costs two more calls per request.
             session = SINGLE_REQUEST
             slot_id = pending_slot.session_index
         else:
@@ -510,8 +503,8 @@ class Dispatcher:
             due_ns=pending_slot.due_ns,
             drop_reason=drop_reason,
         )
-        is_started = drop_reason == ""
-        if is_started:
+
+        if drop_reason == "":
             self._record_start(slot, session)
         elif slot.session is not None:
             self._drop_session_at_limit(slot, session)
@@ -519,26 +512,22 @@ class Dispatcher:
         return slot
 
     def _record_start(self, slot: DispatchedSlot, session: Session) -> None:
-        """Record that a request is in flight. If it is the first of its session, begin the session.
+        """Record that a request is in flight, and that its session has begun if it is the first.
 
         An open-loop session counts as active in its stage from its first request on. A closed loop
         counts virtual users instead of sessions, and `_begin_user` has already counted this one.
         """
         self._in_flight[slot.slot_id] = slot
-        is_prefill_limited = self._max_in_prefill < _UNLIMITED
-        if is_prefill_limited:
-            # Without a limit nothing reads this set, so requests need not be added and removed.
+        if self._max_in_prefill < _UNLIMITED:
+            # The set only serves to enforce the limit, so without one it stays empty.
             self._in_prefill.add(slot.slot_id)
 
         is_first_turn = slot.turn == 0
-        if not is_first_turn:
-            return
-
         is_open_loop = slot.virtual_user is None
-        if is_open_loop:
+        if is_first_turn and is_open_loop:
             self._stages[slot.stage].active += 1
 
-        if slot.session is not None:
+        if is_first_turn and slot.session is not None:
             progress = _SessionProgress.after_first_start(slot.session, session)
             self._sessions[slot.session] = progress
 
@@ -564,48 +553,66 @@ class Dispatcher:
 
     def _finish_turn(
         self,
-        progress: _SessionProgress,
         slot: DispatchedSlot,
+        session_index: int,
         now_ns: int,
         succeeded: bool,
+        pause_ns: int,
         drop_reason: str,
-    ) -> bool:
-        """Schedule or drop the turns that waited for a finished turn of a conversation or task.
+    ) -> None:
+        """Schedule what follows a finished turn (request) of a conversation or task.
+
+        The turns that waited for this one follow. After a failure they are dropped. If no turn has
+        a due time or is in flight any more, the session has ended, and its virtual user continues.
 
         Args:
-            progress: What has happened in the session so far.
             slot: The turn that finished.
+            session_index: The number of its conversation or task.
             now_ns: When it finished.
-            succeeded: Whether the turn succeeded. After a failure the waiting turns are dropped.
+            succeeded: Whether it succeeded.
+            pause_ns: How long the virtual user waits before its next session.
             drop_reason: The reason that is recorded for dropped turns.
-
-        Returns:
-            True if the stage ends before one of the waiting turns is due, so that this turn ended
-            the session early.
         """
+        progress = self._sessions[session_index]
         progress.open_turns -= 1
-        if progress.is_over:
-            # A parallel turn has ended the session before, while this one was in flight.
-            return False
-        if succeeded:
-            return self._schedule_waiting_turns(progress, slot, now_ns)
 
-        self._fail_session(progress, slot, now_ns, drop_reason)
-        return False
+        does_stage_end_first = False
+        # A parallel turn may have ended the session before, while this one was in flight.
+        may_continue = not progress.is_over
+        if may_continue and succeeded:
+            does_stage_end_first = self._schedule_waiting_turns(progress, slot, now_ns)
+            progress.is_over = does_stage_end_first
+        elif may_continue:
+            self._fail_session(progress, slot, now_ns, drop_reason)
+
+        if progress.open_turns > 0:
+            return
+
+        del self._sessions[session_index]
+        if slot.virtual_user is None:
+            self._release_capacity(slot.stage, now_ns)
+        elif does_stage_end_first:
+            # The next turn would be due after the end of the stage. The virtual user does not begin
+            # another session instead: it ends, at the time when that session would have begun.
+            self._release_capacity(slot.stage, now_ns + pause_ns)
+        else:
+            self._continue_user(slot, slot.virtual_user, now_ns, pause_ns)
 
     def _schedule_waiting_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
     ) -> bool:
         """Schedule the turns of a session that waited for `slot`, which has ended at `now_ns`.
 
-        A turn is due one pause after the end of the last of the turns that it waits for. A turn
-        that would be due after the end of its stage never starts, so the session is marked as over.
+        A turn is one request of the session. It is due one pause after the end of the last of the
+        turns that it waits for. A turn that would be due after the end of its stage is not
+        scheduled, and never starts.
 
         Returns:
-            True if at least one of the waiting turns never starts, because its stage ends before.
+            True if the stage ends before at least one of these turns would be due. The session is
+            over then.
         """
         stage_end_ns = self._stages[slot.stage].end_ns
-        has_turn_after_stage_end = False
+        does_stage_end_first = False
 
         for waiting_turn in progress.session.successors[slot.turn]:
             due_ns = progress.record_predecessor_end(waiting_turn, now_ns)
@@ -613,16 +620,14 @@ class Dispatcher:
                 continue  # This turn still waits for another turn than `slot`.
 
             if due_ns >= stage_end_ns:
-                has_turn_after_stage_end = True
+                does_stage_end_first = True
                 continue
 
             progress.has_due_time[waiting_turn] = True
             progress.open_turns += 1
             self._schedule(due_ns, progress.index, waiting_turn, slot.stage, slot.virtual_user)
 
-        if has_turn_after_stage_end:
-            progress.is_over = True
-        return has_turn_after_stage_end
+        return does_stage_end_first
 
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
@@ -638,20 +643,23 @@ class Dispatcher:
             self._drop_remaining_turns(progress, slot, now_ns, drop_reason)
 
     def _drop_session_at_limit(self, slot: DispatchedSlot, session: Session) -> None:
-        """Drop the rest of a conversation or task after its turn `slot` was dropped at a limit.
+        """Drop the rest of a conversation or task whose request `slot` was dropped at a limit.
 
-        The prompts of later turns contain the response to the dropped one, so they cannot be sent.
-        Turns that have started continue, and the session ends with the last of them.
+        `max_in_flight` and `max_in_prefill` are these limits. Later requests (turns) contain the
+        response to the dropped one, so they cannot be sent. Turns in flight continue, and the
+        session ends with the last of them.
         """
-        has_session_begun = slot.turn > 0
-        if has_session_begun:
-            progress = self._sessions[self._session_index_of(slot.slot_id)]
-            progress.cancel_due_turn()
-            self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
-            self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
-        else:
+        is_first_turn = slot.turn == 0
+        if is_first_turn:
+            # The session has not begun, so there is no progress of it to update.
             later_turns = range(1, session.turn_count)
             self._drop_turns(slot, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED)
+            return
+
+        progress = self._sessions[self._session_index_of(slot.slot_id)]
+        progress.cancel_due_turn()  # This is `slot` itself, which had a due time.
+        self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
+        self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
 
     def _remove_session_if_idle(
         self, progress: _SessionProgress, stage_index: int, now_ns: int
@@ -666,19 +674,30 @@ class Dispatcher:
             self._release_capacity(stage_index, now_ns)
 
     def _drop_remaining_turns(
-        self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
+        self, progress: _SessionProgress, cause: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop all turns of a session that have not started, because its turn `slot` has failed.
+        """Drop the turns (requests) of a session that have not started, as one has no response.
 
-        The prompts of later turns contain the response to that turn, which does not exist. Turns of
-        parallel branches may already have a due time; they are dropped, too. Turns in flight
-        continue.
+        The prompts of later turns contain that response. Turns of parallel branches may already
+        have a due time; they are dropped, too. Turns in flight continue.
+
+        Args:
+            progress: The session. The dropped turns are marked in it, so that they are dropped only
+                once.
+            cause: The turn of the session that failed or was dropped at a limit.
+            now_ns: When the turns are dropped.
+            drop_reason: The reason that is recorded for them.
         """
-        dropped_turns = progress.take_turns_without_due_time()
-        # Without an open turn no turn has a due time, and the search for them is saved.
-        if progress.open_turns:
-            dropped_turns += self._cancel_turns_with_due_time(progress)
-        self._drop_turns(slot, progress.session, sorted(dropped_turns), now_ns, drop_reason)
+        turns_without_due_time = progress.take_turns_without_due_time()
+
+        # To find turns with a due time, all slots with one are searched. Only a session with open
+        # turns can have any.
+        turns_with_due_time: list[int] = []
+        if progress.open_turns > 0:
+            turns_with_due_time = self._cancel_turns_with_due_time(progress)
+
+        dropped_turns = sorted(turns_without_due_time + turns_with_due_time)
+        self._drop_turns(cause, progress.session, dropped_turns, now_ns, drop_reason)
 
     def _drop_turns(
         self,
@@ -732,33 +751,38 @@ class Dispatcher:
         return turns
 
     def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
-        """Discard a slot that was still waiting for room in prefill when its stage ended.
+        """Discard a request (slot) of a virtual user whose stage ended before it could start.
 
-        Only slots of virtual users wait for that, and the user ends with its stage. If the slot is
-        the first turn of a session, the user is sending nothing, so it ends at once. Otherwise it
-        ends when no turn of the session is in flight any more. A user of a later stage can begin
-        then.
+        At the limit `max_in_prefill`, a request that is due waits until another one has its first
+        output. If the stage ends meanwhile, the request is never sent, and its virtual user ends.
+        This makes room for a user of a later stage:
+
+        - If the request would have begun a session (a conversation, a task or a single request),
+          the user has no other request in flight. It ends at once.
+        - Otherwise it ends as soon as no other request of the session is in flight.
         """
-        has_session_begun = slot.turn > 0
-        if has_session_begun:
+        would_begin_session = slot.turn == 0
+        if would_begin_session:
+            self._release_capacity(slot.stage, slot.due_ns)
+        else:
             progress = self._sessions[slot.session_index]
             progress.cancel_due_turn()
             self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
-        else:
-            self._release_capacity(slot.stage, slot.due_ns)
 
     def _continue_user(
         self, slot: DispatchedSlot, virtual_user: int, now_ns: int, pause_ns: int
     ) -> None:
-        """Schedule the next session of a virtual user after the session of `slot`, or end the user.
+        """Schedule the next session of a virtual user after that of `slot`, or end the user.
 
-        Sessions are assigned round robin: with a concurrency of 8, user 3 sends the sessions 3, 11,
-        19 and so on. The user ends if its stage ends before the next one is due, or if the stage
-        has no such session.
+        A session is a conversation, a task or a single request. Sessions are assigned round robin:
+        with a concurrency of 8, user 3 sends the sessions 3, 11, 19 and so on. There are two
+        reasons for the user to end: its stage ends before the next session is due, or the stage has
+        no such session.
         """
         stage = self.schedule.stages[slot.stage]
 
-        # This is the body of `_session_index_of`, because a call after every request costs time.
+        # Each session has `max_turns` slot ids in a row, so this is the session of `slot`.
+        # `_session_index_of` does the same, but its call would cost time after every request.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
@@ -768,9 +792,12 @@ class Dispatcher:
         has_session_left = (
             stage.session_count is None or next_session < stage.first_session + stage.session_count
         )
+
         has_next_session = is_before_end and has_session_left
         if has_next_session:
-            self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
+            self._schedule(
+                due_ns, next_session, turn=0, stage=slot.stage, virtual_user=virtual_user
+            )
         else:
             self._release_capacity(slot.stage, due_ns)
 
@@ -782,13 +809,16 @@ class Dispatcher:
     ) -> None:
         """Count a finished session of a closed loop, and schedule the next stage if it can begin.
 
-        The stage has a fixed number of sessions, and the next stage begins after the last of them.
-        If the next stage is a closed loop too, it begins earlier: when the first virtual user of
-        this stage has no session left. Users of the next stage then replace those of this stage one
-        by one, so that the number of requests in flight stays the same.
+        The stage has a fixed number of sessions. When the next stage begins depends on its kind:
 
-        For example, 2 virtual users send 5 sessions. User 1 has no session left after session 3. A
-        closed loop begins then, and an open loop when user 0 has finished session 4.
+        - An open loop begins when the last session of this stage has finished.
+        - A closed loop begins when the first virtual user of this stage has no session left. Its
+          users then replace those of this stage one by one, so that the number of requests in
+          flight stays the same.
+
+        For example, 2 virtual users send 5 sessions: user 0 the sessions 0, 2 and 4, and user 1 the
+        sessions 1 and 3. A closed loop begins after session 3, because user 1 has no session left.
+        An open loop begins after all 5 sessions.
 
         Args:
             stage: The stage of the session.

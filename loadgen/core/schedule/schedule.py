@@ -237,24 +237,30 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def session_count_in_shard(self, stage: ScheduledStage) -> int:
         """Return how many sessions of a stage belong to this shard, the part that one worker sends.
 
-        The stage must have a `session_count`. In an open loop, shard 0 of 2 has the sessions 0, 2,
-        4, ... of the stage. In a closed loop it has the virtual users 0, 2, 4, ... In each round,
-        every user of the stage sends one session. With 3 users, 7 sessions are 2 full rounds and
-        one session of user 0. Shard 0 has the users 0 and 2, so it has 2 * 2 + 1 sessions.
+        The stage must have a `session_count`. How its sessions are divided depends on its kind:
+
+        - Open loop: the sessions are dealt to the shards in turn. Shard 0 of 2 has the sessions 0,
+          2, 4 and so on.
+        - Closed loop: the virtual users are dealt in turn, and each brings all its sessions. Every
+          user sends one session per round. With 3 users, 7 sessions are two full rounds, and a last
+          round in which only user 0 sends one. Shard 0 of 2 has the users 0 and 2, which send 2
+          sessions in each full round and 1 in the last one, 5 together.
         """
-        assert stage.session_count is not None
+        assert stage.session_count is not None, "the stage must have a number of sessions"
         if not stage.is_closed_loop:
             return self._count_in_shard(stage.session_count)
+
         full_rounds, sessions_in_last_round = divmod(stage.session_count, stage.concurrency)
-        sessions_in_full_rounds = full_rounds * len(self.virtual_users_of(stage))
-        return sessions_in_full_rounds + self._count_in_shard(sessions_in_last_round)
+        users_in_shard = len(self.virtual_users_of(stage))
+        return full_rounds * users_in_shard + self._count_in_shard(sessions_in_last_round)
 
-    def _count_in_shard(self, session_count: int) -> int:
-        """Return how many of the sessions 0 to `session_count - 1` this shard has.
+    def _count_in_shard(self, count: int) -> int:
+        """Return how many of the numbers 0 to `count - 1` this shard has.
 
-        They are dealt to the shards in turn: with 2 shards, shard 0 has the sessions 0, 2, 4, ...
+        Sessions and virtual users are dealt to the shards in turn: with 2 shards, shard 0 has the
+        numbers 0, 2, 4 and so on.
         """
-        return len(range(self.shard_index, session_count, self.shard_count))
+        return len(range(self.shard_index, count, self.shard_count))
 
     def virtual_users_of(self, stage: ScheduledStage) -> range:
         """Return the virtual users of a stage that belong to this shard."""
@@ -292,29 +298,30 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Iterate over the sessions of a stage in this shard, counted from 0 in the stage.
 
         A shard is the part of the schedule that one worker sends. Shard 0 of 2 has the sessions 0,
-        2, 4, ... of an open loop. A closed loop is divided by virtual users, which send one session
-        per round. With 3 users, shard 0 has the users 0 and 2. They send the sessions 0 and 2 in
-        the first round, 3 and 5 in the second, and 6 and 8 in the third.
-
-        The iterator ends before the first session that the stage does not have. It is infinite if
-        only a duration limits the stage.
+        2, 4, ... of an open loop. A closed loop is divided by virtual users instead. The iterator
+        is infinite if only a duration limits the stage.
         """
-        if not stage.is_closed_loop:
-            return _count_up(self.shard_index, self.shard_count, end=stage.session_count)
+        if stage.is_closed_loop:
+            return self._session_indexes_of_users(stage)
+        return _count_up(self.shard_index, self.shard_count, end=stage.session_count)
 
-        virtual_users = self.virtual_users_of(stage)
-        if not virtual_users:
-            return iter(())
+    def _session_indexes_of_users(self, stage: ScheduledStage) -> Iterator[int]:
+        """Yield the sessions that the virtual users of this shard send, in ascending order.
 
-        session_end = math.inf if stage.session_count is None else stage.session_count
-        first_sessions_of_rounds = _count_up(0, stage.concurrency, end=stage.session_count)
-        return (
-            first_session + virtual_user
-            for first_session in first_sessions_of_rounds
-            for virtual_user in virtual_users
-            # The last round may have fewer sessions than there are virtual users.
-            if first_session + virtual_user < session_end
-        )
+        Sessions are counted from 0 in the stage, a closed loop. Every user sends one session per
+        round. With 3 users, shard 0 of 2 has the users 0 and 2. They send the sessions 0 and 2 in
+        the first round, 3 and 5 in the second, and 6 and 8 in the third.
+        """
+        users_in_shard = self.virtual_users_of(stage)
+        if not users_in_shard:
+            return
+
+        for first_session_of_round in itertools.count(0, stage.concurrency):
+            for virtual_user in users_in_shard:
+                session_index = first_session_of_round + virtual_user
+                if stage.session_count is not None and session_index >= stage.session_count:
+                    return
+                yield session_index
 
     def _is_in_shard(self, stage: ScheduledStage, session_count: int) -> NDArray[np.bool_]:
         """Return, for each session of a stage, whether it belongs to this shard."""
@@ -445,9 +452,12 @@ def _count_up(start: int, step: int, end: int | None) -> Iterator[int]:
 def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
     """Return one of `shard_count` shards of a schedule, the requests that one worker sends.
 
-    A shard has complete sessions and can itself be divided again. It has every `shard_count`-th
-    session of an open loop, and every `shard_count`-th virtual user of a closed loop. Slot ids stay
-    those of the complete run.
+    A shard has every `shard_count`-th session of an open loop, and every `shard_count`-th virtual
+    user of a closed loop. Its sessions are complete, and slot ids stay those of the complete run.
+
+    A shard can itself be divided again. Shard 1 of 2 has the sessions 1, 3, 5, 7 and so on. Its
+    shard 0 of 2 has every second of these, 1, 5 and so on. This is shard 1 of 4 of the complete
+    schedule.
 
     A stage that starts when the previous one has finished starts in a shard when the slots *of that
     shard* have finished, because workers do not communicate. If all workers must change stage
@@ -455,9 +465,12 @@ def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
     """
     if not 0 <= shard_index < shard_count:
         raise ValueError(f"no shard {shard_index} of {shard_count}")
+
+    # A complete schedule is shard 0 of 1. Shard i of this shard begins i of its steps later.
+    index_in_complete_schedule = schedule.shard_index + shard_index * schedule.shard_count
     return replace(
         schedule,
-        shard_index=schedule.shard_index + schedule.shard_count * shard_index,
+        shard_index=index_in_complete_schedule,
         shard_count=schedule.shard_count * shard_count,
     )
 
@@ -524,44 +537,69 @@ def _build_columns(
         count: The number of sessions.
     """
     first_session = stage.first_session + first
+    session_indexes = np.arange(first_session, first_session + count, dtype=np.int64)
     sessions = schedule.sessions.columns(first_session, count)
-    session_numbers = np.arange(first_session, first_session + count, dtype=np.int64)
+    slots = _number_slots(session_indexes, sessions)
 
-    # From here on each array has one value per slot: `np.repeat` repeats the value of a session for
-    # each of its turns.
-    turn = _number_turns(sessions.turn_counts)
-    is_first_turn = turn == 0
-    session_of_slot = np.repeat(session_numbers, sessions.turn_counts)
-    is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
-    first_slot_id = session_of_slot * schedule.max_turns
-
-    # Only the last turn of a session may have another id than this, and no turn waits for that one.
-    predecessor_in_session = first_slot_id + sessions.predecessor
-    first_turns = _start_conditions_of_first_turns(schedule, stage, session_numbers)
-    start_conditions = _start_conditions(first_turns, is_first_turn, predecessor_in_session)
+    conditions_of_sessions = _start_conditions_of_sessions(schedule, stage, session_indexes)
+    conditions_of_slots = _start_conditions_of_slots(
+        conditions_of_sessions, slots, sessions.predecessor, schedule.max_turns
+    )
 
     return SlotColumns(
-        slot_id=first_slot_id + _id_positions(turn, sessions, schedule.max_turns),
-        due_ns=start_conditions.due_ns,
-        predecessor=start_conditions.predecessor,
+        slot_id=_slot_ids(slots, schedule.max_turns),
+        due_ns=conditions_of_slots.due_ns,
+        predecessor=conditions_of_slots.predecessor,
         pause_ns=sessions.pause_ns,
-        stage=np.full(len(turn), stage.index),
-        session=np.where(is_single_request, NOT_APPLICABLE, session_of_slot),
-        turn=turn,
-        virtual_user=_virtual_users(stage, session_of_slot),
+        stage=np.full(len(slots.turn), stage.index),
+        session=np.where(slots.is_single_request, NOT_APPLICABLE, slots.session_index),
+        turn=slots.turn,
+        virtual_user=_virtual_users(stage, slots.session_index),
     )
 
 
-def _id_positions(turn: Ints, sessions: SessionColumns, max_turns: int) -> Ints:
-    """Return the position of each slot among the `max_turns` ids of its session.
+class _NumberedSlots(NamedTuple):
+    """The session and the turn of many slots. Each column has one value per slot."""
 
-    The last turn of a conversation or task has the last position, so that its id shows where the
-    session ends. The position of every other slot is its turn.
+    session_index: Ints
+    turn: Ints
+    """The position of the slot in its session, from 0."""
+    is_last_turn: NDArray[np.bool_]
+    """Whether it is the last turn of its session."""
+    is_single_request: NDArray[np.bool_]
+    """Whether its session is a single request, not a conversation or task."""
+
+
+def _number_slots(session_indexes: Ints, sessions: SessionColumns) -> _NumberedSlots:
+    """Return the session and the turn of each slot of several sessions.
+
+    For example, sessions 7 and 8 with 2 and 3 turns have five slots. Their sessions are [7, 7, 8,
+    8, 8], and their turns are [0, 1, 0, 1, 2].
     """
-    last_turn = np.repeat(sessions.turn_counts - 1, sessions.turn_counts)
-    is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
-    has_last_position = (turn == last_turn) & ~is_single_request
-    return np.where(has_last_position, max_turns - 1, turn)
+    turn_counts = sessions.turn_counts
+    turn = _number_turns(turn_counts)
+
+    # `np.repeat` repeats the value of a session for each of its slots.
+    turn_count_of_slot = np.repeat(turn_counts, turn_counts)
+    return _NumberedSlots(
+        session_index=np.repeat(session_indexes, turn_counts),
+        turn=turn,
+        is_last_turn=turn == turn_count_of_slot - 1,
+        is_single_request=np.repeat(sessions.is_single_request, turn_counts),
+    )
+
+
+def _slot_ids(slots: _NumberedSlots, max_turns: int) -> Ints:
+    """Return the id of each slot. This is `Schedule.slot_id` for many slots at once.
+
+    Each session has a block of `max_turns` ids. The last turn of a conversation or task has the
+    last id of its block, by which the end of a session is recognized. With `max_turns` 5, session 2
+    has the ids 10 to 14, and a conversation of 3 turns uses 10, 11 and 14.
+    """
+    has_last_id = slots.is_last_turn & ~slots.is_single_request
+    position_in_block = np.where(has_last_id, max_turns - 1, slots.turn)
+    slot_ids: Ints = slots.session_index * max_turns + position_in_block
+    return slot_ids
 
 
 def _number_turns(turn_counts: Ints) -> Ints:
@@ -595,41 +633,51 @@ class _StartConditions(NamedTuple):
     """The id of the slot that must end first."""
 
 
-def _start_conditions(
-    first_turns: _StartConditions, is_first_turn: NDArray[np.bool_], predecessor_in_session: Ints
+def _start_conditions_of_slots(
+    conditions_of_sessions: _StartConditions,
+    slots: _NumberedSlots,
+    predecessor_turns: Ints,
+    max_turns: int,
 ) -> _StartConditions:
-    """Return what the start of each slot of several sessions depends on.
+    """Return what the start of each slot depends on.
 
-    The first turn of a session has the condition in `first_turns`. Each later turn starts after
-    another turn of its session, and has no due time.
+    The first turn of a session starts as its session does. Each later turn has no due time, but
+    waits for another turn of its session.
 
     For example, two conversations of 2 turns are due at 0 ns and 1000 ns, and have the slot ids 0
     to 3. The due times are 0, NOT_APPLICABLE, 1000 and NOT_APPLICABLE, and the predecessors are
     NOT_APPLICABLE, 0, NOT_APPLICABLE and 2.
 
     Args:
-        first_turns: The conditions of the first turns, one per session.
-        is_first_turn: For each slot, whether it is the first turn of its session.
-        predecessor_in_session: For each slot, the id of the slot of the same session that it waits
-            for. The values of first turns have no meaning.
+        conditions_of_sessions: What the start of each session depends on.
+        slots: The slots of these sessions.
+        predecessor_turns: For each slot, the turn of its session that it waits for. The values of
+            first turns are not used.
+        max_turns: The number of slot ids that each session has.
     """
-    due_ns = np.full(len(is_first_turn), NOT_APPLICABLE)
-    due_ns[is_first_turn] = first_turns.due_ns
-    predecessor = predecessor_in_session.copy()
-    predecessor[is_first_turn] = first_turns.predecessor
+    is_first_turn = slots.turn == 0
+    due_ns = np.full(len(slots.turn), NOT_APPLICABLE)
+    due_ns[is_first_turn] = conditions_of_sessions.due_ns
+
+    # A turn has the id at the position of its number. Only last turns can have another id, but
+    # no turn waits for the last one.
+    predecessor = slots.session_index * max_turns + predecessor_turns
+    predecessor[is_first_turn] = conditions_of_sessions.predecessor
+
     return _StartConditions(due_ns, predecessor)
 
 
-def _start_conditions_of_first_turns(
+def _start_conditions_of_sessions(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
 ) -> _StartConditions:
-    """Return what the start of the first turn of each session depends on.
+    """Return what the start of each session depends on, that is, the start of its first turn.
 
     In an open loop every session has an arrival time and waits for no slot. `session_indexes` are
     consecutive sessions of the stage.
     """
     if stage.is_closed_loop:
-        return _start_conditions_of_users(schedule, stage, session_indexes)
+        return _start_conditions_in_closed_loop(schedule, stage, session_indexes)
+
     arrivals_ns = stage.arrivals_ns[session_indexes - stage.first_session]
     return _StartConditions(
         due_ns=(stage.start_ns or 0) + arrivals_ns,
@@ -637,51 +685,50 @@ def _start_conditions_of_first_turns(
     )
 
 
-def _start_conditions_of_users(
+def _start_conditions_in_closed_loop(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
 ) -> _StartConditions:
-    """Return what the start of the first turn of each session of a closed loop depends on.
+    """Return what the start of each session of a closed loop depends on.
 
     The first session of each virtual user has a due time. Each later session waits for the last
     slot of the user's previous session. With 3 users, sessions 0, 1 and 2 of the stage have due
     times, session 3 waits for session 0, and session 4 for session 1.
 
-    `session_indexes` are consecutive sessions of the stage.
+    `session_indexes` are consecutive sessions of the stage, so the first ones of all users come
+    before all later ones.
     """
     index_in_stage = session_indexes - stage.first_session
     is_first_of_user = index_in_stage < stage.concurrency
-    due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
-    predecessor = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
 
-    virtual_users = index_in_stage[is_first_of_user]  # User i sends session i of the stage.
-    due_ns[is_first_of_user] = (stage.start_ns or 0) + stage.user_starts_ns(virtual_users)
+    # User i sends session i of the stage first.
+    starting_users = index_in_stage[is_first_of_user]
+    starts_ns = (stage.start_ns or 0) + stage.user_starts_ns(starting_users)
 
-    is_later_of_user = ~is_first_of_user
-    previous_sessions = session_indexes[is_later_of_user] - stage.concurrency
-    if len(previous_sessions):
-        # They are consecutive, as `session_indexes` are.
-        predecessor[is_later_of_user] = _last_slot_ids(
-            schedule,
-            first_session=int(previous_sessions[0]),
-            session_count=len(previous_sessions),
-        )
+    later_sessions = session_indexes[~is_first_of_user]
+    previous_sessions_of_users = later_sessions - stage.concurrency
+    awaited_slot_ids = _last_slot_ids(schedule, previous_sessions_of_users)
 
-    return _StartConditions(due_ns, predecessor)
+    no_due_times = np.full(len(later_sessions), NOT_APPLICABLE, np.int64)
+    no_predecessors = np.full(len(starting_users), NOT_APPLICABLE, np.int64)
+    return _StartConditions(
+        due_ns=np.concatenate((starts_ns, no_due_times)),
+        predecessor=np.concatenate((no_predecessors, awaited_slot_ids)),
+    )
 
 
-def _last_slot_ids(schedule: Schedule, first_session: int, session_count: int) -> Ints:
+def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:
     """Return the id of the last slot (the last request) of each of several consecutive sessions.
 
     Each session has `max_turns` consecutive ids. With `max_turns` 5, session 2 has the ids 10 to
     14. If it is a conversation or task, its last slot has the id 14, however many slots it has. If
     it is a single request, its only slot has the id 10.
     """
-    session_numbers = np.arange(first_session, first_session + session_count, dtype=np.int64)
-    first_slot_ids = session_numbers * schedule.max_turns
-    if schedule.max_turns == 1:
-        return first_slot_ids  # Each session has a single id, its first and last one.
+    first_slot_ids = session_indexes * schedule.max_turns
+    has_one_id_per_session = schedule.max_turns == 1
+    if has_one_id_per_session or not len(session_indexes):
+        return first_slot_ids
 
-    sessions = schedule.sessions.columns(first_session, session_count)
+    sessions = schedule.sessions.columns(int(session_indexes[0]), len(session_indexes))
     last_position = schedule.max_turns - 1
     positions = np.where(sessions.is_single_request, 0, last_position)
 

@@ -389,31 +389,33 @@ class MixedSessions(SessionSequence):
         """Return `count` sessions, from session `first` on, as columns.
 
         The columns `predecessor` and `pause_ns` have one row per turn, the turns of each session
-        one after the other. With turn counts of 1, 3 and 1, session 1 has the rows 1 to 3. All rows
-        are filled with the values of a single request first, because most sessions usually are one.
-        Then the rows of conversations and tasks are overwritten, one session after the other.
-        """
-        class_indexes = self._draw_classes(first, count)
-        has_several_turns = self._has_several_turns[class_indexes]
-        turn_counts = self.turn_counts(first, count)
-        first_rows = np.cumsum(turn_counts) - turn_counts
-        row_count = int(turn_counts.sum())
-        predecessors = np.full(row_count, NOT_APPLICABLE)
-        pauses_ns = np.zeros(row_count, np.int64)
+        one after the other. With turn counts of 1, 3 and 1, the second session has the rows 1 to 3.
 
-        for position in np.flatnonzero(has_several_turns).tolist():
-            class_sessions = self._sessions_of_class[class_indexes[position]]
-            session_columns = class_sessions.columns(first=first + position, count=1)
-            first_row = first_rows[position]
-            rows_of_session = slice(first_row, first_row + turn_counts[position])
-            predecessors[rows_of_session] = session_columns.predecessor
-            pauses_ns[rows_of_session] = session_columns.pause_ns
+        Most sessions usually are single requests, whose turn waits for nothing. So all rows begin
+        with these values, and only those of conversations and tasks are overwritten.
+        """
+        class_of_session = self._draw_classes(first, count)
+        has_several_turns = self._has_several_turns[class_of_session]
+
+        turn_counts = self.turn_counts(first, count)
+        end_rows = np.cumsum(turn_counts)
+        start_rows = end_rows - turn_counts
+        row_count = int(turn_counts.sum())
+        predecessor_of_row = np.full(row_count, NOT_APPLICABLE)
+        pause_ns_of_row = np.zeros(row_count, np.int64)
+
+        for index in np.flatnonzero(has_several_turns).tolist():
+            sessions_of_class = self._sessions_of_class[class_of_session[index]]
+            session = sessions_of_class.columns(first=first + index, count=1)
+            rows_of_session = slice(start_rows[index], end_rows[index])
+            predecessor_of_row[rows_of_session] = session.predecessor
+            pause_ns_of_row[rows_of_session] = session.pause_ns
 
         return SessionColumns(
             turn_counts=turn_counts,
             is_single_request=np.logical_not(has_several_turns),
-            predecessor=predecessors,
-            pause_ns=pauses_ns,
+            predecessor=predecessor_of_row,
+            pause_ns=pause_ns_of_row,
         )
 
     def _block_as_list(self, block: int) -> list[int]:
