@@ -16,7 +16,7 @@ from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from loadgen.core.workload.request_classes import Mix
+    from loadgen.core.workload.request_classes import Mix, Requests
     from loadgen.core.workload.request_kinds import FromTrace
     from loadgen.core.workload.trace import Trace
     from loadgen.core.workload.trace_sessions import TraceSessions
@@ -26,6 +26,14 @@ APIS_WITH_IMAGES = ("chat", "responses", "messages")
 
 RequestsKind = Literal["mix", "trace", "file", "task", "synthetic"]
 """The kinds of requests that a workload may have."""
+
+DISTINCTIVE_FIELDS: dict[RequestsKind, str] = {
+    "mix": "classes",
+    "trace": "trace",
+    "file": "path",
+    "task": "steps",
+}
+"""For each kind of requests but "synthetic", a field that requests of no other kind have."""
 
 
 class HasRequests(Protocol):
@@ -78,19 +86,14 @@ def build_prompts(
             assert_never(kind)
 
 
-def _kind_of(requests: Any) -> RequestsKind:
+def _kind_of(requests: Requests) -> RequestsKind:
     """Return the kind of the requests of a workload.
 
-    The classes of requests are models of pydantic, and `isinstance` would import it. That takes
-    long, and workers do not need it. So a kind is recognized by a field that only its class has.
+    `isinstance` would need the classes of requests, which are models of pydantic. Importing them
+    takes long, and workers need them for nothing else. So a kind is recognized by a field that only
+    its class has.
     """
-    kinds_by_field: dict[str, RequestsKind] = {
-        "classes": "mix",
-        "trace": "trace",
-        "path": "file",
-        "steps": "task",
-    }
-    for field, kind in kinds_by_field.items():
+    for kind, field in DISTINCTIVE_FIELDS.items():
         if hasattr(requests, field):
             return kind
 

@@ -198,21 +198,24 @@ class MixPrompts:
 
 
 def _position_in_class(position: int, *, ids_in_mix: int, ids_in_class: int) -> int | None:
-    """Return which request of a session has the id at a position in the session's block of ids.
+    """Convert the position of an id in the block of a session in a mix to that in its class.
 
-    A session has a block of ids in the mix, and its class may number the same requests with fewer
-    ids. In both, the last request of the session has the last id, by which the schedule recognizes
-    the end of a session. Between it and the other requests, the mix has unused ids. With 5 ids in
-    the mix and 3 in the class, the positions 0, 1 and 4 of the mix are 0, 1 and 2 in the class.
+    A session is a single request, a conversation or a task. It has a block of ids in the mix, and a
+    block that may be smaller in its class. The last request of a conversation or task has the last
+    id of each block, and the other requests have the first ids. With 5 ids in the mix and 3 in the
+    class, the positions are
+
+        mix    0  1  2       3       4
+        class  0  1  unused  unused  2
 
     Args:
         position: The position in the block of the mix, from 0.
         ids_in_mix: The number of ids in a block of the mix.
-        ids_in_class: The number of ids of a session in its class. It is 1 for single requests,
-            which have the first id, because there is no end of a session to recognize.
+        ids_in_class: The number of ids in a block of the class. It is 1 for single requests, which
+            have the first id of each block.
 
     Returns:
-        The position in the class, or None for an id that the session does not use.
+        The position in the block of the class, or None if the session does not use the id.
     """
     is_single_request = ids_in_class == 1
     if is_single_request:

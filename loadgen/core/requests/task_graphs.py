@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from loadgen.core.workload.tasks import Task, TaskStep
 
 GRAPHS_CACHED = 4096  # Tasks in progress have nearby numbers.
-RANDOM_BYTES_OF_TWO_DRAWS = 16  # Enough that both draws are uniform to within 1 in 2**64.
+RANDOM_BYTES_OF_ABANDONMENT = 16
+"""The size of the random number that decides where a user leaves.
+
+It is large enough that both choices from it, of a chat and of a token, are uniform to within 1 in
+2**64.
+"""
 
 DelayDistribution = LengthDistribution
 """A distribution of delays in ns. It has the form of a distribution of lengths."""
@@ -163,14 +168,13 @@ class TaskGraphs:
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
 
-        # One random number of 128 bits is enough for two draws: its remainder selects the chat, and
-        # its quotient, which is independent of the remainder, selects the token.
         random_number = random_integer(
-            self._key, purpose="leaves at", index=task_index, size=RANDOM_BYTES_OF_TWO_DRAWS
+            self._key, purpose="leaves at", index=task_index, size=RANDOM_BYTES_OF_ABANDONMENT
         )
-        number_for_chat = random_number % len(chat_turns)
-        number_for_token = random_number // len(chat_turns)
-        turn = chat_turns[number_for_chat]
+        # Both choices are made from one number, which is split like a number into its last digit
+        # and the digits before it: with 10 chats, 1234 chooses chat 4, and 123 chooses the token.
+        number_for_token, chat_index = divmod(random_number, len(chat_turns))
+        turn = chat_turns[chat_index]
 
         # A response of one token has no token before the last one, so the user receives that one.
         max_received_tokens = max(1, self.output_tokens(task_index, turn) - 1)
@@ -271,19 +275,20 @@ class _GraphBuilder:
         step = self._steps[step_name]
         continued_turn = self._find_continued_turn(step, predecessors)
         has_message = step.input_tokens is not None
-        tool = self._draw_first_tool(step_name, continued_turn, has_message=has_message)
+        sends_tool_results = step_name in self._graphs.steps_with_tool_results
+        tool_before = self._draw_first_tool(step_name, continued_turn, has_message=has_message)
 
         # The user thinks before a message, except before the one that begins the task.
         has_think_time = has_message and len(predecessors) > 0
         return TaskRequest(
             step=step_name,
             predecessors=predecessors,
-            pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_think_time),
+            pause_ns=self._draw_pause_ns(step_name, tool_before, has_think_time=has_think_time),
             is_first_of_step=True,
             # The other fields say what the request sends.
             continued_turn=continued_turn,
             branch_turns=self._find_branch_turns(step, predecessors, continued_turn),
-            tool_of_result=self._tool_of_result(step_name, tool),
+            tool_of_result=tool_before if sends_tool_results else "",
             has_message=has_message,
             repeated_message_turn=self._find_repeated_message(step, predecessors),
         )
@@ -304,33 +309,33 @@ class _GraphBuilder:
         return self._draw_tool(step_name) if can_send_result else ""
 
     def _build_later_request(self, step_name: str) -> TaskRequest:
-        """Return a later request (turn) of a step, which continues the request before it.
+        """Return a later request of a step, which continues the conversation of the one before it.
 
         A later request adds one thing to the conversation: the result of a tool if the step has
-        tools whose results the model sees, and else a message of the user. It never collects the
-        responses of branches and never repeats a message; only `_build_first_request` does.
+        tools whose results the model sees, and else a message of the user. Other requests are
+        identified by their turn, which is their position in the task.
         """
         step = self._steps[step_name]
         previous_turn = len(self.requests) - 1
-        does_model_see_result = step_name in self._graphs.steps_with_tool_results
-        has_message = step.input_tokens is not None and not does_model_see_result
-        tool = self._draw_tool(step_name)
+
+        sends_tool_results = step_name in self._graphs.steps_with_tool_results
+        has_message = step.input_tokens is not None and not sends_tool_results
+        tool_before = self._draw_tool(step_name)
 
         return TaskRequest(
             step=step_name,
             predecessors=(previous_turn,),
-            continued_turn=previous_turn,
-            branch_turns=(),
-            tool_of_result=self._tool_of_result(step_name, tool),
-            has_message=has_message,
-            pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_message),
-            repeated_message_turn=None,
+            pause_ns=self._draw_pause_ns(step_name, tool_before, has_think_time=has_message),
             is_first_of_step=False,
+            # The other fields say what the request sends.
+            continued_turn=previous_turn,
+            tool_of_result=tool_before if sends_tool_results else "",
+            has_message=has_message,
+            # Only the first request of a step sends responses of parallel branches, or the message
+            # of an earlier request.
+            branch_turns=(),
+            repeated_message_turn=None,
         )
-
-    def _tool_of_result(self, step_name: str, tool: str) -> str:
-        """Return the tool that ran before a request if the request sends its result, else ""."""
-        return tool if step_name in self._graphs.steps_with_tool_results else ""
 
     def _find_continued_turn(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
         """Return the request whose conversation (context) the first request of a step continues.

@@ -240,33 +240,34 @@ class TaskPrompts(GeneratedPrompts):
     def prompt_segments(self, request_id: int) -> list[PromptSegment]:
         """Return the segments of a prompt in order, for the prefix cache of the simulated server.
 
-        A segment is a part of the prompt with an identity (its owner) and a length. Prompts that
-        begin with equal segments share that beginning, so the cache compares segments in place of
-        texts. In their order the segments are
-
-        - the tool definitions and the system message, which are those of the step that began the
-          conversation
-        - for each earlier request of the conversation and for this one: each document, and then all
-          its messages, together with the response to it (this request has none yet)
+        A segment is a part of the prompt, with its length and an owner that identifies its text.
+        Two prompts that begin with segments of the same owners begin with the same text, so the
+        cache compares owners in place of texts.
         """
         task_index, turn = self.task_and_turn(request_id)
         conversation_turns = self._context_turns(task_index, turn)
+
+        # A prompt begins with the tool definitions and the system message, which are the same in
+        # all conversations that begin with the same step.
         first_step = self.graphs[task_index][conversation_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
-
         segments = [PromptSegment(owner=first_step, tokens=self._tools_tokens + system_tokens)]
+
+        # Then each request of the conversation adds its documents, which other tasks may send too,
+        # and its messages with the response to them. No other task has the same messages, so they
+        # are identified by the id of their request. The last request has no response yet.
         for conversation_turn in conversation_turns:
             lengths = self._cached_added_lengths(task_index, conversation_turn)
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
 
-            tokens = lengths.tokens_without_documents
+            message_tokens = lengths.tokens_without_documents
             has_response = conversation_turn != turn
             if has_response:
-                tokens += lengths.output_tokens
+                message_tokens += lengths.output_tokens
 
-            owner_id = task_index * self.turns + conversation_turn
-            segments.append(PromptSegment(owner=owner_id, tokens=tokens))
+            id_of_turn = task_index * self.turns + conversation_turn
+            segments.append(PromptSegment(owner=id_of_turn, tokens=message_tokens))
 
         return segments
 
@@ -381,7 +382,7 @@ class TaskPrompts(GeneratedPrompts):
         if not request.is_first_of_step:
             return NO_DOCUMENTS
         if step.best is not None:
-            return self._best_documents(task_index, request, step.best)
+            return self._first_ranked_documents(task_index, request, step.best)
 
         if step.documents is not None:
             source = self._document_sources[request.step]
@@ -398,12 +399,16 @@ class TaskPrompts(GeneratedPrompts):
         chunks = source.corpus.chunks_of(draw_index)[:count]
         return _Documents(chunks, tokens_each)
 
-    def _best_documents(self, task_index: int, request: TaskRequest, count: int) -> _Documents:
-        """Return the `count` best documents of the ranking that ends before a request.
+    def _first_ranked_documents(
+        self, task_index: int, request: TaskRequest, count: int
+    ) -> _Documents:
+        """Return the `count` best documents of the ranking request that a request waits for.
 
-        In a real application, the server ranks the documents by their relevance for a query. Here
-        query and documents are random texts without relevance, so any order is as good. The first
-        documents of the ranking count as the best, and the response of the server is not read.
+        Which documents are the best is not read from the response of the server. Query and
+        documents are random texts, none of which is more relevant than another one. So the first
+        documents that the ranking request sent count as the best.
+
+        There is such a ranking request, because a workload without one is refused.
         """
         ranking_turn = next(
             turn for turn in request.predecessors if self._step(task_index, turn).kind == "rerank"

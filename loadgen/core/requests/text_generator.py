@@ -190,9 +190,9 @@ class TextGenerator:
     ) -> str:
         """Return a prefix and `word_count` words after it, without counting tokens.
 
-        The text is the prefix, the head (its first words), and then random words. For natural
-        texts, a passage of a book follows the head instead. If the next word of the book would have
-        too many tokens, random words fill the missing ones.
+        The words are those of `head`, and then random words. For natural texts, a passage of a book
+        follows the head instead. If the next word of the book would have too many tokens, random
+        words of one token each complete the text.
 
         Args:
             purpose: What the text is for. Texts for different purposes differ.
@@ -205,11 +205,12 @@ class TextGenerator:
         if words_after_head <= 0:
             return prefix + "".join(head[:word_count])
 
-        passage = ""
-        random_word_count = words_after_head
-        if self._book is not None:
+        if self._book is None:
+            passage = ""
+            random_word_count = words_after_head
+        else:
             position = random_integer(self._key, purpose + " passage", index, INDEX_BYTES)
-            passage, random_word_count = self._book.passage(position, words_after_head)
+            passage, random_word_count = self._book.passage(position, max_tokens=words_after_head)
 
         text_before_random_words = "".join((prefix, *head, passage))
 
@@ -281,14 +282,18 @@ class Book:
         """
         start = position % self._word_count
         complete_readings, remaining_tokens = divmod(max_tokens, self._tokens)
-        words_of_one_reading = self._words[start : start + self._word_count]
+
+        # `_words` has the book twice in a row, so this is the whole book, read from word `start` to
+        # the end and then from the beginning.
+        one_reading = self._words[start : start + self._word_count]
 
         end = self._end_of_passage(start, remaining_tokens)
         last_words = self._words[start:end]
         tokens_of_last_words = self._tokens_before[end] - self._tokens_before[start]
-        missing_tokens = remaining_tokens - tokens_of_last_words
 
-        return "".join(words_of_one_reading * complete_readings + last_words), missing_tokens
+        text = "".join(one_reading * complete_readings + last_words)
+        missing_tokens = remaining_tokens - tokens_of_last_words
+        return text, missing_tokens
 
     def _end_of_passage(self, start: int, max_tokens: int) -> int:
         """Return the index of the first word that no longer fits into a passage.
@@ -297,7 +302,7 @@ class Book:
         1 and 3 tokens, `_tokens_before` is [0, 1, 3, 4, 7]. A passage from word 1 on with at most 4
         tokens has the words 1 and 2 (3 tokens), so the result is 3: with word 3 it would have 6.
         """
-        # The passage may end before word i if the words before i have at most this many tokens.
+        # The passage ends before the last word that has at most this many tokens before it.
         token_limit = self._tokens_before[start] + max_tokens
-        possible_end_count = bisect_right(self._tokens_before, token_limit)
-        return possible_end_count - 1  # The last of the possible ends, which are counted from 0.
+        index_after_that_word = bisect_right(self._tokens_before, token_limit)
+        return index_after_that_word - 1

@@ -32,8 +32,8 @@ WORDS_FILE = "cl100k.words.gz"
 # The hashes of the unpacked files; see data/pack.py.
 RANKS_SHA256 = "6bfd43f7b31b50b645b3228413547e662af1ae4801e9b192b9791680a71d650c"
 WORDS_SHA256 = "cc6f6eeef36f99dd1f2c2c665936e7fefb5ad9189cbd8013d47a043ede6ba5df"
-PACKAGED_STARTS = 4096
-"""data/pack.py puts the words first that are also one token without the space before them."""
+START_WORD_COUNT = 4096
+"""So many words at the beginning of WORDS_FILE are one token without a space before them, too."""
 
 MAX_WORDS = 16_384
 """Most words that are taken from the vocabulary of a model."""
@@ -143,21 +143,21 @@ def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
 
     Its counts of English and code are within 0.1 % of those of Llama 3 and within 2 % of Qwen 3.
 
-    `folder` contains two files of it: the vocabulary, which is only read when a text is encoded,
-    and the words that prompts are generated from, one in each line. Inside a text, after a space,
-    each of these words is one token. At the start of a text there is no space, and only the first
-    PACKAGED_STARTS words of the file are one token there.
+    Args:
+        folder: The folder with the vocabulary, and with the words that prompts are generated from.
     """
     content = read_packaged_data(folder / WORDS_FILE, WORDS_SHA256).decode("ascii")
     packaged_words = content.split("\n")
     return Tokenizer(
-        tag="estimate",
+        tag="estimate",  # Results call its counts estimates.
         name=PACKAGED_NAME,
         sha256=RANKS_SHA256,  # The vocabulary identifies the tokenizer, not the list of words.
-        start_words=packaged_words[:PACKAGED_STARTS],
+        # Every word is one token after a space. Only the first words are one token without it.
+        start_words=packaged_words[:START_WORD_COUNT],
         inner_words=[" " + word for word in packaged_words],
+        # cl100k splits texts at spaces, so it never merges two of these words.
         is_additive=True,
-        # Building prompts from the packaged words needs no counting.
+        # The vocabulary is only read to encode a text. Building prompts from words needs no counts.
         load_encode=functools.partial(_load_packaged_encode, folder),
     )
 
@@ -293,36 +293,46 @@ class _OneTokenWords(NamedTuple):
 
 
 def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
-    """Return which candidates are one token inside a text, and which of those also at its start.
+    """Return which words are one token inside a text, and which of those also at its start.
 
-    Texts of such words have a known number of tokens. The token count of a word alone does not show
-    this, because a tokenizer may merge a word with the text around it. So there are two tests:
-
-    - Inside a text: if "time" (the anchor) is one token and "time house house" is three, "house" is
-      one token after any word.
-    - At the start: if "house water" is two tokens, and "water" has passed the first test, "house"
-      is one token at the start.
-
-    Texts are encoded one by one. The batch method of the library would start threads, and this
-    process could then not be forked for building bodies.
+    Prompts are built from such words, because a text of them has a known number of tokens.
     """
-    if not candidates:
-        return _OneTokenWords([], [])
 
     def count_tokens(text: str) -> int:
+        # The batch method of the library would start threads. This process could then not be
+        # forked for building bodies, so texts are encoded one by one.
         return len(encode(text))
+
+    inner_words = _select_inner_words(candidates, count_tokens)
+    start_words = _select_start_words(inner_words, count_tokens)
+    return _OneTokenWords(start_words, [f" {word}" for word in inner_words])
+
+
+def _select_inner_words(candidates: list[str], count_tokens: Callable[[str], int]) -> list[str]:
+    """Return the candidates that are one token inside a text, whatever word is before them.
+
+    The token count of a word alone does not show this, because a tokenizer may merge a word with
+    the text around it. So each candidate is counted twice in a row after another word, the anchor:
+    if "time" is one token, and "time house house" is three, "house" is such a word.
+    """
+    if not candidates:
+        return []
 
     # The candidate with the fewest tokens is the least likely to merge with other words.
     anchor = min(candidates, key=count_tokens)
-    tokens_with_two_copies = count_tokens(anchor) + 2
-    inner_words = [
-        word
-        for word in candidates
-        if count_tokens(f"{anchor} {word} {word}") == tokens_with_two_copies
+    expected_tokens = count_tokens(anchor) + 2
+    return [
+        word for word in candidates if count_tokens(f"{anchor} {word} {word}") == expected_tokens
     ]
-    if not inner_words:
-        return _OneTokenWords([], [])
 
-    inner_word = inner_words[0]
-    start_words = [word for word in inner_words if count_tokens(f"{word} {inner_word}") == 2]
-    return _OneTokenWords(start_words, [f" {word}" for word in inner_words])
+
+def _select_start_words(inner_words: list[str], count_tokens: Callable[[str], int]) -> list[str]:
+    """Return the words that are one token at the start of a text, where no space is before them.
+
+    All `inner_words` are one token inside a text. So if "house water" is two tokens, and "water" is
+    one of them, "house" is one token at the start.
+    """
+    if not inner_words:
+        return []
+    following_word = inner_words[0]
+    return [word for word in inner_words if count_tokens(f"{word} {following_word}") == 2]
