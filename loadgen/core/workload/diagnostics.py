@@ -238,7 +238,7 @@ def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError
         return _union_error(error, location, file)
 
     problem = _problem_with_value(error, location)
-    text = f"{_subject(error, location)}{problem.predicate}"
+    text = _build_sentence(_subject(error, location), problem.predicate)
     return UserError(problem.code, text, location.place(file), problem.hint)
 
 
@@ -273,27 +273,33 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
     `{poisson: 10/s}`. There are three mistakes: the value is no mapping, it has several keys, or
     its key is not known.
     """
-    # `TaggedUnion` has put these two texts into the error: what the union is called, such as
-    # "arrival", and the keys that select a member.
-    noun = str(error["ctx"]["noun"])
-    known_tags = str(error["ctx"]["known"]).split(", ")
+    # `TaggedUnion` adds two texts to the error: what the union is called, such as "arrival", and
+    # the keys that select a member.
+    context = error["ctx"]
+    noun = str(context["noun"])
+    known_keys = str(context["known"]).split(", ")
 
     value = location.value
     if not isinstance(value, Map) or not value:
-        problem = f"{_quoted_value_or_path(location)}is not {_with_article(noun)}"
-        return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
+        subject = _quoted_value_or_path(location)
+        problem = _build_sentence(subject, predicate=f"is not {_with_article(noun)}")
+        return UserError("wrong_type", problem, location.place(file), _example(noun, known_keys))
 
     if len(value) > 1:
         problem = f"{_with_article(noun)} has one key, not {len(value)}"
-        example = _example(f"{noun} with parameters", known_tags)
+        example = _example(f"{noun} with parameters", known_keys)
         hint = f"its parameters go inside, for example {example}"
         return UserError("conflict", problem, location.place(file), hint)
 
-    (unknown_tag,) = value
-    problem = f'unknown {noun} "{unknown_tag}"'
-    place_of_key = place_at(file, value.keys_at[unknown_tag], location.path)
+    unknown_key = next(iter(value))  # It is the only one.
+    problem = f'unknown {noun} "{unknown_key}"'
+    place_of_key = place_at(file, value.keys_at[unknown_key], location.path)
+    return UserError("unknown_name", problem, place_of_key, did_you_mean(unknown_key, known_keys))
 
-    return UserError("unknown_name", problem, place_of_key, did_you_mean(unknown_tag, known_tags))
+
+def _build_sentence(subject: str, predicate: str) -> str:
+    """Return a sentence such as `"10x" must be a number`. Without a subject it is the predicate."""
+    return f"{subject} {predicate}" if subject else predicate
 
 
 def _with_article(noun: str) -> str:
@@ -337,31 +343,30 @@ def _split_accepted_values(expected: str) -> list[str]:
 
 
 def _subject(error: ErrorDetails, location: Location) -> str:
-    """Return the subject of a sentence about a wrong value, with a space at its end.
+    """Return the subject of a sentence about a wrong value.
 
-    It is the value or its key, or for example `value 3 in "lengths.txt" ` if the value is in a
+    It is the value or its key, or for example `value 3 in "lengths.txt"` if the value is in a
     separate file with one value per line.
     """
     loc = error["loc"]
     if loc and isinstance(loc[-1], int) and isinstance(location.value, str):
         # A value in a column file has no position in the document, which only names the file.
-        return f'value {loc[-1] + 1} in "{_shortened(location.position.text)}" '
+        return f'value {loc[-1] + 1} in "{_shortened(location.position.text)}"'
     return _quoted_value_or_path(location)
 
 
 def _quoted_value_or_path(location: Location) -> str:
     """Return the subject of a sentence about a value: the value in quotes, or the path of its key.
 
-    Examples are `"10x" ` and `stages[0].arrival `. The space at the end separates the subject from
-    a predicate such as "must be a number". The path is used for a list or a mapping, which has no
-    text, and for a URL, which may contain a password. The document as a whole has neither a text
-    nor a path, so the result is "" and the predicate stands alone.
+    Examples are `"10x"` and `stages[0].arrival`. The path is used for a list or a mapping, which
+    has no text, and for a URL, which may contain a password. The document as a whole has neither a
+    text nor a path, so the result is "".
     """
     text = location.position.text
     may_contain_password = location.path.endswith("url")  # The keys of URLs end so.
     if text and not may_contain_password:
-        return f'"{_shortened(text)}" '
-    return f"{location.path} " if location.path else ""
+        return f'"{_shortened(text)}"'
+    return location.path
 
 
 def _shortened(text: str) -> str:

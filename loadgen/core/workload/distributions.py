@@ -155,15 +155,22 @@ class ListOfValues(Tagged):
         tagged_schema = super().extend_json_schema(schema)
 
         # `Tagged.extend_json_schema` returns the schemas of LIST and {values: LIST} in this order.
-        list_schema, object_schema = tagged_schema["properties"][cls.tag]["anyOf"]
+        list_schema, fields_schema = tagged_schema["properties"][cls.tag]["anyOf"]
         file_schema = {"type": "string", "description": "give a file with one value per line"}
 
-        list_or_file_schema = {"anyOf": [list_schema, file_schema]}
-        properties = object_schema["properties"] | {"values": list_or_file_schema}
-        object_schema_with_file = object_schema | {"properties": properties}
+        fields_schema_with_file = _with_property(
+            fields_schema, "values", {"anyOf": [list_schema, file_schema]}
+        )
+        accepted_schemas = [list_schema, fields_schema_with_file, file_schema]
+        return _with_property(tagged_schema, cls.tag, {"anyOf": accepted_schemas})
 
-        accepted_schemas = [list_schema, object_schema_with_file, file_schema]
-        return tagged_schema | {"properties": {cls.tag: {"anyOf": accepted_schemas}}}
+
+def _with_property(
+    object_schema: JsonSchemaValue, name: str, property_schema: JsonSchemaValue
+) -> JsonSchemaValue:
+    """Return the JSON Schema of an object, with another schema for one of its properties."""
+    properties = object_schema["properties"] | {name: property_schema}
+    return object_schema | {"properties": properties}
 
 
 class Empirical(ListOfValues):

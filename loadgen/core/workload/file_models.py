@@ -233,24 +233,18 @@ class TaggedUnion:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Build the schema of a pydantic union in which `_select_tag` selects the member.
+        """Return the schema of a union in which the tag of a value selects the member.
 
         pydantic calls this method for an annotation such as
         `Annotated[Constant | Poisson, TaggedUnion("arrival")]` and passes the union as `source`.
+
         Without a discriminator, pydantic would try all members and report the mistakes of each.
         With one, only the selected member is validated and reports its mistakes. (See "Unions with
         callable Discriminator" in the documentation of pydantic.)
         """
         members: tuple[type[Tagged], ...] = get_args(source)
-
-        # What must be written for `Constant | Poisson` is
-        # Union[Annotated[Constant, Tag("constant")], Annotated[Poisson, Tag("poisson")]].
-        members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
-
-        # The members are only known at run time, so the union cannot be written with `|`.
-        union: Any = Union[members_with_tags]  # noqa: UP007
         discriminator = self._build_discriminator([member.tag for member in members])
-        return handler.generate_schema(Annotated[union, discriminator])
+        return handler.generate_schema(Annotated[_union_with_tags(members), discriminator])
 
     def _build_discriminator(self, tags: list[str]) -> Discriminator:
         """Return the object with which pydantic finds the tag of a value, and its error for none.
@@ -288,3 +282,15 @@ class TaggedUnion:
             return BARE_VALUE_TAG
 
         return None
+
+
+def _union_with_tags(members: tuple[type[Tagged], ...]) -> Any:
+    """Return the union of some types, each with the tag by which a discriminator selects it.
+
+    For the members `Constant` and `Poisson` it is
+    `Union[Annotated[Constant, Tag("constant")], Annotated[Poisson, Tag("poisson")]]`.
+    """
+    members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
+
+    # The members are only known at run time, so the union cannot be written with `|`.
+    return Union[members_with_tags]  # noqa: UP007

@@ -145,19 +145,20 @@ def _hash(recipe: Recipe) -> str:
 
 
 def _hash_of_data(path: Path) -> str:
-    """Return a text that is equal for equal content of a file or a data set of Hugging Face.
+    """Return a text that identifies the content of a file, or of a data set of Hugging Face.
 
-    For a file it is the SHA-256. For a data set (`hf:ORG/NAME`) it is the commit and the SHA-256 of
-    each of its files, joined by "+". The commit is not known for a data set that another program
-    has stored on this host, so it is left out then.
+    A file is identified by its SHA-256. A data set (`hf:ORG/NAME`) is identified by its commit and
+    the SHA-256 of each of its files, joined by "+". The commit is left out if it is not known, as
+    for a data set that another program has stored on this host.
     """
     is_on_hugging_face = str(path).startswith(data_files.HUB)
     if not is_on_hugging_face:
         return _file_sha256(path)
+
     files, _ = data_files.resolve_data_set(path)
+    hashes = [_file_sha256(file) for file in files]
     commit = hub.snapshot_commit(files[0])
-    commit_if_known = [commit] if commit else []
-    return "+".join([*commit_if_known, *(_file_sha256(file) for file in files)])
+    return "+".join([commit, *hashes] if commit else hashes)
 
 
 def _file_sha256(path: Path) -> str:

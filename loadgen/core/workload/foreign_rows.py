@@ -303,10 +303,11 @@ def _read_turns_to_question(turns: Sequence[object], field: str) -> list[_Turn]:
 
 
 def _find_response(turns_after_question: Iterator[_Turn]) -> str:
-    """Return the response to a question, "" if none follows it. Further questions are skipped.
+    """Return the recorded response to the first question of a conversation, "" if there is none.
 
-    If a system message comes before the response, the response depends on a text that is not sent
-    with the question. The conversation counts as one without a question then.
+    A system message between question and response is not sent with the question, although the
+    response depends on it. Such a conversation cannot be used, and is left out like one without a
+    question. Further questions before the response are ignored.
 
     Raises:
         EmptyConversationError: A system message comes before the response.
@@ -315,16 +316,20 @@ def _find_response(turns_after_question: Iterator[_Turn]) -> str:
     for turn in turns_after_question:
         if turn.role == "assistant":
             return turn.text
-        if turn.role == "system" and turn.text:
-            _report_mistakes(turns_after_question)
+
+        has_system_message = turn.role == "system" and turn.text != ""
+        if has_system_message:
+            _check_remaining_turns(turns_after_question)
             raise EmptyConversationError("missing_value", "the conversation has no user message")
+
     return ""
 
 
-def _report_mistakes(unparsed_turns: Iterator[_Turn]) -> None:
-    """Raise BadRowError if one of the turns has mistakes. The iterator parses each turn it yields.
+def _check_remaining_turns(unparsed_turns: Iterator[_Turn]) -> None:
+    """Raise BadRowError if one of the remaining turns of a conversation has mistakes.
 
-    A row with mistakes is reported, but a conversation without a question is silently skipped.
+    A conversation that is left out is only skipped silently if all its turns are valid. The
+    iterator parses each turn that it yields, so iterating over it is the check.
     """
     for _ in unparsed_turns:
         pass

@@ -125,7 +125,7 @@ def workload_from_trace(
 
     Args:
         trace: The file of the trace.
-        overrides: The options.
+        overrides: The options of the command line, which change the workload.
         base: A workload file or name that gives the SLO and the limits. The trace replaces its
             requests and stages.
 
@@ -135,10 +135,13 @@ def workload_from_trace(
     path = Path(trace)
     hint = "give a file in one of the formats in docs/reference/data-sets.md"
     _check_is_file(path, "--trace", "trace", hint)
-    if base is not None:
-        return _replay_in_base(path, base, _with_trace_block_of_base(base, overrides))
-    name = path.name.partition(".")[0] or "trace"
-    return _build_workload(_trace_source(path, name), overrides)
+
+    if base is None:
+        name = path.name.partition(".")[0] or "trace"
+        return _build_workload(_trace_source(path, name), overrides)
+
+    completed_overrides = _complete_from_trace_block(overrides, base)
+    return _replay_in_base(path, base, completed_overrides)
 
 
 def _replay_in_base(trace: Path, base: str, overrides: Overrides) -> Workload:
@@ -171,30 +174,38 @@ def _trace_source(path: Path, name: str) -> _Source:
     return _Source(text, str(path), path.parent)
 
 
-def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
+def _complete_from_trace_block(overrides: Overrides, base: str) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
-    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. The file
-    is ignored, because the command line names another trace. Each of the other keys has the effect
-    of an option, such as `trace_speed`, and is used if that option is not specified.
+    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Each key
+    has the effect of an option, such as `trace_speed`, and is used if that option is not specified.
+    The file is ignored, because the command line names another trace.
 
     Raises CombinedError for an unknown key in the block. All other mistakes in the base are
     reported later, when it is loaded.
     """
-    document, errors = read_yaml(read_workload_text(base), base, os.environ)
-    block = None if errors else document.get("trace")
-    if not isinstance(block, Mapping):
+    block = _read_trace_block(base)
+    if block is None:
         return overrides
 
     options_of_block = read_flags(**_options_of_trace_block(block, base))
-    values_from_block = {
-        option: getattr(options_of_block, option)
-        for option in TRACE_OPTIONS
-        if getattr(overrides, option) is None
-    }
+    unspecified_options = [name for name in TRACE_OPTIONS if getattr(overrides, name) is None]
+    values_from_block = {name: getattr(options_of_block, name) for name in unspecified_options}
     all_errors = (*overrides.errors, *options_of_block.errors)
 
     return replace(overrides, **values_from_block, errors=all_errors)
+
+
+def _read_trace_block(base: str) -> Mapping[str, object] | None:
+    """Return the `trace:` block of a workload file or name.
+
+    Return None if it has no such block, or if it is not valid YAML.
+    """
+    document, errors = read_yaml(read_workload_text(base), base, os.environ)
+    if errors:
+        return None
+    block = document.get("trace")
+    return block if isinstance(block, Mapping) else None
 
 
 def _options_of_trace_block(block: Mapping[str, object], workload_name: str) -> dict[str, Any]:

@@ -92,16 +92,19 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
 
 
 def _names_of_replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
-    """Return the names of the stages that an option of the command line has replaced by one.
+    """Return the names of the measured stages that the command line replaces by a single stage.
 
-    A rate or a concurrency replaces all measured stages. Their names are reported if there were
-    several. Without such an option, the field `workload.replaced` does not change: it has the names
-    from an earlier call, or none. A stage without a name is called "load", as it would be in a run.
+    `--request-rate` and `--concurrency` replace all measured stages by one. A note tells the user
+    so if there were several. Otherwise the result is `workload.replaced`, the names that an earlier
+    change of the workload has replaced, so that they are not forgotten.
     """
+    # In a run, a stage without a name is called "load".
     measured_names = [stage.name or "load" for stage in workload.stages if stage.measured]
+
     replaces_stages = overrides.request_rate is not None or overrides.concurrency is not None
     if replaces_stages and len(measured_names) > 1:
         return tuple(measured_names)
+
     return workload.replaced
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
@@ -19,6 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from loadgen.core import units
+from loadgen.core.errors import LoadgenError
 from loadgen.core.slo import (
     DEFAULT_QUANTILE,
     METRIC_ALIASES,
@@ -209,15 +211,21 @@ def _validate_slo_of_file(value: object, context: FileContext) -> Slo | None:
     """Return the SLO that is written in a file, or None if it has an unknown key.
 
     A wrong value raises an exception, which pydantic reports. An unknown key, such as a mistyped
-    metric, does not: the validation adds an error to `context.errors` and ignores the key, so that
-    the rest of the file is checked as well. An SLO without this key would be wrong, so none is
-    returned.
+    metric, only adds an error to the context, and is ignored so that the rest of the file is
+    checked as well. An SLO without this key would be wrong, so none is returned.
     """
-    error_count_before = len(context.errors)
+    # The model adds the errors of unknown keys to this list.
+    unknown_key_errors: list[LoadgenError] = []
+    context_of_slo = replace(context, errors=unknown_key_errors)
+
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
-    slo_of_file = build_slo_model(metric_names).model_validate(value, context=context)
-    has_unknown_key = len(context.errors) > error_count_before
-    return None if has_unknown_key else slo_of_file.to_slo()
+    model = build_slo_model(metric_names)
+    try:
+        slo_of_file = model.model_validate(value, context=context_of_slo)
+    finally:
+        context.errors.extend(unknown_key_errors)
+
+    return None if unknown_key_errors else slo_of_file.to_slo()
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.

@@ -61,13 +61,14 @@ class InvalidSpike(NamedTuple):
 def _expand_spike(spike_stage: Map, stage_before: object, default_name: str) -> Map:
     """Return a spike as a stage with a name, an arrival and a duration.
 
-    If the spike has a mistake, it is stored in the stage under the key `spike`, and is raised when
-    the stage is validated (see `InvalidSpike`).
+    A mistake in the spike is not raised here, because its position in the file would be lost.
+    Instead, the stage gets an `InvalidSpike` as the value of its key `spike`. The model `Stage`
+    raises the error when it validates the stage.
 
     Args:
         spike_stage: The stage with the key `spike`, as it is written.
-        stage_before: The stage before it, whose load it multiplies, or None for the first stage.
-        default_name: Its name if it has none.
+        stage_before: The stage before it, whose load is multiplied, or None for the first stage.
+        default_name: The name of the stage if it has none in the file.
     """
     try:
         expanded_stage = _stage_of_spike(spike_stage, stage_before)

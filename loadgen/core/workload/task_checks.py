@@ -279,21 +279,26 @@ class _StepGraph:
     def check_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error if the requests of a step contain nothing new.
 
-        Most steps have a user message (`input_tokens`), and the first step of a task must have one.
-        A later chat may instead send the result of a tool or the responses of other steps. A later
-        embedding or ranking always repeats an earlier message, so it cannot be wrong here.
+        A step with a user message (`input_tokens`) always contains something new. Without one
+
+        - the first step of a task is wrong, because there is nothing before it
+        - a later chat must send the result of a tool, or the responses of other steps
+        - a later embedding or ranking repeats an earlier message, which is right
         """
         has_message = "input_tokens" in step
-        is_first_step = not self.predecessors[name]
         if has_message:
             return
 
+        is_first_step = not self.predecessors[name]
         if is_first_step:
             problem = f'step "{name}" begins the task, but has no message'
             yield self.build_error(
                 "missing_key", name, "input_tokens", problem, "input_tokens: 500"
             )
-        elif _kind(step) == "chat" and not self.sends_tool_result(step):
+            return
+
+        is_chat = _kind(step) == "chat"
+        if is_chat and not self.sends_tool_result(step):
             yield from self.check_has_responses_to_send(name, step)
 
     def check_think_time(self, name: str, step: Map) -> Iterator[LoadgenError]:
@@ -306,19 +311,18 @@ class _StepGraph:
     def check_has_responses_to_send(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error if a request of a chat step would send no new text.
 
-        The step has neither a message nor a tool. So its first request sends the responses of the
-        steps that it waits for, and its later requests have nothing to send.
+        The step has neither a message nor a tool. So its first request can only send the responses
+        of the steps that it waits for, and its later requests have nothing to send.
 
-        If the step continues a conversation, it is that of the first step that it waits for. The
-        response of that step is a part of the conversation, so it is no new text.
+        A chat that continues a conversation continues that of the first step in this list. The
+        conversation already contains the response of that step, so it is no new text.
         """
-        steps_with_new_text = self.predecessors[name]
-        continues_first_step = not self.begins_context(name, step)
-        if continues_first_step:
-            steps_with_new_text = steps_with_new_text[1:]
+        predecessors = self.predecessors[name]
+        begins_conversation = self.begins_context(name, step)
+        steps_with_new_response = predecessors if begins_conversation else predecessors[1:]
 
         has_later_requests = step.get("turns", 1) != 1
-        if not steps_with_new_text:
+        if not steps_with_new_response:
             problem = f'step "{name}" sends no new text'
         elif has_later_requests:
             problem = f'step "{name}" sends no new text after its first request'

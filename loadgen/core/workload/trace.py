@@ -223,13 +223,24 @@ def select_hashes(hashes: Integers, hash_starts: Integers, rows: Integers) -> Ro
         hash_starts: The index of the first hash of each row, and the number of hashes at the end.
         rows: The rows to return.
     """
-    hash_counts = np.diff(hash_starts)[rows]  # [2, 1]
-    new_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_counts)])  # [0, 2, 3]
+    # One value per row of the result.
+    start_of_row = hash_starts[rows]  # [1, 0]
+    hash_count_of_row = np.diff(hash_starts)[rows]  # [2, 1]
 
-    # From here on there is one value per hash of the result. A hash is identified by the start of
-    # its row in `hashes` and its position among the hashes of the row.
-    row_starts = np.repeat(hash_starts[rows], hash_counts)  # [1, 1, 0]
-    new_row_starts = np.repeat(new_starts[:-1], hash_counts)  # [0, 0, 2]
-    positions_in_row = np.arange(int(hash_counts.sum())) - new_row_starts  # [0, 1, 0]
+    # One value per hash of the result.
+    start_of_row_of_hash = np.repeat(start_of_row, hash_count_of_row)  # [1, 1, 0]
+    index_in_row = _number_within_rows(hash_count_of_row)  # [0, 1, 0]
+    index_in_hashes = start_of_row_of_hash + index_in_row  # [1, 2, 0]
 
-    return RowHashes(hashes[row_starts + positions_in_row], new_starts)
+    selected_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_count_of_row)])
+    return RowHashes(hashes[index_in_hashes], selected_starts)
+
+
+def _number_within_rows(counts: Integers) -> Integers:
+    """Return the position of each item in its row, from 0, one row after the other.
+
+    `counts` is the number of items of each row. For example, [2, 1, 3] gives [0, 1, 0, 0, 1, 2].
+    """
+    item_indexes = np.arange(int(counts.sum()))  # [0, 1, 2, 3, 4, 5]
+    first_item_of_row = np.cumsum(counts) - counts  # [0, 2, 3]
+    return item_indexes - np.repeat(first_item_of_row, counts)

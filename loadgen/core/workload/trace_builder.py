@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -145,13 +145,7 @@ class _HashColumn:
 
 
 class TraceBuilder:
-    """The columns of a trace while its rows are read.
-
-    Args:
-        path: The file of the trace.
-        skip_bad: Leave out rows with mistakes, and count them.
-        must_be_ordered: Whether rows must be in order of arrival.
-    """
+    """The columns of a trace while its rows are read."""
 
     def __init__(self, path: Path, *, skip_bad: bool, must_be_ordered: bool) -> None:
         """Start with an empty trace.
@@ -167,44 +161,48 @@ class TraceBuilder:
         self._skip_bad = skip_bad
         self._must_be_ordered = must_be_ordered
 
-        # Columns that every row has a value in: when the request was sent, and its lengths. Times
-        # are those of the file until `build`, which makes them relative to the first row.
+        # -- Required columns --
+        # When each request was sent. These are the times of the file, which `build` makes relative
+        # to the first row.
         self._due_ns = array(INT64)
+
+        # The lengths of the prompt and of the response.
         self._input_tokens = array(INT32)
         self._output_tokens = array(INT32)
 
-        # Optional columns that order the requests of a session: the conversation or agent that sent
-        # the request (session), the session with all its sub-agents (group), how long the response
-        # took, and the pause between the response before and this request.
+        # -- Optional columns --
+        # The conversation or agent that sent the request, and the group of an agent and all its
+        # sub-agents.
         self._session = _TextColumn()
         self._group = _TextColumn()
+
+        # How long the response took, and the pause between the previous response and this request.
         self._duration_ns = _OptionalColumn(UNKNOWN_NS)
         self._pause_ns = _OptionalColumn(UNKNOWN_NS)
 
-        # Optional columns with the kind of request, and with further fields of its body.
+        # The kind of the request, and further fields of its body.
         self._label = _TextColumn()
         self._fields = _TextColumn()
 
-        # The prompt as blocks of tokens that prompts can share: the hash of each block, and the
-        # tokens per block. A row has one such number here. `build` derives the tokens of each block
-        # from it.
+        # The prompt as blocks of tokens, which several prompts may contain: a hash for each block,
+        # and the size of the blocks of each prompt.
         self._hashes = _HashColumn()
         self._block_tokens = _OptionalColumn(0.0, FLOAT64)
 
-        # The times of the first and of the previous row, which the time of a row is checked
+        # -- State of reading --
+        # The times of the first and of the previous row, which the time of the next row is checked
         # against. There is no first row yet.
         self._first_ns: int | None = None
         self._previous_ns = 0
 
-        # For the report of what was read: how many rows are left out for lack of output or for
-        # mistakes, how many have no time of their own, and the mistakes.
+        # Set when so many rows have mistakes that the file need not be read further.
+        self.has_enough_errors = False
+
+        # -- For the report of what was read --
         self._rows_without_output = 0
         self._bad_rows = 0
         self._untimed_rows = 0
         self._errors: list[LoadgenError] = []
-
-        # Set when so many rows have mistakes that the file need not be read further.
-        self.has_enough_errors = False
 
     def __len__(self) -> int:
         return len(self._due_ns)
@@ -507,6 +505,38 @@ def _select_values(values: Sequence[T], is_selected: NDArray[np.bool_]) -> list[
     return [values[row] for row in np.flatnonzero(is_selected).tolist()]
 
 
+class _HashedBlocks(NamedTuple):
+    """The blocks of tokens that some hashes stand for. Each column has one value per hash."""
+
+    hashes: Integers
+    requests: Integers
+    """The index of the request whose prompt contains the block."""
+    positions: Integers
+    """The position of the block among the blocks of that prompt, from 0."""
+
+
+def _find_first_blocks(hashes: Integers, hash_starts: Integers) -> _HashedBlocks:
+    """Return each distinct hash of a trace, with the first block that has it.
+
+    For example, the hashes [7, 8, 7, 9] with the starts [0, 2, 4] belong to two prompts, of 7 and 8
+    and of 7 and 9. The hashes 7 and 8 occur first in prompt 0 at the positions 0 and 1, and 9
+    occurs in prompt 1 at position 1. The comments below show the values in this example.
+
+    Args:
+        hashes: The hashes of all prompts, one request after the other.
+        hash_starts: The index of the first hash of each request, and the number of all hashes.
+    """
+    hash_counts = np.diff(hash_starts)
+    request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)  # [0, 0, 1, 1]
+
+    # One value per distinct hash.
+    distinct_hashes, first_indexes = np.unique(hashes, return_index=True)  # indexes [0, 1, 3]
+    requests = request_of_hash[first_indexes]  # [0, 0, 1]
+    positions = first_indexes - hash_starts[requests]  # [0, 1, 1]
+
+    return _HashedBlocks(distinct_hashes, requests, positions)
+
+
 def _count_tokens_by_hash(
     hashes: Integers,
     hash_starts: Integers,
@@ -519,9 +549,8 @@ def _count_tokens_by_hash(
     hash for each. If a hash occurs several times, its first occurrence decides how long the block
     is.
 
-    For example, the hashes [7, 8, 7, 9] with the starts [0, 2, 4] belong to two prompts, of 7 and 8
-    and of 7 and 9. If they have 20 and 24 tokens in blocks of 16, the result is
-    {7: 16, 8: 4, 9: 8}.
+    For example, a prompt with the hashes 7 and 8 has 20 tokens in blocks of 16, and one with 7 and
+    9 has 24. The result is {7: 16, 8: 4, 9: 8}.
 
     Args:
         hashes: The hashes of all prompts, one request after the other.
@@ -533,22 +562,16 @@ def _count_tokens_by_hash(
     if not len(hashes):
         return {}
 
-    hash_counts = np.diff(hash_starts)
-    request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)  # [0, 0, 1, 1]
+    inferred_size = _infer_block_tokens(np.diff(hash_starts), input_tokens)
+    size_of_request = np.where(block_tokens > 0, block_tokens, inferred_size)
 
-    # From here on there is one value per distinct hash, for its first occurrence. The comments show
-    # the values for the hashes 7, 8 and 9 of the example.
-    distinct_hashes, indexes = np.unique(hashes, return_index=True)  # indexes [0, 1, 3]
-    requests = request_of_hash[indexes]  # [0, 0, 1]
-    block_positions = indexes - hash_starts[requests]  # [0, 1, 1]
-    prompt_tokens = input_tokens[requests]  # [20, 20, 24]
-
-    recorded_sizes = block_tokens[requests]
-    inferred_size = _infer_block_tokens(hash_counts, input_tokens)
-    block_sizes = np.where(recorded_sizes > 0, recorded_sizes, inferred_size)  # [16, 16, 16]
-    tokens_in_blocks = _count_block_tokens(block_positions, block_sizes, prompt_tokens)
-
-    return dict(zip(distinct_hashes.tolist(), tokens_in_blocks.tolist(), strict=True))
+    blocks = _find_first_blocks(hashes, hash_starts)
+    tokens_in_blocks = _count_block_tokens(
+        block_positions=blocks.positions,
+        block_sizes=size_of_request[blocks.requests],
+        prompt_tokens=input_tokens[blocks.requests],
+    )
+    return dict(zip(blocks.hashes.tolist(), tokens_in_blocks.tolist(), strict=True))
 
 
 def _count_block_tokens(

@@ -350,25 +350,25 @@ class _BatchChecker:
     def _compare_times(self, values: _BatchValues) -> _TimeComparison:
         """Compare the times of a batch with those of earlier rows, also of earlier batches.
 
-        Each time is compared with the first time of the file, which it must not differ from by more
-        than a year, and with the latest time of all rows before it. One bad time must not make all
-        later rows bad, so only rows without a mistake count as rows before.
+        Each time is compared with two others: with the first time of the file, from which it must
+        not differ by more than a year, and with the latest time of all rows before it. One bad time
+        must not make all later rows bad, so only rows without a mistake count as rows before.
         """
         first_ns = self._first_ns
         if first_ns is None:
             first_ns = _first_readable_time(values)
         is_within_a_year = _is_within_a_year(values.at_ns, first_ns)
 
-        # A row with a mistake gets the earliest possible time. Each other time is later, so that
-        # this row does not change the latest time.
+        # A row with a mistake does not count: it gets a time before all others, which is never the
+        # latest one.
         is_without_mistake = values.is_readable & is_within_a_year
-        times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
-        latest_of_batch_ns = int(times_ns.max(initial=EARLIEST_NS))
+        counted_times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
+        latest_of_batch_ns = int(counted_times_ns.max(initial=EARLIEST_NS))
 
         return _TimeComparison(
             first_ns=first_ns,
             latest_ns=max(self._latest_ns, latest_of_batch_ns),
-            latest_before_rows=_latest_before_rows(times_ns, self._latest_ns),
+            latest_before_rows=_latest_before_rows(counted_times_ns, self._latest_ns),
             is_within_a_year=is_within_a_year,
         )
 
@@ -483,11 +483,19 @@ def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
         return _dates_to_ns(column), is_present
 
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    is_in_range = _is_in_time_range(numbers, time_unit_ns)
+    valid_numbers = np.where(is_in_range, numbers, 0)
+    return _numbers_to_ns(valid_numbers, time_unit_ns), is_present & is_in_range
 
-    # This is False for numbers that are not finite, too.
-    is_in_range = np.abs(numbers.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
-    numbers_in_range = np.where(is_in_range, numbers, 0)
-    return _numbers_to_ns(numbers_in_range, time_unit_ns), is_present & is_in_range
+
+def _is_in_time_range(numbers: NDArray[Any], time_unit_ns: int) -> Mask:
+    """Return whether each number, as a time in ns, fits into 64 bits. NaN and infinity do not.
+
+    The product is computed with floats, because that of two integers of 64 bits can overflow.
+    """
+    magnitudes_ns = np.abs(numbers.astype(np.float64)) * time_unit_ns
+    is_in_range: Mask = magnitudes_ns < MAX_TIME_NS  # A comparison with NaN is False.
+    return is_in_range
 
 
 def _dates_to_ns(column: pa.Array) -> Integers:

@@ -240,15 +240,17 @@ def _number_sessions(trace: Trace) -> Integers:
     All rows of a session have the same group in the trace. A row without a group is a session by
     itself. For example, the groups 7, none, 3, 7 are the sessions 0, 1, 2, 0.
     """
-    group_of_row = _replace_missing_groups(trace.group)  # 7, 9, 3, 7 in the example
+    group_of_row = _replace_missing_groups(trace.group)
 
-    # The distinct groups in ascending order are 3, 7 and 9. Their first rows are 2, 0 and 1, and
-    # the groups of the rows have the indexes 1, 2, 0 and 1 among them.
+    # `np.unique` sorts the distinct groups. For each of them it returns the first row, and for each
+    # row the index of its group. In the example, the rows have the groups 7, 9, 3 and 7:
+    #
+    #     group                          3  7  9
+    #     first row, by np.unique        2  0  1
+    #     number of the session          2  0  1
     _, first_row_of_group, group_index_of_row = np.unique(
         group_of_row, return_index=True, return_inverse=True
     )
-
-    # Sessions are numbered in order of these first rows: 3, 7 and 9 are the sessions 2, 0 and 1.
     session_of_group = _ranks(first_row_of_group)
     return session_of_group[group_index_of_row]
 
@@ -380,15 +382,21 @@ def _find_waiting_turn(main_turns: list[int], last_turn: int, times: _RequestTim
 
 
 def _pause_ns(turn: int, predecessors: set[int], times: _RequestTimes) -> int:
-    """Return the pause before a request, after the last of its predecessors has ended.
+    """Return the pause in ns between the end of the requests that a request waits for and itself.
 
-    A recorded pause counts from the end of one request, so it is not used if there are several.
+    `turn` is the request, and `predecessors` are the requests that it waits for. A trace records
+    the pause after one request, so the recorded pause is only used if there is one predecessor.
+    Otherwise the pause is inferred from the times at which requests were sent and ended. It is 0 if
+    they overlap, and for the first request of a session.
     """
-    has_recorded_pause = times.pause_ns[turn] >= 0 and len(predecessors) == 1
-    if has_recorded_pause:
-        return times.pause_ns[turn]
     if not predecessors:
         return 0
+
+    recorded_pause_ns = times.pause_ns[turn]
+    has_recorded_pause = recorded_pause_ns >= 0
+    if has_recorded_pause and len(predecessors) == 1:
+        return recorded_pause_ns
+
     last_end_ns = max(times.end_ns[predecessor] for predecessor in predecessors)
     return max(0, times.sent_ns[turn] - last_end_ns)
 

@@ -234,16 +234,21 @@ def _read_lines(
         default_unit=trace_format.default_unit,
     )
 
-    if trace_format.with_unit is not None:
-        trace_format = trace_format.with_unit(unit)
-
-    builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=trace_format.must_be_ordered)
-    is_csv = not _is_json(first_line)
-
     # The first line of a CSV file only names the columns. Other files begin with their first row.
+    is_csv = not _is_json(first_line)
     rows = lines if is_csv else itertools.chain([first], lines)
-    add_lines(builder, trace_format, rows)
+
+    row_format = _format_in_unit(trace_format, unit)
+    builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=row_format.must_be_ordered)
+    add_lines(builder, row_format, rows)
     return builder, file_format
+
+
+def _format_in_unit(trace_format: TraceFormat, unit: TimeUnit) -> TraceFormat:
+    """Return a format with its times in a unit, or unchanged if it defines the unit itself."""
+    if trace_format.with_unit is None:
+        return trace_format
+    return trace_format.with_unit(unit)
 
 
 def _is_json(line: str) -> bool:

@@ -77,7 +77,7 @@ def read_yaml_text(
     Args:
         file: The path of the file.
         label: The name of the file in error messages.
-        kind: The word for such a file in error messages.
+        kind: The word for such a file in error messages, such as "workload".
         hint_if_missing: Returns a hint for a file that cannot be read. It is a function, because
             the hint may need a search for similar files.
         hint_if_too_large: A hint for a file that is too large.
@@ -87,10 +87,13 @@ def read_yaml_text(
     """
     try:
         content = _read_limited(file)
+    except FileNotFoundError:
+        problem = f"no such {kind}"
+        raise UserError("missing_file", problem, label, hint_if_missing()) from None
     except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        problem = f"no such {kind}" if is_missing else f"cannot be read: {error.strerror}"
-        raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
+        error_code = of_reading(error)
+        problem = f"cannot be read: {error.strerror}"
+        raise UserError(error_code, problem, label, hint_if_missing()) from None
 
     if content is None:
         problem = f"the file is larger than 1 MiB, so it is not a {kind}"

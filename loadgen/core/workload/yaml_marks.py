@@ -508,7 +508,17 @@ class _NodeReader:
         return None
 
     def _merge(self, mapping: Map, source: yaml.Node, path: str, depth: int) -> None:
-        """Add the keys of the mappings under `<<` that are not set yet. The first mapping wins."""
+        """Add the keys of other mappings to a mapping, except those that it already has.
+
+        YAML calls this a merge key: `<<: *defaults` adds the keys of the mapping that is marked
+        with `&defaults`, and `<<: [*a, *b]` adds those of two. A key that both have is that of `a`.
+
+        Args:
+            mapping: The mapping that contains the key `<<`.
+            source: The value of this key: a mapping, or a list of mappings.
+            path: The path of `mapping`, for error messages.
+            depth: The depth of nesting of `mapping`.
+        """
         nodes = source.value if isinstance(source, yaml.SequenceNode) else [source]
         for node in nodes:
             if not isinstance(node, yaml.MappingNode):
@@ -516,6 +526,7 @@ class _NodeReader:
                 self.errors.append(UserError("wrong_type", '"<<" can merge only mappings', place))
                 continue
 
+            # The merged mapping is nested in `mapping`, but its keys become keys of `mapping`.
             self._count_node(node, path, depth + 1)
             merged = self._read_entries(node, path, depth)
             for key, value in merged.items():
