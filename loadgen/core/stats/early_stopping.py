@@ -18,44 +18,54 @@ NEGLIGIBLE_TERM = 1e-17
 def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
     """Return the probability of at most `max_events` events in independent trials.
 
-    It is the sum of P[Binomial = k] for k from 0 to `max_events`. The term of `max_events` is
-    computed by logarithms, because its factors overflow. Each other term follows from the one
-    above it: P[k - 1] / P[k] = k / (trials - k + 1) * (1 - probability) / probability. The terms
-    fall fast where the sum is small, so it ends when a term does not change it any more.
+    It is the sum of the binomial probabilities P[k] for k = max_events, max_events - 1, ... 0. Each
+    follows from the one before it by
+
+        P[k - 1] / P[k] = k / (trials - k + 1) * (1 - probability) / probability.
+
+    The sum ends early when a probability is too small to change it.
 
     Args:
         trials: The number of trials.
         max_events: The largest number of events, less than `trials`.
         probability: The probability of an event in one trial.
     """
-    log_of_top_term = (
-        math.lgamma(trials + 1)
-        - math.lgamma(max_events + 1)
-        - math.lgamma(trials - max_events + 1)
-        + max_events * math.log(probability)
-        + (trials - max_events) * math.log1p(-probability)
-    )
-
-    # Terms are relative to the top one, so that they neither overflow nor underflow.
-    term = 1.0
-    sum_of_terms = 1.0
+    # The probabilities are relative to P[max_events], so that they neither overflow nor underflow.
+    relative_probability = 1.0
+    relative_sum = 1.0
     for k in range(max_events, 0, -1):
-        term *= k / (trials - k + 1) * (1 - probability) / probability
-        sum_of_terms += term
-        if term < sum_of_terms * NEGLIGIBLE_TERM:
+        relative_probability *= k / (trials - k + 1) * (1 - probability) / probability
+        relative_sum += relative_probability
+        if relative_probability < relative_sum * NEGLIGIBLE_TERM:
             break
 
-    return min(1.0, math.exp(log_of_top_term) * sum_of_terms)
+    log_of_first = _log_binomial_probability(trials, max_events, probability)
+    return min(1.0, math.exp(log_of_first) * relative_sum)
+
+
+def _log_binomial_probability(trials: int, events: int, probability: float) -> float:
+    """Return the logarithm of the probability of exactly `events` events in independent trials.
+
+    The probability is n! / (k! (n - k)!) * p^k * (1 - p)^(n - k). For many trials its factorials
+    overflow, but their logarithms do not: `math.lgamma(n + 1)` is the logarithm of n!.
+    """
+    return (
+        math.lgamma(trials + 1)
+        - math.lgamma(events + 1)
+        - math.lgamma(trials - events + 1)
+        + events * math.log(probability)
+        + (trials - events) * math.log1p(-probability)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 0.99) -> int:
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
-    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if it shows,
-    with the required confidence, that the server is fast enough. A server that is just too slow has
-    each query over the limit with probability 1 - quantile. It may have only a few slow queries by
-    chance. The test passes if the probability of that is below 1 - confidence.
+    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if a server
+    that is just too slow would hardly ever show so few slow queries: with a probability below
+    1 - confidence, see `_passes`. For example, with a quantile of 0.99 and a confidence of 0.99, a
+    test without a slow query needs 459 queries, because 0.99^459 is below 0.01.
 
     The result is found by doubling the number of queries within the limit until the test passes,
     and then by bisection.
@@ -65,7 +75,8 @@ def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 
         quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
         confidence: The confidence with which the test must show it.
     """
-    # The smallest sufficient number of queries within the limit is from `lower` to `upper`.
+    # The smallest sufficient number of queries within the limit is from `lower` to `upper`. A test
+    # with fewer than expected has too large a share of slow queries to pass.
     lower = _expected_within_limit(over_limit, quantile)
     upper = max(1, lower)
     while not _passes(upper, over_limit, quantile, confidence):

@@ -124,15 +124,18 @@ class Histogram:
     def bucket_middle(self, bucket: int) -> float:
         """Return the value in ns that stands for all values of a bucket.
 
-        It is the harmonic mean of the edges of the bucket: its distance to either edge is the same
-        fraction of that edge, so the largest relative error is as small as it can be. It is never
-        below the smallest value that was counted or above the largest one. Bucket 0 holds the
-        values up to 0, for which 0 stands, or the largest value if all are negative.
+        It is the harmonic mean of the edges of the bucket, 2 / (1 / lower + 1 / upper): its
+        distance to either edge is the same fraction of that edge, so the largest relative error is
+        as small as it can be. For example, 120 is 20 % from both edges of a bucket from 100 to 150.
+
+        It is never below the smallest value that was counted or above the largest one. Bucket 0
+        holds the values up to 0. Its middle is 0, or the largest value if all values are negative.
         """
         if bucket == 0:
             return float(min(0, self.largest_ns))
+
         lower_edge = BUCKET_RATIO ** (bucket - 1)
-        harmonic_mean = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)
+        harmonic_mean = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)  # upper = lower * ratio
         return float(min(max(harmonic_mean, self.smallest_ns), self.largest_ns))
 
     def bucket_middles(self, buckets: NDArray[np.int64]) -> NDArray[np.float64]:

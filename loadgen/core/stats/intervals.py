@@ -154,10 +154,9 @@ def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.flo
 def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
     """Return a limit that at least the fraction `p` of normally distributed values stays below.
 
-    This is a one-sided tolerance limit: the mean plus k standard deviations (Natrella 1963,
-    Experimental Statistics, section 2-2). Neighbouring values are correlated, so they show the mean
-    only as well as fewer independent values would, see `variance_inflation`. The limit is infinite
-    with too few values.
+    This is a one-sided tolerance limit: the mean plus k standard deviations, see
+    `_tolerance_factor`. Neighbouring values are correlated, so they count as fewer independent
+    ones. The limit is infinite with too few values.
 
     Args:
         values: The values in order of time.
@@ -174,29 +173,34 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     if independent_count <= 1:
         return math.inf
 
-    # The variance of a sample around its own mean is too small on average, by the factor
-    # 1 - 1 / n for n independent values (Bessel's correction).
-    variance = data.var() * count / (count - inflation)
-    standard_deviations_above = _tolerance_factor(independent_count, p, level)
-    return float(data.mean() + standard_deviations_above * math.sqrt(variance))
+    # Bessel's correction divides the variance of a sample by 1 - 1 / n for n independent values.
+    # With n = count / inflation, that is a factor of count / (count - inflation).
+    corrected_variance = data.var() * count / (count - inflation)
+    factor = _tolerance_factor(independent_count, p, level)
+    return float(data.mean() + factor * math.sqrt(corrected_variance))
 
 
-def _tolerance_factor(count: float, p: float, level: float) -> float:
+def _tolerance_factor(independent_count: float, p: float, level: float) -> float:
     """Return k such that the mean plus k standard deviations is an upper tolerance limit.
 
-    The approximation of Natrella (1963, section 2-2) for n independent values is
-        k = (z_p + sqrt(z_p^2 - a b)) / a,
+    Natrella (1963, Experimental Statistics, section 2-2) approximates it, with his letters a and
+    b, for n independent values by
+
+        k = (z_p + sqrt(z_p^2 - a b)) / a  with
         a = 1 - z^2 / (2 (n - 1)),  b = z_p^2 - z^2 / n.
-    There z_p is the normal quantile of the fraction `p`, and z that of the confidence. With n too
-    small for the confidence, a is not positive, and k is infinite.
+
+    There z_p is the normal quantile of the fraction `p` of values below the limit, and z that of
+    the confidence `level`. For example, k is 2.4 for 20 values, p = 0.95 and a level of 0.9. With n
+    too small for the confidence, a is not positive, and k is infinite.
     """
-    z_p = NormalDist().inv_cdf(p)
-    z = z_quantile(level)
-    a = 1 - z**2 / (2 * (count - 1))
+    z_of_fraction = NormalDist().inv_cdf(p)
+    z_of_confidence = z_quantile(level)
+    a = 1 - z_of_confidence**2 / (2 * (independent_count - 1))
     if a <= 0:
         return math.inf
-    b = z_p**2 - z**2 / count
-    return (z_p + math.sqrt(z_p**2 - a * b)) / a
+
+    b = z_of_fraction**2 - z_of_confidence**2 / independent_count
+    return (z_of_fraction + math.sqrt(z_of_fraction**2 - a * b)) / a
 
 
 def variance_inflation(values: NDArray[np.float64]) -> float:
@@ -268,30 +272,33 @@ def ratio_of_means(
     """
     x = np.asarray(numerators, float)
     y = np.asarray(denominators, float)
-
     count = min(len(x), len(y))
-    if count < 2:
-        has_ratio = count > 0 and y.mean() != 0
-        value = float(x.mean() / y.mean()) if has_ratio else math.nan
-        return _unbounded_ratio(value, count, level)
+    if count == 0:
+        return _ratio_interval(math.nan, None, count, level)
+
+    value = _divide_or_nan(float(x.mean()), float(y.mean()))
+    if count == 1:
+        return _ratio_interval(value, None, count, level)  # one value has no variance
 
     if paired and len(x) != len(y):
         raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
 
     means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
-    value = means.x / means.y if means.y else math.nan
     t = t_quantile(0.5 + level / 2, means.degrees_of_freedom)
-    ends = _fieller_ends(means, t)
-    if ends is None:
-        return _unbounded_ratio(value, count, level)
-
-    low, high = ends
-    return Interval(value, low, high, level, count, "ratio")
+    return _ratio_interval(value, _fieller_ends(means, t), count, level)
 
 
-def _unbounded_ratio(value: float, count: int, level: float) -> Interval:
-    """Return a ratio of means with an interval that has no bounds."""
-    return Interval(value, -math.inf, math.inf, level, count, "ratio")
+def _divide_or_nan(numerator: float, denominator: float) -> float:
+    """Return the ratio of two numbers, NaN if the denominator is 0."""
+    return numerator / denominator if denominator else math.nan
+
+
+def _ratio_interval(
+    value: float, ends: tuple[float, float] | None, count: int, level: float
+) -> Interval:
+    """Return a ratio of means with the ends of its interval. The interval is unbounded for None."""
+    low, high = (-math.inf, math.inf) if ends is None else ends
+    return Interval(value, low, high, level, count, method="ratio")
 
 
 def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
@@ -314,23 +321,28 @@ def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans
 def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
     """Return the means of two independent samples, which may differ in length and variance.
 
-    Fieller's theorem needs the variance of x - r y, where r is the ratio of the means. It is
-    x_variance + r^2 y_variance, and its degrees of freedom are Welch's for the two summands.
+    Fieller's theorem tests x_mean - r * y_mean, where r is the ratio of the means. The variance of
+    this difference is a sum, x_mean_variance + r^2 * y_mean_variance. So its degrees of freedom are
+    Welch's for these two terms. The ratio counts as 1 if the mean of `y` is 0.
     """
     x_mean = float(x.mean())
     y_mean = float(y.mean())
-    x_variance = float(x.var(ddof=1)) / len(x)
-    y_variance = float(y.var(ddof=1)) / len(y)
-    r_squared = (x_mean / y_mean) ** 2 if y_mean else 1.0
+    x_mean_variance = float(x.var(ddof=1)) / len(x)
+    y_mean_variance = float(y.var(ddof=1)) / len(y)
+
+    ratio = x_mean / y_mean if y_mean else 1.0
     degrees_of_freedom = welch_degrees_of_freedom(
-        x_variance, len(x) - 1, r_squared * y_variance, len(y) - 1
+        variance_a=x_mean_variance,
+        degrees_of_freedom_a=len(x) - 1,
+        variance_b=ratio**2 * y_mean_variance,
+        degrees_of_freedom_b=len(y) - 1,
     )
 
     return _TwoMeans(
         x=x_mean,
         y=y_mean,
-        x_variance=x_variance,
-        y_variance=y_variance,
+        x_variance=x_mean_variance,
+        y_variance=y_mean_variance,
         covariance=0.0,
         degrees_of_freedom=degrees_of_freedom,
     )
@@ -372,33 +384,34 @@ def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
 
 
 def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
-    """Return the ratio of two independent positive values, from the interval of each.
+    """Return the ratio of two independent positive values, from the confidence interval of each.
 
     This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    It needs no symmetric intervals. The ratio is low if the numerator is near its low end and the
-    denominator near its high end. If both were at these ends, the two distances, as logarithms,
-    would add up. Since independent values are rarely both at their ends, the distance to the low
-    end of the ratio is only the square root of the sum of the squared distances. The high end
-    follows in the same way from the other two ends.
+    The ratio is low if the numerator is near its low end and the denominator near its high end.
+    Independent values are rarely both at their ends. So their distances to these ends, as
+    logarithms, are not added: the distance to the low end of the ratio is the square root of the
+    sum of their squares. The high end follows in the same way from the other two ends.
 
     If a value is not positive and finite, the ratio is NaN, with an interval from 0 to infinity.
     """
     has_ratio = 0 < numerator.value < math.inf and 0 < denominator.value < math.inf
     if not has_ratio:
-        return Interval(math.nan, 0.0, math.inf, numerator.level)
+        return Interval(value=math.nan, low=0.0, high=math.inf, level=numerator.level)
 
     log_ratio = math.log(numerator.value / denominator.value)
     numerator_distances = _log_distances(numerator)
     denominator_distances = _log_distances(denominator)
 
     distance_to_low = math.hypot(numerator_distances.to_low, denominator_distances.to_high)
-    low = math.exp(log_ratio - distance_to_low)
-
     distance_to_high = math.hypot(numerator_distances.to_high, denominator_distances.to_low)
     is_bounded = distance_to_high < MAX_EXPONENT  # `math.exp` of more would overflow
-    high = math.exp(log_ratio + distance_to_high) if is_bounded else math.inf
 
-    return Interval(math.exp(log_ratio), low, high, numerator.level)
+    return Interval(
+        value=math.exp(log_ratio),
+        low=math.exp(log_ratio - distance_to_low),
+        high=math.exp(log_ratio + distance_to_high) if is_bounded else math.inf,
+        level=numerator.level,
+    )
 
 
 class _EndDistances(NamedTuple):
@@ -478,9 +491,9 @@ def widen_by_runs(
 
     Blocks of time within runs do not show what differs from run to run, such as a restart of the
     server. So the interval becomes at least as wide as Student's interval of the values of the
-    runs, which is placed around the value of `interval`. The interval is returned unchanged for a
-    single run, for a value that is not finite, and on a logarithmic scale for a value that has no
-    logarithm.
+    runs, placed around the value of `interval`. The interval is returned unchanged if the runs
+    support none: for a single run, for a value that is not finite, and on a logarithmic scale for a
+    value of 0 or below.
 
     Args:
         interval: The interval by blocks of time within runs.
@@ -489,22 +502,29 @@ def widen_by_runs(
             latencies, whose errors are relative.
     """
     value = interval.value
-    data = np.asarray(value_of_runs, float)
-    are_all_finite = bool(np.isfinite(data).all()) and math.isfinite(value)
-    if len(data) < 2 or not are_all_finite:
-        return interval
-    if on_log_scale and min(*data, value) <= 0:
+    run_values = np.asarray(value_of_runs, float)
+    are_all_finite = bool(np.isfinite(run_values).all()) and math.isfinite(value)
+    if len(run_values) < 2 or not are_all_finite:
         return interval
 
-    if on_log_scale:
-        log_half_width = replications(np.log(data), interval.level).half_width
-        low = value * math.exp(-log_half_width)
-        high = value * math.exp(min(log_half_width, MAX_EXPONENT))
-    else:
-        half_width = replications(data, interval.level).half_width
-        low = value - half_width
-        high = value + half_width
+    if not on_log_scale:
+        half_width = replications(run_values, interval.level).half_width
+        return _widen(interval, value - half_width, value + half_width)
 
+    are_all_positive = min(*run_values, value) > 0
+    if not are_all_positive:
+        return interval
+
+    log_half_width = replications(np.log(run_values), interval.level).half_width
+    return _widen(
+        interval,
+        low=value * math.exp(-log_half_width),
+        high=value * math.exp(min(log_half_width, MAX_EXPONENT)),
+    )
+
+
+def _widen(interval: Interval, low: float, high: float) -> Interval:
+    """Return the interval with its ends moved out to `low` and `high` where it is narrower."""
     return replace(interval, low=min(interval.low, low), high=max(interval.high, high))
 
 
@@ -524,16 +544,27 @@ def startup_length(values: ArrayLike) -> int | None:
     if count < 4:
         return None
 
-    # Entry i of each array describes the values that remain if the first i are cut off.
-    remaining_counts = np.arange(count, 0, -1)
-    remaining_sums = _sums_to_end(data)
-    remaining_squares = _sums_to_end(data * data)
-    squared_deviations = remaining_squares - remaining_sums * remaining_sums / remaining_counts
-    squared_standard_errors = squared_deviations / remaining_counts**2
+    # Entry i describes the values that remain if the first i are cut off.
+    squared_standard_errors = _squared_standard_errors_of_rest(data)
     half = count // 2
     best_cut = int(np.argmin(squared_standard_errors[: half + 1]))
 
     return best_cut if best_cut < half else None
+
+
+def _squared_standard_errors_of_rest(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the squared standard error of the mean of the values from each index to the end.
+
+    For n values it is the sum of their squared deviations from the mean, divided by n^2. That sum
+    is the sum of squares less the squared sum / n. For example, [5, 1, 3] gives [8 / 9, 2 / 4, 0].
+    """
+    counts = np.arange(len(values), 0, -1)
+    sums = _sums_to_end(values)
+    sums_of_squares = _sums_to_end(values * values)
+
+    sums_of_squared_deviations = sums_of_squares - sums * sums / counts
+    squared_errors: NDArray[np.float64] = sums_of_squared_deviations / counts**2
+    return squared_errors
 
 
 def _sums_to_end(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -546,9 +577,10 @@ def extrapolate_growth(
 ) -> tuple[float, float]:
     """Return by how much evenly spaced values will grow in the next steps, and an upper bound.
 
-    A straight line is fitted by least squares. The standard error of its slope is widened for the
-    correlation of neighbouring residuals, and the bound follows from Student's t. With fewer than
-    MIN_VALUES_OF_TREND values the growth counts as 0 and the bound is infinite.
+    A straight line is fitted by least squares. The bound follows from Student's t and the standard
+    error of the slope. If neighbouring residuals of the line are correlated, they show the slope
+    less well than independent ones, so its standard error is increased. With fewer than
+    MIN_VALUES_OF_TREND values, the growth counts as 0 and the bound is infinite.
 
     Args:
         values: The values, in order of time.
@@ -562,13 +594,14 @@ def extrapolate_growth(
 
     # The mean of these times is 0, so the line is: mean of the values + slope * time.
     times = np.arange(count) - (count - 1) / 2
-    sum_of_time_squares = float((times * times).sum())
-    slope = float((times * data).sum()) / sum_of_time_squares
-    residuals = data - data.mean() - slope * times
-    degrees_of_freedom = count - 2
-    residual_variance = float((residuals * residuals).sum()) / degrees_of_freedom
-    slope_variance = residual_variance / sum_of_time_squares
-    standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
-    highest_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
+    sum_of_squared_times = float((times * times).sum())
+    slope = float((times * data).sum()) / sum_of_squared_times
 
-    return slope * steps_ahead, highest_slope * steps_ahead
+    residuals = data - data.mean() - slope * times
+    degrees_of_freedom = count - 2  # two parameters were fitted
+    residual_variance = float((residuals * residuals).sum()) / degrees_of_freedom
+    slope_variance = residual_variance / sum_of_squared_times
+    standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
+    upper_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
+
+    return slope * steps_ahead, upper_slope * steps_ahead

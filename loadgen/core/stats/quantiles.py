@@ -165,8 +165,8 @@ class Values:
     """All values of a sample, so that quantiles are exact. Merging adds the values."""
 
     def __init__(self) -> None:
-        self._parts: list[NDArray[np.int64]] = []
-        self._is_sorted = False  # there is one part, which is sorted
+        self._arrays: list[NDArray[np.int64]] = []
+        self._is_sorted = False  # True if there is only one array, which is sorted
 
     @classmethod
     def of_arrays(cls, arrays: Iterable[NDArray[np.int64]], max_count: int) -> Values:
@@ -194,49 +194,51 @@ class Values:
         sample._sort()
         return sample
 
-    def _sort(self) -> None:
-        """Join all values in one sorted array, in which each quantile is a look-up.
+    def _sort(self) -> NDArray[np.int64]:
+        """Join all values in one sorted array, which replaces the others, and return it.
 
-        One sort is faster than a partition of the values for each quantile.
+        Each quantile is then a look-up. One sort is faster than a partition of the values for each
+        quantile.
         """
         if self._is_sorted:
-            return
+            return self._arrays[0]
 
-        if len(self._parts) != 1:
-            self._parts = [np.concatenate(self._parts)]
+        if len(self._arrays) != 1:
+            self._arrays = [np.concatenate(self._arrays)]
 
-        values = self._parts[0]
-
-        # The lags of a simulated run are all equal. To see that is faster than to sort them.
+        # Often all values are equal, such as the lags of a simulated run, which are 0. This test
+        # takes less time than sorting them.
+        values = self._arrays[0]
         is_ascending = bool((values[1:] >= values[:-1]).all())
         if not is_ascending:
             values.sort()
 
         self._is_sorted = True
+        return values
 
     def add(self, values_ns: NDArray[np.int64]) -> None:
         """Add values, which are kept as int32 if all of them fit."""
         fit_into_int32 = (
             len(values_ns) > 0 and values_ns.min() >= 0 and values_ns.max() < SMALL_VALUE_LIMIT
         )
-        self._parts.append(values_ns.astype(np.int32) if fit_into_int32 else values_ns)
+        self._arrays.append(values_ns.astype(np.int32) if fit_into_int32 else values_ns)
         self._is_sorted = False
 
     def merge(self, other: Values) -> None:
         """Add the values of another sample. The order of merging does not matter."""
-        self._parts += other._parts
+        self._arrays += other._arrays
         self._is_sorted = False
 
     @property
     def count(self) -> int:
         """The number of values."""
-        return sum(map(len, self._parts))
+        return sum(map(len, self._arrays))
 
     def nth(self, index: int) -> float:
         """Return the value at an index of the ordered sample."""
         if self._is_sorted:
-            return int(self._parts[0][index])
-        return int(np.partition(np.concatenate(self._parts), index)[index])
+            return int(self._arrays[0][index])
+        return int(np.partition(np.concatenate(self._arrays), index)[index])
 
     def quantile(self, p: float) -> float:
         """Return a quantile of at least one value, which is one of the values."""
@@ -248,16 +250,22 @@ class Values:
         if count == 0:
             return Distribution()
 
-        self._sort()
-        values = self._parts[0]
+        values = self._sort()
+        smallest = int(values[0])
         largest = int(values[-1])
+        mean = _sum_exactly(values, largest) / count
+        return describe_sample(self, mean, smallest, largest)
 
-        # The sum of many large values does not fit into int64, so they are added in several parts.
-        part_count = 1 + count * largest // MAX_PARTIAL_SUM
-        parts = np.array_split(values, part_count)
-        total = sum(int(part.sum(dtype=np.int64)) for part in parts)
 
-        return describe_sample(self, total / count, int(values[0]), largest)
+def _sum_exactly(values: NDArray[np.int64], largest: int) -> int:
+    """Return the sum of values as a Python integer, which does not overflow.
+
+    The sum of many large values does not fit into int64. So they are divided into chunks whose sums
+    fit: chunks of n values where n * `largest` is about MAX_PARTIAL_SUM or less.
+    """
+    chunk_count = 1 + len(values) * largest // MAX_PARTIAL_SUM
+    chunks = np.array_split(values, chunk_count)
+    return sum(int(chunk.sum(dtype=np.int64)) for chunk in chunks)
 
 
 def block_slices(count: int) -> list[slice]:
@@ -285,26 +293,31 @@ def ks_distance(
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
     It is the largest difference between the share of the values up to x and the probability of the
-    distribution up to x. The share jumps at each value, so both sides of each jump are compared.
-    Many values are compared in blocks, which takes little memory.
+    distribution up to x. The share jumps at each distinct value, so both sides of each jump are
+    compared. For example, the share of the values 3, 3, 7, 9 jumps from 0 to 0.5 at 3.
 
     Args:
         ordered: At least one value, in ascending order.
         cdf: P(X <= x) of the distribution, for an array of x.
         cdf_below: P(X < x). It is the same function for a continuous distribution.
     """
-    # Equal values are one jump. Each jump is at `ordered[start:end]`.
-    differs_from_previous = np.append(True, ordered[1:] != ordered[:-1])
-    starts = np.flatnonzero(differs_from_previous)
-    ends = np.append(starts[1:], len(ordered))
+    # Entry i describes jump i. The counts of the example are 0, 2, 3 before and 2, 3, 4 after it.
+    counts_before_jump = _first_of_equal(ordered)
+    counts_after_jump = np.append(counts_before_jump[1:], len(ordered))
 
     distance = 0.0
-    for rows in block_slices(len(starts)):
-        values = ordered[starts[rows]]
-        share_below = starts[rows] / len(ordered)
-        share_up_to = ends[rows] / len(ordered)
-        distance_below = np.abs(share_below - cdf_below(values)).max()
-        distance_up_to = np.abs(share_up_to - cdf(values)).max()
-        distance = max(distance, float(distance_below), float(distance_up_to))
+    for jumps in block_slices(len(counts_before_jump)):  # in blocks, to need little memory
+        x = ordered[counts_before_jump[jumps]]
+        share_before = counts_before_jump[jumps] / len(ordered)
+        share_after = counts_after_jump[jumps] / len(ordered)
+        distance_before = np.abs(share_before - cdf_below(x)).max()
+        distance_after = np.abs(share_after - cdf(x)).max()
+        distance = max(distance, float(distance_before), float(distance_after))
 
     return distance
+
+
+def _first_of_equal(ordered: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the index of the first of each series of equal values: 0, 2, 3 for 3, 3, 7, 9."""
+    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    return np.flatnonzero(is_first)

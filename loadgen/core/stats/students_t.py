@@ -47,16 +47,21 @@ def z_quantile(level: float) -> float:
 def normal_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the probability that a standard normal variable is at most z, for each z.
 
-    This is `erfcc` of Numerical Recipes, 2nd edition, section 6.2. With x = |z| / sqrt(2) and
-    t = 1 / (1 + x / 2), the probability beyond |z| is t / 2 * exp(polynomial(t) - x^2), with a
-    relative error of at most 1.2e-7.
+    For example, the probability is 0.5 for z = 0 and 0.975 for z = 1.96.
+
+    The tail beyond |z| is `erfcc` of Numerical Recipes, 2nd edition, section 6.2, which has a
+    relative error of at most 1.2e-7: t / 2 * exp(polynomial(t) - x^2), with x = |z| / sqrt(2) and
+    t = 1 / (1 + x / 2).
     """
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.5 * x)
-    exponent = _erfc_polynomial(t)
-    exponent -= x * x
-    exponential = np.exp(exponent, out=exponent)  # reuses the memory of the exponent
+
+    # The results overwrite the polynomial, because a new array for each takes more time.
+    polynomial = _erfc_polynomial(t)
+    exponent = np.subtract(polynomial, x * x, out=polynomial)
+    exponential = np.exp(exponent, out=exponent)
     tail_probability = 0.5 * t * exponential
+
     return np.where(z >= 0, 1 - tail_probability, tail_probability)
 
 
@@ -158,11 +163,13 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
 def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     """Return the continued fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22.
 
-    It is evaluated by the modified Lentz method, as in `betacf` of Numerical Recipes. The fraction
-    cut off after n terms is A_n / B_n, where both would overflow for large n. So the method only
-    computes how they change from one term to the next: `numerator_ratio` is A_n / A_(n-1), and
-    `inverse_denominator_ratio` is B_(n-1) / B_n. Their product is the factor by which the term
-    changes the fraction.
+    This is the modified Lentz method, as in `betacf` of Numerical Recipes, section 6.4. It starts
+    with 1 / (1 + d1) and multiplies it by a factor for each further term: d2, d3 and so on. The
+    factors come closer to 1, and it ends when a factor is 1 within FRACTION_TOLERANCE.
+
+    A factor is the product of two ratios. Cut off after n terms, the fraction is a quotient A / B,
+    where both would overflow for large n. The next term multiplies A by `numerator_ratio`, and
+    1 / B by `inverse_denominator_ratio`.
     """
     d1 = -(a + b) * x / (a + 1)
     numerator_ratio = 1.0
@@ -170,13 +177,19 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
 
     fraction = inverse_denominator_ratio
     for m in range(1, MAX_FRACTION_TERMS):
-        d_even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))  # d2, d4, ...
-        d_odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))  # d3, d5, ...
-        for term in (d_even, d_odd):
-            # TINY stands for a divisor of 0, as in Lentz's method. This is no function of its own,
-            # because the steps of a fraction are many and its result is needed while a run ends.
-            numerator_ratio = (1 + term / numerator_ratio) or TINY
-            inverse_denominator_ratio = 1 / ((1 + term * inverse_denominator_ratio) or TINY)
+        even_term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))  # d2, d4, ...
+        odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))  # d3, d5, ...
+
+        for term in (even_term, odd_term):
+            numerator_ratio = 1 + term / numerator_ratio
+            if numerator_ratio == 0:
+                numerator_ratio = TINY  # the next term divides by it
+
+            denominator_ratio = 1 + term * inverse_denominator_ratio
+            if denominator_ratio == 0:
+                denominator_ratio = TINY
+
+            inverse_denominator_ratio = 1 / denominator_ratio
             fraction *= numerator_ratio * inverse_denominator_ratio
 
         last_factor = numerator_ratio * inverse_denominator_ratio

@@ -103,19 +103,26 @@ class _TrendTest(Struct, frozen=True):
         return 1 - t_cdf(self.growth / self.standard_error, self.degrees_of_freedom)
 
     def detectable_growth(self, significance_level: float) -> float:
-        """Return the smallest growth that this test finds with probability POWER.
+        """Return the smallest true growth that this test finds with probability POWER.
 
-        The test finds a growth if the estimated growth exceeds a critical value, which follows from
-        the significance level. The estimate varies around the true growth. So the true growth has
-        to exceed the critical value by a margin, which follows from POWER. Both are t quantiles, in
-        standard errors.
+        This is the textbook formula of power analysis: the sum of two t quantiles, in standard
+        errors. The test calls a series growing if the estimated growth exceeds the first one, the
+        critical value. The estimate varies around the true growth, so the true growth has to exceed
+        the critical value by the second one. A series without noise shows any growth, so the
+        smallest one is 0.
+
+        Args:
+            significance_level: The probability of finding a growth when there is none.
         """
         if self.standard_error == 0:
             return 0.0
-        # `t_quantile` caches its results, which rounded degrees of freedom make useful.
+
+        # Rounded, so that series with about the same degrees of freedom share the quantiles that
+        # `t_quantile` has in its cache.
         degrees_of_freedom = round(self.degrees_of_freedom, 1)
         critical_value = t_quantile(1 - significance_level, degrees_of_freedom)
         power_margin = t_quantile(POWER, degrees_of_freedom)
+
         return (critical_value + power_margin) * self.standard_error
 
 
@@ -147,14 +154,13 @@ def find_trends(
 ) -> list[Trend | None]:
     """Return how much each series grows over time, and whether that growth is significant.
 
-    A series holds the means of equal blocks of time, NaN for a block without a value. Its trend is
-    None if fewer than MIN_BLOCKS blocks have a value. If no series grows, the probability that at
-    least one is reported as growing is `significance_level`, however many series there are.
+    A trend is None if fewer than MIN_BLOCKS blocks of the series have a value.
 
-    Holm's correction for multiple tests ensures that. It cannot tell how much growth a test would
-    detect, because Holm's level for a series depends on the p-values of the other series. So the
-    detectable growth is computed with Bonferroni's level, which is stricter and the same for all:
-    the significance level divided by the number of all tests, of which each series has two.
+    Args:
+        series: The series. Each holds the means of equal blocks of time, NaN for a block without a
+            value.
+        significance_level: The probability that at least one series is reported as growing when
+            none grows. Holm's correction ensures it for any number of series.
     """
     tests_by_index = _test_all_series(series)
     if not tests_by_index:
@@ -162,6 +168,9 @@ def find_trends(
 
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
+
+    # Holm's level for a series depends on the p-values of the others, so it does not say how much
+    # growth would be detected. Bonferroni's level is stricter and the same for all tests.
     test_count = _TESTS_PER_SERIES * len(tests_by_index)
     bonferroni_level = significance_level / test_count
 
@@ -180,21 +189,25 @@ def find_trends(
 
 
 def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendTests]:
-    """Test the growth of each series. Return both tests of a series by the index of the series.
+    """Test the growth of each series, and return both tests by the index of the series.
 
-    Series with too few values are left out. From MANY_SERIES series on, the correlation of their
-    noise is bounded by its mean over all of them, see `_mean_correlation`.
+    Series with too few values are left out. With MANY_SERIES or more, each test of a slope also
+    uses the mean correlation of the noise over all series, because the correlation in one short
+    series is only a rough estimate.
     """
     fitted_lines = [_fit_line(values) for values in series]
-    common_correlation = None
+    mean_correlation = None
     if len(series) >= MANY_SERIES:
-        common_correlation = _mean_correlation(fitted_lines)
+        mean_correlation = _mean_correlation(fitted_lines)
 
     tests_by_index = {}
     for index, line in enumerate(fitted_lines):
-        if line is not None:
-            slope_test = _test_slope(line, common_correlation)
-            tests_by_index[index] = _TrendTests(slope_test, _test_steps(line.values))
+        if line is None:
+            continue
+
+        tests_by_index[index] = _TrendTests(
+            slope=_test_slope(line, mean_correlation), steps=_test_steps(line.values)
+        )
 
     return tests_by_index
 
@@ -235,21 +248,24 @@ class _FittedLine(Struct, frozen=True):
     Attributes:
         values: The values of the blocks that have one.
         slope: The growth from the first block to the last one.
-        time_squares: The sum of squares of the times of the blocks, see `_scale_times`.
+        sum_of_squared_times: The sum of squares of the times of the blocks, see `_scale_times`.
         noise: The noise of the series, None if there is none.
     """
 
     values: NDArray[np.float64]
     slope: float
-    time_squares: float
+    sum_of_squared_times: float
     noise: _Noise | None
 
 
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
-    """Fit a straight line by least squares to a series, None if too few blocks have a value.
+    """Fit a straight line by least squares to the values of a series, and measure the noise.
 
-    A block without a value is NaN. The noise is what a parabola leaves over, not the line, because
-    growth that becomes faster or slower is no noise.
+    The noise is the residuals of a parabola rather than of the line, because growth that becomes
+    faster or slower is no noise. Return None if fewer than MIN_BLOCKS blocks have a value.
+
+    Args:
+        series: The value of each block of time, NaN for a block without one.
     """
     blocks = np.flatnonzero(np.isfinite(series))
     if len(blocks) < MIN_BLOCKS:
@@ -259,14 +275,15 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     times = _scale_times(blocks)
 
     # The mean of the times is 0, so the line is: mean of the values + slope * time.
-    time_squares = float((times * times).sum())
-    slope = float((times * values).sum()) / time_squares
+    sum_of_squared_times = float((times * times).sum())
+    slope = float((times * values).sum()) / sum_of_squared_times
     residuals_of_line = values - values.mean() - slope * times
     residuals_of_parabola = residuals_of_line - _parabola_less_line(values, times)
+
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
     noise = _measure_noise(residuals_of_parabola, largest_rounding_error)
 
-    return _FittedLine(values, slope, time_squares, noise)
+    return _FittedLine(values, slope, sum_of_squared_times, noise)
 
 
 def _scale_times(blocks: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -283,31 +300,33 @@ def _measure_noise(residuals: NDArray[np.float64], largest_rounding_error: float
     sum_of_squares = float((residuals * residuals).sum())
     if sum_of_squares <= largest_rounding_error**2:
         return None
-    return _Noise(sum_of_squares, _neighbour_correlation(residuals, sum_of_squares))
+
+    products_of_neighbours = residuals[1:] * residuals[:-1]
+    residual_correlation = float(products_of_neighbours.sum()) / sum_of_squares
+    return _Noise(sum_of_squares, _noise_correlation(residual_correlation, len(residuals)))
 
 
-def _neighbour_correlation(residuals: NDArray[np.float64], sum_of_squares: float) -> float:
-    """Return the correlation of neighbours in the noise, estimated from the residuals of a curve.
+def _noise_correlation(residual_correlation: float, count: int) -> float:
+    """Return the correlation of neighbours in the noise, from that of the residuals of a curve.
 
-    A curve follows the noise, so its residuals look less correlated than the noise is. For n
-    residuals of a curve with k parameters, both correlations are related by
+    A fitted curve follows the noise, so the residuals look less correlated than the noise is. For n
+    residuals of a curve with k parameters, about
 
-        residual correlation = noise correlation - k * (1 + 2 * noise correlation) / n,
+        residual correlation = noise correlation - k * (1 + 2 * noise correlation) / n.
 
-    at least approximately. So the noise correlation is
+    Solved for the noise, this is
 
-        (n * residual correlation + k) / (n - 2 * k).
+        noise correlation = (n * residual correlation + k) / (n - 2 * k).
 
-    The result is at least 0, because a negative correlation would make growth look more certain
-    than independent noise does.
+    For example, 20 residuals of a parabola (k = 3) with a correlation of 0.2 show a noise
+    correlation of 7 / 14 = 0.5. The result is from 0 to MAX_CORRELATION: a negative correlation
+    would make growth look more certain than independent noise does.
 
     Args:
-        residuals: The residuals of the blocks, in order of time.
-        sum_of_squares: The sum of their squares.
+        residual_correlation: The correlation of each residual with the next one.
+        count: The number of residuals.
     """
-    count = len(residuals)
     parameters = CURVE_DEGREE + 1
-    residual_correlation = float((residuals[1:] * residuals[:-1]).sum()) / sum_of_squares
     # MIN_BLOCKS makes the divisor at least 2; the 1 only protects against smaller settings.
     divisor = max(count - 2 * parameters, 1)
     noise_correlation = (residual_correlation * count + parameters) / divisor
@@ -368,17 +387,17 @@ def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
     return float(np.mean(correlations)) if correlations else 0.0
 
 
-def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTest:
+def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest:
     """Test whether the slope of a line is above 0, by Student's t with correlated noise.
 
-    The noise is modelled as an autoregressive process of order 1, in which neighbouring blocks have
-    a correlation of r. The variance of the slope is then (1 + r) / (1 - r) times that of
-    independent noise, and correlated blocks count as fewer independent ones.
+    The noise is modelled as an autoregressive process of order 1, AR(1), in which neighbouring
+    blocks have a correlation of r. The variance of the slope is then (1 + r) / (1 - r) times that
+    of independent noise.
 
     Args:
         line: The fitted line.
-        common_correlation: The mean correlation of many series, which is a lower bound of r. None
-            if there are too few series for one.
+        mean_correlation: The mean correlation of many series, which is a lower bound of r. None if
+            there are too few series for one.
     """
     block_count = len(line.values)
     curve_parameters = CURVE_DEGREE + 1  # of the curve around which the noise is measured
@@ -387,18 +406,18 @@ def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTe
             line.slope, standard_error=0.0, degrees_of_freedom=block_count - curve_parameters
         )
 
-    correlation = _upper_correlation(line.noise.correlation, block_count, common_correlation)
+    correlation = _upper_correlation(line.noise.correlation, block_count, mean_correlation)
     variance_inflation = (1 + correlation) / (1 - correlation)
     noise_variance = line.noise.sum_of_squares / (block_count - curve_parameters)
-    slope_variance = noise_variance / line.time_squares * variance_inflation
+    slope_variance = noise_variance / line.sum_of_squared_times * variance_inflation
 
-    is_correlation_well_known = common_correlation is not None
-    if is_correlation_well_known:
-        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
-    else:
-        # The correlation may be larger than a few blocks show. This formula, which holds for the
-        # variance of a mean, gives fewer independent blocks and so is on the safe side.
+    # Correlated blocks count as fewer independent ones. If the correlation comes from a few blocks
+    # alone, it may be larger than it looks. So their number is then that for the variance of a
+    # mean, which is smaller than that for a variance and makes the test stricter.
+    if mean_correlation is None:
         independent_blocks = block_count / variance_inflation
+    else:
+        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
 
     degrees_of_freedom = max(independent_blocks - curve_parameters, MIN_DEGREES_OF_FREEDOM)
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
@@ -414,17 +433,17 @@ def _independent_blocks_of_variance(count: int, correlation: float) -> float:
     return count * (1 - correlation_of_squares) / (1 + correlation_of_squares)
 
 
-def _upper_correlation(correlation: float, count: int, common_correlation: float | None) -> float:
+def _upper_correlation(correlation: float, count: int, mean_correlation: float | None) -> float:
     """Return how large the correlation of neighbours may be, if it was estimated from few blocks.
 
     The estimate is raised by CORRELATION_ERRORS standard errors. They are added to Fisher's
     z = atanh(correlation), whose standard error is 1 / sqrt(count - 3). The result is at least the
-    common correlation of many series, if that is known, and at most MAX_CORRELATION.
+    mean correlation of many series, if that is known, and at most MAX_CORRELATION.
     """
     z = math.atanh(correlation)
     standard_error_of_z = 1 / math.sqrt(count - 3)
     raised_correlation = math.tanh(z + CORRELATION_ERRORS * standard_error_of_z)
-    lower_bound = 0.0 if common_correlation is None else common_correlation
+    lower_bound = 0.0 if mean_correlation is None else mean_correlation
     return min(max(raised_correlation, lower_bound), MAX_CORRELATION)
 
 

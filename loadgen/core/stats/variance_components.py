@@ -55,11 +55,11 @@ def estimate_components(
 ) -> VarianceComponents:
     """Estimate variance components by the two-way analysis of variance of cell means.
 
-    A cell holds the values of one part, such as a replica, in one block of time. Parts and blocks
-    are both random effects, whose variances follow from the expected mean squares by the method of
-    moments (Searle, Casella and McCulloch 1992, chapter 4). For example, the mean square of the
-    parts is expected to be that of the residuals plus the number of blocks times the variance
-    between parts.
+    A cell holds the values of one part, such as a replica, in one block of time. This is the method
+    of moments for two random effects (Searle, Casella and McCulloch 1992, chapter 4): it solves
+
+        mean square of the parts = residual mean square + blocks * variance between parts,
+        mean square of the blocks = residual mean square + parts * variance over time.
 
     Args:
         cell_means: The mean of each cell, parts x blocks of time, two or more of each.
@@ -75,6 +75,8 @@ def estimate_components(
     # mean of n values has a variance of 1 / n of that of one value.
     chance_variance_of_means = variance_within * float((1 / cell_counts).mean())
     interaction = mean_squares.residuals - chance_variance_of_means
+
+    # An estimate below 0 is an error of estimation, because no variance is negative.
     return VarianceComponents(
         mean=float(cell_means.mean()),
         between_parts=max(between_parts, 0.0),
@@ -142,10 +144,18 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
 def _critical_distance(count: int, level: float) -> float:
     """Return the distance from the mean, in standard deviations, that makes a value an outlier.
 
-    It is lambda of the generalized ESD test (Rosner 1983) for one of `count` values. Bonferroni's
-    correction divides the error probability 1 - level by the number of values and by 2, because a
-    value may be too small or too large.
+    This is the critical value of the generalized ESD test (Rosner 1983), named lambda there, for
+    one of n = `count` values:
+
+        (n - 1) t / sqrt((n - 2 + t^2) n).
+
+    There t is a quantile of Student's t with n - 2 degrees of freedom. Bonferroni's correction
+    divides the error probability 1 - level by the number of values and by 2, because a value may be
+    too small or too large. For example, it is 2.71 for 20 values and a level of 0.95.
     """
     error_probability = (1 - level) / (2 * count)
     t = t_quantile(1 - error_probability, count - 2)
-    return (count - 1) * t / math.sqrt((count - 2 + t * t) * count)
+
+    numerator = (count - 1) * t
+    denominator = math.sqrt((count - 2 + t * t) * count)
+    return numerator / denominator
