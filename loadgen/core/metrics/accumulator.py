@@ -68,10 +68,6 @@ DEAD_WORKER_PREFIX = "dead_"
 KINDS_WITHOUT_FAILURE = ("", "unfinished")
 """Kinds of requests that did not fail. Unfinished ones were cut by the end of the run."""
 
-ENDS_OF_LAST_SENT = ("issued_end", "issued_done")
-"""Names of `maxima` that are not maxima: the ends of the request that was sent last, which MLPerf
-LoadGen calls the last issued query."""
-
 
 TermCount: TypeAlias = Literal["values", "over", "unfinished_over"]
 """What is counted for an SLO term: requests with a value, those over the limit, and unfinished ones
@@ -113,6 +109,20 @@ class FailureCount(NamedTuple):
         return self.due_ns < other.due_ns
 
 
+class LastSent(NamedTuple):
+    """The times of the request that was sent last, the "last issued query" of MLPerf LoadGen.
+
+    Attributes:
+        sent_ns: When it was sent.
+        end_ns: When its last event came, -1 if none did.
+        done_ns: When its response body ended.
+    """
+
+    sent_ns: int
+    end_ns: int
+    done_ns: int
+
+
 class MetricAccumulator:
     """Sums, extremes, samples and amounts of the records of one stage, target, class or step.
 
@@ -125,7 +135,8 @@ class MetricAccumulator:
         slo: The SLO that these requests are judged by, or None.
         sums: Sums by name. Most are numbers of requests, such as "ok" or "with_first_token".
         minima: The smallest value of some fields, by name.
-        maxima: The largest value of some fields, by name, and ENDS_OF_LAST_SENT.
+        maxima: The largest value of some fields, by name.
+        last_sent: The request that was sent last, None if none was sent.
         failures: The number of failures of each kind, with one of them.
         samples: Values that were added under a name, beside those of the per-request metrics.
         amounts: Amounts that were added under a name, beside REQUEST_AMOUNTS.
@@ -135,27 +146,27 @@ class MetricAccumulator:
     def __init__(self, slo: Slo | None = None) -> None:
         """Create an accumulator without requests.
 
-        The attributes are described at the class. For example, `sums["ok"]` is the number of ok
-        requests, `minima["sent"]` the time of the first send, and `samples["session"]` has the
-        duration of each conversation. The private attributes keep statistics that were computed.
-
         Args:
             slo: The SLO that the requests are judged by, or None.
         """
         self.slo = slo
+        self.columns: list[Columns] = []
+
+        # What is added up, by name: `sums["ok"]` is the number of ok requests, `minima["sent"]` the
+        # time of the first send in ns, and `samples["session"]` the durations of conversations.
         self.sums: dict[str, int] = {}
         self.minima: dict[str, int] = {}
         self.maxima: dict[str, int] = {}
+        self.last_sent: LastSent | None = None
         self.failures: dict[str, FailureCount] = {}
         self.samples: dict[str, Values] = {}
         self.amounts: dict[str, Amounts] = {}
-        self.columns: list[Columns] = []
 
-        # What was computed once, by the name of the metric.
+        # A cache of what was computed from the records, by the name of the metric.
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
 
-        # Single values, by the name of the metric and the index in its ordered sample.
+        # A cache of single values, by the name of the metric and the index in its ordered sample.
         self._value_by_index: dict[tuple[str, int], float] = {}
 
     def sum(self, name: str) -> int:
@@ -221,29 +232,28 @@ class MetricAccumulator:
         return self._statistic_ranges[metric]
 
     def bound_nth_value(self, metric: str, index_in_order: int) -> Range | None:
-        """Return the bounds of the value of a metric at an index of its ordered sample.
+        """Return the range of the value of a metric at an index of its ordered sample.
 
-        An event may have arrived earlier than its timestamp, so a latency lies within bounds. They
-        are kept once they were computed, because several SLO terms may need the same value. Returns
-        None if all values of the metric are certain.
+        An event may have arrived earlier than its timestamp, so a latency is only known to lie in a
+        range. Returns None if all values of the metric are certain. The result is cached, because
+        several SLO terms may need the same value.
         """
-        ranges = self.statistic_ranges(metric)
-        if ranges is None:
+        statistic_ranges = self.statistic_ranges(metric)
+        if statistic_ranges is None:
             return None
 
-        known_bounds = ranges.by_index.get(index_in_order)
-        if known_bounds is not None:
-            return known_bounds
+        cached_range = statistic_ranges.by_index.get(index_in_order)
+        if cached_range is not None:
+            return cached_range
 
-        # The bounds of all values were not stored, because they take much memory. So they are
-        # computed again for this value.
+        # The bounds of all requests are computed anew, because they take too much memory to keep.
         sample_bounds = uncertainty.bound_metric(self.columns, metric)
         if sample_bounds is None:
             return None
 
-        value_bounds = sample_bounds.bound_nth(index_in_order)
-        ranges.by_index[index_in_order] = value_bounds
-        return value_bounds
+        value_range = sample_bounds.bound_nth(index_in_order)
+        statistic_ranges.by_index[index_in_order] = value_range
+        return value_range
 
     def amount(self, name: str) -> Amounts:
         """Return one of REQUEST_AMOUNTS, or the amounts that were added under this name."""
@@ -289,12 +299,16 @@ class MetricAccumulator:
 
         The total of several stages is made in this way.
         """
-        self._merge_maxima(other)
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
 
         for name, value in other.minima.items():
             self.minima[name] = min(self.minima.get(name, NEVER_NS), value)
+
+        for name, value in other.maxima.items():
+            self.maxima[name] = max(self.maximum(name), value)
+
+        self._merge_last_sent(other.last_sent)
 
         for kind, failures in other.failures.items():
             self.add_failures(kind, failures)
@@ -307,20 +321,12 @@ class MetricAccumulator:
 
         self.columns += other.columns
 
-    def _merge_maxima(self, other: MetricAccumulator) -> None:
-        """Merge the entries of `maxima` of another accumulator into those of this one.
-
-        Of two values the larger one stays, with one exception. The two entries ENDS_OF_LAST_SENT
-        are no maxima: they tell when the request that was sent last ended. They come from the
-        accumulator that has the later send.
-        """
-        other_has_last_sent = other.maximum("sent") > self.maximum("sent")
-        for name, value in other.maxima.items():
-            is_end_of_last_sent = name in ENDS_OF_LAST_SENT
-            if not is_end_of_last_sent:
-                self.maxima[name] = max(self.maximum(name), value)
-            elif other_has_last_sent:
-                self.maxima[name] = value
+    def _merge_last_sent(self, other: LastSent | None) -> None:
+        """Take the last request of other requests if it was sent after the last one of these."""
+        if other is None:
+            return
+        if self.last_sent is None or other.sent_ns > self.last_sent.sent_ns:
+            self.last_sent = other
 
     def add(self, columns: Columns, texts: Sequence[str], *, is_open_loop: bool) -> None:
         """Add records of one stage.
@@ -335,33 +341,45 @@ class MetricAccumulator:
             if len(block):
                 self._add_block(block, texts, is_open_loop)
 
-    def _add_block(self, columns: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
-        """Add a block of records to the sums, the extremes and the failures.
+    def _add_block(self, block: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
+        """Add one block of the records to the sums, the extremes and the failures.
+
+        Records are added block by block, because the columns of all records at once would take much
+        memory. Each call below adds one group of statistics.
 
         Args:
-            columns: The records of the block, which are a part of those that `add` got.
-            texts: Error texts, finish reasons and remarks, which `columns["text"]` indexes.
+            block: Some adjacent records.
+            texts: Error texts, finish reasons and remarks, which `block["text"]` indexes.
             is_open_loop: Whether the stage is an open loop, whose due times are its offered load.
         """
-        ok = columns.where(OK)
-        self._count_by_status(columns)
+        ok = block.where(OK)
+        self._count_by_status(block)
+        self._add_bytes(block)
 
+        self._add_due_times(block, is_open_loop)
+        self._add_sent_times(block)
+        self._add_end_times(block)
+
+        self._count_first_tokens(block)
+        self._add_tokens(block, ok)
+
+        self._add_failures_by_kind(block, texts)
+        self._count_finish_reasons(block, texts)
+        self._count_remarks(block, texts)
+
+        self._count_without_tpot(block, ok)
+        self._count_stalled(block, ok)
+        if self.slo is not None:
+            self._count_slo_outcomes(block, ok, self.slo)
+
+    def _add_bytes(self, columns: Columns) -> None:
+        """Add the bytes on the wire, and how many requests were sent again."""
         for name in ("resent", "bytes_sent", "bytes_received"):
             self.add_to_sum(name, columns[name].sum(dtype=np.int64))
 
-        self._add_due_times(columns, is_open_loop)
-        self._add_sent_times(columns)
-        self._add_end_times(columns)
-        self._count_first_tokens(columns)
-        self._add_tokens(columns, ok)
-        self._add_failures_by_kind(columns, texts)
-        self._count_finish_reasons(columns, texts)
-        self._count_remarks(columns, texts)
-        self._count_without_tpot(columns, ok)
+    def _count_stalled(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the ok responses with a gap between output events of more than STALL_NS."""
         self.add_to_sum("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
-
-        if self.slo is not None:
-            self._count_slo_outcomes(columns, ok, self.slo)
 
     def _count_by_status(self, columns: Columns) -> None:
         """Count all records, those of each status, and the starts.
@@ -452,14 +470,18 @@ class MetricAccumulator:
         self.add_to_sum("kernel_timestamps", columns["kernel_stamp"][has_first_token].sum())
 
     def _add_sent_times(self, columns: Columns) -> None:
-        """Add the first and the last time of a send, and the ends of the request sent last."""
-        latest_before = self.maximum("sent")
-        self.add_range("sent", columns["sent_ns"][columns["sent_ns"] >= 0])
-        has_later_request = self.maximum("sent") > latest_before
-        if has_later_request:
-            last = int(np.argmax(columns["sent_ns"]))
-            self.maxima["issued_end"] = int(columns["end_ns"][last])
-            self.maxima["issued_done"] = int(columns["done_ns"][last])
+        """Add the first and the last time of a send, and the request that was sent last."""
+        sent_ns = columns["sent_ns"]
+        self.add_range("sent", sent_ns[sent_ns >= 0])
+
+        last = int(np.argmax(sent_ns))
+        if sent_ns[last] >= 0:
+            last_of_block = LastSent(
+                sent_ns=int(sent_ns[last]),
+                end_ns=int(columns["end_ns"][last]),
+                done_ns=int(columns["done_ns"][last]),
+            )
+            self._merge_last_sent(last_of_block)
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the token counts of requests, and what is needed to check them against each other."""
@@ -469,8 +491,8 @@ class MetricAccumulator:
         self._add_tokens_of_cached(columns, ok)
         self._add_tokens_of_failed(columns)
         self._add_tokens_of_events(columns, ok)
-        self._add_tokens_beyond_events(columns, ok)
-        self._count_impossible_counts(columns, ok)
+        self._add_tokens_per_event(columns, ok)
+        self._count_contradicting_token_counts(columns, ok)
         self._add_requested_tokens(columns, ok)
         self._add_built_tokens(columns, ok)
         self._count_token_sources(columns, ok)
@@ -502,43 +524,48 @@ class MetricAccumulator:
         self.add_to_sum("streamed_tokens", streamed_tokens.sum(dtype=np.int64))
         self.add_to_sum("billed_tokens", columns["output_tokens"][selected].sum(dtype=np.int64))
 
-    def _add_tokens_beyond_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add by how much the tokens of ok responses outnumber their output events.
+    def _add_tokens_per_event(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the output events of ok responses, their tokens, and the tokens in surplus of events.
 
-        If there are many such surplus tokens, events carry several tokens, and gaps between events
-        are not gaps between tokens. A token without text, such as an end-of-sequence token, has no
-        event and is no surplus: 13 tokens in 10 events, one of them without text, are a surplus of
-        2. Only responses whose tokens were counted exactly are used.
+        If there are many surplus tokens, events carry several tokens each, and the gaps between
+        events are not gaps between tokens. A token without text, such as the one that ends a
+        response, comes in no event and is no surplus. So for 13 tokens in 10 events, where one
+        token may have no text, the surplus is 2.
+
+        Only responses whose tokens were counted exactly are used.
         """
         has_exact_count = np.isin(columns["output_source"], EXACT_SOURCES)
         has_events = columns["output_events"] > 0
         selected = as_selection(ok & has_events & has_exact_count)
 
-        events = columns["output_events"][selected].astype(np.int64)
-        tokens = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
+        event_counts = columns["output_events"][selected].astype(np.int64)
+        token_counts = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
         finish_reasons = columns["finish_reason"][selected]
-        textless_tokens = request_metrics.count_textless_tokens(finish_reasons, tokens)
-        surplus_tokens = np.maximum(tokens - textless_tokens - events, 0)
+        textless_counts = request_metrics.count_textless_tokens(finish_reasons, token_counts)
+        surplus_counts = np.maximum(token_counts - textless_counts - event_counts, 0)
 
-        self.add_to_sum("exact_events", events.sum())
-        self.add_to_sum("exact_tokens", tokens.sum())
-        self.add_to_sum("surplus_tokens", surplus_tokens.sum())
+        self.add_to_sum("exact_events", event_counts.sum())
+        self.add_to_sum("exact_tokens", token_counts.sum())
+        self.add_to_sum("surplus_tokens", surplus_counts.sum())
 
-    def _count_impossible_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the responses whose number of output tokens cannot be true.
+    def _count_contradicting_token_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the responses whose number of output tokens contradicts the response.
 
-        A response cannot have fewer tokens than output events ("understated_counts"), nor more than
-        were requested. "conflicting_counts" has the responses of both kinds, and "exact_counts" all
-        that were examined, whose tokens the server or a tokenizer counted.
+        - "exact_counts": the ok responses that are examined: those that a request with output got,
+          and whose tokens the server or a tokenizer counted.
+        - "understated_counts": those with fewer tokens than output events.
+        - "conflicting_counts": those, and the ones with more tokens than were requested.
         """
         is_exact_source = np.isin(columns["output_source"], EXACT_SOURCES)
         has_output_count = ~columns.request_no_output & (columns["output_tokens"] >= 0)
         is_examined = ok & has_output_count & is_exact_source
-        is_understated = is_examined & request_metrics.understates(columns)
-        is_overstated = is_examined & request_metrics.overstates(columns)
+
+        has_too_few_tokens = is_examined & request_metrics.understates(columns)
+        has_too_many_tokens = is_examined & request_metrics.overstates(columns)
+
         self.add_to_sum("exact_counts", is_examined.sum())
-        self.add_to_sum("conflicting_counts", (is_understated | is_overstated).sum())
-        self.add_to_sum("understated_counts", is_understated.sum())
+        self.add_to_sum("understated_counts", has_too_few_tokens.sum())
+        self.add_to_sum("conflicting_counts", (has_too_few_tokens | has_too_many_tokens).sum())
 
     def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the requested and the received output tokens of the ok requests that have both.
@@ -645,26 +672,30 @@ class MetricAccumulator:
 def _summarize_failures(
     columns: Columns, rows: NDArray[np.int64], texts: Sequence[str]
 ) -> FailureCount:
-    """Return the number of failures of one kind, with the one that is shown for all of them.
+    """Return the number of failures of one kind, with one of them as an example.
 
-    The earliest failure with an error text is shown. If none has a text, it is the earliest one of
-    all, with its HTTP status as the text.
+    The example is the earliest failure with an error text. If none has a text, it is the earliest
+    one of all, and its text is its HTTP status, such as "HTTP 503", or "" without one.
 
     Args:
         columns: The records.
-        rows: The indices of the failed requests.
-        texts: The error texts, which `columns["text"]` indexes.
+        rows: The indices of the failed requests, at least one.
+        texts: The error texts, which `columns["text"]` indexes. An index below 0 means no text.
     """
-    rows_with_text = rows[columns["text"][rows] >= 0]
-    candidates = rows_with_text if len(rows_with_text) else rows
-    earliest = candidates[np.argmin(columns["due_ns"][candidates])]
-    error_text = _text_at(int(columns["text"][earliest]), texts)
-    status = int(columns["http_status"][earliest])
-    status_text = f"HTTP {status}" if status else ""
+    text_indexes = columns["text"][rows]
+    rows_with_text = rows[text_indexes >= 0]
+    rows_to_choose_from = rows_with_text if len(rows_with_text) else rows
+
+    due_ns = columns["due_ns"][rows_to_choose_from]
+    example_row = rows_to_choose_from[np.argmin(due_ns)]
+
+    error_text = _text_at(int(columns["text"][example_row]), texts)
+    http_status = int(columns["http_status"][example_row])
+    status_text = f"HTTP {http_status}" if http_status else ""
 
     return FailureCount(
         requests=len(rows),
-        due_ns=int(columns["due_ns"][earliest]),
+        due_ns=int(columns["due_ns"][example_row]),
         text=error_text or status_text,
         has_error_text=bool(error_text),
     )

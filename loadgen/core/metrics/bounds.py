@@ -31,14 +31,20 @@ Ints = NDArray[np.int64]
 
 
 class Bounds(NamedTuple):
-    """The smallest and the largest value of each request, in ns; UNDEFINED where it has none."""
+    """The smallest and the largest value of each request: ns, or tokens for a divisor.
+
+    A request without a value has UNDEFINED in both.
+    """
 
     lower: Ints
     upper: Ints
 
 
 def _known_errors(columns: Columns, field: str) -> Ints:
-    """Return the errors in a field of the records, 0 for those that are not known (-1)."""
+    """Return the timestamp errors in a field, in ns; 0 for those that are not known (-1).
+
+    An event may have arrived earlier than its timestamp by up to its error.
+    """
     return np.maximum(columns[field], 0)
 
 
@@ -112,16 +118,16 @@ def bound_tpot_times(columns: Columns) -> Bounds:
 
 def _bound_tpot_with(columns: Columns, fewest_tokens: Ints) -> Bounds:
     """Return the bounds of TPOT, whose divisor is at least `fewest_tokens`."""
-    divisor = Bounds(fewest_tokens, later_tokens(columns))
-    span = columns["last_token_ns"] - columns["first_token_ns"]
-    return _bound_per_token(columns, "tpot", span, divisor)
+    token_bounds = Bounds(lower=fewest_tokens, upper=later_tokens(columns))
+    span_ns = columns["last_token_ns"] - columns["first_token_ns"]
+    return _bound_time_per_token(columns, "tpot", span_ns, token_bounds)
 
 
 def bound_tpot_mlperf(columns: Columns) -> Bounds:
     """Return the bounds of LoadGen's TPOT, which divides by all tokens but one."""
-    span = columns["end_ns"] - columns["first_token_ns"]
+    span_ns = columns["end_ns"] - columns["first_token_ns"]
     tokens = columns["output_tokens"].astype(np.int64) - 1
-    return _bound_per_token(columns, "tpot_mlperf", span, Bounds(tokens, tokens))
+    return _bound_time_per_token(columns, "tpot_mlperf", span_ns, Bounds(tokens, tokens))
 
 
 def bound_e2e_per_token(columns: Columns) -> Bounds:
@@ -132,37 +138,57 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
     return _bounds_less_errors(values, errors // tokens)
 
 
-def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds) -> Bounds:
-    """Return the bounds of a metric that is a time span divided by a number of tokens.
+def _bound_time_per_token(
+    columns: Columns, metric: str, span_ns: Ints, token_bounds: Bounds
+) -> Bounds:
+    """Return the bounds of a metric that is the time from first to last token, divided by tokens.
 
-    An event may have arrived earlier than its timestamp, by at most the error of the timestamp, but
-    never later. So the true span is shorter than measured if the last event arrived earlier, and
-    longer if the first event did. Without any uncertainty, both bounds are the same array.
+    Without any uncertainty, both bounds are the same array.
 
     Args:
-        columns: The requests.
+        columns: The records of the requests.
         metric: The name of the metric.
-        span: The time between the first and the last timestamp, in ns.
-        divisor: The fewest and the most tokens that the span may be divided by.
+        span_ns: The time between the first and the last timestamp of each request.
+        token_bounds: The fewest and the most tokens that the span may be divided by.
     """
-    values = columns.measure(metric)
+    values_ns = columns.measure(metric)
+    are_tokens_certain = np.array_equal(token_bounds.lower, token_bounds.upper)
+    if are_tokens_certain and not _has_timestamp_errors(columns):
+        return Bounds(values_ns, values_ns)
+
+    span_bounds_ns = _bound_span(columns, span_ns)
+
+    # The value is smallest for the shortest span and the most tokens. A response with at most one
+    # token has no such value, and the 1 only avoids a division by 0.
+    most_tokens = np.maximum(token_bounds.upper, 1)
+    fewest_tokens = np.maximum(token_bounds.lower, 1)
+    is_undefined = values_ns == UNDEFINED
+    return Bounds(
+        lower=np.where(is_undefined, UNDEFINED, span_bounds_ns.lower // most_tokens),
+        upper=np.where(is_undefined, UNDEFINED, span_bounds_ns.upper // fewest_tokens),
+    )
+
+
+def _has_timestamp_errors(columns: Columns) -> bool:
+    """Return True if the first or the last token of any request has a timestamp error."""
+    has_first_error = (columns["stamp_error_ns"] > 0).any()
+    has_last_error = (columns["last_token_error_ns"] > 0).any()
+    return bool(has_first_error or has_last_error)
+
+
+def _bound_span(columns: Columns, span_ns: Ints) -> Bounds:
+    """Return the bounds of the true time from the first to the last token of each request, in ns.
+
+    An event may have arrived earlier than its timestamp, but never later. So the true span is
+    shorter than measured if the last token arrived earlier, and longer if the first one did. For
+    example, a span of 900 ns with errors of 20 ns of the first token and 50 ns of the last one is
+    truly from 850 to 920 ns.
+    """
     first_token_errors_ns = _known_errors(columns, "stamp_error_ns")
     last_token_errors_ns = _known_errors(columns, "last_token_error_ns")
-    are_times_certain = not (first_token_errors_ns.any() or last_token_errors_ns.any())
-    is_divisor_certain = np.array_equal(divisor.lower, divisor.upper)
-    if are_times_certain and is_divisor_certain:
-        return Bounds(values, values)
-
-    shortest_span = np.maximum(span - last_token_errors_ns, 0)
-    longest_span = span + first_token_errors_ns
-    smallest_value = shortest_span // np.maximum(divisor.upper, 1)
-    largest_value = longest_span // np.maximum(divisor.lower, 1)
-    is_undefined = values == UNDEFINED
-
-    return Bounds(
-        lower=np.where(is_undefined, UNDEFINED, smallest_value),
-        upper=np.where(is_undefined, UNDEFINED, largest_value),
-    )
+    shortest_span_ns = np.maximum(span_ns - last_token_errors_ns, 0)
+    longest_span_ns = span_ns + first_token_errors_ns
+    return Bounds(shortest_span_ns, longest_span_ns)
 
 
 def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
@@ -177,46 +203,49 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
         tokens: The streamed tokens of each response.
     """
     reported_tokens = columns["first_event_tokens"].astype(np.int64)
-    limit_by_extra_tokens = _limit_first_event_by_extra_tokens(columns, tokens)
+    limit_by_surplus = _limit_first_event_by_surplus(columns, tokens)
     limit_by_average = _limit_first_event_by_average(columns, tokens)
-    estimated_tokens = np.minimum(limit_by_extra_tokens, limit_by_average)
+    estimated_tokens = np.minimum(limit_by_surplus, limit_by_average)
     return np.where(reported_tokens > 0, reported_tokens, estimated_tokens)
 
 
-def _limit_first_event_by_extra_tokens(columns: Columns, tokens: Ints) -> Ints:
-    """Return how many tokens the first event has at most if each later event has at least one.
+def _limit_first_event_by_surplus(columns: Columns, tokens: Ints) -> Ints:
+    """Return the most tokens of each first event, if each later event has at least one.
 
-    A response with 12 tokens in 10 events has 2 extra tokens. In the worst case both are in the
-    first event, which then has 3 tokens.
+    The tokens in surplus of one per event may all be in the first event. So in a response with 12
+    tokens in 10 events, the first event has at most 1 + 2 = 3 tokens.
 
-    The server also counts the token that ends a response, which has no text and comes in no event.
-    If the extra tokens can be such tokens, each event has one token, and so has the first.
+    A response also has tokens without text, such as the one that ends it. They are counted by the
+    server, but come in no event. If the surplus is not larger than the number of such tokens, the
+    first event has one token.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
-    extra_tokens = np.maximum(tokens - events, 0)
+    surplus_tokens = np.maximum(tokens - events, 0)
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
-    can_all_be_textless = extra_tokens <= textless_tokens
-    return np.where(can_all_be_textless, 1, 1 + extra_tokens)
+    has_one_token_per_event = surplus_tokens <= textless_tokens
+    return np.where(has_one_token_per_event, 1, 1 + surplus_tokens)
 
 
 def _limit_first_event_by_average(columns: Columns, tokens: Ints) -> Ints:
-    """Return how many tokens the first event of each response has at most, by its average event.
+    """Return the most tokens of each first event, from the mean tokens per event of its response.
 
-    If the events of a response have two tokens or more on average, its first event is assumed to
-    have at most FIRST_EVENT_FACTOR times the average. The result for other responses is NO_LIMIT.
+    The first event is assumed to have at most FIRST_EVENT_FACTOR times that mean, rounded up. For
+    example, with a factor of 4 and 25 tokens in 10 events, it has at most 4 * 3 = 12 tokens. The
+    assumption only holds where events carry two tokens or more on average. Other responses have no
+    such limit, which is NO_LIMIT.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
-    tokens_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
-    has_several_per_event = tokens >= 2 * events
-    return np.where(has_several_per_event, FIRST_EVENT_FACTOR * tokens_per_event, NO_LIMIT)
+    mean_tokens_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
+    has_two_or_more_per_event = tokens >= 2 * events
+    return np.where(has_two_or_more_per_event, FIRST_EVENT_FACTOR * mean_tokens_per_event, NO_LIMIT)
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:

@@ -108,12 +108,12 @@ def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 
 
 def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the indices that put requests in order of time, and of their slots at equal times.
+    """Return the indices of requests in order of time, and of their slots at equal times.
 
-    The result is that of `np.lexsort`, which takes long for millions of requests. It is faster to
-    put the requests in order of their slots first (`_rows_by_slot`). A slot is the position of a
-    request in the schedule, so the times are then nearly in order, and a stable sort of values that
-    are nearly in order is fast.
+    A slot is the position of a request in the schedule of the run. `np.lexsort((slots, times_ns))`
+    gives the same result, but needs much longer for millions of requests. This function first puts
+    the requests in order of their slots, which makes their times nearly ascending. A stable sort of
+    such times is fast.
     """
     rows_by_slot = _rows_by_slot(slots)
     if rows_by_slot is None:
@@ -129,7 +129,8 @@ def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
     """Return the indices of requests in order of their slots, from a table with an entry per slot.
 
     For the slots 7, 5 and 8, the table of the slots 5 to 8 is [1, NO_ROW, 0, 2], and the result is
-    [1, 0, 2]. Returns None in each of these cases:
+    [1, 0, 2]. Returns None if such a table is no advantage or not possible, so that the caller has
+    to sort the slots instead:
 
     - There are no requests.
     - The range of slots is more than twice as large as the number of requests.
@@ -211,17 +212,19 @@ def step_indices(
         turns: The turn of each request, from 0.
     """
     if not manifest.classes:
-        return _steps_of_class(manifest, "")[turns]
+        step_of_turn = _steps_of_class(manifest, class_name="")
+        return step_of_turn[turns]
 
     start_ids = request_ids // manifest.turns_per_session
     class_of_request = class_indices(manifest, start_ids)
 
-    steps = np.full(len(request_ids), NO_STEP)
+    step_of_request = np.full(len(request_ids), NO_STEP)
     for class_index, request_class in enumerate(manifest.classes):
-        is_of_class = class_of_request == class_index
-        steps[is_of_class] = _steps_of_class(manifest, request_class.name)[turns[is_of_class]]
+        rows_of_class = np.flatnonzero(class_of_request == class_index)
+        step_of_turn = _steps_of_class(manifest, request_class.name)
+        step_of_request[rows_of_class] = step_of_turn[turns[rows_of_class]]
 
-    return steps
+    return step_of_request
 
 
 def _steps_of_class(manifest: RunManifest, class_name: str) -> NDArray[np.int64]:
@@ -258,7 +261,9 @@ class _RowSelection(NamedTuple):
 def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSelection:
     """Return a selection of rows in the form that is cheapest to read columns with.
 
-    - Adjacent records become a slice of the records, which copies nothing.
+    - If all rows are selected, the rows themselves are returned.
+    - Adjacent records become a slice of the records, which copies nothing. Rows of other `Columns`
+      cannot be sliced.
     - A selection of most rows stays a mask, which then copies faster than indices do.
     - A selection of few rows becomes indices.
 
@@ -267,23 +272,33 @@ def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSel
         selected: Which rows are selected. None selects all.
     """
     if selected is None:
-        return _RowSelection(rows, None, len(rows))
+        return _RowSelection(rows, selected=None, length=len(rows))
 
     count = int(np.count_nonzero(selected))
     if count == len(rows):
-        return _RowSelection(rows, None, count)
+        return _RowSelection(rows, selected=None, length=count)
 
-    # If the selected rows are adjacent, all of them follow the first one.
-    first = int(selected.argmax())  # the index of the first True
-    end = first + count
-    are_adjacent = bool(selected[first:end].all())
-    if are_adjacent and not isinstance(rows, Columns):
-        return _RowSelection(_slice_rows(rows, slice(first, end)), None, count)
+    adjacent_rows = _find_adjacent_rows(selected, count)
+    if adjacent_rows is not None and not isinstance(rows, Columns):
+        return _RowSelection(_slice_rows(rows, adjacent_rows), selected=None, length=count)
 
     is_most_rows = 2 * count > len(selected)
     if is_most_rows:
         return _RowSelection(rows, selected, count)
     return _RowSelection(rows, np.flatnonzero(selected), count)
+
+
+def _find_adjacent_rows(selected: NDArray[np.bool_], count: int) -> slice | None:
+    """Return the range of the selected rows, or None if others lie between them.
+
+    Args:
+        selected: Which rows are selected.
+        count: The number of selected rows.
+    """
+    first = int(selected.argmax())  # the index of the first True
+    end = first + count
+    are_adjacent = bool(selected[first:end].all())
+    return slice(first, end) if are_adjacent else None
 
 
 class Columns:
@@ -304,17 +319,18 @@ class Columns:
         """Create a view of records or columns, without reading any column yet.
 
         Args:
-            rows: The records or columns.
+            rows: The records, in memory or in a file, or other columns.
             selected: Which rows to select; None selects all.
             keep_all: Whether to keep each column in memory once it was read. Otherwise only
                 CACHED_COLUMNS are kept.
         """
         selection = _select_rows(rows, selected)
         self._rows = selection.rows
-        self._selection = selection.selected
+        self._selection = selection.selected  # a mask or indices of `_rows`, None for all of them
         self._length = selection.length
+
         self._keeps_all_columns = keep_all
-        self._cache: dict[str, NDArray[np.int64]] = {}
+        self._cache: dict[str, NDArray[np.int64]] = {}  # the columns in memory, by name
 
         # The method that reads a part of a column from a file, None for records in memory.
         self._read_range = _range_reader(self._rows)
@@ -335,7 +351,7 @@ class Columns:
         if field in self._cache:
             return self._cache[field]
         if not len(self):
-            return np.zeros(0, ROW[field])
+            return _empty_column(field)
 
         column = self._rows[field]
         if _is_constant(column):
@@ -353,15 +369,23 @@ class Columns:
         return column
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """Return the values of a field at some positions, which are indices, a mask or a slice.
+        """Return the values of a field at some positions of the selected rows.
 
-        For a few indices, only the range of the file that contains them is read. For a mask or a
-        slice, or if the column is in memory, the whole column is read.
+        Args:
+            field: The name of the field.
+            positions: A slice, a mask or indices. Indices are usually few. So for them, only the
+                range of the file that contains them is read, unless the column is in memory. For a
+                slice or a mask, the whole column is read.
         """
-        if isinstance(positions, slice) or positions.dtype == bool or self._is_in_memory(field):
+        if isinstance(positions, slice) or self._is_in_memory(field):
             return self[field][positions]
+
+        is_mask = positions.dtype == bool
+        if is_mask:
+            return self[field][positions]
+
         if not len(positions):
-            return np.zeros(0, ROW[field])
+            return _empty_column(field)
         return self._read_rows(field, self._row_indices(positions))
 
     def _is_in_memory(self, field: str) -> bool:
@@ -479,6 +503,11 @@ class Columns:
         return (self["sent_ns"] >= 0) | self.where(DROPPED)
 
 
+def _empty_column(field: str) -> NDArray[np.int64]:
+    """Return a column without rows, in the integer type that `record.FIELDS` has for the field."""
+    return np.zeros(0, dtype=ROW[field])
+
+
 def _is_constant(column: NDArray[Any]) -> bool:
     """Return True for an array of one value that is broadcast to a length."""
     return column.strides == (0,)
@@ -510,7 +539,12 @@ def _release_file_memory(rows: Any) -> None:
 
 
 class JoinedColumns:
-    """The columns of several stages as one, one stage after the other or in a given order."""
+    """The columns of several stages as one: one stage after the other, or in another order.
+
+    For that order, the selected requests of all stages are numbered. If stage A has 3 of them and
+    stage B has 2, those of A have the numbers 0 to 2, and those of B the numbers 3 and 4. The order
+    [4, 0, 2] takes the second request of B, then the first and the third one of A.
+    """
 
     def __init__(
         self,
@@ -524,50 +558,52 @@ class JoinedColumns:
 
         Args:
             stages: The columns of each stage.
-            only_ok: Whether to leave out all requests but the ok ones.
-            order: The requests to take, in this order. Index 0 is the first request of the first
-                stage, and the requests of each stage follow those of the stage before it. None
-                takes all requests, in this numbering.
-            keeps_columns: Whether to keep each column in memory once it was read. Without that, it
-                is read again in each call, which saves memory if each column is needed once.
+            only_ok: Whether to select only the ok requests; else all are selected.
+            order: The numbers of the requests to take, in their order, as described at the class.
+                None takes all selected requests, one stage after the other.
+            keeps_columns: Whether to keep each joined column in memory once it was read. Without
+                that, it is read again in each call, which saves memory if it is needed once.
         """
         self._stages = stages
         self._keeps_columns = keeps_columns
-        self._cache: dict[str, NDArray[np.int64]] = {}
+        self._cache: dict[str, NDArray[np.int64]] = {}  # the kept columns, by name
 
-        # Which rows of each stage are in the joined column.
+        # The rows that are taken from each stage.
         self._rows_of_stage: list[NDArray[Any] | slice] = [
             as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
         ]
 
-        # For each stage, the indices in the joined column that its rows have there. None if the
-        # joined column has the rows of the first stage, then those of the second one, and so on.
+        # For each stage, the index in the joined column of each row that is taken from it. None
+        # without `order`, because the rows of the stages then just follow each other.
         self._joined_indices_of_stage: list[NDArray[np.int64]] | None = None
         if order is not None:
             self._arrange(order)
 
     def _arrange(self, order: NDArray[np.int64]) -> None:
-        """Take the rows that `order` lists, and put them in that order.
+        """Take only the requests that `order` lists, and put them in that order.
 
-        `order` numbers the selected rows of all stages, one stage after the other. With 3 rows in
-        stage A and 2 in stage B, the rows of A are 0 to 2, and those of B are 3 and 4. For the
-        order [4, 0, 2], the joined column has row 1 of B at index 0, and the rows 0 and 2 of A at
-        the indices 1 and 2. So the joined indices of A are [1, 2], and those of B are [0].
+        For each stage, it stores the rows that are taken and their indices in the joined column. In
+        the example of the class, the order [4, 0, 2] takes the rows [0, 2] of stage A, which have
+        the joined indices [1, 2], and the row [1] of stage B, which has the joined index [0].
+
+        Args:
+            order: The numbers of the requests, as described at the class.
         """
-        arranged_rows: list[NDArray[Any] | slice] = []
-        joined_indices_of_stage = []
+        taken_rows_of_stage: list[NDArray[Any] | slice] = []
+        joined_indices_of_stage: list[NDArray[np.int64]] = []
 
-        first_number = 0  # the number that `order` gives to the first row of the stage
+        first_number = 0  # the number of the first selected request of the stage
         for columns, selection in zip(self._stages, self._rows_of_stage, strict=True):
-            stage_rows = np.arange(len(columns))[selection]
-            end_number = first_number + len(stage_rows)
+            selected_rows = np.arange(len(columns))[selection]
+            end_number = first_number + len(selected_rows)
             is_in_stage = (order >= first_number) & (order < end_number)
-            numbers_in_stage = order[is_in_stage] - first_number
-            arranged_rows.append(stage_rows[numbers_in_stage])
+
+            positions_in_stage = order[is_in_stage] - first_number
+            taken_rows_of_stage.append(selected_rows[positions_in_stage])
             joined_indices_of_stage.append(np.flatnonzero(is_in_stage))
             first_number = end_number
 
-        self._rows_of_stage = arranged_rows
+        self._rows_of_stage = taken_rows_of_stage
         self._joined_indices_of_stage = joined_indices_of_stage
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:

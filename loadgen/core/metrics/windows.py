@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from loadgen.core.metrics.accumulator import NO_TIME
 from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.request_metrics import time_output_tokens
 from loadgen.core.results.record import BIN_NS
@@ -88,20 +89,20 @@ def measure_window(
 ) -> Window:
     """Return the intervals of a run over which rates, such as tokens per second, are computed.
 
-    - The measurement window: from the first due time to the last token.
-    - The steady state: the part of the time from the first to the last due time in which the load
-      is full.
-    - `last_issued`, as MLPerf LoadGen measures rates: from the first due time to the end of the
-      request that was sent last.
-    - The full run: from its start to the end of its last request.
+    - The measurement window lasts from the first due time to the last token.
+    - The steady state is the part of the time from the first to the last due time in which the
+      load is full.
+    - `last_issued`, over which MLPerf LoadGen measures rates, lasts from the first due time to the
+      end of the request that was sent last.
+    - The full run lasts from its start to the end of its last request.
 
     If no request was due, only the full run has times.
 
     Args:
         accumulator: The requests that are measured.
         all_stages: The requests of all stages of the run, measured or not.
-        full_load: When the load is full: no virtual user has yet to start or has already ended, and
-            no request of an earlier stage is in flight.
+        full_load: When all virtual users send requests, and no request of an earlier stage is in
+            flight. The steady state lies within this time.
     """
     run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
     full_run = span(0, run_end_ns)
@@ -109,11 +110,11 @@ def measure_window(
         return Window(full_run=full_run)
 
     first_due_ns = accumulator.minima["due"]
-    measured = span(first_due_ns, _last_token_ns(accumulator))
+    measurement_window = span(first_due_ns, _last_token_ns(accumulator))
     return Window(
-        start_s=measured.start_s,
-        end_s=measured.end_s,
-        duration_s=measured.duration_s,
+        start_s=measurement_window.start_s,
+        end_s=measurement_window.end_s,
+        duration_s=measurement_window.duration_s,
         steady=_steady_state(accumulator, full_load),
         last_issued=span(first_due_ns, _last_issued_end_ns(accumulator)),
         full_run=full_run,
@@ -138,9 +139,14 @@ def _last_token_ns(accumulator: MetricAccumulator) -> int:
 
 
 def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
-    """Return when the request that was sent last ended: its last event, or else its body."""
-    end_ns = accumulator.maximum("issued_end")
-    return accumulator.maximum("issued_done") if end_ns < 0 else end_ns
+    """Return when the request that was sent last ended: its last event, or else its body.
+
+    Return NO_TIME if no request was sent.
+    """
+    last_sent = accumulator.last_sent
+    if last_sent is None:
+        return NO_TIME
+    return last_sent.done_ns if last_sent.end_ns < 0 else last_sent.end_ns
 
 
 def find_full_load_time(
@@ -150,25 +156,27 @@ def find_full_load_time(
 
     It begins when no request of an earlier stage is in flight any more and, in a closed loop, every
     virtual user has sent its first request. In a closed loop with a number of requests, it ends
-    when ENDED_USERS_SHARE of the virtual users have sent their last request. The steady state lies
-    within this time.
+    when ENDED_USERS_SHARE of the virtual users have sent their last request.
 
     Args:
         all_stages: The requests of each stage of the run.
-        stages: The indices of the stages that the time is about. They follow each other.
+        stages: The indices of the stages that the time is about, without gaps. If there are none,
+            it is about the first stage of the run.
     """
     first_stage = min(stages, default=0)
     last_stage = max(stages, default=0)
+
     earlier_ends_ns = [stage.maximum("done_ns") for stage in all_stages[:first_stage]]
     last_user_start_ns = all_stages[first_stage].maximum("user_start")
     start_ns = max([*earlier_ends_ns, last_user_start_ns])
 
-    user_ends_ns = all_stages[last_stage].sample("user_end")
-    if not user_ends_ns.count:
+    user_end_times = all_stages[last_stage].sample("user_end")
+    if not user_end_times.count:
         # An open loop has no virtual users, and in a closed loop with a duration all end together.
         return FullLoadTime(start_ns)
 
-    return FullLoadTime(start_ns, end_ns=round(user_ends_ns.quantile(ENDED_USERS_SHARE)))
+    end_ns = round(user_end_times.quantile(ENDED_USERS_SHARE))
+    return FullLoadTime(start_ns, end_ns)
 
 
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
@@ -194,26 +202,24 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which ok records of a stage are the last requests of its virtual users.
 
-    A virtual user sends one session, a conversation or a single request, after the other. The last
-    sessions of `concurrency` virtual users are the last `concurrency` sessions of the stage. With 8
-    virtual users and 100 conversations, they are the conversations 92 to 99. The last request of a
+    A virtual user sends one session, a conversation or a single request, after the other. So the
+    last sessions of 8 virtual users are the last 8 sessions of the stage, and the last request of a
     virtual user is the last one of such a session.
-
-    Slots number all planned requests of the run, session by session. If the conversations have 3
-    turns and the stage starts at slot 0, those from 92 on have the slots from 92 * 3 on.
 
     Args:
         columns: The records of the stage.
         plan: The plan of the stage. No record is selected if the stage has no virtual users (open
             loop), or ends after a duration and so has no planned number of requests.
-        turns: The number of slots of each session, which is 1 for single requests.
+        turns: The number of slots of each session, which is 1 for single requests. A slot is the
+            position of a request in the schedule, and those of a session follow each other.
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
 
+    # The last 8 of 100 sessions with 3 slots each begin at slot 92 * 3 of the stage.
     session_count = plan.slots // turns if plan.sessions is None else plan.sessions
-    sessions_before = session_count - plan.concurrency  # 92 in the example
-    first_slot_of_last_sessions = plan.first_slot + sessions_before * turns
+    earlier_sessions = session_count - plan.concurrency
+    first_slot_of_last_sessions = plan.first_slot + earlier_sessions * turns
     is_in_last_session = columns["slot"] >= first_slot_of_last_sessions
 
     is_single_request = columns["session"] < 0
