@@ -147,7 +147,7 @@ def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) 
     measurement = _RunMeasurement(data, accumulator)
     return MeasuredRun(
         summary=measurement.summarize(explained=explained),
-        accumulated=measurement.accumulated,
+        accumulated=measurement.measured_and_warmup,
         verdict_inputs=measurement.verdict_inputs(),
         output_tokens_in=measurement.output_tokens_in,
     )
@@ -283,41 +283,45 @@ class _RunMeasurement:
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
         """Compute once what several sections of the summary use.
 
-        Each step uses the results of the steps before it: first the requests are selected, then
-        their events and the measurement window, and then the latencies.
+        The measured requests are selected first. Everything else follows from them: their output
+        events, the measurement window, and the distributions of their latencies.
 
         Args:
             data: What is stored of the run beside its records.
-            accumulator: The records, added up for each stage and each other part of the run.
+            accumulator: The records, added up for each stage, target, class and step.
         """
         self._data = data
         self._manifest = data.manifest
         self._target = combine_targets(data.manifest.targets)
+        self._run_accumulator = accumulator
 
-        # Requests. A run may have stages that are not measured, such as a warm-up.
-        self._accumulator = accumulator
-        self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
-        self.accumulated = accumulator.measured_and_warmup()
-        self._measured = self.accumulated.measured
+        # A run may have stages that are not measured, such as a warm-up.
+        self._measured_stage_indices = [
+            index for index, plan in enumerate(data.stage_plans) if plan.measured
+        ]
+        self.measured_and_warmup = accumulator.measured_and_warmup()
+        self._measured_requests = self.measured_and_warmup.measured
         self._unrecorded_by_stage = count_unrecorded(data, accumulator.stages)
 
-        # The output events of the measured requests, and the intervals that rates are divided by.
-        self._events = _EventData.of_stages(data, self._measured_stages, self._measured)
-        self._window = _measure_run_window(
-            accumulator.stages, self.accumulated, self._measured_stages
+        self._events = _EventData.of_stages(
+            data, self._measured_stage_indices, self._measured_requests
         )
-        self.output_tokens_in = output_tokens_over_time(self._measured, self._events.timeline)
+        self._window = _measure_run_window(
+            accumulator.stages, self.measured_and_warmup, self._measured_stage_indices
+        )
+        self.output_tokens_in = output_tokens_over_time(
+            self._measured_requests, self._events.timeline
+        )
 
-        # Latencies, and which of their statistics are certain enough to be reported.
-        distributions = _measure_distributions(self._measured, self._events)
+        distributions = _measure_distributions(self._measured_requests, self._events)
         self._reference_latency = ReferenceLatency.of_samples(
             distributions["ttft"], distributions["e2e"]
         )
         self._statistics = self._select_statistics(distributions)
-        self._parts = PartSummarizer(
+        self._part_summarizer = PartSummarizer(
             self._manifest,
             accumulator,
-            self._measured,
+            self._measured_requests,
             undecidable_metrics=self._statistics.undecided_metrics(self._manifest),
         )
 
@@ -328,11 +332,11 @@ class _RunMeasurement:
             distributions: The distribution of each metric, before anything is withheld.
         """
         timing_evidence = _collect_timing_evidence(
-            self._data, self._measured, self._events, distributions, self._window
+            self._data, self._measured_requests, self._events, distributions, self._window
         )
         return select_statistics(
             self._manifest,
-            self._measured,
+            self._measured_requests,
             distributions,
             self._events.gap_bounds,
             timing_evidence,
@@ -341,72 +345,86 @@ class _RunMeasurement:
     @property
     def _unrecorded(self) -> int:
         """The number of measured requests that were lost and have no record."""
-        return sum(self._unrecorded_by_stage[stage] for stage in self._measured_stages)
+        return sum(self._unrecorded_by_stage[stage] for stage in self._measured_stage_indices)
 
     def summarize(self, *, explained: bool) -> Summary:
-        """Return the summary without the sections of `core.analysis`; its verdict is preliminary.
+        """Return the summary of the run, without the sections of `core.analysis`.
 
-        It is built in steps, each of which fills some of its fields. Metrics that cannot be trusted
-        are removed in the end.
+        The summary starts with the metrics of the measured requests. Each further step returns a
+        copy with more fields. In the end, metrics that cannot be trusted are removed. The verdict
+        is preliminary, see `apply_verdict`.
 
         Args:
-            explained: Whether to judge if the load was sustained.
+            explained: Whether to judge if the servers kept up with the load. It takes time, and
+                only a report that explains the run to a person needs it.
         """
-        metrics = self._measure_all_stages()
-        step_times = measure_step_times(self._measured.columns, self._manifest)
-        parts = self._parts.summarize_all(self._window, step_times, self._target.model)
-        summary = self._summarize_requests(metrics, parts)
+        run_metrics = self._measure_all_stages()
+        step_times = measure_step_times(self._measured_requests.columns, self._manifest)
+        parts = self._part_summarizer.summarize_all(self._window, step_times, self._target.model)
+
+        summary = self._summarize_requests(run_metrics, parts)
         summary = self._add_run_conditions(summary)
         summary = self._add_measurement_quality(summary)
-        summary = self._add_parts(summary, parts)
+        summary = self._add_summaries_of_parts(summary, parts)
         summary = self._add_analyses(summary, explained=explained)
 
         return withhold_unsound_metrics(summary)
 
-    def _summarize_requests(self, metrics: PartMetrics, parts: SummaryParts) -> Summary:
+    def _summarize_requests(self, run_metrics: PartMetrics, parts: SummaryParts) -> Summary:
         """Return a summary with the metrics of all measured requests and with each stage.
 
-        The other sections are added later. Until then, the verdict is that the run is valid.
+        The other fields of the summary have their default values, and are filled later.
 
         Args:
-            metrics: The metrics of all measured stages together.
+            run_metrics: The metrics of all measured stages together.
             parts: The summaries of the targets, classes and other parts.
         """
-        manifest = self._manifest
-        statistics = self._statistics
-        cut_conversations = self._accumulator.count_cut_conversations()
-        tasks = summarize_tasks(self._measured, cut_conversations, self._window)
-
-        # If each event carries one token, the gaps between events are the inter-token latencies.
-        has_itl = not statistics.itl_absent
-        itl_ms = statistics.distributions["inter_chunk"] if has_itl else None
-        distribution_by_field = _distribution_fields(statistics.distributions)
+        tasks = self._summarize_tasks()
+        verdict_until_judged = Verdict(valid=True, limits=self._manifest.limits)
 
         return Summary(
+            # Which run this is, and where it sent its requests.
             schema=SCHEMA,
-            run=_run_facts(manifest),
+            run=_run_facts(self._manifest),
             target=self._target,
-            rtt_ms=manifest.rtt_ms,
-            fingerprints=manifest.fingerprints,
-            verdict=Verdict(valid=True, limits=manifest.limits),
+            rtt_ms=self._manifest.rtt_ms,
+            fingerprints=self._manifest.fingerprints,
+            verdict=verdict_until_judged,
+            # The metrics of all measured requests.
             window=self._window,
-            bytes=metrics.bytes,
-            requests=metrics.requests,
+            bytes=run_metrics.bytes,
+            requests=run_metrics.requests,
             warmup=self._count_warmup(),
-            load=metrics.load,
-            tokens=metrics.tokens,
-            goodput=self._combine_goodput(metrics, parts, tasks),
-            tpot_undefined=self._measured.sum("tpot_undefined"),
-            itl_ms=itl_ms,
-            itl_absent=statistics.itl_absent,
-            stalls=count_stalls(self._measured),
+            load=run_metrics.load,
+            tokens=run_metrics.tokens,
+            goodput=self._combine_goodput(run_metrics, parts, tasks),
+            stalls=count_stalls(self._measured_requests),
             sessions=tasks,
             client=self._summarize_client(),
-            stages=self._summarize_stages(metrics),
+            # The distributions of latencies.
+            tpot_undefined=self._measured_requests.sum("tpot_undefined"),
+            itl_ms=self._itl_distribution(),
+            itl_absent=self._statistics.itl_absent,
+            **_distribution_fields(self._statistics.distributions),
+            # The same metrics for each part of the run.
+            stages=self._summarize_stages(run_metrics),
             targets=parts.targets,
-            rack=self._summarize_rack(parts, metrics),
-            **distribution_by_field,
+            rack=self._summarize_rack(parts, run_metrics),
         )
+
+    def _summarize_tasks(self) -> Sessions | None:
+        """Return the summary of the measured conversations and tasks, None if there are none."""
+        cut_conversations = self._run_accumulator.count_cut_conversations()
+        return summarize_tasks(self._measured_requests, cut_conversations, self._window)
+
+    def _itl_distribution(self) -> Distribution | None:
+        """Return the inter-token latencies (ITL), None if they are not known.
+
+        They are the gaps between output events ("inter_chunk") if each event carries one token.
+        """
+        if self._statistics.itl_absent:
+            return None
+        return self._statistics.distributions["inter_chunk"]
 
     def _add_run_conditions(self, summary: Summary) -> Summary:
         """Return the summary with the conditions of the run that its manifest has."""
@@ -423,19 +441,26 @@ class _RunMeasurement:
         )
 
     def _add_measurement_quality(self, summary: Summary) -> Summary:
-        """Return the summary with the metrics that are withheld, and what made them uncertain."""
-        measured = self._measured
+        """Return the summary with the metrics that must not be shown, and how many are uncertain.
+
+        - `unsound`: the metrics of which no statistic can be trusted.
+        - `withheld`: the statistics, such as a p99, that are too uncertain.
+        - `event_unsure_share`: the share of output events whose time of arrival is uncertain.
+        - `tpot_no_span` and `tpot_no_output`: the ok responses without a TPOT, because all tokens
+          came at one time, or because no output event was seen. Both are 0 without streaming.
+        """
+        requests = self._measured_requests
         is_streamed = self._manifest.stream
         return msgspec.structs.replace(
             summary,
             unsound=self._statistics.unsound,
             withheld=self._statistics.withheld,
             event_unsure_share=self._events.unsure_share,
-            tpot_no_span=measured.sum("tpot_no_span") if is_streamed else 0,
-            tpot_no_output=measured.sum("tpot_no_output") if is_streamed else 0,
+            tpot_no_span=requests.sum("tpot_no_span") if is_streamed else 0,
+            tpot_no_output=requests.sum("tpot_no_output") if is_streamed else 0,
         )
 
-    def _add_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
+    def _add_summaries_of_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
         """Return the summary with the summaries of the parts that only some runs have."""
         return msgspec.structs.replace(
             summary,
@@ -463,7 +488,7 @@ class _RunMeasurement:
     def _summarize_client(self) -> ClientUse:
         """Return the CPU time and the memory that the workers used."""
         return summarize_client_use(
-            self._measured, self._data.worker_samples, self._window, self._manifest.workers
+            self._measured_requests, self._data.worker_samples, self._window, self._manifest.workers
         )
 
     def _summarize_stages(self, run_metrics: PartMetrics) -> tuple[StageSummary, ...]:
@@ -473,16 +498,19 @@ class _RunMeasurement:
 
     def _measure_all_stages(self) -> PartMetrics:
         """Return the metrics of all measured stages together, which are those of the run."""
-        arrivals = [self._data.stage_plans[i].arrival for i in self._measured_stages]
+        arrivals = [self._data.stage_plans[stage].arrival for stage in self._measured_stage_indices]
         scope = Scope(
-            self._window,
-            self.accumulated,
-            self._target.gpus,
+            window=self._window,
+            all_stages=self.measured_and_warmup,
+            gpus=self._target.gpus,
             timeline=self._events.timeline,
             arrival=", then ".join(arrival for arrival in arrivals if arrival),
         )
-        return self._parts.measure_stages(
-            self._measured, scope, self._events.gaps, self._unrecorded
+        return self._part_summarizer.measure_stages(
+            self._measured_requests,
+            scope,
+            gaps=self._events.gaps,
+            unrecorded=self._unrecorded,
         )
 
     def _summarize_stage(self, stage: int, run_metrics: PartMetrics) -> StageSummary:
@@ -494,19 +522,19 @@ class _RunMeasurement:
             stage: The index of the stage.
             run_metrics: The metrics of all measured stages together.
         """
-        plan = self._data.stage_plans[stage]
-        accumulator = self._accumulator.stages[stage]
-        full_load = find_full_load_time(self._accumulator.stages, [stage])
-        window = measure_window(accumulator, [accumulator], full_load)
+        window = self._measure_stage_window(stage)
         metrics = self._measure_stage(stage, window, run_metrics)
+        plan = self._data.stage_plans[stage]
 
         return StageSummary(
+            # The planned load.
             name=plan.name,
             arrival=plan.arrival,
             measured=plan.measured,
             concurrency=plan.concurrency,
             ramp_s=plan.ramp_s,
             ramp_from=plan.ramp_from,
+            # What was measured.
             window=window,
             requests=metrics.requests,
             load=metrics.load,
@@ -518,9 +546,18 @@ class _RunMeasurement:
             goodput=metrics.goodput,
         )
 
+    def _measure_stage_window(self, stage: int) -> Window:
+        """Return the measurement window of a stage, with its steady state."""
+        stages = self._run_accumulator.stages
+        return measure_window(
+            stages[stage],
+            all_stages=[stages[stage]],
+            full_load=find_full_load_time(stages, [stage]),
+        )
+
     def _gap_distribution_of_stage(self, stage: int) -> Distribution:
         """Return the gaps between output events of a stage, without uncertain statistics."""
-        columns = self._accumulator.stages[stage].columns
+        columns = self._run_accumulator.stages[stage].columns
         gaps = self._data.gaps_of_stage(stage)
         event_errors = self._data.event_errors_of_stage(stage)
         gap_bounds = uncertainty.bound_gaps(columns, gaps, event_errors)
@@ -537,23 +574,23 @@ class _RunMeasurement:
             window: The window of the stage.
             run_metrics: The metrics of all measured stages together.
         """
-        is_only_measured_stage = self._measured_stages == [stage]
+        is_only_measured_stage = self._measured_stage_indices == [stage]
         if is_only_measured_stage:
             # The whole time of a stage does not begin with the run.
-            output_per_s = whole_output_per_s(self.accumulated, window)
+            output_per_s = whole_output_per_s(self.measured_and_warmup, window)
             tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
             return run_metrics._replace(tokens=tokens)
 
         scope = Scope(
             window,
-            self.accumulated,
+            self.measured_and_warmup,
             self._target.gpus,
             timeline=self._data.timeline[stage : stage + 1],
             arrival=self._data.stage_plans[stage].arrival,
         )
 
-        return self._parts.measure_stages(
-            self._accumulator.stages[stage],
+        return self._part_summarizer.measure_stages(
+            self._run_accumulator.stages[stage],
             scope,
             self._data.gaps_of_stage(stage),
             self._unrecorded_by_stage[stage],
@@ -562,7 +599,7 @@ class _RunMeasurement:
     def _count_warmup(self) -> RequestCounts:
         """Return the requests of all stages that are not measured, by outcome."""
         unrecorded = sum(self._unrecorded_by_stage) - self._unrecorded
-        return count_requests(self.accumulated.warmup, unrecorded)
+        return count_requests(self.measured_and_warmup.warmup, unrecorded)
 
     def _combine_goodput(
         self, metrics: PartMetrics, parts: SummaryParts, tasks: Sessions | None
@@ -580,12 +617,12 @@ class _RunMeasurement:
 
     def _measure_drift(self) -> drift.Drift:
         """Return how latency and output changed in the course of the steady state."""
-        blocks = drift.sample_blocks(self._measured.columns)
+        blocks = drift.sample_blocks(self._measured_requests.columns)
         return drift.measure_drift(blocks, self._window.steady, self.output_tokens_in)
 
     def _judge_load(self) -> Sustainable:
         """Return whether the servers kept up with the load."""
-        measured, warmup = self.accumulated
+        measured, warmup = self.measured_and_warmup
         return judge_load(measured.columns, warmup.columns, self._window, self._manifest)
 
     def _summarize_machines(self) -> tuple[MachineSummary, ...]:
@@ -594,7 +631,7 @@ class _RunMeasurement:
             self._manifest,
             self._window,
             self._reference_latency.p50_ms,
-            self._measured.columns,
+            self._measured_requests.columns,
             self._data.worker_samples,
         )
 
@@ -623,8 +660,10 @@ class _RunMeasurement:
             sample = self._events.gaps
             sample_bounds = self._events.gap_bounds
         else:
-            sample = self._measured.sample(definition.name)
-            sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
+            sample = self._measured_requests.sample(definition.name)
+            sample_bounds = uncertainty.bound_metric(
+                self._measured_requests.columns, definition.name
+            )
 
         quantiles = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._manifest)
         return quantiles_ms(sample, quantiles)
@@ -632,37 +671,40 @@ class _RunMeasurement:
     def verdict_inputs(self) -> VerdictInputs:
         """Return the numbers that the verdict on the measurement needs and the summary lacks.
 
-        The verdict says whether the measurement can be trusted. It also compares, for example,
-        requested with received tokens, which a summary does not have.
+        The verdict says whether the measurement can be trusted. For example, it compares requested
+        with received tokens, and `remarks` counts the responses with something unusual.
         """
-        measured = self._measured
-
-        # If the counts of received tokens cannot be trusted, there is nothing to compare. The
-        # verdict leaves the comparison out if no tokens were requested.
-        is_token_count_sound = "tokens" not in self._statistics.unsound
-        requested_tokens = measured.sum("requested_tokens") if is_token_count_sound else 0
+        requests = self._measured_requests
+        template_tokens = self._manifest.template_tokens
 
         return VerdictInputs(
             reference_latency=self._reference_latency,
             dead_workers=self._find_dead_workers(),
-            sends=measured.sum("sent"),
-            prompt_count_difference=prompt_count_difference(
-                measured, self._manifest.template_tokens
-            ),
-            repeated_prompts=count_repeated_prompts(measured),
-            requested_tokens=requested_tokens,
-            received_tokens=measured.sum("received_tokens"),
-            is_slo_missed=self._parts.is_slo_missed_by_server(
+            sends=requests.sum("sent"),
+            prompt_count_difference=prompt_count_difference(requests, template_tokens),
+            repeated_prompts=count_repeated_prompts(requests),
+            requested_tokens=self._requested_tokens(),
+            received_tokens=requests.sum("received_tokens"),
+            is_slo_missed=self._part_summarizer.is_slo_missed_by_server(
                 gaps=self._events.gaps, unrecorded=self._unrecorded
             ),
-            remarks=measured.sums_with_prefix(REMARK_PREFIX),
+            remarks=requests.sums_with_prefix(REMARK_PREFIX),
         )
+
+    def _requested_tokens(self) -> int:
+        """Return the requested output tokens that the received ones are compared with.
+
+        Return 0, for which the verdict compares nothing, if the token counts cannot be trusted.
+        """
+        if "tokens" in self._statistics.unsound:
+            return 0
+        return self._measured_requests.sum("requested_tokens")
 
     def _find_dead_workers(self) -> list[int]:
         """Return the numbers of the workers that died in any stage, in ascending order."""
         numbers = {
             int(number)
-            for accumulator in self.accumulated
+            for accumulator in self.measured_and_warmup
             for number in accumulator.sums_with_prefix(DEAD_WORKER_PREFIX)
         }
         return sorted(numbers)

@@ -296,13 +296,13 @@ class PartSummarizer:
     ) -> PartMetrics:
         """Return the metrics of one stage, or those of all measured stages together.
 
-        For other parts of a run, such as its targets, see `_measure_part`. The gaps between events
-        of these parts, and the number of their requests that have no record, are not known.
+        Only for stages are the gaps between events, and the number of requests without a record,
+        known. The metrics of other parts of a run, such as its targets, are computed without them.
 
         Args:
             accumulator: The requests of the stages.
-            scope: What else the metrics depend on: the window that rates are computed over, and the
-                number of GPUs, for example.
+            scope: What else the metrics depend on, such as the window that rates are computed over
+                and the number of GPUs.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that were lost and have no record.
         """
@@ -363,20 +363,17 @@ class PartSummarizer:
     def _measure_part(
         self, part: MeasuredAndWarmup, window: Window, gpus: int | None = None
     ) -> PartMetrics:
-        """Return the metrics of a target, class, model or step, and free its columns.
-
-        A run may have many parts. Their columns would take much memory together, and are read anew
-        from the records if they are needed once more.
+        """Return the metrics of a target, class, model or step.
 
         Args:
-            part: The requests of the part, in measured stages and in others.
+            part: The requests of the part: those of measured stages, and those of a warm-up.
             window: The window of the run.
             gpus: The number of GPUs that served the requests, None if not known.
         """
-        scope = Scope(window, part, gpus, run_total=self._measured)
-        metrics = self._measure(self._slo_sample_of_part(part.measured), scope)
-        for columns in part.measured.columns:
-            columns.forget()
+        slo_sample = self._slo_sample_of_part(part.measured)
+        scope = Scope(window, all_stages=part, gpus=gpus, run_total=self._measured)
+        metrics = self._measure(slo_sample, scope)
+        _free_columns(part.measured)
         return metrics
 
     def _slo_sample_of_part(
@@ -580,10 +577,12 @@ class PartSummarizer:
     ) -> tuple[StepSummary, ...]:
         """Return the summary of each step of agentic tasks."""
         steps = zip(self._manifest.steps, self._accumulator.steps, step_times, strict=True)
-        return tuple(self._summarize_step(plan, part, window, time) for plan, part, time in steps)
+        return tuple(
+            self._summarize_step(plan, part, window, step_time) for plan, part, step_time in steps
+        )
 
     def _summarize_step(
-        self, plan: StepPlan, part: MeasuredAndWarmup, window: Window, time: StepTime
+        self, plan: StepPlan, part: MeasuredAndWarmup, window: Window, step_time: StepTime
     ) -> StepSummary:
         """Return the summary of a step of agentic tasks, such as "plan" or "embed".
 
@@ -593,15 +592,18 @@ class PartSummarizer:
             plan: The plan of the step.
             part: The requests of the step.
             window: The window of the run.
-            time: The share of the time of tasks that the step and the pauses before it took.
+            step_time: How much of the time of the tasks the step and the pauses before it took.
         """
         metrics = self._measure_part(part, window)
         return StepSummary(
+            # The planned step.
             name=plan.name,
             of_class=plan.of_class,
             kind=plan.kind,
             targets=self._targets_of_step(plan),
             model=plan.model,
+            pause=plan.pause,
+            # The metrics of its requests.
             requests=metrics.requests,
             bytes=metrics.bytes,
             load=metrics.load,
@@ -609,10 +611,10 @@ class PartSummarizer:
             ttft_ms=metrics.ttft_ms,
             tpot_ms=metrics.tpot_ms,
             e2e_ms=metrics.e2e_ms,
-            time_share=time.time_share,
-            pause=plan.pause,
-            pause_ms=time.pause_ms,
-            pause_share=time.pause_share,
+            # Its share of the time of the tasks.
+            time_share=step_time.time_share,
+            pause_ms=step_time.pause_ms,
+            pause_share=step_time.pause_share,
         )
 
     def _targets_of_step(self, plan: StepPlan) -> tuple[str, ...]:
@@ -620,6 +622,15 @@ class PartSummarizer:
         targets = [self._manifest.targets[index] for index in plan.targets]
         # `serves` lists the steps of a target that serves certain steps alone.
         return tuple(target.name or target.url for target in targets if target.serves)
+
+
+def _free_columns(accumulator: MetricAccumulator) -> None:
+    """Free the memory of the columns of requests. They are read again if they are needed.
+
+    A run may have many parts, and the columns of all of them together would take much memory.
+    """
+    for columns in accumulator.columns:
+        columns.forget()
 
 
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
 
 
+OK_TASK_ENDS = "ok_task_ends"
+"""The name of the amounts of ok conversations and tasks, each at the time of its end."""
+
+GOOD_TASK_ENDS = "good_task_ends"
+"""The name of the amounts of those that meet the SLO on whole tasks."""
+
+
 class MeasuredAndWarmup(NamedTuple):
     """What is known of one target, class or step: in the measured stages, and in all others."""
 
@@ -87,13 +94,15 @@ class RunAccumulator:
         self._plans = manifest.stages or (StagePlan(),)
         self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
 
-        # A single target has the records of the run, so it is not accumulated once more.
-        target_count = len(manifest.targets) if len(manifest.targets) > 1 else 0
-        self.targets = _new_parts([manifest.slo] * target_count)
+        # With a single target, the records of the target are those of the run. They are not added
+        # up a second time.
+        has_several_targets = len(manifest.targets) > 1
+        slos_of_targets = [manifest.slo for _ in manifest.targets] if has_several_targets else []
+        self.targets = _new_parts(slos_of_targets)
         self.classes = _new_parts([plan.slo for plan in manifest.classes])
-        self.steps = _new_parts([None] * len(manifest.steps))
+        self.steps = _new_parts([None for _ in manifest.steps])  # no SLO judges a step
 
-        # One table for each measured stage.
+        # For each measured stage, the conversations whose last turn was never scheduled.
         self._cut_conversations: list[_CutConversationTable] = []
         for stage in range(len(self._plans)):
             self._add_stage(stage, rows, texts)
@@ -165,16 +174,21 @@ class RunAccumulator:
     def _add_conversations(self, stage: int, columns: Columns) -> None:
         """Add the conversations and tasks of a stage, which consist of several requests.
 
-        One whose last request is recorded has ended and has an outcome, such as ok. The end of the
-        load cuts off the others before their last request is due. These are counted only if the
-        stage is measured.
+        Those whose last request has a record have ended, and have an outcome, such as ok. Others
+        were cut off, because the load ended before their last request was due. Those are counted
+        only if the stage is measured.
+
+        Args:
+            stage: The index of the stage.
+            columns: The records of the stage.
         """
         table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
         if not len(table.numbers):
-            return
+            return  # all requests stand alone
+
+        self._add_ended_conversations(stage, table)
         if self._plans[stage].measured:
             self._cut_conversations.append(_select_cut_conversations(table))
-        self._add_ended_conversations(stage, table)
 
     def _add_ended_conversations(self, stage: int, table: TaskTable) -> None:
         """Add the ended conversations and tasks of a stage to the stage and to their classes.
@@ -262,19 +276,26 @@ def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Add conversations and tasks whose last request is recorded.
+    """Add the conversations and tasks whose last request is recorded to an accumulator.
 
-    A task, like a conversation, is a sequence of requests. Both are called sessions in the names of
-    the sums. If the SLO limits whole tasks, those within its limits are counted too.
+    Both are sequences of requests, and are called tasks here. The names of the sums call them
+    sessions. If the SLO limits whole tasks, those within its limits, which are good, are added too.
     """
     _count_ended_tasks(accumulator, ended)
-    _add_ok_tasks(accumulator, ended.select(ended.ok > 0))
 
-    task_objective = None if accumulator.slo is None else accumulator.slo.task
-    if task_objective is not None:
-        good = ended.select(tasks.meets_task_term(ended, task_objective))
-        accumulator.add_to_sum("sessions_good", len(good.end_ns))
-        _add_task_ends(accumulator, "good_session", good.end_ns)
+    ok_tasks = ended.select(ended.ok > 0)
+    _add_ok_tasks(accumulator, ok_tasks)
+
+    objective = None if accumulator.slo is None else accumulator.slo.task
+    if objective is not None:
+        is_good = tasks.meets_task_term(ended, objective)
+        _add_good_tasks(accumulator, ended.select(is_good))
+
+
+def _add_good_tasks(accumulator: MetricAccumulator, good: TaskColumns) -> None:
+    """Add the number of tasks that meet the SLO on whole tasks, and when they ended."""
+    accumulator.add_to_sum("sessions_good", len(good.end_ns))
+    _add_task_ends(accumulator, GOOD_TASK_ENDS, good.end_ns)
 
 
 def _count_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
@@ -303,7 +324,7 @@ def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
     accumulator.add_to_sum("session_input", ok.input_tokens.sum())
     accumulator.add_to_sum("session_cached", ok.cached_tokens.sum())
     accumulator.add_to_sum("session_output", ok.output_tokens.sum())
-    _add_task_ends(accumulator, "session", ok.end_ns)
+    _add_task_ends(accumulator, OK_TASK_ENDS, ok.end_ns)
 
 
 def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:

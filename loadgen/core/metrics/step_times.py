@@ -73,17 +73,24 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
 
     requests = JoinedColumns(measured, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
-    time_of_step: dict[int, StepTime] = {}  # by the index of the step in the manifest
+    step_times = [UNKNOWN] * len(manifest.steps)  # replaced by the times of each class
 
-    class_names = {step.of_class for step in manifest.steps}
-    for class_name in class_names:
-        indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]
-        steps = [manifest.steps[i] for i in indices]
-        is_of_class = np.isin(step_of_request, indices)
-        step_times = _measure_steps_of_class(requests, is_of_class, steps)
-        time_of_step.update(zip(indices, step_times, strict=True))
+    for indices_of_class in _group_steps_by_class(manifest.steps):
+        steps_of_class = [manifest.steps[index] for index in indices_of_class]
+        is_of_class = np.isin(step_of_request, indices_of_class)
+        times_of_class = _measure_steps_of_class(requests, is_of_class, steps_of_class)
+        for index, step_time in zip(indices_of_class, times_of_class, strict=True):
+            step_times[index] = step_time
 
-    return [time_of_step[i] for i in range(len(manifest.steps))]
+    return step_times
+
+
+def _group_steps_by_class(steps: Sequence[StepPlan]) -> list[list[int]]:
+    """Return the indices of the steps of each request class, one list for each class."""
+    indices_by_class: dict[str, list[int]] = {}
+    for index, step in enumerate(steps):
+        indices_by_class.setdefault(step.of_class, []).append(index)
+    return list(indices_by_class.values())
 
 
 def _measure_steps_of_class(
@@ -122,7 +129,14 @@ def _find_preceding_turns(steps: Sequence[StepPlan]) -> dict[int, list[int]]:
 
 
 class _TaskLayout(NamedTuple):
-    """The place of each request in a table with a row for each task and a column for each turn."""
+    """The place of each request in a table with a row for each task and a column for each turn.
+
+    Attributes:
+        row_of_request: The row of each request.
+        turn_of_request: The turn of each request, which is its column.
+        task_count: The number of rows.
+        turns: The number of columns.
+    """
 
     row_of_request: NDArray[np.int64]
     turn_of_request: NDArray[np.int64]
@@ -135,6 +149,14 @@ class _TaskLayout(NamedTuple):
         table[self.row_of_request, self.turn_of_request] = values
         return table
 
+    def find_complete_rows(self, is_valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which rows have a request for each turn, all of which are valid."""
+        request_counts = np.bincount(self.row_of_request, minlength=self.task_count)
+        valid_requests = self.tabulate(is_valid).sum(axis=1)
+        has_all_requests = request_counts == self.turns
+        are_all_valid: NDArray[np.bool_] = valid_requests == self.turns
+        return has_all_requests & are_all_valid
+
 
 def _select_ok_tasks(
     requests: JoinedColumns, is_of_class: NDArray[np.bool_], turns: int
@@ -146,18 +168,21 @@ def _select_ok_tasks(
         is_of_class: Which of them belong to the class whose tasks are selected.
         turns: The number of turns of a complete task.
     """
-    # Each task becomes a row of the tables, in the order of the task numbers.
+    # `np.unique` numbers the tasks. The requests of the tasks 7, 9 and 7 get the rows 0, 1 and 0.
     task_of_request = requests["session"][is_of_class]
-    task_numbers, row_of_request = np.unique(task_of_request, return_inverse=True)
-    turn_of_request = requests["turn"][is_of_class]
-    layout = _TaskLayout(row_of_request, turn_of_request, len(task_numbers), turns)
+    task_ids, row_of_request = np.unique(task_of_request, return_inverse=True)
+    layout = _TaskLayout(
+        row_of_request,
+        turn_of_request=requests["turn"][is_of_class],
+        task_count=len(task_ids),
+        turns=turns,
+    )
 
-    request_counts = np.bincount(row_of_request, minlength=len(task_numbers))
-    is_request_ok = layout.tabulate(requests["status"][is_of_class] == OK).astype(bool)
-    is_task_ok = (request_counts == turns) & is_request_ok.all(axis=1)
-
+    is_request_ok = requests["status"][is_of_class] == OK
+    is_task_ok = layout.find_complete_rows(is_request_ok)
     due_ns = layout.tabulate(requests["due_ns"][is_of_class])
     end_ns = layout.tabulate(requests["end_ns"][is_of_class])
+
     return _TaskTimes(due_ns=due_ns[is_task_ok], end_ns=end_ns[is_task_ok])
 
 
@@ -189,31 +214,37 @@ def _find_critical_paths(
 ) -> NDArray[np.bool_]:
     """Return which requests are on the critical path of their task, one row for each task.
 
-    The critical path leads from the last request of a task back to the first: from each request to
-    the one that it waited for longest. All tasks are followed at once.
+    The critical path leads from the last request of a task back to its first one: from each request
+    to the one of those it waited for that ended last. For example, turn 3 waits for the turns 1 and
+    2, which end after 4 s and 6 s. Then turn 2 is on the path, and turn 1 is not.
 
     Args:
         tasks: The times of the requests of each task.
         preceding_turns: For each turn, the turns that it waits for, which are lower ones.
     """
-    turns = tasks.due_ns.shape[1]
     is_on_path = np.zeros(tasks.due_ns.shape, bool)
-
     is_on_path[:, -1] = True
-    for turn in reversed(range(turns)):
-        # All later turns are done, so it is known by now which tasks have this turn on their path.
+
+    # From the last turn down, so that it is known which tasks have a turn on their paths when the
+    # turns that it waits for are examined.
+    for turn in sorted(preceding_turns, reverse=True):
         awaited_turns = preceding_turns[turn]
         if not awaited_turns:
             continue
 
-        # For each task, the position in `awaited_turns` of the turn that ended last.
-        position_of_last = tasks.end_ns[:, awaited_turns].argmax(axis=1)
-        for position, awaited_turn in enumerate(awaited_turns):
-            is_last_to_end = position_of_last == position
-            leads_to_awaited_turn = is_on_path[:, turn] & is_last_to_end
-            is_on_path[leads_to_awaited_turn, awaited_turn] = True
+        ended_last = _find_turn_that_ended_last(tasks, awaited_turns)
+        for awaited_turn in awaited_turns:
+            delayed_turn = ended_last == awaited_turn
+            is_on_path[:, awaited_turn] |= is_on_path[:, turn] & delayed_turn
 
     return is_on_path
+
+
+def _find_turn_that_ended_last(tasks: _TaskTimes, turns: list[int]) -> NDArray[np.int64]:
+    """Return, for each task, which of some turns ended last, the first of them if two did."""
+    positions = tasks.end_ns[:, turns].argmax(axis=1)
+    last_turns: NDArray[np.int64] = np.array(turns)[positions]
+    return last_turns
 
 
 def _measure_pauses(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.core.metrics.run_accumulator import GOOD_TASK_ENDS, OK_TASK_ENDS
 from loadgen.core.metrics.windows import per_second
 from loadgen.core.stats.quantiles import Distribution, milliseconds
 
@@ -84,40 +85,50 @@ def summarize_tasks(
 ) -> Sessions | None:
     """Return the summary of conversations and agentic tasks, or None if there are none.
 
-    Both are sequences of requests, and the summary calls both sessions. A session that was
-    cancelled, or cut short by the end of the load or of the run, has no outcome: it is neither ok
-    nor failed.
+    Both are sequences of requests, and the summary calls both sessions. Some have no outcome,
+    neither ok nor failed, and do not count:
+
+    - The end of the load cut a session before its last request was scheduled.
+    - The end of the run cut a session while a request was in flight.
+    - A request of the session was cancelled.
+
+    A session that its user abandoned in the middle of a response counts.
 
     Args:
         accumulator: The requests, and the sessions whose last request is recorded.
         cut: The number of sessions whose last request was never scheduled.
         window: The measurement window and the steady state, which rates are divided by.
     """
-    recorded = accumulator.sum("sessions")
-    has_sessions = bool(recorded or cut.by_end_of_load or cut.cancelled)
+    recorded_sessions = accumulator.sum("sessions")
+    has_sessions = bool(recorded_sessions or cut.by_end_of_load or cut.cancelled)
     if not has_sessions:
         return None
 
-    ok = accumulator.sum("sessions_ok")
     cut_by_end_of_run = accumulator.sum("sessions_cut")
-    with_outcome = recorded - accumulator.sum("sessions_cancelled") - cut_by_end_of_run
+    without_outcome = accumulator.sum("sessions_cancelled") + cut_by_end_of_run
+    with_outcome = recorded_sessions - without_outcome
+
+    ok_sessions = accumulator.sum("sessions_ok")
     has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
 
     return Sessions(
+        # The sessions by outcome, and the rate of ok ones.
         count=with_outcome,
         cut=cut.by_end_of_load + cut_by_end_of_run,
         abandoned=accumulator.sum("sessions_abandoned"),
-        ok=ok,
-        ok_per_s=per_second(ok, window),
-        steady_ok_per_s=_steady_per_s(accumulator, "session", window),
+        ok=ok_sessions,
+        ok_per_s=per_second(ok_sessions, window),
+        steady_ok_per_s=_steady_rate_per_s(accumulator, OK_TASK_ENDS, window),
+        goodput=_measure_task_goodput(accumulator, window, counted_tasks=with_outcome),
+        # Times of the ok sessions.
         duration_ms=accumulator.distribution("session"),
         wait_ms=accumulator.distribution("session_wait"),
         longest_wait_ms=accumulator.distribution("session_longest_wait"),
+        # Means per ok session.
         requests=_mean_of_ok(accumulator, "session_requests"),
         input_tokens=_mean_of_ok(accumulator, "session_input"),
         cached_tokens=_mean_of_ok(accumulator, "session_cached") if has_cached_tokens else None,
         output_tokens=_mean_of_ok(accumulator, "session_output"),
-        goodput=_measure_task_goodput(accumulator, window, counted_tasks=with_outcome),
     )
 
 
@@ -132,15 +143,16 @@ def _measure_task_goodput(
 ) -> TaskGoodput | None:
     """Return how many tasks meet the task objective of the SLO, or None if it has none.
 
-    A task is a conversation or an agentic task: several requests, one after the other. The
-    accumulator calls it a session. The objective limits the duration of a task and the wait for
-    each first token in it. Tasks within these limits are good. The objective is met if enough of
-    the tasks are good, such as 95 %.
+    A task is a conversation or an agentic task: several requests, one after the other. (The
+    accumulator calls it a session.) The objective limits the duration of a task and the wait for
+    each first token in it. A task within these limits is good. The objective is met if the share of
+    good tasks is large enough, such as 95 %.
 
     Args:
-        accumulator: The tasks.
+        accumulator: The requests and tasks.
         window: The measurement window and the steady state, for rates of good tasks.
-        counted_tasks: The number of all tasks with an outcome, good or not.
+        counted_tasks: The number of all tasks with an outcome, good or not. If it is 0, there is no
+            share, and whether the objective is met is None.
     """
     slo = accumulator.slo
     if slo is None or slo.task is None:
@@ -148,16 +160,21 @@ def _measure_task_goodput(
 
     objective = slo.task
     good_tasks = accumulator.sum("sessions_good")
-    has_tasks = counted_tasks > 0
+    good_share = None
+    is_met = None
+    if counted_tasks > 0:
+        good_share = good_tasks / counted_tasks
+        is_met = good_tasks >= objective.share * counted_tasks
+
     return TaskGoodput(
         within_ms=_ms_or_none(objective.within_ns),
         wait_ms=_ms_or_none(objective.wait_ns),
         good=good_tasks,
         rps=per_second(good_tasks, window),
-        steady_rps=_steady_per_s(accumulator, "good_session", window),
-        share=good_tasks / counted_tasks if has_tasks else None,
+        steady_rps=_steady_rate_per_s(accumulator, GOOD_TASK_ENDS, window),
+        share=good_share,
         share_limit=objective.share,
-        met=good_tasks >= objective.share * counted_tasks if has_tasks else None,
+        met=is_met,
     )
 
 
@@ -166,14 +183,19 @@ def _ms_or_none(limit_ns: int | None) -> float | None:
     return None if limit_ns is None else milliseconds(limit_ns)
 
 
-def _steady_per_s(accumulator: MetricAccumulator, amount: str, window: Window) -> float | None:
-    """Return the rate, per second, at which tasks ended in the steady state.
+def _steady_rate_per_s(
+    accumulator: MetricAccumulator, amount_name: str, window: Window
+) -> float | None:
+    """Return how many conversations and tasks ended per second of the steady state.
+
+    Return None if the run has no steady state, the time in which the load is complete.
 
     Args:
-        accumulator: The tasks.
-        amount: Which tasks count: "session" for ok ones, or "good_session".
+        accumulator: The requests and tasks.
+        amount_name: Which tasks count: OK_TASK_ENDS for ok ones, or GOOD_TASK_ENDS for those that
+            meet the SLO on whole tasks.
         window: The intervals of the run, of which the steady state is used.
     """
     steady = window.steady
-    ended = accumulator.amount(amount).between(steady.start_s, steady.end_s)
-    return per_second(ended, steady)
+    ended_tasks = accumulator.amount(amount_name).between(steady.start_s, steady.end_s)
+    return per_second(ended_tasks, steady)

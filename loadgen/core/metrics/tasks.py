@@ -88,7 +88,12 @@ def meets_task_term(ended: TaskColumns, term: TaskTerm) -> NDArray[np.bool_]:
 
 
 class _TaskRequests:
-    """The requests of conversations and tasks, those of each task side by side."""
+    """The requests of conversations and tasks, those of each task one after the other.
+
+    Attributes:
+        columns: The records of a stage.
+        order: The indices of the requests among these records, in order of their tasks.
+    """
 
     def __init__(self, columns: Columns) -> None:
         """Order the requests by session, so that the requests of each task are adjacent."""
@@ -157,8 +162,7 @@ class _TaskRequests:
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     """Return the conversations and tasks that these requests belong to, one row for each.
 
-    The value of a task is combined from those of its requests: it is due when its first request is,
-    for example, and ok if all of them are. Requests that stand alone are left out.
+    Both are called tasks here. Requests that stand alone are left out.
 
     Args:
         columns: The records of a stage.
@@ -168,15 +172,33 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     if not len(requests.order):
         return _empty_table()
 
+    # Each task has `turns` slots in the schedule, so its largest slot shows if its last request is
+    # among these requests.
+    largest_slots = requests.largest(requests.column("slot"))
+    return TaskTable(
+        numbers=requests.task_numbers(),
+        columns=_combine_by_task(requests),
+        has_ended=is_last_slot_of_task(largest_slots, turns),
+    )
+
+
+def _combine_by_task(requests: _TaskRequests) -> TaskColumns:
+    """Return the values of each task, combined from those of its requests.
+
+    For example, a task is due when the first of its requests is due, and it is ok if all of its
+    requests are ok.
+    """
     status = requests.column("status")
+    kind = requests.column("kind")
     wait_ns = requests.wait_ns()
-    tasks = TaskColumns(
+
+    return TaskColumns(
         due_ns=requests.smallest(requests.column("due_ns")),
         end_ns=requests.largest(requests.column("end_ns")),
         ok=requests.are_all(status == OK),
         cancelled=requests.is_any(status == CANCELLED),
         unfinished=requests.is_any(status == UNFINISHED),
-        abandoned=requests.is_any(requests.column("kind") == KIND["abandoned"]),
+        abandoned=requests.is_any(kind == KIND["abandoned"]),
         stage=requests.largest(requests.column("stage")),
         wait_ns=requests.total(wait_ns),
         longest_wait_ns=requests.largest(wait_ns),
@@ -185,11 +207,6 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
         cached_tokens=requests.total_tokens("cached_tokens"),
         output_tokens=requests.total_tokens("output_tokens"),
     )
-    last_slots = requests.largest(requests.column("slot"))
-
-    # A task has ended if its last turn is among the requests.
-    has_ended = is_last_slot_of_task(last_slots, turns)
-    return TaskTable(requests.task_numbers(), tasks, has_ended)
 
 
 def _empty_table() -> TaskTable:

@@ -5,7 +5,8 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.windows import Span, Window
+    from loadgen.core.stats.amounts import TimeCurve
     from loadgen.core.stats.quantiles import Distribution
 
 
@@ -78,6 +80,8 @@ def summarize_tokens(
 ) -> Tokens:
     """Return the tokens of a stage, target, class or run, and their rates.
 
+    A number that is not known is None, such as the tokens of requests whose tokens nobody counted.
+
     Args:
         accumulator: The requests to summarize.
         all_stages: The requests of all stages, for the rate over the full run.
@@ -88,8 +92,8 @@ def summarize_tokens(
     """
     output = accumulator.sum_known("output_tokens")
     prompt = accumulator.sum_known("input_tokens")
-    output_per_s = per_second(output, window)
     total_per_s = per_second(_add_known(output, prompt), window)
+    output_per_s = per_second(output, window)
     steady_output_per_s = _steady_output_per_s(accumulator, window.steady, timeline)
     steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
     steady_total_per_s = _add_known(steady_output_per_s, steady_input_per_s)
@@ -265,44 +269,57 @@ def without_output_counts(tokens: Tokens) -> Tokens:
 def output_tokens_over_time(
     measured: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
-    """Return a function that tells how many output tokens came in any interval of the run.
+    """Return a function that returns the output tokens that came in an interval of the run.
 
-    It is built once, and then called for many intervals, such as the blocks of the drift.
-
-    - With a timeline, it counts the output events of an interval. Each of them stands for as many
-      tokens as events have on average.
-    - Without one, it spreads the tokens of each response evenly over the response.
-    - If no tokens were counted, it returns None for every interval.
+    It is created once, and then called for many intervals, such as the blocks of time in which the
+    drift of the run is measured. It returns None for every interval if no tokens were counted.
 
     Args:
         measured: The measured requests.
-        timeline: Per stage, output events per bin of time.
+        timeline: Per stage, output events per bin of time. If it is empty, the tokens of a response
+            are spread evenly from its first to its last token.
     """
-    events = measured.sum("output_events")
-    if not events:
+    event_count = measured.sum("output_events")
+    if not event_count:
         return _no_tokens
 
     events_before_bins = windows.cumulate_event_counts(timeline)
     if events_before_bins is None:
-        return _spread_tokens_over_responses(measured)
+        return partial(_count_spread_tokens, measured.amount("output").curve())
 
-    billed_tokens = measured.sum("billed_tokens")
-
-    def count_tokens(interval: Span) -> float:
-        interval_events = windows.count_events_between(events_before_bins, interval)
-        return interval_events * billed_tokens / events
-
-    return count_tokens
+    # The tokens that the server counts, also those that it does not stream.
+    tokens_of_events = _TokensOfEvents(
+        events_before_bins, event_count, measured.sum("billed_tokens")
+    )
+    return tokens_of_events.count_in
 
 
-def _spread_tokens_over_responses(measured: MetricAccumulator) -> Callable[[Span], float]:
-    """Return a function for the tokens in an interval that spreads them over each response."""
-    curve = measured.amount("output").curve()
+class _TokensOfEvents(NamedTuple):
+    """The tokens of output events, each of which stands for as many as events have on average.
 
-    def count_tokens(interval: Span) -> float:
-        return curve.between(interval.start_s, interval.end_s)
+    Attributes:
+        events_before_bins: The number of events before each bin of time, see
+            `windows.cumulate_event_counts`.
+        event_count: The number of all events.
+        token_count: The number of all tokens.
+    """
 
-    return count_tokens
+    events_before_bins: NDArray[np.int64]
+    event_count: int
+    token_count: int
+
+    def count_in(self, interval: Span) -> float:
+        """Return the tokens of the events in an interval.
+
+        For example, if 60 of 80 events came in it, and there are 160 tokens, it has 120 tokens.
+        """
+        interval_events = windows.count_events_between(self.events_before_bins, interval)
+        return interval_events * self.token_count / self.event_count
+
+
+def _count_spread_tokens(curve: TimeCurve, interval: Span) -> float:
+    """Return the tokens in an interval, from a curve that spreads each response's tokens evenly."""
+    return curve.between(interval.start_s, interval.end_s)
 
 
 def _no_tokens(_: Span) -> None:
