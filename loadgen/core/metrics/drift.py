@@ -143,17 +143,22 @@ class TimeBlocks(NamedTuple):
 
 
 def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
-    """Return the latencies of the measured ok requests, divided into blocks of time by due time.
+    """Return the latencies of the measured ok requests, by the block of time in which each is due.
+
+    The first block begins with the run, and the last one contains the latest due time. There are no
+    blocks if no request is ok.
 
     Args:
         measured: The records of each measured stage.
     """
     due_ns_of_stages = [_ok_due_ns(columns) for columns in measured]
-    has_requests = any(len(due_ns) for due_ns in due_ns_of_stages)
-    latest_ns = max((int(due_ns.max(initial=0)) for due_ns in due_ns_of_stages), default=0)
-    block_ns = _choose_block_ns(latest_ns)
+    latest_due_ns = [int(due_ns.max()) for due_ns in due_ns_of_stages if len(due_ns)]
+    if not latest_due_ns:
+        return TimeBlocks([], SHORTEST_BLOCK_NS)
 
-    block_count = latest_ns // block_ns + 1 if has_requests else 0
+    latest_ns = max(latest_due_ns)
+    block_ns = _choose_block_ns(latest_ns)
+    block_count = latest_ns // block_ns + 1
     samples = [BlockSamples() for _ in range(block_count)]
     for columns, due_ns in zip(measured, due_ns_of_stages, strict=True):
         _add_to_blocks(samples, columns, _number_blocks(due_ns, block_ns))
@@ -208,14 +213,15 @@ def _add_to_blocks(
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):
         block.requests += request_count
 
-    # The rows are ordered by block once. The values of each metric then only have to be split.
-    ordered_rows = _order_ok_rows(columns, block_of_request)
-    ends_of_blocks = np.cumsum(request_counts)
+    # The requests are put in order of their blocks once. The latencies of a block are then adjacent
+    # for each metric. With 3 requests in block 0 and 2 in block 1, block 1 begins at index 3.
+    rows_by_block = _order_ok_rows(columns, block_of_request)
+    starts_of_later_blocks = np.cumsum(request_counts)[:-1]
     for metric in LATENCIES:
-        ordered_values = columns.measure(metric)[ordered_rows]
-        values_of_blocks = np.split(ordered_values, ends_of_blocks[:-1])
-        for block, values in zip(samples, values_of_blocks, strict=True):
-            block.values[metric].add(drop_undefined(values))
+        latencies_ns = columns.measure(metric)[rows_by_block]
+        latencies_of_blocks = np.split(latencies_ns, starts_of_later_blocks)
+        for block, block_latencies_ns in zip(samples, latencies_of_blocks, strict=True):
+            block.values[metric].add(drop_undefined(block_latencies_ns))
 
 
 def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDArray[np.int32]:

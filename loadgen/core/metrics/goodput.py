@@ -154,15 +154,27 @@ def without_slo_outcomes(summary: SummaryT) -> SummaryT:
     """Return a summary that does not say whether SLOs are met, for a run that is not valid.
 
     The field `met` becomes None everywhere: in the goodput of the requests, in each of its terms,
-    and in the goodput of whole tasks. The measured values stay.
+    and in the goodput of conversations and tasks, which the summary calls sessions. The measured
+    values stay.
+
+    Args:
+        summary: The summary of a run or of a part of it. Only those of the run and of its classes
+            have sessions.
     """
     changes: dict[str, Goodput | Sessions] = {"goodput": _not_judged_goodput(summary.goodput)}
-    # Only the summaries of the run and of its classes have tasks.
-    tasks: Sessions | None = getattr(summary, "sessions", None)
-    if tasks is not None and tasks.goodput is not None:
-        task_goodput = msgspec.structs.replace(tasks.goodput, met=None)
-        changes["sessions"] = msgspec.structs.replace(tasks, goodput=task_goodput)
+    sessions: Sessions | None = getattr(summary, "sessions", None)
+    if sessions is not None:
+        changes["sessions"] = _not_judged_sessions(sessions)
+
     return msgspec.structs.replace(summary, **changes)
+
+
+def _not_judged_sessions(sessions: Sessions) -> Sessions:
+    """Return the sessions of an invalid run: the same counts, but an SLO is not met or missed."""
+    if sessions.goodput is None:  # the SLO has no part about whole tasks
+        return sessions
+    goodput = msgspec.structs.replace(sessions.goodput, met=None)
+    return msgspec.structs.replace(sessions, goodput=goodput)
 
 
 def _not_judged_goodput(goodput: Goodput) -> Goodput:

@@ -20,7 +20,7 @@ from loadgen.core.stats import trend
 from loadgen.core.stats.quantiles import block_slices, sort_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -142,19 +142,24 @@ def _select_tested_requests(
 ) -> _TestedRequests:
     """Return the columns of the measured requests that are due in the time tested.
 
+    Each column is read for one stage after the other by a generator, so that the columns of all
+    stages are not in memory at once.
+
     Args:
         measured: The records of each measured stage.
         tested_time: The part of the load that is tested for growth.
     """
-    block_columns = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
-    is_tested = [block_column != NO_BLOCK for block_column in block_columns]
+    block_of_request = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
+    is_tested = [blocks != NO_BLOCK for blocks in block_of_request]
+
+    keys = (replica_keys(columns) for columns in measured)
     ttft_ns = (_ok_ttft_ns(columns) for columns in measured)
     prompt_tokens = (columns["input_tokens"] for columns in measured)
     output_tokens = (requested_output_tokens(columns) for columns in measured)
 
     return _TestedRequests(
-        replica_key=join_selected((replica_keys(columns) for columns in measured), is_tested),
-        block=join_selected(block_columns, is_tested),
+        replica_key=join_selected(keys, is_tested),
+        block=join_selected(block_of_request, is_tested),
         ttft_ns=join_selected(ttft_ns, is_tested),
         prompt_tokens=join_selected(prompt_tokens, is_tested),
         output_tokens=join_selected(output_tokens, is_tested),
@@ -199,22 +204,39 @@ def _measure_in_flight(
     sample_times_ns = np.linspace(
         tested_time.start_ns, tested_time.end_ns, sample_count, endpoint=False
     )
-    no_counts = np.zeros(sample_count, np.int64)
 
+    # The requests of all stages at each of these times, by replica.
     counts_by_replica: dict[int, NDArray[np.int64]] = {}
     for columns in all_stages:
-        was_sent = as_selection(columns["sent_ns"] >= 0)
-        sent_ns = columns["sent_ns"][was_sent]
-        done_ns = columns["done_ns"][was_sent]
-        for key, rows in group_by_key(replica_keys(columns)[was_sent]):
-            counts = _count_in_flight_at(sample_times_ns, sent_ns[rows], done_ns[rows])
-            counts_by_replica[key] = counts_by_replica.get(key, no_counts) + counts
+        for key, stage_counts in _count_in_flight_by_replica(columns, sample_times_ns):
+            if key in counts_by_replica:
+                counts_by_replica[key] += stage_counts
+            else:
+                counts_by_replica[key] = stage_counts
 
-    # A row of the reshaped counts has the samples of one block.
-    return {
-        key: counts.reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1)
-        for key, counts in counts_by_replica.items()
-    }
+    return {key: _mean_of_each_block(counts) for key, counts in counts_by_replica.items()}
+
+
+def _mean_of_each_block(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean of each block of SAMPLES_PER_BLOCK counts, which follow each other."""
+    one_row_per_block = counts.reshape(BLOCKS, SAMPLES_PER_BLOCK)
+    return one_row_per_block.mean(axis=1)
+
+
+def _count_in_flight_by_replica(
+    columns: Columns, times_ns: NDArray[np.float64]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield the key of each replica with the number of its requests in flight at each time.
+
+    Args:
+        columns: The records of a stage.
+        times_ns: The times, in ascending order.
+    """
+    was_sent = as_selection(columns["sent_ns"] >= 0)
+    sent_ns = columns["sent_ns"][was_sent]
+    done_ns = columns["done_ns"][was_sent]
+    for key, rows in group_by_key(replica_keys(columns)[was_sent]):
+        yield key, _count_in_flight_at(times_ns, sent_ns[rows], done_ns[rows])
 
 
 def _count_in_flight_at(
@@ -286,20 +308,26 @@ class GrowthTest(NamedTuple):
 def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     """Test whether TTFT or the requests in flight grow over time at any replica.
 
-    They also grow at a server that keeps up if its requests become longer. So if prompts or
-    responses became longer, the series are tested a second time, relative to the work of the
-    requests.
+    Such growth shows that a server does not keep up with the load. But both also grow at a server
+    that keeps up, if prompts or responses become longer. So if these did, the series are tested a
+    second time, relative to the work of the requests, and that result is returned.
     """
     test = _test_series(replicas)
-    if not test.certain and not test.possible:
+    has_growth = bool(test.certain or test.possible)
+    if not has_growth:
         return test
 
     work_growth_share = max(_work_growth_share(replica) for replica in replicas)
     if work_growth_share == 0:
         return test
 
-    relative_test = _test_series([_relative_to_work(replica) for replica in replicas])
-    return relative_test._replace(work_growth_share=work_growth_share)
+    test_relative_to_work = _test_series([_relative_to_work(replica) for replica in replicas])
+    return GrowthTest(
+        certain=test_relative_to_work.certain,
+        possible=test_relative_to_work.possible,
+        visible_share=test_relative_to_work.visible_share,
+        work_growth_share=work_growth_share,
+    )
 
 
 class _SeriesTrend(NamedTuple):
@@ -373,18 +401,33 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
     a growth is measured as a share of the mean.
     """
     all_values = [values for replica in replicas for _, values in replica.tested]
-    all_trends = iter(trend.find_trends(all_values))
+    all_trends = trend.find_trends(all_values)
 
     trends_by_replica = []
+    first_trend = 0  # the index in `all_trends` of the first series of the replica
     for replica in replicas:
-        series_trends = []
-        for series_name, values in replica.tested:
-            series_trend = next(all_trends)
-            if series_trend is not None and series_trend.mean > 0:
-                series_trends.append(_SeriesTrend(replica.name, series_name, values, series_trend))
-        trends_by_replica.append(series_trends)
+        end_trend = first_trend + len(replica.tested)
+        trends_of_replica = all_trends[first_trend:end_trend]
+        trends_by_replica.append(_name_trends(replica, trends_of_replica))
+        first_trend = end_trend
 
     return trends_by_replica
+
+
+def _name_trends(
+    replica: ReplicaSeries, trends: Sequence[trend.Trend | None]
+) -> list[_SeriesTrend]:
+    """Return the trends of a replica with their series, without those that cannot be used.
+
+    Args:
+        replica: The replica.
+        trends: The trend of each of its tested series, None for too few values.
+    """
+    return [
+        _SeriesTrend(replica.name, series_name, values, line)
+        for (series_name, values), line in zip(replica.tested, trends, strict=True)
+        if line is not None and line.mean > 0
+    ]
 
 
 def _visible_share(series_trends: Sequence[_SeriesTrend]) -> float:

@@ -80,8 +80,8 @@ def summarize_load(
             stage may be in flight in the window too.
         window: The measurement window and the steady state of the requests.
         stages: The plans of the stages.
-        run_total: All measured requests of the run, if the requests are a part of them, such as
-            those of a target. The rates of all parts then add up to that of the run.
+        run_total: All measured requests of the run, if the requests are only those of a target or
+            of another part of it. The rates of all parts then add up to that of the run.
 
     Returns:
         The load without the name of its arrival process.
@@ -91,6 +91,7 @@ def summarize_load(
     variations = _measure_gap_variations(accumulator.columns, stages)
 
     return Load(
+        # Due times give an offered rate in an open loop only, so only those of open loops count.
         offered_rps=_request_rate(accumulator, "open_due", run_total),
         achieved_rps=_request_rate(accumulator, "sent", run_total),
         completed_rps=_completed_rate(accumulator, window),

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import PlacedWorker, RunManifest, WorkerSample
 
 
+LOST_BEFORE_LOAD = "lost before the load"
+LOST_UNDER_LOAD = "lost under load"
+
+
 class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One of the machines that sent the load: its measured requests.
 
@@ -54,16 +58,17 @@ def summarize_machines(
     measured: Sequence[Columns],
     samples: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
-    """Return what each machine of a cluster sent, with the machines that were lost before the load.
+    """Return a summary of each machine that sent a part of the load of a cluster.
 
-    Returns an empty tuple if a single machine sent the load and none was lost.
+    Machines that were lost before the load are listed last. Returns an empty tuple if a single
+    machine sent the load and none was lost.
 
     Args:
         manifest: The manifest of the run.
         window: The measurement window.
         reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. A request
-            is late if it was sent more than a share of it after its due time, which is when it
-            should have been sent. None if it is not known.
+            counts as late if it was sent later than due by more than a share of this latency. None
+            if it is not known.
         measured: The measured records.
         samples: The samples that each worker took of itself.
     """
@@ -72,15 +77,17 @@ def summarize_machines(
 
     workers_by_machine = _group_workers(manifest.cluster.workers)
     lost_machines = [
-        MachineSummary(name=name, workers=0, state="lost before the load")
+        MachineSummary(name=name, workers=0, state=LOST_BEFORE_LOAD)
         for name in manifest.cluster.lost
     ]
-    if len(workers_by_machine) + len(lost_machines) < 2:
+    machine_count = len(workers_by_machine) + len(lost_machines)
+    if machine_count < 2:
         return ()
 
     allowed_lag_ns = None
     if reference_latency_ms is not None:
-        allowed_lag_ns = manifest.limits.send_lag_share * reference_latency_ms * 1e6
+        reference_latency_ns = reference_latency_ms * 1e6
+        allowed_lag_ns = manifest.limits.send_lag_share * reference_latency_ns
 
     requests = _MachineRequests(measured, allowed_lag_ns)
     full_seconds = full_seconds_within(samples, window)
@@ -166,9 +173,46 @@ def _summarize_machine(
         full_seconds: The samples of all workers over full seconds of the measurement window.
     """
     worker_numbers = [worker.worker for worker in workers]
-    of_machine = all_requests.of_workers(worker_numbers)
+    requests = all_requests.of_workers(worker_numbers)
+    cpu_use = _measure_cpu_use(worker_numbers, full_seconds)
+    has_lost_worker = any(worker.lost for worker in workers)
 
-    # For each worker, the mean and the largest share of a core that it used in a second.
+    return MachineSummary(
+        name=name,
+        workers=len(workers),
+        requests=requests.requests,
+        lost=requests.lost,
+        late=requests.late,
+        send_lag_ms=requests.send_lag_ms,
+        cores=cpu_use.cores,
+        cpu_share_max=cpu_use.largest_share,
+        state=LOST_UNDER_LOAD if has_lost_worker else "",
+    )
+
+
+class _CpuUse(NamedTuple):
+    """The use of cores by the workers of a machine. None without any sample.
+
+    Attributes:
+        cores: The number of cores that they used together, on average.
+        largest_share: The share of one core that a worker used in its busiest second.
+    """
+
+    cores: float | None
+    largest_share: float | None
+
+
+def _measure_cpu_use(
+    worker_numbers: Sequence[int], full_seconds: Sequence[WorkerSample]
+) -> _CpuUse:
+    """Return how much of the cores some workers used.
+
+    Two workers that used 0.5 and 0.7 of a core on average used 1.2 cores together.
+
+    Args:
+        worker_numbers: The numbers of the workers.
+        full_seconds: The samples of all workers, each over one second.
+    """
     mean_shares = []
     largest_shares = []
     for number in worker_numbers:
@@ -177,14 +221,6 @@ def _summarize_machine(
             mean_shares.append(sum(shares) / len(shares))
             largest_shares.append(max(shares))
 
-    return MachineSummary(
-        name=name,
-        workers=len(workers),
-        requests=of_machine.requests,
-        lost=of_machine.lost,
-        late=of_machine.late,
-        send_lag_ms=of_machine.send_lag_ms,
-        cores=sum(mean_shares) if mean_shares else None,
-        cpu_share_max=max(largest_shares, default=None),
-        state="lost under load" if any(worker.lost for worker in workers) else "",
-    )
+    if not mean_shares:
+        return _CpuUse(cores=None, largest_share=None)
+    return _CpuUse(cores=sum(mean_shares), largest_share=max(largest_shares))

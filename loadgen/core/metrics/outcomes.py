@@ -28,7 +28,14 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
 
     The end of a run cuts requests that are still in flight. The latency of such a request is not
     known, but it may have a lower bound: a request without a first token after 5 s has a TTFT of
-    more than 5 s. It had exceeded the limit if the lower bound does.
+    more than 5 s. So it is over a limit of 4 s.
+
+    A request that asks for no output, such as an embedding, is never over the limit of a metric of
+    output, such as TTFT.
+
+    Args:
+        columns: The records of the requests.
+        term: A term of an SLO: a metric with a limit.
     """
     was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
     lower_bounds_ns = _lower_bounds_ns(columns, term.metric) if was_cut.any() else None
@@ -36,11 +43,15 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
         return np.zeros(len(columns), bool)
 
     is_over: NDArray[np.bool_] = was_cut & (lower_bounds_ns > term.limit_ns)
-    is_metric_of_output = needs(term.metric) != ""
-    if is_metric_of_output:
+    if _is_metric_of_output(term.metric):
         is_over &= ~columns.request_no_output
 
     return is_over
+
+
+def _is_metric_of_output(metric: str) -> bool:
+    """Return True if only responses with output have a value of the metric."""
+    return needs(metric) != ""
 
 
 def _lower_bounds_ns(columns: Columns, metric: str) -> NDArray[np.int64] | None:
@@ -121,9 +132,13 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
     """
     has_value = values != UNDEFINED
     is_within_limit = values <= term.limit_ns
+
+    can_lack_value = columns.request_no_output
     is_metric_of_tokens = needs(term.metric) == "tokens"
-    needs_no_value = is_metric_of_tokens | columns.request_no_output
-    is_met: NDArray[np.bool_] = np.where(has_value, is_within_limit, needs_no_value)
+    if is_metric_of_tokens:
+        can_lack_value = np.ones(len(columns), bool)
+
+    is_met: NDArray[np.bool_] = np.where(has_value, is_within_limit, can_lack_value)
     return is_met
 
 
@@ -180,41 +195,43 @@ def least_max_gap(columns: Columns) -> NDArray[np.int64]:
     return values
 
 
-def _least_per_token(
+def _least_time_per_token(
     columns: Columns, excluded_tokens: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
     """Return a lower bound of the time per output token of unfinished requests, in ns.
 
     A response has at most the requested tokens. If 10 s have passed since its first token and 101
-    tokens were requested, TPOT, which leaves out the first token, is at least 10 s / 100 = 0.1 s.
-    The time lasts until the response ended or, if it had not, until the end of the run cut the
-    request. The bound is 0 if no first token had come, or if no number of tokens was requested.
+    tokens were requested, TPOT, which excludes the first token, is at least 10 s / 100 = 0.1 s. The
+    bound is 0 if no first token had come, or if no number of tokens was requested.
 
     Args:
-        columns: The requests.
-        excluded_tokens: How many tokens the metric leaves out of its divisor. TPOT, for example,
-            leaves out those of the first event.
+        columns: The records of the requests. They were cut by the end of the run.
+        excluded_tokens: How many of the tokens are not counted in the divisor of the metric.
     """
     first_token_ns = columns["first_token_ns"]
     elapsed_ns = _end_or_cut_ns(columns) - first_token_ns
 
     requested_tokens = columns["asked_output"].astype(np.int64)
-    most_tokens = requested_tokens - excluded_tokens
-    lower_bounds_ns = elapsed_ns // np.maximum(most_tokens, 1)
+    largest_divisor = requested_tokens - excluded_tokens
+    lower_bounds_ns = elapsed_ns // np.maximum(largest_divisor, 1)
 
-    has_bound = (first_token_ns >= 0) & (most_tokens > 0)
+    has_bound = (first_token_ns >= 0) & (largest_divisor > 0)
     values: NDArray[np.int64] = np.where(has_bound, lower_bounds_ns, 0)
     return values
 
 
 def least_tpot(columns: Columns) -> NDArray[np.int64]:
-    """Return the least TPOT of unfinished requests."""
-    return _least_per_token(columns, np.maximum(columns["first_event_tokens"], 1))
+    """Return the least TPOT of unfinished requests, which excludes the tokens of the first event.
+
+    The first event counts as one token if the server does not say how many it has.
+    """
+    tokens_of_first_event = np.maximum(columns["first_event_tokens"], 1)
+    return _least_time_per_token(columns, excluded_tokens=tokens_of_first_event)
 
 
 def least_tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     """Return the least TPOT by LoadGen's definition of unfinished requests."""
-    return _least_per_token(columns, 1)
+    return _least_time_per_token(columns, excluded_tokens=1)
 
 
 def least_e2e_per_token(columns: Columns) -> NDArray[np.int64]:

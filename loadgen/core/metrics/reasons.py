@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from loadgen.core import format
+from loadgen.core import format as text_format
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.figures import metric_label
 
@@ -356,10 +356,10 @@ class _ReasonFormatter(string.Formatter):
     The text after the colon of a placeholder says how its value is formatted. Beside the format
     specifications of Python, such as `{value_ms:.3g}`, there are these:
 
+    - `{remedy:part}`, with the value "disk": the sentence about a remedy that `_PARTS` has for
+      "disk", which may have placeholders of its own.
+    - `{requests:request|requests}`, with the value 3: the number and its noun, "3 requests".
     - `{share:share}`, and other names in the table of formats: what that function returns.
-    - `{requests:request|requests}`: the number with its noun in singular or plural.
-    - `{remedy:part}`: the part of a sentence with this name in `_PARTS`, which may have
-      placeholders of its own.
     """
 
     def __init__(self, values: dict[str, Any], formats: Formats) -> None:
@@ -373,12 +373,8 @@ class _ReasonFormatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return a value as text. `string.Formatter` calls this method for each placeholder.
 
-        Examples, each with its value:
-
-        - `{remedy:part}`, "disk": the part of a sentence that `_PARTS` has for "disk".
-        - `{requests:request|requests}`, 1: "1 request".
-        - `{share:share}`, 0.031: the result of the function "share" in the table of formats.
-        - `{value_ms:.3g}`, 12.345: "12.3", as Python formats it.
+        The class describes what may stand in a placeholder. It overrides the method of
+        `string.Formatter`, which knows the format specifications of Python only.
 
         Args:
             value: The value of the placeholder.
@@ -387,9 +383,10 @@ class _ReasonFormatter(string.Formatter):
         if format_spec == "part":
             return self.format_sentence(_PARTS[value])
 
-        if "|" in format_spec:
+        is_noun = "|" in format_spec
+        if is_noun:
             singular, plural = format_spec.split("|")
-            return format.counted(value, singular, plural)
+            return text_format.counted(value, singular, plural)
 
         if format_spec in self._formats:
             format_value = self._formats[format_spec]

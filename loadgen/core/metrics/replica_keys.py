@@ -67,24 +67,28 @@ def number_keys(keys: NDArray[Any]) -> NumberedKeys:
 
 
 def _number_keys_by_table(keys: NDArray[Any]) -> NumberedKeys:
-    """Do what `number_keys` does, with tables that have an entry for each possible key.
+    """Return the result of `number_keys`, by a table with an entry for each possible key.
 
-    For the keys 9, 7, 9 the tables have entries for the keys 7, 8 and 9. The offsets of the keys
-    are 2, 0, 2, and the present offsets are 0 and 2. The index table then has 0 at offset 0 and 1
-    at offset 2.
+    For the keys 9, 7, 9 the table is about the keys 7, 8 and 9, at the offsets 0, 1 and 2. Only the
+    offsets 0 and 2 occur. So the table has the index 0 at offset 0, and the index 1 at offset 2.
     """
     smallest_key = int(keys.min())
-    offsets = keys - smallest_key
-    is_present = np.zeros(int(offsets.max()) + 1, bool)
-    is_present[offsets] = True
-    present_offsets = np.flatnonzero(is_present)
+    offset_of_request = keys - smallest_key
+    table_size = int(offset_of_request.max()) + 1
+
+    occurs = np.zeros(table_size, bool)
+    occurs[offset_of_request] = True
+    occurring_offsets = np.flatnonzero(occurs)
 
     # The smallest integer type that can store all indices saves memory.
-    index_type = np.min_scalar_type(len(present_offsets))
-    index_table = np.zeros(len(is_present), index_type)
-    index_table[present_offsets] = np.arange(len(present_offsets))
+    index_type = np.min_scalar_type(len(occurring_offsets))
+    index_of_offset = np.zeros(table_size, index_type)
+    index_of_offset[occurring_offsets] = np.arange(len(occurring_offsets))
 
-    return NumberedKeys(keys=present_offsets + smallest_key, key_index=index_table[offsets])
+    return NumberedKeys(
+        keys=occurring_offsets + smallest_key,
+        key_index=index_of_offset[offset_of_request],
+    )
 
 
 def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -92,15 +96,32 @@ def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
 
     For the keys 9, 7, 9 it yields 7 with [1], and then 9 with [0, 2].
     """
-    numbered = number_keys(keys)
-    if len(numbered.keys) <= MAX_KEYS_WITHOUT_SORT:
-        # One search per key needs less memory than a sort of all requests.
-        for key_index, key in enumerate(numbered.keys.tolist()):
-            yield key, np.flatnonzero(numbered.key_index == key_index)
-        return
+    different_keys, key_index = number_keys(keys)
+    if len(different_keys) <= MAX_KEYS_WITHOUT_SORT:
+        groups = _find_groups(key_index, len(different_keys))
+    else:
+        groups = _sort_into_groups(key_index)
+    yield from zip(different_keys.tolist(), groups, strict=True)
 
-    # The requests of the first key come first in `order`, then those of the second key, and so on.
-    order = np.argsort(numbered.key_index, kind="stable")
-    request_counts = np.bincount(numbered.key_index)
-    groups = np.split(order, np.cumsum(request_counts)[:-1])
-    yield from zip(numbered.keys.tolist(), groups, strict=True)
+
+def _find_groups(key_index: NDArray[np.int64], key_count: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the requests of each key, by one search for each key, which needs little memory.
+
+    Args:
+        key_index: The index of the key of each request.
+        key_count: The number of different keys.
+    """
+    for index in range(key_count):
+        yield np.flatnonzero(key_index == index)
+
+
+def _sort_into_groups(key_index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the requests of each key, by one sort, which is faster than a search for many keys.
+
+    Args:
+        key_index: The index of the key of each request.
+    """
+    requests_by_key = np.argsort(key_index, kind="stable")
+    request_counts = np.bincount(key_index)
+    starts_of_later_keys = np.cumsum(request_counts)[:-1]
+    yield from np.split(requests_by_key, starts_of_later_keys)

@@ -85,13 +85,14 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
         """The share of the requests that were dropped, which means not sent.
 
         There are two reasons to drop a request: too many requests are in flight, which is due to
-        the client, or it is a turn of a conversation whose previous turn failed. The share is 0 if
-        all dropped requests have the second reason.
+        the client, or it is a turn of a conversation whose previous turn failed. The share includes
+        both. But it is 0 if all dropped requests have the second reason, because failures of the
+        server alone do not show that the client could not send the load.
         """
         not_cancelled = self.scheduled - self.cancelled
         dropped_after_failed_turn = self._count_of_error("previous_turn_failed")
-        dropped_by_client = self.dropped - dropped_after_failed_turn
-        if not_cancelled == 0 or dropped_by_client <= 0:
+        has_dropped_by_client = self.dropped > dropped_after_failed_turn
+        if not_cancelled == 0 or not has_dropped_by_client:
             return 0.0
         return self.dropped / not_cancelled
 

@@ -134,22 +134,22 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
     """Return the accepted length of each request under speculative decoding, in millionths.
 
-    The accepted length is the mean number of output tokens per step of the model. Each step yields
-    one token of the model, after the accepted tokens of a draft. So the number of steps is the
-    output tokens less the accepted ones: 10 tokens, 6 of them accepted, took 4 steps, which is 2.5
-    tokens per step. It is returned as 2,500,000, because metrics are integers. The value is
-    UNDEFINED if the server reports no drafts.
+    The accepted length is the mean number of output tokens per step of the model. A step yields the
+    accepted tokens of a draft and one more token. So the number of steps is that of the output
+    tokens less the accepted ones: 10 tokens, 6 of them accepted, took 4 steps, which is 2.5 tokens
+    per step, or 2,500,000 millionths. The value is UNDEFINED if the server reports no drafts.
     """
-    if int(columns["draft_tokens"].max(initial=0)) <= 0:  # no request has drafts
-        return np.broadcast_to(np.int64(UNDEFINED), len(columns))
+    has_no_drafts = int(columns["draft_tokens"].max(initial=0)) <= 0
+    if has_no_drafts:
+        return np.broadcast_to(np.int64(UNDEFINED), len(columns))  # takes no memory
 
-    drafted = columns["draft_tokens"].astype(np.int64)
-    accepted = columns["accepted_tokens"].astype(np.int64)
-    output = columns["output_tokens"].astype(np.int64)
-    steps = output - accepted
-    is_reported = (drafted > 0) & (accepted >= 0) & (steps > 0)
-    tokens_per_step = output * MILLIONTHS // np.maximum(steps, 1)
+    drafted_tokens = columns["draft_tokens"].astype(np.int64)
+    accepted_tokens = columns["accepted_tokens"].astype(np.int64)
+    output_tokens = columns["output_tokens"].astype(np.int64)
+    steps = output_tokens - accepted_tokens
 
+    is_reported = (drafted_tokens > 0) & (accepted_tokens >= 0) & (steps > 0)
+    tokens_per_step = output_tokens * MILLIONTHS // np.maximum(steps, 1)
     return np.where(is_reported, tokens_per_step, UNDEFINED)
 
 
@@ -279,11 +279,11 @@ def time_or_end(
 def count_textless_tokens(
     finish_reasons: NDArray[np.int64], tokens: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many tokens of each response may have no text, and so no output event: 0 or 1.
+    """Return how many tokens of each response can have no text, and so no output event: 0 or 1.
 
-    The token that ends a response has no text. A response that is cut at its maximum length has no
-    such token. A response of LONG_ANSWER tokens or more may also contain a token without text, such
-    as a part of a character.
+    It is 1 for a response that ends with a special token, which has no text. That is each response
+    that was not cut at its maximum length. It is also 1 for a response of LONG_ANSWER tokens or
+    more, in which any token may be a part of a character, which has no text.
 
     Args:
         finish_reasons: The code of the finish reason of each response.
@@ -291,5 +291,5 @@ def count_textless_tokens(
     """
     has_end_token = finish_reasons != FINISH["length"]
     is_long = tokens >= LONG_ANSWER
-    counts: NDArray[np.int64] = (has_end_token | is_long).astype(np.int64)
-    return counts
+    can_have_textless_token = has_end_token | is_long
+    return can_have_textless_token.astype(np.int64)

@@ -63,38 +63,40 @@ class Shortfall(NamedTuple):
 def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     """Return how far the server of an open loop fell behind its load, or None if it kept up.
 
-    A server that keeps up delivers as many first tokens, and ends as many responses, as arrive. How
-    many are expected in the second half of the load follows from the arrivals and from the delays
-    of the first quarter. The server fell behind if it delivered less than MIN_DELIVERED_SHARE of
-    them and the difference is too large to be chance. Failed and dropped requests arrived as well,
-    so their events are expected and count as missing.
+    A server that keeps up delivers first tokens, and ends responses, at the rate at which requests
+    arrive. So the number that is expected in the second half of the load follows from the arrivals
+    and from the delays in the first quarter. The server fell behind if it delivered less than
+    MIN_DELIVERED_SHARE of them and the difference is too large to be chance. Failed and dropped
+    requests arrived as well, so their events are expected and count as missing.
 
     Args:
         measured: The records of each measured stage.
     """
     requests = _PlannedRequests(measured)
     due_ns = requests.column("due_ns")
-    if len(due_ns) < 2 or int(due_ns.min()) == int(due_ns.max()):
+    is_due_at_once = len(due_ns) < 2 or int(due_ns.min()) == int(due_ns.max())
+    if is_due_at_once:
         return None
 
+    # Longer prompts have later first tokens, and longer prompts and responses have later ends, even
+    # if the server keeps up. The factors correct the expected delays for that.
     test = _DeliveryTest(due_ns)
     prompt_factors = test.find_delay_factors(requests.column("input_tokens"))
-    missing_tokens = test.compare_events(
+    shortfall_of_tokens = test.compare_events(
         "first tokens", requests.first_token_ns(), delay_factors=prompt_factors
     )
-    if missing_tokens is not None:
-        return missing_tokens
-
-    end_ns = requests.ok_end_ns()
+    if shortfall_of_tokens is not None:
+        return shortfall_of_tokens
 
     # How long the requests of a session take together depends on more than the server.
-    if requests.have_sessions() or not test.lasts_long_enough(end_ns):
+    end_ns = requests.ok_end_ns()
+    can_compare_ends = not requests.have_sessions() and test.lasts_long_enough(end_ns)
+    if not can_compare_ends:
         return None
 
     output_factors = test.find_delay_factors(requests.requested_output_tokens())
-    return test.compare_events(
-        "responses", end_ns, delay_factors=_multiply_factors(prompt_factors, output_factors)
-    )
+    total_factors = _multiply_factors(prompt_factors, output_factors)
+    return test.compare_events("responses", end_ns, delay_factors=total_factors)
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -227,14 +229,14 @@ class _DeliveryTest:
         return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
 
     def find_delay_factors(self, tokens: NDArray[np.int64]) -> DelayFactors:
-        """Return by which factor the delay of each request may exceed those of the first quarter.
+        """Return how many times as long as in the first quarter the delay of each request may be.
 
         A request with more tokens takes longer even if the server keeps up. So the factor of a
         request is its tokens divided by the mean tokens of the first quarter: 2 for a request of
         400 tokens if the mean is 200. It is 1 if the number of its tokens is not known.
 
-        Returns None, which stands for a factor of 1 for every request, if the requests of the
-        second half are hardly longer than those of the first quarter.
+        Return None, which stands for a factor of 1 for every request, unless the mean tokens of the
+        second half exceed those of the first quarter by more than MIN_GROWTH_SHARE.
 
         Args:
             tokens: The prompt or output tokens of each request, -1 if not known.
@@ -243,13 +245,14 @@ class _DeliveryTest:
         is_in_second_half = self._due_ns > self._half_start_ns
         first_quarter_tokens = tokens[is_known & self._is_in_first_quarter]
         second_half_tokens = tokens[is_known & is_in_second_half]
-        is_comparable = bool(first_quarter_tokens.any()) and len(second_half_tokens) > 0
-        if not is_comparable:
+        has_tokens = bool(first_quarter_tokens.any()) and len(second_half_tokens) > 0
+        if not has_tokens:
             return None
 
         first_quarter_mean = float(first_quarter_tokens.mean())
         second_half_mean = float(second_half_tokens.mean())
-        if second_half_mean <= (1 + MIN_GROWTH_SHARE) * first_quarter_mean:
+        have_requests_grown = second_half_mean > (1 + MIN_GROWTH_SHARE) * first_quarter_mean
+        if not have_requests_grown:
             return None
 
         return np.where(is_known, tokens / first_quarter_mean, 1.0)
@@ -322,25 +325,22 @@ class _DeliveryTest:
     def _count_expected_by_scaled_delays(
         self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
     ) -> float:
-        """Return the expected events of the second half if delays depend on the request.
+        """Return the expected events of the second half if longer requests have longer delays.
 
-        The delay of a request is its factor times one of `delays_ns`, which are equally probable. A
-        request with a factor of 2 that is due 6 s before the end has its event by the end if that
-        delay is at most 6 s / 2 = 3 s. If 80 of 100 delays are, the probability is 0.8.
+        It is the sum, over all requests, of the probability that the event of the request comes in
+        the second half: that it comes by its end, less that it comes by its start.
 
-        The probability that the event comes in the second half is that for its end minus that for
-        its start. The sum of these probabilities is the expected number of events. The requests are
-        processed in slices, which takes little memory.
+        Args:
+            delays_ns: The delays of a request with a factor of 1, equally probable and sorted.
+            delay_factors: By what the delay of each request is multiplied.
         """
         probabilities = np.empty(len(self._due_ns))
-        for rows in block_slices(len(self._due_ns)):
+        for rows in block_slices(len(self._due_ns)):  # in slices, which takes little memory
             due_ns = self._due_ns[rows]
             factors = delay_factors[rows]
-            delay_until_end_ns = (self._half_end_ns - due_ns) / factors
-            delay_until_start_ns = (self._half_start_ns - due_ns) / factors
-            probability_by_end = _share_of_delays(delays_ns, delay_until_end_ns)
-            probability_by_start = _share_of_delays(delays_ns, delay_until_start_ns)
-            probabilities[rows] = probability_by_end - probability_by_start
+            by_end = _probability_by(self._half_end_ns, due_ns, delays_ns, factors)
+            by_start = _probability_by(self._half_start_ns, due_ns, delays_ns, factors)
+            probabilities[rows] = by_end - by_start
 
         return float(probabilities.sum())
 
@@ -350,11 +350,27 @@ class _DeliveryTest:
         return np.searchsorted(self._ordered_due_ns, whole_ns, side="right")
 
 
-def _share_of_delays(
-    ordered_delays_ns: NDArray[np.float64], limits_ns: NDArray[np.float64]
+def _probability_by(
+    time_ns: float,
+    due_ns: NDArray[np.int64],
+    ordered_delays_ns: NDArray[np.float64],
+    delay_factors: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return, for each limit, the share of the delays that are at most as long as it."""
-    return np.searchsorted(ordered_delays_ns, limits_ns, side="right") / len(ordered_delays_ns)
+    """Return, for each request, the probability that its event comes by a time.
+
+    A request with a factor of 2 that is due 6 s before the time has its event by then if the delay
+    of a request with a factor of 1 is at most 6 s / 2 = 3 s. If 80 of the 100 delays are, the
+    probability is 0.8.
+
+    Args:
+        time_ns: The time.
+        due_ns: The due time of each request.
+        ordered_delays_ns: The delays of a request with a factor of 1, equally probable and sorted.
+        delay_factors: By what the delay of each request is multiplied.
+    """
+    longest_delays_ns = (time_ns - due_ns) / delay_factors
+    delays_up_to_longest = np.searchsorted(ordered_delays_ns, longest_delays_ns, side="right")
+    return delays_up_to_longest / len(ordered_delays_ns)
 
 
 def _index_of_dispersion(ordered_due_ns: NDArray[np.int64]) -> float:

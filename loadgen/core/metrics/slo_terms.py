@@ -286,13 +286,22 @@ def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -
     """Return whether a term is met, or None if requests that are left out could decide it.
 
     Unfinished requests and responses without a TPOT are left out, because their values are not
-    known. If there are many of them, they could decide the term, unless it is missed in any case.
+    known. If there are many of them, they could decide the term, unless it is missed even if all of
+    them are within its limit.
+
+    Args:
+        sample: The requests.
+        term: The term: a quantile of a metric with a limit.
+        counts: The requests that the term is judged by, and those that are left out.
     """
     are_many_left_out = sample.has_too_many_unfinished or counts.without_tpot > 0
     if are_many_left_out and not _is_missed_in_any_case(term, counts):
         return None
-    within_limit = counts.total - counts.over_limit
-    return _quantile_index(counts, term) < within_limit
+
+    # In ascending order of values, the requests within the limit come first. The term is met if the
+    # request at its quantile is one of them.
+    requests_within_limit = counts.total - counts.over_limit
+    return _quantile_index(counts, term) < requests_within_limit
 
 
 def _is_missed_in_any_case(term: Term, counts: _SampleCounts) -> bool:

@@ -92,7 +92,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
         now_ns: The end of that window.
     """
     requests_over = int(_is_over(rule, requests).sum())
-    if not _is_broken(rule, len(requests), requests_over):
+    if not _is_broken(rule, requests=len(requests), requests_over=requests_over):
         return None
 
     values = {
@@ -110,18 +110,20 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
 def _is_broken(rule: StopRule, requests: int, requests_over: int) -> bool:
     """Return True if a rule is broken by the number of requests that count against it.
 
-    A rule without a quantile limits the share of failed requests. A rule on a quantile of a latency
-    allows the requests after that quantile to be over its limit: 1 of 200 requests for a p99.
+    A rule without a quantile limits the share of failed requests, and is broken when that share is
+    reached. A rule on a quantile of a latency is broken if the quantile is over its limit. The
+    requests after the quantile may be over it: 1 of 200 requests for a p99.
 
     Args:
         rule: The rule.
         requests: The number of requests.
-        requests_over: How many of them failed or are over the limit of the latency.
+        requests_over: How many of them failed or, for a rule on a latency, are over its limit.
     """
     if rule.quantile is None:
         return requests_over >= rule.limit * requests
-    allowed_over = requests - 1 - quantile_index(requests, rule.quantile)
-    return requests_over > allowed_over
+
+    requests_after_quantile = requests - 1 - quantile_index(requests, rule.quantile)
+    return requests_over > requests_after_quantile
 
 
 def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:

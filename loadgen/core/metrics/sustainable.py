@@ -300,9 +300,10 @@ def _too_few_requests(
 def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
     """Return True if so few requests were in flight at each replica that it kept up for certain.
 
-    A server that is behind has the requests that it did not deliver in flight. It may be behind
-    with a small share of the requests that were due. If even all requests in flight are fewer, it
-    kept up, however noisy the series are.
+    A server that does not keep up leaves requests undelivered: more than 1 - MIN_DELIVERED_SHARE of
+    those that were due. All of these are in flight. So a server that never had so many requests in
+    flight kept up, however noisy its series are. For example, with a share of 0.95 and 1,000 due
+    requests, it kept up if fewer than 50 were in flight.
     """
     undelivered_share = 1 - MIN_DELIVERED_SHARE
     return all(
@@ -321,16 +322,13 @@ class _GrowthReport:
 
         Args:
             replicas: The series of each replica, or of each target, at least one.
-            tested_time: The part of the load that was tested, which is its second half.
+            tested_time: The second half of the load, in which growth was looked for.
             test: The result of the test of all series.
         """
         self._test = test
         self._replicas = replicas
         self._time = tested_time
-
-        # A replica is named by its number, such as "replica 3", and a target by its name.
-        are_replicas = replicas[0].name.startswith("replica ")
-        self._replica_noun = "replica" if are_replicas else "target"
+        self._replica_noun = _noun_of(replicas[0])
         self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
 
         self._time_phrase = f"the second half ({tested_time.duration_s:,.0f} s)"
@@ -425,11 +423,8 @@ class _GrowthReport:
     def _too_noisy(self) -> Sustainable:
         """Return the judgement of a load whose series are too noisy to show a growth.
 
-        The detection threshold is the smallest growth, as a share of the mean, that the test would
-        have found. It falls with the square root of the length of the load. To bring it from 1.5
-        down to 1 (MAX_VISIBLE_SHARE), a load has to last 1.5 ** 2 times as long. That length is
-        proposed, but no more than MAX_PROPOSED_FACTOR times the length of this load. If no series
-        could be tested, the threshold is infinite.
+        The detection threshold is the smallest growth that the test would have found, as a share of
+        the mean of a series. It is infinite if no series could be tested.
         """
         threshold_share = self._test.visible_share
         threshold = f"{threshold_share:.0%}" if math.isfinite(threshold_share) else "unlimited"
@@ -437,11 +432,30 @@ class _GrowthReport:
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
             f"{threshold}. Use a longer --duration"
         )
-        load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
-        length_factor = min((threshold_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
         judgement = self._make_judgement("too_noisy", reason, sustained=None)
+        load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
 
-        return msgspec.structs.replace(judgement, needed_s=load_s * length_factor)
+        return msgspec.structs.replace(
+            judgement, needed_s=load_s * _needed_length_factor(threshold_share)
+        )
+
+
+def _noun_of(replica: ReplicaSeries) -> str:
+    """Return "replica" or "target". Only replicas have names with a number, such as "replica 3"."""
+    return "replica" if replica.name.startswith("replica ") else "target"
+
+
+def _needed_length_factor(threshold_share: float) -> float:
+    """Return how many times as long a load has to be to find a growth of MAX_VISIBLE_SHARE.
+
+    The detection threshold falls with the square root of the length of the load. So a load with a
+    threshold of 1.5 has to last (1.5 / 1)^2 = 2.25 times as long for a threshold of 1. The factor
+    is at most MAX_PROPOSED_FACTOR.
+
+    Args:
+        threshold_share: The smallest growth that was detectable, as a share of the mean.
+    """
+    return min((threshold_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
 
 
 def _series_of(growth: Growth) -> str:

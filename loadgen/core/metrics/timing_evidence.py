@@ -56,8 +56,8 @@ def explain_lateness(
 ) -> dict[str, str | float | None]:
     """Return why the client was late, and the numbers that show it, as values of a `ReasonCode`.
 
-    The value "remedy" is the name of the cause. Reports choose the sentence about the remedy by it.
-    If several causes apply, the first one in this order is returned:
+    The value "remedy" names the cause. Reports choose the sentence about the remedy by it. If
+    several causes apply, the first one in this order is returned:
 
     - "disk": a worker spent more of a second writing records than waiting for a core.
     - "shared_host": client and server share a host, so that the server keeps the client waiting.
@@ -66,7 +66,7 @@ def explain_lateness(
     - "lower_load": the workers were busy with the load itself.
 
     Args:
-        samples: The samples that each worker takes of its use of a core.
+        samples: The samples that each worker takes of its use of a core, one per second.
         window: The measurement window, in which the worst seconds of the workers are looked for.
         is_local: Whether client and server share a host.
     """
@@ -77,18 +77,15 @@ def explain_lateness(
         # No worker was sampled over a full second, so nothing is known of the workers.
         return {"remedy": "shared_host" if is_local else "lower_load"}
 
-    waited_share = most_delayed.waited_share or 0.0
+    waited_share = most_delayed.waited_share or 0.0  # None if the system does not report it
     write_share = most_writing.write_share
-    wrote_notably = write_share > MIN_WAITED_SHARE
-    waited_notably = waited_share > MIN_WAITED_SHARE
-
-    if wrote_notably and write_share > waited_share:
+    if write_share > max(MIN_WAITED_SHARE, waited_share):
         return {"remedy": "disk", "write_share": write_share, "at_s": most_writing.t_s}
 
     if is_local:
         return {"remedy": "shared_host"}
 
-    if waited_notably:
+    if waited_share > MIN_WAITED_SHARE:
         return {
             "remedy": "other_processes",
             "worker": most_delayed.worker,
@@ -150,11 +147,12 @@ def explain_uncertain_times(evidence: TimingEvidence) -> str:
 
 
 def are_events_read_promptly(receive_delays: Distribution, event_errors: Distribution) -> bool:
-    """Return True if the client read events soon after they had arrived at its host.
+    """Return True if the client did not cause the uncertainty of the timestamps of events.
 
-    Events that are read together have uncertain timestamps, because only the last of them is known
-    to have just arrived. If the delay of reading is a small part of that uncertainty, the events
-    arrived together, and the client did not cause the uncertainty.
+    If the client reads several events at once, it only knows that the last of them has just
+    arrived. The others may have waited in the kernel because the client was late, or may have come
+    together with the last one. If reading was late by less than MAX_READ_LAG_SHARE of the
+    uncertainty, lateness of the client does not explain it, and they came together.
 
     Args:
         receive_delays: The time from the arrival of a packet at the kernel until the client read
@@ -162,10 +160,12 @@ def are_events_read_promptly(receive_delays: Distribution, event_errors: Distrib
         event_errors: The uncertainty of the timestamps of output events.
     """
     receive_delay = deciding_quantile(receive_delays)
-    event_error = deciding_quantile(event_errors)
-    if receive_delay is None or event_error is None:
+    timestamp_error = deciding_quantile(event_errors)
+    if receive_delay is None or timestamp_error is None:
         return False
-    return receive_delay.value_ms <= MAX_READ_LAG_SHARE * event_error.value_ms
+
+    longest_prompt_delay_ms = MAX_READ_LAG_SHARE * timestamp_error.value_ms
+    return receive_delay.value_ms <= longest_prompt_delay_ms
 
 
 def is_local(manifest: RunManifest) -> bool:

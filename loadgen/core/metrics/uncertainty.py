@@ -128,8 +128,8 @@ class GapBounds:
     ) -> None:
         """Prepare to bound any quantile of the gaps.
 
-        The mean and the largest gap have tighter bounds than the thresholds give. The caller
-        computes these from the requests.
+        The mean and the largest gap are not bounded here. The caller bounds them by the times of
+        single requests, which is tighter.
 
         Args:
             gaps: The gaps between events of all requests.
@@ -138,14 +138,18 @@ class GapBounds:
             largest_gap_lower_bound_ns: The largest gap is at least this long. It is at most as long
                 as measured.
         """
-        thresholds = _sample_error_thresholds(event_errors)
         self._gaps = gaps
         self._mean = mean
         self._largest_gap_lower_bound_ns = largest_gap_lower_bound_ns
-        self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
-        self._events_above = np.array([threshold.events_above for threshold in thresholds])
 
-        # For each bucket of the histogram, the number of gaps in it and in all smaller ones.
+        # Entry i of both arrays is one threshold: so many events have a larger error.
+        thresholds = _sample_error_thresholds(event_errors)
+        self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
+        self._events_above_threshold = np.array(
+            [threshold.events_above for threshold in thresholds]
+        )
+
+        # Entry i is the number of gaps in bucket i of the histogram and in all smaller ones.
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
 
     def bound_quantile(self, probability: float) -> Range:
@@ -170,10 +174,11 @@ class GapBounds:
         are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 97) - 2 ms.
         At index 2 this threshold gives no bound, because there is no index -1.
         """
-        lower_indices = index_in_order - self._events_above
-        exists = lower_indices >= 0
-        measured_gaps_ns = self._measured_gaps_at(lower_indices[exists])
-        bounds_ns = measured_gaps_ns - self._thresholds_ns[exists]
+        gap_indices = index_in_order - self._events_above_threshold
+        has_bound = gap_indices >= 0
+
+        measured_gaps_ns = self._measured_gaps_at(gap_indices[has_bound])
+        bounds_ns = measured_gaps_ns - self._thresholds_ns[has_bound]
         return float(bounds_ns.max(initial=0.0))
 
     def _upper_bound_ns(self, index_in_order: int) -> float:
@@ -184,11 +189,12 @@ class GapBounds:
         It does not exist if there are fewer than 104 gaps. At least one bound exists, because no
         event is above the largest threshold.
         """
-        last_index = int(self._gaps_up_to_bucket[-1]) - 1
-        upper_indices = index_in_order + self._events_above
-        exists = upper_indices <= last_index
-        measured_gaps_ns = self._measured_gaps_at(upper_indices[exists])
-        bounds_ns = measured_gaps_ns + self._thresholds_ns[exists]
+        gap_count = int(self._gaps_up_to_bucket[-1])
+        gap_indices = index_in_order + self._events_above_threshold
+        has_bound = gap_indices < gap_count
+
+        measured_gaps_ns = self._measured_gaps_at(gap_indices[has_bound])
+        bounds_ns = measured_gaps_ns + self._thresholds_ns[has_bound]
         return float(bounds_ns.min())
 
     def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -215,29 +221,32 @@ class ErrorThreshold(NamedTuple):
 
 
 def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
-    """Return thresholds for timestamp errors from 0 to the largest error.
+    """Return thresholds for timestamp errors, in ascending order from 0 to the largest error.
 
     `GapBounds` computes bounds of the gaps between events from every threshold, and uses the
     tightest. More thresholds give tighter bounds and take more time. So only about ERROR_SIZES
-    buckets of the histogram become thresholds: of 1,000 buckets with events and an ERROR_SIZES of
-    100, every tenth one.
+    buckets of the histogram become thresholds. For example, with an ERROR_SIZES of 200 and errors
+    in 1,000 buckets, every fifth of these buckets does.
 
     Args:
         event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
     """
+    # Entry i is the number of events with errors in the buckets after bucket i.
     events_above_bucket = event_errors.count - np.cumsum(event_errors.counts)
     thresholds = [ErrorThreshold(error_ns=0.0, events_above=int(events_above_bucket[0]))]
 
-    non_empty_buckets = np.flatnonzero(event_errors.counts)
-    error_buckets = non_empty_buckets[non_empty_buckets > 0]
-    step = max(len(error_buckets) // ERROR_SIZES, 1)
-    for bucket in error_buckets[::step].tolist():
+    buckets_with_events = np.flatnonzero(event_errors.counts)
+    buckets_above_0 = buckets_with_events[buckets_with_events > 0]
+    if not len(buckets_above_0):
+        return thresholds  # all errors are 0
+
+    step = max(len(buckets_above_0) // ERROR_SIZES, 1)
+    sampled_buckets = buckets_above_0[::step]
+    for bucket in sampled_buckets.tolist():
         error_ns = event_errors.bucket_middle(bucket)
         thresholds.append(ErrorThreshold(error_ns, int(events_above_bucket[bucket])))
 
-    if len(error_buckets):
-        thresholds.append(ErrorThreshold(float(event_errors.largest_ns), events_above=0))
-
+    thresholds.append(ErrorThreshold(float(event_errors.largest_ns), events_above=0))
     return thresholds
 
 
@@ -523,28 +532,30 @@ def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) ->
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | None:
     """Return the fewest and the most requests that may be good, which is to meet every SLO term.
 
-    The latencies of requests are uncertain by the errors of timestamps. The fewest requests are
-    good if all latencies are at their upper bounds, and the most if all are at their lower bounds.
-    Returns None if no metric that the SLO limits is uncertain.
+    The latencies of requests are uncertain by the errors of timestamps. If all of them were as long
+    as possible, the fewest requests would be good. If all were as short as possible, the most would
+    be. Returns None if no metric that the SLO limits is uncertain.
+
+    Args:
+        accumulator: The requests.
+        slo: The SLO.
     """
     bound_functions = _find_bound_functions(accumulator, slo)
     if not bound_functions:
         return None
 
-    fewest = 0
-    most = 0
+    fewest_good = 0
+    most_good = 0
     for block in _blocks_of(accumulator.columns):
-        largest_values = {}
-        smallest_values = {}
-        for metric, compute_bounds in bound_functions.items():
-            metric_bounds = compute_bounds(block)
-            largest_values[metric] = metric_bounds.upper
-            smallest_values[metric] = metric_bounds.lower
+        bounds_by_metric = {
+            metric: compute_bounds(block) for metric, compute_bounds in bound_functions.items()
+        }
+        longest = {metric: values.upper for metric, values in bounds_by_metric.items()}
+        shortest = {metric: values.lower for metric, values in bounds_by_metric.items()}
+        fewest_good += int(outcomes.meets_slo(block, slo, longest).sum())
+        most_good += int(outcomes.meets_slo(block, slo, shortest).sum())
 
-        fewest += int(outcomes.meets_slo(block, slo, largest_values).sum())
-        most += int(outcomes.meets_slo(block, slo, smallest_values).sum())
-
-    return Range(fewest, most)
+    return Range(fewest_good, most_good)
 
 
 def _find_bound_functions(

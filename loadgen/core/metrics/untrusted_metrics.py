@@ -52,17 +52,20 @@ def withhold_kernel_time_metrics(
 
     Without them, as on macOS, a client cannot know how late it read a response, nor whether a pause
     in a response was its own. The metrics that are withheld are "stalls", and those whose
-    definition names the reason code "no_kernel_times". A load in virtual time needs no kernel
-    timestamps, because its times are exact.
+    definition names the reason code "no_kernel_times".
+
+    Nothing is withheld if any response has such a timestamp, if no response has a first token, or
+    if the run was in virtual time, in which all times are exact.
 
     Returns:
-        Each withheld metric with the reason. Empty if there are timestamps, or none are needed.
+        Each withheld metric with the reason.
     """
-    # `hot_path` names the implementation that reads sockets. It is empty for virtual time.
-    is_virtual_time = not manifest.host.hot_path
+    # `hot_path` names the implementation that reads sockets. Virtual time has no sockets, so it is
+    # "" then.
+    is_virtual_time = manifest.host.hot_path == ""
     has_kernel_times = accumulator.sum("kernel_timestamps") > 0
-    has_first_tokens = accumulator.sum("with_first_token") > 0
-    if is_virtual_time or has_kernel_times or not has_first_tokens:
+    has_no_responses = accumulator.sum("with_first_token") == 0
+    if is_virtual_time or has_kernel_times or has_no_responses:
         return {}
 
     reason = format_reason(make_code("no_kernel_times"))

@@ -289,25 +289,27 @@ def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason why metrics, or single statistics of them, are withheld.
+    """Yield a caveat for each reason why metrics, or statistics of metrics, are not reported.
 
-    A caveat lists, for each metric, the names of the withheld statistics, such as "p99". An empty
-    list means that all statistics of the metric are withheld, because the metric is unsound: no
-    statistic of it can be trusted. The caveats about unsound metrics come first.
+    The caveats about whole metrics come first. They are those of `summary.unsound`, of which no
+    statistic can be trusted. Then follow those of `summary.withheld`, of which single statistics,
+    such as a p99, are too uncertain.
     """
-    unsound_metrics = [
+    whole_metrics = [
         _WithheldMetric(metric, statistics=[], reason=reason)
         for metric, reason in summary.unsound.items()
     ]
-    yield from _group_by_reason(unsound_metrics)
-    has_itl = summary.itl_ms is not None
-    uncertain_metrics = [
+    yield from _group_by_reason(whole_metrics)
+
+    # An inter-token latency (ITL) is a gap between events, whose metric is "inter_chunk". Their
+    # statistics are the same, so only ITL is listed.
+    skipped_metrics = {"inter_chunk"} if summary.itl_ms is not None else set()
+    single_statistics = [
         _WithheldMetric(metric, statistics=list(withheld.ranges), reason=withheld.reason)
         for metric, withheld in summary.withheld.items()
-        # If there is an ITL, it is the gap between events, and the same statistics are withheld.
-        if not (metric == "inter_chunk" and has_itl)
+        if metric not in skipped_metrics
     ]
-    yield from _group_by_reason(uncertain_metrics)
+    yield from _group_by_reason(single_statistics)
 
 
 class _WithheldMetric(NamedTuple):

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.hardware import SeenHardware
 
 
+STARTING_OR_ENDING_USERS = "lanes"
+"""The stored code of the cause that virtual users were always starting or ending."""
+
+WARMUP_IN_FLIGHT = "warmup"
+"""The stored code of the cause that requests of the warm-up were in flight until the end."""
+
+
 def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield the warnings of a run, in the order in which reports show them.
 
@@ -331,16 +338,18 @@ def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a warning if the load was never steady, with what prevented it.
 
     The steady state is the time in which the measured load has its full strength and is the only
-    load. A closed loop has none if some virtual users were done before others had begun. An open
-    loop has none if requests of the warm-up were in flight until the end. There is no warning for a
-    load too short to be steady, nor for one with a caveat that its concurrency was never reached.
+    load. In a closed loop there is none if some virtual users were done before others had begun. In
+    an open loop there is none if requests of the warm-up were in flight until the end.
+
+    There is no warning if the requests were too few to be spread over time, nor if another caveat
+    already says that the closed loop never reached its concurrency.
     """
     has_steady_state = evidence.summary.window.steady.duration_s is not None
     if has_steady_state or evidence.is_concurrency_unfilled:
         return
+
     if _is_spread_over_time(evidence):
-        # "lanes" are virtual users in the stored code.
-        cause = "lanes" if evidence.is_closed_loop else "warmup"
+        cause = STARTING_OR_ENDING_USERS if evidence.is_closed_loop else WARMUP_IN_FLIGHT
         yield make_code("never_steady", because=cause)
 
 

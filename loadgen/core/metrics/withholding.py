@@ -88,7 +88,8 @@ def select_statistics(
 
     - The metric is unsound: none of its statistics can be trusted.
     - The statistic is withheld: errors of timestamps or token counts may change it too much.
-    - It belongs to ITL, and ITL is not defined because events carry several tokens.
+    - It belongs to the inter-token latency (ITL), which is absent because events carry several
+      tokens.
 
     Args:
         manifest: The manifest of the run.
@@ -97,13 +98,12 @@ def select_statistics(
         gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
         evidence: What is known of the cause of uncertain timestamps.
     """
+    unsound = _find_unsound_metrics(manifest, measured, evidence)
+    itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
+
     uncertain_ranges = uncertainty.find_uncertain_statistics(
         distributions, measured, gap_bounds, manifest.limits
     )
-    certain_distributions = {
-        metric: distribution.without(uncertain_ranges.get(metric, ()))
-        for metric, distribution in distributions.items()
-    }
     withheld = timing_evidence.explain_withheld(
         uncertain_ranges,
         evidence,
@@ -111,20 +111,26 @@ def select_statistics(
             uncertain_ranges, measured, distributions["tpot"], manifest.limits
         ),
     )
-
-    itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
-    is_itl_defined = not itl_absent
-    if is_itl_defined and "inter_chunk" in withheld:
-        # If each event carries one token, ITL is the gap between events.
+    if not itl_absent and "inter_chunk" in withheld:
+        # ITL is then the gap between events, whose metric is "inter_chunk".
         withheld["itl"] = withheld["inter_chunk"]
 
-    unsound = _find_unsound_metrics(manifest, measured, evidence)
     return ReportedStatistics(
-        distributions=certain_distributions,
+        distributions=_without_statistics(distributions, uncertain_ranges),
         itl_absent=itl_absent,
         unsound=unsound,
         withheld={metric: reason for metric, reason in withheld.items() if metric not in unsound},
     )
+
+
+def _without_statistics(
+    distributions: Mapping[str, Distribution], uncertain_ranges: Mapping[str, RangesMs]
+) -> dict[str, Distribution]:
+    """Return the distribution of each metric without its statistics that are too uncertain."""
+    return {
+        metric: distribution.without(uncertain_ranges.get(metric, ()))
+        for metric, distribution in distributions.items()
+    }
 
 
 def _is_tpot_uncertain_by_tokens_only(
