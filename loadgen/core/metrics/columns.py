@@ -382,7 +382,8 @@ class Columns:
 
         is_mask = positions.dtype == bool
         if is_mask:
-            return self[field][positions]
+            selected: NDArray[np.int64] = self[field][positions]
+            return selected
 
         if not len(positions):
             return _empty_column(field)

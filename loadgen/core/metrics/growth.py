@@ -220,7 +220,8 @@ def _measure_in_flight(
 def _mean_of_each_block(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the mean of each block of SAMPLES_PER_BLOCK counts, which follow each other."""
     one_row_per_block = counts.reshape(BLOCKS, SAMPLES_PER_BLOCK)
-    return one_row_per_block.mean(axis=1)
+    means: NDArray[np.float64] = one_row_per_block.mean(axis=1)
+    return means
 
 
 def _count_in_flight_by_replica(

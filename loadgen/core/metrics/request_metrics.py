@@ -291,5 +291,5 @@ def count_textless_tokens(
     """
     has_end_token = finish_reasons != FINISH["length"]
     is_long = tokens >= LONG_ANSWER
-    can_have_textless_token = has_end_token | is_long
-    return can_have_textless_token.astype(np.int64)
+    counts: NDArray[np.int64] = (has_end_token | is_long).astype(np.int64)
+    return counts

@@ -153,7 +153,7 @@ class _TaskLayout(NamedTuple):
         """Return which rows have a request for each turn, all of which are valid."""
         request_counts = np.bincount(self.row_of_request, minlength=self.task_count)
         valid_requests = self.tabulate(is_valid).sum(axis=1)
-        has_all_requests = request_counts == self.turns
+        has_all_requests: NDArray[np.bool_] = request_counts == self.turns
         are_all_valid: NDArray[np.bool_] = valid_requests == self.turns
         return has_all_requests & are_all_valid
 
