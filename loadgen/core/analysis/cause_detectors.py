@@ -480,18 +480,26 @@ def _describe_throttling(case: Case, step_time: float) -> str:
 def detect_preemptions(case: Case) -> Cause | None:
     """Detect a server that took requests out of its batch because the KV cache was full.
 
-    A preempted request waits in the queue again and repeats its prefill. So the share of the cause
-    is that of queue and prefill in the excess TTFT, by which slow requests are above fast ones. If
-    the server does not report its queueing time, the share is not known and counts as 1.
+    A preempted request waits in the queue again and repeats its prefill. So the cause explains as
+    much of the excess TTFT, by which slow requests exceed fast ones, as queue and prefill do
+    together. If the server does not report its queueing time, that is not known and counts as all.
+
+    Returns None if the metrics pages report preemptions in fewer than MIN_READS reads.
     """
-    values = [*case.server_values(series.PREEMPTED), *case.server_values(series.PAUSED)]
-    reads_with_preemptions = sum(value > 0 for value in values)
+    # Servers count preempted requests, or list those that are paused.
+    values_by_read = [
+        *case.server_values(series.PREEMPTED),
+        *case.server_values(series.PAUSED),
+    ]
+    reads_with_preemptions = sum(value > 0 for value in values_by_read)
     if reads_with_preemptions < MIN_READS:
         return None
 
     explained_share = 1.0
     if "queue" in case.excess_shares:
-        explained_share = case.excess_shares["queue"] + case.excess_shares.get("prefill", 0.0)
+        queue_share = case.excess_shares["queue"]
+        prefill_share = case.excess_shares.get("prefill", 0.0)
+        explained_share = queue_share + prefill_share
 
     evidence = (
         f"the server's metrics page reports preempted requests in {reads_with_preemptions} reads, "
@@ -683,23 +691,27 @@ def _describe_ttft_growth(case: Case) -> str:
 def detect_queue_of_all(case: Case) -> Cause | None:
     """Detect a queue in which all requests waited alike, so that none is slower than the others.
 
-    Two signs show a queue: TTFT grows during the load, or the TTFT objective is missed, as with a
-    queue that was there from the start. If the server reports how long requests waited, one sign is
-    enough. If it does not, both are needed, and the queue is only a possible cause.
+    There are two signs of a queue: TTFT grows during the load, or the TTFT objective is missed, as
+    with a queue that was there from the start.
+
+    - If the server reports how long requests waited, one sign is enough.
+    - If it does not, both are needed, and the queue is only a possible cause.
     """
-    growth = _describe_ttft_growth(case)
-    has_grown = growth != ""
+    growth_clause = _describe_ttft_growth(case)
+    has_ttft_grown = growth_clause != ""
     is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
+
     queue_ns = case.requests["server_queue_ns"]
     is_queue_reported = bool((queue_ns >= 0).all())
-    if is_queue_reported and (has_grown or is_ttft_missed):
-        return _cause_by_reported_queue(case, queue_ns, growth)
+    if is_queue_reported:
+        has_sign = has_ttft_grown or is_ttft_missed
+        return _cause_by_reported_queue(case, queue_ns, growth_clause) if has_sign else None
 
-    if not is_queue_reported and has_grown and is_ttft_missed:
-        evidence = f"all requests waited in the server, probably in its queue; {growth}"
-        return make_cause("queue", 1.0, evidence, "possible")
+    if not (has_ttft_grown and is_ttft_missed):
+        return None
 
-    return None
+    evidence = f"all requests waited in the server, probably in its queue; {growth_clause}"
+    return make_cause("queue", share=1.0, evidence=evidence, sure="possible")
 
 
 def _cause_by_reported_queue(case: Case, queue_ns: Ints, growth: str) -> Cause | None:

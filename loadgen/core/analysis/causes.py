@@ -61,10 +61,10 @@ class _Speed(NamedTuple):
     is_comparable: bool
 
 
-class _Sample(NamedTuple):
+class _ExaminedRequests(NamedTuple):
     """The ok requests with a TTFT that are examined, ordered by scheduled time.
 
-    Of a long run it holds only every `stride`-th request: the first, the third, the fifth and so on
+    Of a long run they are only every `stride`-th request: the first, the third, the fifth and so on
     for a stride of 2.
     """
 
@@ -90,29 +90,32 @@ def explain(
         unreported_metrics: Metrics that the run does not report because their values cannot be
             trusted. Nothing is concluded from them.
     """
-    sample = _sample_requests(measured)
-    if sample is None:
+    examined = _select_examined_requests(measured)
+    if examined is None:
         return _explain_short_run(measured, manifest, samples)
-    send_delay_ns = _measure_send_delay(sample.requests)
-    case = _build_case(sample, send_delay_ns, manifest, samples)
+
+    send_delay_ns = _measure_send_delay(examined.requests)
+    case = _build_case(examined, send_delay_ns, manifest, samples)
     causes = _detect_causes(case, unreported_metrics)
     return _explain_by_causes(case, causes, send_delay_ns)
 
 
-def _sample_requests(measured: Sequence[Columns]) -> _Sample | None:
+def _select_examined_requests(measured: Sequence[Columns]) -> _ExaminedRequests | None:
     """Return the requests to examine, or None if there are fewer than MIN_REQUESTS.
 
-    The columns of all requests of the run, of which there may be millions, are freed on return.
+    A run may have millions of requests, whose columns take much memory. So the columns of all of
+    them are only read to select the requests, and are not kept. Those of the selected requests are.
     """
-    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    has_ttft = ok_requests.measure("ttft") != UNDEFINED
+    all_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    has_ttft = all_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
         return None
 
     stride = _choose_stride(request_count)
-    order = _order_by_due_time_and_slot(ok_requests, has_ttft)[::stride]
-    return _Sample(JoinedColumns(measured, only_ok=True, order=order), stride)
+    order = _order_by_due_time_and_slot(all_requests, has_ttft)
+    selected_requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
+    return _ExaminedRequests(selected_requests, stride)
 
 
 def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints:
@@ -130,37 +133,46 @@ def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints
 
 
 def _build_case(
-    sample: _Sample, send_delay_ns: Ints, manifest: RunManifest, samples: Sequence[MetricSample]
+    examined: _ExaminedRequests,
+    send_delay_ns: Ints,
+    manifest: RunManifest,
+    samples: Sequence[MetricSample],
 ) -> Case:
-    """Return what the detectors of causes examine.
+    """Return the case: the requests, and what is known of them, that the detectors examine.
+
+    The detectors only look for causes at the server. So TTFT in a case is without the delay with
+    which the client sent a request.
 
     Args:
-        sample: The requests that are examined.
+        examined: The requests that are examined.
         send_delay_ns: How late the client itself sent each of them.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
     """
-    requests = sample.requests
-
-    # The client is examined separately, so its delay is not part of the TTFT of a case.
+    requests = examined.requests
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
+    excess_shares = _explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed)
+
     due_ns = requests["due_ns"]
-    span_ns = max(int(due_ns[-1] - due_ns[0]), 1)
+    span_ns = max(int(due_ns[-1] - due_ns[0]), 1)  # not 0, because it is divided by
+    relative_time = (due_ns - due_ns[0]) / span_ns
 
     return Case(
+        # The requests.
         requests=requests,
+        stride=examined.stride,
         ttft_ns=server_ttft_ns,
         is_slow=speed.is_slow,
         is_fast=speed.is_fast,
-        relative_time=(due_ns - due_ns[0]) / span_ns,
+        excess_shares=excess_shares,
+        relative_time=relative_time,
         span_s=span_ns / 1e9,
         replica_keys=replica_keys(requests).astype(np.int64),
-        stride=sample.stride,
-        excess_shares=_explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed),
-        server_curves=series.compute_curves(samples),
+        # The run, and the metrics pages of its servers.
         manifest=manifest,
         samples=samples,
+        server_curves=series.compute_curves(samples),
     )
 
 
@@ -179,40 +191,35 @@ def _detect_causes(case: Case, unreported_metrics: Collection[str]) -> list[Caus
 
 
 def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: Ints) -> Explanation:
-    """Return the explanation of the slow requests of a run.
+    """Return the explanation of the slow requests of a run, with the client as a further cause.
 
-    The client, which is the load generator itself, is another cause if it sent requests late. It
-    comes first if its delay explains most of the difference between slow and fast requests, and
-    last if the delay is only a notable part of the mean TTFT. If there is no cause, a queue at the
-    server is looked for that explains a missed TTFT objective.
+    The client is the load generator itself, which may have sent requests late. It comes first if
+    that explains most of the difference between slow and fast requests, and last if it is only a
+    notable part of the mean TTFT. If there is no cause at all, a queue at the server is looked for
+    that explains a missed TTFT objective.
 
     Args:
         case: The requests.
         server_causes: The causes that the detectors found. They do not examine the client.
         send_delay_ns: How late the client sent each request.
     """
+    # The whole TTFT, with the send delay. So other requests may be slow than in `case`.
     ttft_ns = case.requests.measure("ttft")
-
-    # This TTFT includes the send delay, unlike that of `case`. So other requests may be slow.
     speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
 
     client_as_main_cause = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
     if client_as_main_cause is not None:
         causes = [client_as_main_cause, *server_causes]
-        subject = _describe_slow(slow_count, len(ttft_ns))
+        text = _compose_text(causes, subject=_describe_slow(slow_count, len(ttft_ns)))
     elif server_causes:
-        client_as_minor_cause = _client_as_minor_cause(ttft_ns, send_delay_ns)
-        causes = [*server_causes]
-        if client_as_minor_cause is not None:
-            causes.append(client_as_minor_cause)
-        subject = _subject_of_evidence(server_causes[0], case)
+        causes = [*server_causes, *_client_as_minor_cause(ttft_ns, send_delay_ns)]
+        text = _compose_text(causes, subject=_subject_of_evidence(server_causes[0], case))
     else:
         queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
         causes = [] if queue is None else [queue]
-        subject = ""  # the evidence of a queue says what it is about
+        text = _compose_text(causes)
 
-    text = _compose_text(causes, subject)
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
 
@@ -234,16 +241,16 @@ def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> 
     return client_cause(share, evidence)
 
 
-def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> Cause | None:
+def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> list[Cause]:
     """Return the client as a possible cause if its send delay is a notable part of the mean TTFT.
 
-    That is from MIN_CLIENT_SHARE on. Returns None if the part is smaller.
+    That is from MIN_CLIENT_SHARE on. Returns an empty list if the part is smaller.
     """
     share = float(send_delay_ns.mean() / ttft_ns.mean())
     if share < MIN_CLIENT_SHARE:
-        return None
+        return []
     evidence = f"the client sent requests late, which explains {share:.0%} of the mean TTFT"
-    return client_cause(share, evidence, "possible")
+    return [client_cause(share, evidence, "possible")]
 
 
 def _subject_of_evidence(cause: Cause, case: Case) -> str:
@@ -359,10 +366,13 @@ def _measure_send_delay(requests: JoinedColumns) -> Ints:
 def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """Return how long the client was stopped while each request waited for a new connection, in ns.
 
-    The operating system can stop the client. It then also sends late on connections that are open.
-    Suppose that request A is due at 1 s and sent at 5 s on an open connection. So the client was
-    stopped until 5 s. If request B is due at 2 s and waits for a new connection until 6 s, the
-    client was stopped from 2 s to 5 s of this wait, and the result for B is 3 s.
+    The operating system can stop the client. It then also sends late on connections that are open,
+    which shows until when it was stopped. For example:
+
+    - Request A is due at 1 s on an open connection, and sent at 5 s. So the client was stopped
+      until 5 s.
+    - Request B is due at 2 s, and waits for a new connection until 6 s. In this wait, the client
+      was stopped from 2 s to 5 s. The result for B is 3 s.
 
     Args:
         requests: The requests, ordered by scheduled time.
@@ -370,10 +380,11 @@ def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """
     has_open_connection = requests["reused"] > 0
     sent_on_open_connection_ns = np.where(has_open_connection, requests["sent_ns"], 0)
-    # The running maximum: the last time at which this request, or one due before it, was sent.
+
+    # A running maximum: the latest send among the requests due before each request, and itself.
     stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
-    stop_ns: Ints = np.clip(stopped_until_ns - requests["due_ns"], 0, connect_wait_ns)
-    return stop_ns
+    stopped_ns: Ints = np.clip(stopped_until_ns - requests["due_ns"], 0, connect_wait_ns)
+    return stopped_ns
 
 
 def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:

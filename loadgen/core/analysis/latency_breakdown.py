@@ -8,8 +8,7 @@ if there is one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -104,19 +103,18 @@ class _Group(NamedTuple):
     is_member: Mask
 
 
-@dataclass
-class _RequestsNearPercentile:
+class _RequestsNearPercentile(NamedTuple):
     """The requests of a group whose latency is near a percentile of the group.
 
     Attributes:
+        group_index: The index of the group in the list of groups.
         percentile: The percentile.
         indexes: The indexes of the requests among all ok requests.
-        columns: Fields and metrics of these requests, by name. They are read later.
     """
 
+    group_index: int
     percentile: PercentileName
     indexes: Ints
-    columns: Values = field(default_factory=dict)
 
 
 def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
@@ -126,10 +124,10 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     requests near one percentile, such as p99.
 
     Args:
-        measured: The measured records, by stage.
+        measured: The measured records, by stage. Columns of them that are in memory are freed,
+            because the split of millions of requests needs much memory.
         manifest: The manifest of the run.
     """
-    # The split of millions of requests needs much memory. Columns that were read before are freed.
     for columns in measured:
         columns.forget()
 
@@ -150,11 +148,12 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
 
     requests_with_timing = int(has_server_timing.sum())
     has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
-    incomplete_reason = _why_incomplete(
-        manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
-    )
     return Splits(
-        accounted=requests_with_timing, groups=tuple(described_groups), reason=incomplete_reason
+        accounted=requests_with_timing,
+        groups=tuple(described_groups),
+        reason=_why_server_times_are_missing(
+            manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
+        ),
     )
 
 
@@ -171,8 +170,16 @@ def _describe_group(
     )
 
 
-def _why_incomplete(manifest: RunManifest, *, has_timing: bool, has_queue: bool) -> str:
-    """Return why parts of the server are missing in the splits, or "" if none is."""
+def _why_server_times_are_missing(
+    manifest: RunManifest, *, has_timing: bool, has_queue: bool
+) -> str:
+    """Return why the splits lack times that only the server knows, or "" if they have them.
+
+    Args:
+        manifest: The manifest of the run.
+        has_timing: Whether the server sent a timing breakdown of any request.
+        has_queue: Whether a breakdown has the time in the queue.
+    """
     if has_timing and has_queue:
         return ""
     if has_timing:
@@ -190,23 +197,35 @@ def _why_incomplete(manifest: RunManifest, *, has_timing: bool, has_queue: bool)
 
 
 def _form_groups(requests: JoinedColumns, manifest: RunManifest) -> Iterator[_Group]:
-    """Yield all requests, and those of each target, request class and range of prompt lengths."""
-    target_index = requests["target"]
-    yield _Group(by="all", name="", is_member=np.ones(len(target_index), bool))
+    """Yield all requests, and those of each target, request class and range of prompt lengths.
+
+    There is no group of a single target, nor of classes if all requests are of one kind.
+    """
+    target_of_request = requests["target"]
+    yield _Group(by="all", name="", is_member=np.ones(len(target_of_request), bool))
 
     if len(manifest.targets) > 1:
         for index, target in enumerate(manifest.targets):
             name = target.name or target.url or str(index)
-            yield _Group("target", name, target_index == index)
+            yield _Group(by="target", name=name, is_member=target_of_request == index)
 
     if manifest.classes:
-        # All requests of a task have its class. With 3 turns, task 1 has the request ids 3, 4, 5.
-        task_ids = requests["request"] // manifest.turns_per_session
-        class_index = class_indices(manifest, task_ids)
+        class_of_request = _find_classes(requests, manifest)
         for index, request_class in enumerate(manifest.classes):
-            yield _Group("class", request_class.name, class_index == index)
+            is_member = class_of_request == index
+            yield _Group(by="class", name=request_class.name, is_member=is_member)
 
     yield from _form_prompt_groups(requests["input_tokens"])
+
+
+def _find_classes(requests: JoinedColumns, manifest: RunManifest) -> Ints:
+    """Return the class of each request as an index of `manifest.classes`.
+
+    All requests of a task have the class of the task. With 3 turns in each task, task 1 has the
+    request ids 3, 4 and 5.
+    """
+    task_ids = requests["request"] // manifest.turns_per_session
+    return class_indices(manifest, task_ids)
 
 
 class _LengthRange(NamedTuple):
@@ -264,29 +283,31 @@ def _split_ttft_of_groups(
 ) -> list[list[TtftSplit]]:
     """Return the splits of TTFT of each group, one for each percentile that the group supports.
 
-    If some requests of a group have a timing breakdown of the server, only these are used.
-
     Args:
         requests: All ok requests.
         groups: Which of them belong to each group.
         has_server_timing: Which of them have a timing breakdown of the server.
     """
     ttft_ns = requests.measure("ttft")
-    due_ns = requests["due_ns"]
+    has_ttft = ttft_ns != UNDEFINED
+    masks = (
+        _prefer_server_timing(group.is_member, has_server_timing) & has_ttft for group in groups
+    )
+    selections = _select_near_percentiles(ttft_ns, requests["due_ns"], masks)
+    columns_of_selections = _read_columns(requests, selections, _TTFT_COLUMNS)
 
-    near_percentiles_of_groups = []
-    for group in groups:
-        is_used = group.is_member & (ttft_ns != UNDEFINED)
-        if (group.is_member & has_server_timing).any():
-            is_used &= has_server_timing
-        near_percentiles = list(_find_near_percentiles(ttft_ns, due_ns, is_used))
-        near_percentiles_of_groups.append(near_percentiles)
+    splits_of_groups: list[list[TtftSplit]] = [[] for _ in groups]
+    for selection, columns in zip(selections, columns_of_selections, strict=True):
+        split = _split_ttft(columns, selection.percentile)
+        splits_of_groups[selection.group_index].append(split)
 
-    _fill_columns(near_percentiles_of_groups, requests, _TTFT_COLUMNS)
-    return [
-        [_split_ttft(near.columns, near.percentile) for near in near_percentiles]
-        for near_percentiles in near_percentiles_of_groups
-    ]
+    return splits_of_groups
+
+
+def _prefer_server_timing(is_member: Mask, has_server_timing: Mask) -> Mask:
+    """Return the members of a group with a timing breakdown of the server, or all if none has."""
+    has_both = is_member & has_server_timing
+    return has_both if has_both.any() else is_member
 
 
 def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> list[list[E2eSplit]]:
@@ -296,30 +317,46 @@ def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> l
         requests: All ok requests.
         groups: Which of them belong to each group.
     """
-    e2e_ns = requests.measure("e2e")
-    due_ns = requests["due_ns"]
-    near_percentiles_of_groups = [
-        list(_find_near_percentiles(e2e_ns, due_ns, group.is_member)) for group in groups
-    ]
-    _fill_columns(near_percentiles_of_groups, requests, _E2E_COLUMNS)
+    masks = (group.is_member for group in groups)
+    selections = _select_near_percentiles(requests.measure("e2e"), requests["due_ns"], masks)
+    columns_of_selections = _read_columns(requests, selections, _E2E_COLUMNS)
 
+    splits_of_groups: list[list[E2eSplit]] = [[] for _ in groups]
+    for selection, columns in zip(selections, columns_of_selections, strict=True):
+        split = _split_e2e(columns, selection.percentile)
+        splits_of_groups[selection.group_index].append(split)
+
+    return splits_of_groups
+
+
+def _select_near_percentiles(
+    latencies_ns: Ints, due_ns: Ints, masks: Iterable[Mask]
+) -> list[_RequestsNearPercentile]:
+    """Return the requests near each percentile of each group.
+
+    Args:
+        latencies_ns: The latency of each request.
+        due_ns: The scheduled time of each request.
+        masks: For each group, which requests are used.
+    """
     return [
-        [_split_e2e(near.columns, near.percentile) for near in near_percentiles]
-        for near_percentiles in near_percentiles_of_groups
+        _RequestsNearPercentile(group_index, percentile, indexes)
+        for group_index, is_used in enumerate(masks)
+        for percentile, indexes in _find_near_percentiles(latencies_ns, due_ns, is_used)
     ]
 
 
 def _find_near_percentiles(
     latencies_ns: Ints, due_ns: Ints, is_used: Mask
-) -> Iterator[_RequestsNearPercentile]:
-    """Yield the requests near each percentile of a latency, such as those from p98.5 to p99.5.
+) -> Iterator[tuple[PercentileName, Ints]]:
+    """Yield each percentile with the indexes of the requests near it, such as from p98.5 to p99.5.
 
-    The requests are ranked by latency, and by scheduled time if that is equal. Of millions of
-    requests, only the candidates for a percentile are sorted.
+    The requests are ranked by latency, from 0, and by scheduled time if latencies are equal. Of
+    millions of requests, only those that may be near a percentile, the candidates, are sorted.
 
     Suppose that the latencies are 5, 7, 7, 7 and 9, and that the ranks 2 and 3 are near a
     percentile. Both have the latency 7. So the candidates are the three requests with it, which
-    have the ranks 1, 2 and 3. The last two of them are near the percentile.
+    have the ranks 1, 2 and 3. Those at the positions 1 and 2 among them are near the percentile.
 
     Args:
         latencies_ns: The latency of each request.
@@ -336,10 +373,11 @@ def _find_near_percentiles(
         is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
         candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
 
-        # All requests with a shorter latency come before the first candidate.
-        first_rank = int((partitioned_ns < shortest_ns).sum())
-        indexes = candidates[ranks.start - first_rank : ranks.stop - first_rank]
-        yield _RequestsNearPercentile(percentile, indexes)
+        # All requests with a shorter latency have lower ranks than the first candidate.
+        rank_of_first_candidate = int((partitioned_ns < shortest_ns).sum())
+        start = ranks.start - rank_of_first_candidate
+        end = ranks.stop - rank_of_first_candidate
+        yield percentile, candidates[start:end]
 
 
 def _partition_at_ends(values: Ints, rank_ranges: Iterable[range]) -> None:
@@ -381,25 +419,28 @@ def _ranks_near_percentiles(count: int) -> dict[PercentileName, range]:
     return ranks_by_percentile
 
 
-def _fill_columns(
-    near_percentiles_of_groups: Sequence[Sequence[_RequestsNearPercentile]],
+def _read_columns(
     requests: JoinedColumns,
+    selections: Sequence[_RequestsNearPercentile],
     names: Sequence[str],
-) -> None:
-    """Fill the `columns` of the requests near each percentile of each group.
+) -> list[Values]:
+    """Return the fields and metrics of each selection of requests, as columns by name.
 
     A column of all requests is large. Each is read once and freed before the next one, so the loop
     over columns is the outer one.
 
     Args:
-        near_percentiles_of_groups: For each group, the requests near each percentile.
         requests: All ok requests, from which the columns are read.
+        selections: The selected requests.
         names: The fields and metrics to read.
     """
+    columns_of_selections: list[Values] = [{} for _ in selections]
     for name in names:
         column = requests.measure(name) if name in _METRICS else requests[name]
-        for near in chain.from_iterable(near_percentiles_of_groups):
-            near.columns[name] = column[near.indexes]
+        for selection, columns in zip(selections, columns_of_selections, strict=True):
+            columns[name] = column[selection.indexes]
+
+    return columns_of_selections
 
 
 def _split_ttft(values: Values, percentile: PercentileName) -> TtftSplit:
@@ -511,26 +552,25 @@ def list_slowest_requests(
         not_measured: The records of the other stages, whose requests may be in flight too.
         manifest: The manifest of the run.
     """
+    listed = _find_slowest(measured)
+    request_indexes = [request.request_index for request in listed]
+    fields_of_listed = _read_fields(measured, request_indexes)
+    loads_of_listed = _measure_concurrent_loads(fields_of_listed, (*measured, *not_measured))
+
+    return tuple(
+        _describe_request(request.metric, fields, load, manifest)
+        for request, fields, load in zip(listed, fields_of_listed, loads_of_listed, strict=True)
+    )
+
+
+def _find_slowest(measured: Sequence[Columns]) -> list[_ListedRequest]:
+    """Return the slowest requests by TTFT, then those by end-to-end latency."""
     ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    listed = [
+    return [
         _ListedRequest(metric, index)
         for metric in ("ttft", "e2e")
         for index in _slowest_indexes(ok_requests, metric)
     ]
-
-    # `slowest` and the lists below have one entry for each listed request, in the same order.
-    listed_indexes = np.array([request.request_index for request in listed], np.int64)
-    slowest = JoinedColumns(measured, only_ok=True, order=listed_indexes)
-    fields_of_listed = [_read_fields(slowest, row) for row in range(len(listed))]
-    loads = _measure_concurrent_loads(fields_of_listed, (*measured, *not_measured))
-    earliest_sends_ns = earliest_send_ns(slowest).tolist()
-
-    return tuple(
-        _describe_request(request.metric, fields, could_send_ns, load, manifest)
-        for request, fields, could_send_ns, load in zip(
-            listed, fields_of_listed, earliest_sends_ns, loads, strict=True
-        )
-    )
 
 
 def _slowest_indexes(requests: JoinedColumns, metric: str) -> list[int]:
@@ -617,29 +657,46 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
     return other_rows
 
 
-def _read_fields(requests: JoinedColumns, row: int) -> dict[str, int]:
-    """Return the fields of one request that describe it in a list of the slowest requests."""
-    return {name: int(requests[name][row]) for name in _LISTED_FIELDS}
+def _read_fields(
+    measured: Sequence[Columns], request_indexes: Sequence[int]
+) -> list[dict[str, int]]:
+    """Return the fields of some requests, by name, that describe them in a list of slow requests.
+
+    They are _LISTED_FIELDS of the records, and `could_send_ns`: when the request could be sent,
+    which is at its due time, or when its connection was open.
+
+    Args:
+        measured: The measured records, by stage.
+        request_indexes: The indexes of the requests among all ok requests.
+    """
+    order = np.array(request_indexes, np.int64)
+    requests = JoinedColumns(measured, only_ok=True, order=order)
+    could_send_ns = earliest_send_ns(requests)
+
+    fields_of_requests = []
+    for row in range(len(request_indexes)):
+        fields = {name: int(requests[name][row]) for name in _LISTED_FIELDS}
+        fields["could_send_ns"] = int(could_send_ns[row])
+        fields_of_requests.append(fields)
+
+    return fields_of_requests
 
 
 def _describe_request(
-    metric: str,
-    fields: Mapping[str, int],
-    could_send_ns: int,
-    load: _ConcurrentLoad,
-    manifest: RunManifest,
+    metric: str, fields: Mapping[str, int], load: _ConcurrentLoad, manifest: RunManifest
 ) -> SlowRequest:
     """Return one of the slowest requests as the summary lists it. Unknown values are None.
 
     Args:
         metric: The latency by which the request is among the slowest.
-        fields: Its fields by name. A negative value is not known.
-        could_send_ns: When it could be sent: at its due time, or when its connection was open.
+        fields: Its fields by name (`_read_fields`). A negative value is not known.
         load: The other requests in flight when it was sent.
         manifest: The manifest of the run.
     """
     due_ns = fields["due_ns"]
+    could_send_ns = fields["could_send_ns"]
     is_in_session = fields["session"] >= 0
+
     return SlowRequest(
         by=metric,
         # Which request it is.
@@ -650,13 +707,13 @@ def _describe_request(
         target=_target_name(fields["target"], manifest),
         due_s=due_ns / 1e9,
         # Its latencies and their parts.
-        ttft_ms=_ttft_ms(due_ns, fields["first_token_ns"]),
+        ttft_ms=_time_between_ms(due_ns, fields["first_token_ns"]),
         e2e_ms=milliseconds(fields["end_ns"] - due_ns),
         client_ms=milliseconds(fields["sent_ns"] - could_send_ns),
         connect_ms=milliseconds(could_send_ns - due_ns),
-        queue_ms=_milliseconds_if_known(fields["server_queue_ns"]),
-        prefill_ms=_milliseconds_if_known(fields["server_prefill_ns"]),
-        decode_ms=_decode_ms(fields["first_token_ns"], fields["last_token_ns"]),
+        queue_ms=_duration_ms(fields["server_queue_ns"]),
+        prefill_ms=_duration_ms(fields["server_prefill_ns"]),
+        decode_ms=_time_between_ms(fields["first_token_ns"], fields["last_token_ns"]),
         max_gap_ms=milliseconds(fields["max_gap_ns"]),
         # Its size, and the load that it met.
         input_tokens=_tokens_if_known(fields["input_tokens"]),
@@ -688,17 +745,12 @@ def _tokens_if_known(tokens: int) -> int | None:
     return tokens if tokens >= 0 else None
 
 
-def _milliseconds_if_known(duration_ns: int) -> float | None:
-    """Return a duration of a record, or None if it is negative, which means not known."""
+def _duration_ms(duration_ns: int) -> float | None:
+    """Return a duration of a record in ms, or None if it is negative, which means not known."""
     return milliseconds(duration_ns) if duration_ns >= 0 else None
 
 
-def _ttft_ms(due_ns: int, first_token_ns: int) -> float | None:
-    """Return the time from the due time to the first token, or None without a first token."""
-    return milliseconds(first_token_ns - due_ns) if first_token_ns >= 0 else None
-
-
-def _decode_ms(first_token_ns: int, last_token_ns: int) -> float | None:
-    """Return the time from the first token to the last one, or None if one is not known."""
-    is_known = first_token_ns >= 0 and last_token_ns >= first_token_ns
-    return milliseconds(last_token_ns - first_token_ns) if is_known else None
+def _time_between_ms(start_ns: int, end_ns: int) -> float | None:
+    """Return the time from one event to another in ms, or None if either is negative (unknown)."""
+    is_known = start_ns >= 0 and end_ns >= 0
+    return milliseconds(end_ns - start_ns) if is_known else None

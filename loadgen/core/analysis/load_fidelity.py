@@ -34,6 +34,8 @@ FALSE_ALARM_RATE = 0.001
 """The probability that a check of a correct run fails by chance."""
 SIGMAS = 3.29
 """The two-sided quantile of the normal distribution for FALSE_ALARM_RATE."""
+POISSON_CV = 1.0
+"""The coefficient of variation of the gaps between Poisson arrivals."""
 KS_SERIES_START = 0.2
 """For a smaller x, the series of the Kolmogorov distribution converges slowly, and its sum is 1."""
 KS_SERIES_TERMS = 100
@@ -190,20 +192,28 @@ def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusC
 def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
     """Check the rate of requests against that of the stage.
 
-    The number of n random arrivals has a relative standard error of cv / sqrt(n), where cv is the
-    coefficient of variation of the gaps between them. So a rate of few requests has a wide
-    tolerance, of SIGMAS standard errors.
+    If arrivals are random, so is the rate. The relative standard error of the rate of n arrivals is
+    cv / sqrt(n), where cv is the coefficient of variation of the gaps between them (1 for Poisson
+    arrivals). The tolerance is SIGMAS standard errors: 0.33 for 100 Poisson arrivals. It is at
+    least RATE_TOLERANCE.
+
+    Args:
+        stage: The plan of the stage.
+        summary: The summary of the run.
     """
     achieved_rps = summary.load.achieved_rps
     sent = _count_sent(summary)
     if not stage.rate or achieved_rps is None or sent <= 0:
         return
 
+    # Unknown gaps are taken as those of Poisson arrivals.
     planned_cv = summary.load.gap_variation_planned
-    cv = 1.0 if planned_cv is None else planned_cv
-    relative_standard_error = cv / math.sqrt(sent)
+    gap_cv = POISSON_CV if planned_cv is None else planned_cv
+
+    relative_standard_error = gap_cv / math.sqrt(sent)
     tolerance = max(RATE_TOLERANCE, SIGMAS * relative_standard_error)
     relative_difference = abs(achieved_rps / stage.rate - 1)
+
     yield StimulusCheck(
         code="rate",
         requested=stage.rate,
@@ -286,31 +296,45 @@ def _check_cache(
 ) -> Iterator[StimulusCheck]:
     """Check the share of the prompt tokens that the servers had in their caches.
 
-    - If the workload requests a share, the reported share is compared with it.
-    - If prompts share prefixes, any share is right, so it is only reported.
+    - If the workload requests a share, it is compared with the one that the servers report.
+    - If prompts share prefixes, no particular share is expected. So the share is only listed, with
+      an undecided check (`ok` is None).
     - Otherwise all prompts are new: none may repeat, and the share must be about 0.
-
-    If the servers do not report a share, it is None, and the check of the share is undecided
-    (`ok` is None). In a check, `seen` is the measured value, and `n` the number of requests.
     """
     ok_count = summary.requests.ok
-    cached_share = summary.tokens.cached_share
+    cached_share = summary.tokens.cached_share  # None if the servers do not report it
 
-    requested_share = manifest.requested_cache_share
-    if requested_share is not None:
-        is_ok = _is_near(cached_share, requested_share)
-        yield StimulusCheck(
-            code="cache", requested=requested_share, seen=cached_share, ok=is_ok, n=ok_count
-        )
-    elif manifest.shares_prompts:
+    if manifest.requested_cache_share is not None:
+        yield _compare_cached_share(cached_share, manifest.requested_cache_share, ok_count)
+        return
+
+    if manifest.shares_prompts:
         yield StimulusCheck(code="cache", seen=cached_share, ok=None, n=ok_count)
-    else:
-        repeated = inputs.repeated_prompts
-        yield StimulusCheck(
-            code="repeats", requested=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
-        )
-        is_ok = _is_near(cached_share, 0.0)
-        yield StimulusCheck(code="cache", requested=0.0, seen=cached_share, ok=is_ok, n=ok_count)
+        return
+
+    yield _check_repeated_prompts(inputs)
+    yield _compare_cached_share(cached_share, 0.0, ok_count)
+
+
+def _compare_cached_share(
+    cached_share: float | None, expected_share: float, ok_count: int
+) -> StimulusCheck:
+    """Return the check of a share of cached tokens, undecided if the share is not known."""
+    return StimulusCheck(
+        code="cache",
+        requested=expected_share,
+        seen=cached_share,
+        ok=_is_near(cached_share, expected_share),
+        n=ok_count,
+    )
+
+
+def _check_repeated_prompts(inputs: VerdictInputs) -> StimulusCheck:
+    """Return the check that no prompt was sent more than once."""
+    repeated = inputs.repeated_prompts
+    return StimulusCheck(
+        code="repeats", requested=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
+    )
 
 
 def _is_near(cached_share: float | None, requested_share: float) -> bool | None:

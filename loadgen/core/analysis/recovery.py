@@ -176,6 +176,11 @@ def _find_capacity_changes(
 
     Targets that stopped responding are only used if no metrics page shows a change. Otherwise the
     same loss would count twice.
+
+    Args:
+        measured: The measured records, by stage.
+        manifest: The manifest of the run.
+        samples: The samples of the servers' metrics pages.
     """
     due_ns_of_stages = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
     if not due_ns_of_stages:
@@ -201,8 +206,11 @@ def _find_capacity_changes(
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
     """Yield each change of the number of replicas that the metrics pages show.
 
-    A change is a `Recovery` with only the event and its time, such as a loss from "3 replicas" to
-    "2 replicas".
+    Each is returned as a `Recovery` that only has the event, its time and what changed, such as
+    from "3 replicas" to "2 replicas". How the SLO was met again is filled in later.
+
+    Args:
+        samples: The samples of the servers' metrics pages.
     """
     for (_, count_before), (at_s, count_after) in pairwise(series.count_replicas(samples)):
         if count_before == count_after:
@@ -225,19 +233,22 @@ def _round_to_ns(seconds: float) -> float:
 def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
     """Yield the loss of each target that stopped responding, from the warnings of the run.
 
-    A loss is a `Recovery` with only the event and its time. Reports show a recovery with what
-    changed, as "BEFORE to AFTER". For a loss that is the name of the target and "gone".
+    Each is returned as a `Recovery` that only has the event, its time and what changed. Reports
+    print the change as "BEFORE to AFTER", so a loss of the target gpu1 is from "gpu1" to "gone".
+    How the SLO was met again is filled in later.
     """
-    # The values of a warning "target_gone" are the name of the target, and when it was lost.
     for warning in manifest.warning_codes.values():
-        if warning.code == "target_gone":
-            target_name = str(warning.values["target"])
-            yield Recovery(
-                event="loss",
-                load_before=target_name,
-                load_after="gone",
-                at_s=_round_to_ns(warning.values["at_s"]),
-            )
+        if warning.code != "target_gone":
+            continue
+
+        target_name = str(warning.values["target"])
+        lost_at_s = warning.values["at_s"]
+        yield Recovery(
+            event="loss",
+            load_before=target_name,
+            load_after="gone",
+            at_s=_round_to_ns(lost_at_s),
+        )
 
 
 def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEvent) -> Recovery:
@@ -248,28 +259,38 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEve
         slo: The SLO of the run.
         event: The event, with the times that are examined before and after it.
     """
-    after = _group_requests(measured, event.at_ns, event.end_ns, slo)
-    if not len(after.is_met):
+    groups_after = _group_requests(measured, event.at_ns, event.end_ns, slo)
+    if not len(groups_after.is_met):
         return msgspec.structs.replace(
             event.recovery, reason=f"fewer than {GROUP_SIZE} requests came after it"
         )
 
-    before = _group_requests(measured, event.before_ns, event.at_ns, slo)
-    is_met_before = before.is_met
-    if event.recovery.event != "spike":
-        # Only the last group, if there is one, shows the state right before the replicas changed.
-        is_met_before = before.is_met[-1:]
+    groups_before = _group_requests(measured, event.before_ns, event.at_ns, slo)
+    is_slo_missed = _was_missed_before(groups_before, event) or not groups_after.is_met.all()
+    observed_s = float(groups_after.due_ns[-1] - event.at_ns) / 1e9
 
-    was_missed_before = not is_met_before.all()
-    was_missed_after = not after.is_met.all()
-    observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
     return msgspec.structs.replace(
         event.recovery,
         observed_s=observed_s,
-        resolution_s=observed_s / len(after.is_met),
-        slo_missed=bool(was_missed_before or was_missed_after),
-        recovered_after_s=_recovery_time_s(after, event.at_ns),
+        resolution_s=observed_s / len(groups_after.is_met),
+        slo_missed=bool(is_slo_missed),
+        recovered_after_s=_recovery_time_s(groups_after, event.at_ns),
     )
+
+
+def _was_missed_before(groups: _Groups, event: _ExaminedEvent) -> bool:
+    """Return True if the SLO was missed before an event. It was not if there are no groups.
+
+    Before the end of a spike, each group during the spike counts. Before a change of the replicas,
+    only the last group counts, because it shows the state right before the change.
+
+    Args:
+        groups: The requests before the event.
+        event: The event.
+    """
+    is_spike = event.recovery.event == "spike"
+    is_met = groups.is_met if is_spike else groups.is_met[-1:]
+    return not is_met.all()
 
 
 def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
@@ -295,7 +316,8 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
     """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
     Only requests that the SLO counts are grouped, in the order of their scheduled times. A group
-    meets an objective if no more of its requests miss it than the objective allows.
+    meets the SLO if it meets each objective. An objective is met if at most the share of requests
+    that it allows miss it: 2 of 20 for a p90.
 
     Args:
         measured: The measured records, by stage.
@@ -308,16 +330,14 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
     due_ns = join_selected((columns["due_ns"] for columns in measured), selections)
     order = np.argsort(due_ns, kind="stable")
 
-    each_request_as_one = np.ones(len(due_ns), np.int64)
-    group_sizes = _sum_by_group(each_request_as_one)
-
-    is_met = np.ones(len(group_sizes), bool)
+    request_counts = _sum_by_group(np.ones(len(due_ns), np.int64))
+    is_met = np.ones(len(request_counts), bool)
     for objective in _objectives(slo):
-        is_good_of_stages = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
-        is_good = join_selected(is_good_of_stages, selections)[order]
-        misses_of_groups = _sum_by_group(np.logical_not(is_good))
-        allowed_misses = group_sizes * (1 - objective.min_share) + ROUNDING
-        is_met &= misses_of_groups <= allowed_misses
+        good_by_stage = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
+        is_good = join_selected(good_by_stage, selections)[order]
+        miss_counts = _sum_by_group(np.logical_not(is_good))
+        allowed_misses = request_counts * (1 - objective.min_share) + ROUNDING
+        is_met &= miss_counts <= allowed_misses
 
     return _Groups(due_ns[order], is_met)
 

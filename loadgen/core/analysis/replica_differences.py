@@ -31,6 +31,10 @@ BLOCK_COUNTS = (20, 10, 5, 2)
 """Numbers of blocks of time. The largest that leaves MIN_PER_CELL requests in each cell is used."""
 SHORT_BLOCKS = BLOCK_COUNTS[0]
 """The steady-state window is divided into so many blocks. Neighbours are joined to make fewer."""
+OUTSIDE_WINDOW = -1
+"""The block of a request that is not scheduled in the steady-state window."""
+NOT_COMPARED = -1
+"""The node of a request whose node has too few requests to be compared."""
 MIN_PER_CELL = 5
 MIN_PER_NODE = MIN_PER_CELL * BLOCK_COUNTS[-1]
 MAX_OUTLIER_SHARE = 0.1
@@ -75,7 +79,7 @@ class _Selection(NamedTuple):
 
     Attributes:
         rows: Which requests are scheduled in the steady-state window.
-        node_index: The node of each of them as an index of `names`, -1 for a node that is left out.
+        node_index: The node of each of them as an index of `names`, or NOT_COMPARED.
         short_block: The block of time of each of them, of SHORT_BLOCKS blocks.
         names: The nodes that are compared.
         left_out: The names of the nodes that have too few requests.
@@ -154,26 +158,25 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
 
     block_of_request = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    return _compare_in_window(requests, nodes, block_of_request)
+    selection = _select_requests(nodes, block_of_request)
+    return _compare_selected(requests, nodes, selection)
 
 
-def _compare_in_window(
-    requests: JoinedColumns, nodes: _Nodes, short_block: NDArray[np.int8]
+def _compare_selected(
+    requests: JoinedColumns, nodes: _Nodes, selection: _Selection
 ) -> BetweenNodes:
-    """Compare the nodes of a run that have enough requests in the steady-state window.
+    """Compare the nodes that have enough requests in the steady-state window.
 
-    The nodes are compared if at least two of them have MIN_PER_NODE requests, and if each of these
-    nodes has MIN_PER_CELL requests in each block of time. Otherwise the result only has the reason
-    why they are not.
+    At least two nodes are needed, and MIN_PER_CELL requests of each in each block of time.
+    Otherwise the result only has the reason why the nodes are not compared.
 
     Args:
         requests: The ok requests of the run.
-        nodes: The nodes, at least two, with the node of each request.
-        short_block: The block of time of each request, from 0 to SHORT_BLOCKS - 1, or -1 outside of
-            the window.
+        nodes: All nodes, at least two.
+        selection: The requests in the window, and the nodes that have enough of them.
     """
-    selection = _select_requests(nodes, short_block)
-    if len(selection.names) < 2:
+    has_two_nodes = len(selection.names) >= 2
+    if not has_two_nodes:
         reason = (
             f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
             "window"
@@ -242,7 +245,7 @@ def _assign_replicas(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
 def _assign_short_blocks(
     due_ns: NDArray[np.int64], start_s: float, end_s: float
 ) -> NDArray[np.int8]:
-    """Return the block of time in which each request is scheduled, -1 outside of the window.
+    """Return the block of time in which each request is scheduled, or OUTSIDE_WINDOW.
 
     The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length. The
     requests are processed in slices, because a run may have millions.
@@ -253,37 +256,41 @@ def _assign_short_blocks(
         is_inside = (due_s >= start_s) & (due_s < end_s)
         fraction_of_window = (due_s - start_s) / (end_s - start_s)
         block = np.minimum(fraction_of_window * SHORT_BLOCKS, SHORT_BLOCKS - 1)
-        block_of_request[rows] = np.where(is_inside, block, -1)
+        block_of_request[rows] = np.where(is_inside, block, OUTSIDE_WINDOW)
 
     return block_of_request
 
 
 def _select_requests(nodes: _Nodes, short_block: NDArray[np.int8]) -> _Selection:
-    """Return the requests in the window, with the nodes that have enough of them.
-
-    These nodes are numbered anew. If the second of three nodes has too few requests, the nodes
-    0, 1 and 2 become 0, -1 and 1.
+    """Return the requests in the steady-state window, with the nodes that have enough of them.
 
     Args:
         nodes: All nodes, with the node of each request.
-        short_block: The block of time of each request, -1 outside of the window.
+        short_block: The block of time of each request, of SHORT_BLOCKS blocks, or OUTSIDE_WINDOW.
     """
-    rows = as_selection(short_block >= 0)
-    node_of_request = nodes.index_of_request[rows]
+    rows_in_window = as_selection(short_block != OUTSIDE_WINDOW)
+    node_of_request = nodes.index_of_request[rows_in_window]
     request_counts = np.bincount(node_of_request, minlength=len(nodes.names))
-    compared_nodes = np.flatnonzero(request_counts >= MIN_PER_NODE)
-    left_out_nodes = np.flatnonzero(request_counts < MIN_PER_NODE)
-
-    new_number_of_node = np.full(len(nodes.names), -1, np.int32)
-    new_number_of_node[compared_nodes] = np.arange(len(compared_nodes))
+    has_enough_requests = request_counts >= MIN_PER_NODE
+    new_index_of_node = _number_selected(has_enough_requests)
 
     return _Selection(
-        rows=rows,
-        node_index=new_number_of_node[node_of_request],
-        short_block=short_block[rows],
-        names=[nodes.names[index] for index in compared_nodes],
-        left_out=tuple(nodes.names[index] for index in left_out_nodes),
+        rows=rows_in_window,
+        node_index=new_index_of_node[node_of_request],
+        short_block=short_block[rows_in_window],
+        names=[nodes.names[index] for index in np.flatnonzero(has_enough_requests)],
+        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~has_enough_requests)),
     )
+
+
+def _number_selected(is_selected: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the numbers of the selected nodes from 0 on, and NOT_COMPARED for the others.
+
+    If the second of three nodes is not selected, the result is [0, NOT_COMPARED, 1].
+    """
+    numbers = np.full(len(is_selected), NOT_COMPARED, np.int32)
+    numbers[is_selected] = np.arange(np.count_nonzero(is_selected))
+    return numbers
 
 
 def _compare_metrics(requests: JoinedColumns, selection: _Selection) -> list[_Comparison]:
@@ -297,26 +304,34 @@ def _compare_metric(
 ) -> _Comparison | None:
     """Return the variance components and the outliers of a metric, or None for too few values.
 
-    A node is not reported as an outlier if errors of the client, such as requests that it sent
-    late, may explain the difference from the other nodes.
+    The values are divided into cells, one for each node in each block of time. A node stands out if
+    its mean differs from those of the other nodes, and if errors of the client, such as requests
+    that it sent late, do not explain the difference.
+
+    Args:
+        metric: The metric, one of METRICS.
+        requests: The ok requests of the run.
+        selection: The requests in the steady-state window, and the nodes that are compared.
     """
-    selected_ns = requests.measure(metric)[selection.rows]
-    has_value = as_selection((selected_ns != UNDEFINED) & (selection.node_index >= 0))
-    values_ms = selected_ns[has_value] / 1e6
-    del selected_ns  # a run may have millions of requests, so memory is freed early
+    latencies_ns = requests.measure(metric)[selection.rows]
+    is_compared = selection.node_index != NOT_COMPARED
+    has_value = as_selection((latencies_ns != UNDEFINED) & is_compared)
+    values_ms = latencies_ns[has_value] / 1e6
+    del latencies_ns  # a run may have millions of requests, so memory is freed early
+
     cells = _assign_cells(selection, has_value)
     if cells is None:
         return None
 
     cell_means_ms = cells.mean_of_cells(values_ms)
-    variance_within = _compute_variance_in_place(cells, values_ms, cell_means_ms)
-    del values_ms  # it was overwritten
+    variance_within = _measure_variance_within(cells, values_ms, cell_means_ms)
     components = estimate_components(cell_means_ms, cells.counts, variance_within)
 
     outliers = _find_outliers(metric, cell_means_ms.mean(axis=1), selection.names)
     if outliers:
-        client_errors_ms = _client_errors(requests, metric)[selection.rows][has_value] / 1e6
-        mean_error_of_node_ms = cells.mean_of_cells(client_errors_ms).mean(axis=1)
+        errors_in_window_ns = _client_errors(requests, metric)[selection.rows]
+        errors_ms = errors_in_window_ns[has_value] / 1e6
+        mean_error_of_node_ms = cells.mean_of_cells(errors_ms).mean(axis=1)
         outliers = _drop_client_errors(outliers, mean_error_of_node_ms, selection.names)
 
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
@@ -350,25 +365,28 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
     return None
 
 
-def _compute_variance_in_place(
+def _measure_variance_within(
     cells: _Cells, values: NDArray[np.float64], cell_means: NDArray[np.float64]
 ) -> float:
     """Return the pooled variance of the values around the mean of their cell.
 
-    The values are overwritten with their squared deviations. A run may have millions of requests,
-    and a second array of this length would take too much memory.
+    It is the sum of the squared deviations, divided by the number of values less that of cells. To
+    save memory, because a run may have millions of requests, the deviations overwrite the values.
 
     Args:
         cells: The cell of each value.
-        values: The values.
+        values: The values, which the caller must not use any more.
         cell_means: The mean of each cell, nodes x blocks.
     """
+    squared_deviations = values  # the same array, from here on with another meaning
     mean_by_cell_number = cell_means.ravel()
-    for rows in block_slices(len(values)):
-        mean_of_value = mean_by_cell_number[cells.cell_of_value[rows]]
-        values[rows] = (mean_of_value - values[rows]) ** 2
+    for block in block_slices(len(values)):
+        cell_numbers = cells.cell_of_value[block]
+        deviations = mean_by_cell_number[cell_numbers] - values[block]
+        squared_deviations[block] = deviations**2
+
     degrees_of_freedom = len(values) - cell_means.size
-    return float(values.sum()) / degrees_of_freedom
+    return float(squared_deviations.sum()) / degrees_of_freedom
 
 
 def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
@@ -426,20 +444,20 @@ def _find_outliers(
 ) -> list[OutlierNode]:
     """Return the nodes whose mean of a metric differs from that of the other nodes.
 
-    They are found by the generalized ESD test, at a level corrected for the number of metrics
-    (Bonferroni), so that LEVEL holds for all metrics. Differences below MIN_CHANGE are negligible.
+    They are found by the generalized ESD test. Differences below MIN_CHANGE are negligible.
 
     Args:
         metric: The metric.
         means_ms: The mean of each node.
         names: The names of the nodes.
     """
-    level_of_metric = 1 - (1 - LEVEL) / len(METRICS)
     max_outliers = max(1, int(len(names) * MAX_OUTLIER_SHARE))
-    outlier_indexes = find_outliers(means_ms, max_outliers, level_of_metric)
-    mean_of_others_ms = float(np.delete(means_ms, outlier_indexes).mean())
+    outlier_indexes = find_outliers(means_ms, max_outliers, _level_of_each_metric())
+
+    means_of_others_ms = np.delete(means_ms, outlier_indexes)
+    mean_of_others_ms = float(means_of_others_ms.mean())
     if mean_of_others_ms == 0:
-        return []
+        return []  # a relative difference from 0 is not defined
 
     outliers = []
     for index in outlier_indexes:
@@ -456,6 +474,16 @@ def _find_outliers(
             outliers.append(outlier)
 
     return outliers
+
+
+def _level_of_each_metric() -> float:
+    """Return the confidence level of the test of one metric, so that LEVEL holds for all of them.
+
+    Bonferroni's correction divides the error probability by the number of metrics. With a level of
+    0.95 and 3 metrics, each is tested at 1 - 0.05 / 3 = 0.983.
+    """
+    error_probability = 1 - LEVEL
+    return 1 - error_probability / len(METRICS)
 
 
 def _drop_client_errors(

@@ -18,6 +18,8 @@ from loadgen.core.metrics.sections import Speculation
 from loadgen.core.server_metrics import series
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.server_metrics.series import MetricSample
 
@@ -103,25 +105,34 @@ def _count_tokens(measured: Sequence[Columns]) -> _TokenCounts:
 def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
     """Count the drafted and accepted tokens of a stage, and the steps of the model.
 
-    A request has one step for each output token that was not accepted from a draft: 60 output
-    tokens, 35 of them accepted, came in 25 steps. A request with no more output tokens than
-    accepted ones has contradictory counts. It is left out of the output tokens and steps.
+    A step yields the accepted tokens of a draft and one token of the model. So a request has one
+    step for each output token that was not accepted from a draft: 60 output tokens, 35 of them
+    accepted, came in 25 steps.
+
+    A request with no more output tokens than accepted ones has contradictory counts. Its output
+    tokens and steps are not counted.
     """
-    draft_tokens = columns["draft_tokens"]
+    drafted_tokens = columns["draft_tokens"]
     accepted_tokens = columns["accepted_tokens"]
     output_tokens = columns["output_tokens"]
-    is_reported = columns.where(OK) & (draft_tokens > 0) & (accepted_tokens >= 0)
+
+    is_reported = columns.where(OK) & (drafted_tokens > 0) & (accepted_tokens >= 0)
     has_steps = is_reported & (output_tokens > accepted_tokens)
-    output = int(output_tokens[has_steps].sum(dtype=np.int64))
-    accepted_of_output = int(accepted_tokens[has_steps].sum(dtype=np.int64))
+    output_of_steps = _sum_selected(output_tokens, has_steps)
+    accepted_of_steps = _sum_selected(accepted_tokens, has_steps)
 
     return _TokenCounts(
         requests=int(is_reported.sum()),
-        drafted=int(draft_tokens[is_reported].sum(dtype=np.int64)),
-        accepted=int(accepted_tokens[is_reported].sum(dtype=np.int64)),
-        output=output,
-        steps=output - accepted_of_output,
+        drafted=_sum_selected(drafted_tokens, is_reported),
+        accepted=_sum_selected(accepted_tokens, is_reported),
+        output=output_of_steps,
+        steps=output_of_steps - accepted_of_steps,
     )
+
+
+def _sum_selected(token_counts: NDArray[np.int64], is_selected: NDArray[np.bool_]) -> int:
+    """Return the sum of the token counts of the selected requests."""
+    return int(token_counts[is_selected].sum(dtype=np.int64))
 
 
 def _read_metrics_pages(samples: Sequence[MetricSample]) -> _ServerSpeculation:
@@ -203,21 +214,25 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 
 
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
-    """Return the samples that tell how many tokens were accepted at each position of a draft.
+    """Return the samples of the counters of accepted tokens, by the position in the draft.
 
-    These are the counters of accepted tokens with that position, and the samples that tell when a
-    page was read (`series.UP`), which `series.measure_growth` needs.
+    The counter of position 0 counts how often the first token of a draft was accepted. Each group
+    also has the samples that tell when a metrics page was read (`series.UP`), in their order,
+    because `series.measure_growth` needs them.
     """
-    position_of_sample = [_draft_position(sample) for sample in samples]
-    positions = {position for position in position_of_sample if position is not None}
-    return {
-        position: [
-            sample
-            for sample, sample_position in zip(samples, position_of_sample, strict=True)
-            if sample_position == position or sample.name == series.UP
-        ]
-        for position in positions
+    positions = [_draft_position(sample) for sample in samples]
+    samples_by_position: dict[int, list[MetricSample]] = {
+        position: [] for position in positions if position is not None
     }
+
+    for sample, position in zip(samples, positions, strict=True):
+        if sample.name == series.UP:
+            for group in samples_by_position.values():
+                group.append(sample)
+        elif position is not None:
+            samples_by_position[position].append(sample)
+
+    return samples_by_position
 
 
 def _draft_position(sample: MetricSample) -> int | None:

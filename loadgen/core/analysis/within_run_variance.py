@@ -112,9 +112,10 @@ def estimate_log_percentile_error(
 ) -> float:
     """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
-    The fraction of values above the percentile is a mean, so its standard error s follows from
-    blocks of time (batch means). The percentiles at p - s and p + s are then about one standard
-    error of the percentile below and above it. Half of the distance between them is returned.
+    The fraction of values above the percentile is a mean, so its standard error follows from blocks
+    of time (batch means). If it is 0.002 for a p99, the true p99 is about between the measured
+    p98.8 and p99.2: one standard error below and above it. Half of the distance between the
+    logarithms of these two is returned.
 
     Args:
         values: The values in order of time, all above 0.
@@ -125,13 +126,14 @@ def estimate_log_percentile_error(
     count = len(values)
     percentile = ordered[quantile_index(count, p)]
     is_above = (values > percentile).astype(np.float64)
-    fraction_error = intervals.batch_means(is_above, batches=block_count).standard_error
-    low_p = max(p - fraction_error, 0.0)
-    high_p = min(p + fraction_error, 1.0)
-    low = ordered[quantile_index(count, low_p)]
-    high = ordered[quantile_index(count, high_p)]
+    error_of_p = intervals.batch_means(is_above, batches=block_count).standard_error
 
-    return float(math.log(high) - math.log(low)) / 2
+    lower_p = max(p - error_of_p, 0.0)
+    upper_p = min(p + error_of_p, 1.0)
+    lower_value = ordered[quantile_index(count, lower_p)]
+    upper_value = ordered[quantile_index(count, upper_p)]
+
+    return float(math.log(upper_value) - math.log(lower_value)) / 2
 
 
 def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
@@ -144,17 +146,18 @@ def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64]
     Args:
         values: The values in order of time. Those at the start that do not fill a block are left
             out.
-        ordered: The same values in ascending order.
+        ordered: The same values in ascending order, to look the percentile up.
         p: The percentile as a fraction, such as 0.99.
     """
+    percentile = ordered[quantile_index(len(values), p)]
+    is_above = values > percentile
+
     block_count = max(BLOCK_COUNTS)
     block_size = len(values) // block_count
-    first_in_block = len(values) - block_count * block_size
-    percentile = ordered[quantile_index(len(values), p)]
+    left_out = len(values) - block_count * block_size
+    one_row_per_block = is_above[left_out:].reshape(block_count, block_size)
 
-    is_above = values[first_in_block:] > percentile
-    is_above_by_block = is_above.reshape(block_count, block_size)
-    has_value_above = is_above_by_block.any(axis=1)
+    has_value_above = one_row_per_block.any(axis=1)
     return int(has_value_above.sum())
 
 
@@ -194,26 +197,27 @@ def estimate_fraction(
 ) -> ScaledEstimate | None:
     """Return a fraction of requests with its standard error, or None for too few requests.
 
-    The error follows from the differences between blocks of time. It is at least that of Agresti
-    and Coull for independent requests, because blocks without a single failure would show an error
-    of 0, although a run without a failure does not prove that there are none.
+    The error follows from the differences between blocks of time. If no request of the sample
+    fails, all blocks are equal and would show an error of 0. But a larger sample could have
+    failures. So the error is at least that of Agresti and Coull, which is above 0.
 
     Args:
         indicators_of_runs: For each run, 1 for each good request and 0 for each other one
             (`build_indicators`).
-        value: The fraction in the summary, which becomes the value of the estimate.
+        value: The fraction of good requests, as the summary has it.
     """
     indicators = np.concatenate(indicators_of_runs)
     if len(indicators) < MIN_SAMPLES:
         return None
 
-    min_error = agresti_coull_error(float(indicators.sum()), len(indicators))
-    mean = estimate_mean(indicators)
-    if mean is None:
-        fewest_degrees_of_freedom = min(BLOCK_COUNTS) - 1  # those of the fewest blocks
-        return ScaledEstimate(value, min_error, fewest_degrees_of_freedom)
+    min_error = agresti_coull_error(good_count=float(indicators.sum()), count=len(indicators))
+    estimate_by_blocks = estimate_mean(indicators)
+    if estimate_by_blocks is None:
+        degrees_of_freedom = min(BLOCK_COUNTS) - 1
+        return ScaledEstimate(value, min_error, degrees_of_freedom)
 
-    return ScaledEstimate(value, max(min_error, mean.error), mean.degrees_of_freedom)
+    error = max(min_error, estimate_by_blocks.error)
+    return ScaledEstimate(value, error, estimate_by_blocks.degrees_of_freedom)
 
 
 def agresti_coull_error(good_count: float, count: int) -> float:
@@ -258,9 +262,11 @@ def metric_intervals(
 ) -> dict[str, Interval]:
     """Return the confidence intervals of the metrics of a run, by the path of each metric.
 
-    A path names a field of the summary, such as `ttft_ms.p99`. The result is empty if a block would
-    be shorter than the median response time, because such blocks are not independent, or would
-    have fewer than four requests.
+    A path names a field of the summary, such as `ttft_ms.p99`. The intervals follow from the
+    differences between blocks of time. The result is empty in each of these cases:
+
+    - There are fewer than MIN_SAMPLES ok requests, four for each block.
+    - A block would be shorter than the median response time, so that blocks are not independent.
 
     Args:
         stages: The measured records, by stage.
@@ -272,13 +278,14 @@ def metric_intervals(
         return {}
 
     interval_by_path = dict(_percentile_intervals(stages, summary))
-    rate = _token_rate_interval(summary, tokens_in)
-    if rate is not None:
-        interval_by_path["tokens.steady_output_per_s"] = rate
 
-    goodput = _goodput_interval(stages, summary, slo)
-    if goodput is not None:
-        interval_by_path["goodput.share"] = goodput
+    token_rate_interval = _token_rate_interval(summary, tokens_in)
+    if token_rate_interval is not None:
+        interval_by_path["tokens.steady_output_per_s"] = token_rate_interval
+
+    goodput_interval = _goodput_interval(stages, summary, slo)
+    if goodput_interval is not None:
+        interval_by_path["goodput.share"] = goodput_interval
 
     return interval_by_path
 
@@ -322,14 +329,20 @@ def _intervals_of_percentiles(
         values_ns: The values in order of time.
         percentiles_ms: The percentiles in the summary by name, such as `p99`, in ms.
     """
-    positive_values = np.maximum(values_ns, 1.0)  # 0 has no logarithm
-    ordered = np.sort(positive_values)
+    positive_values_ns = np.maximum(values_ns, 1.0)  # 0 has no logarithm
+    ordered_ns = np.sort(positive_values_ns)
     for name, percentile_ms in percentiles_ms.items():
-        is_supported = len(positive_values) >= max(MIN_SAMPLES, SUPPORT[name])
-        if is_supported:
-            p = FRACTION_OF_PERCENTILE[name]
-            estimate = _estimate_log_percentile(positive_values, ordered, p, percentile_ms)
-            yield name, estimate.interval(math.exp)
+        needed_values = max(MIN_SAMPLES, SUPPORT[name])
+        if len(positive_values_ns) < needed_values:
+            continue
+
+        log_estimate = _estimate_log_percentile(
+            positive_values_ns,
+            ordered_ns,
+            p=FRACTION_OF_PERCENTILE[name],
+            percentile_ms=percentile_ms,
+        )
+        yield name, log_estimate.interval(to_metric=math.exp)
 
 
 def _compared_percentiles(definition: MetricDefinition, summary: Summary) -> dict[str, float]:
@@ -365,11 +378,13 @@ def _estimate_log_percentile(
     """Return the logarithm of a percentile in ms, with its standard error.
 
     The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest estimate is
-    used. Its degrees of freedom are those of the fewest blocks that it may rest on.
+    used. Its degrees of freedom are one less than the number of blocks that it rests on, at least
+    1. To be on the safe side, that is the smallest number of blocks, or the number of blocks with
+    values above the percentile if that is smaller.
 
     Args:
         values: The values in order of time, all above 0.
-        ordered: The same values in ascending order.
+        ordered: The same values in ascending order, to look percentiles up.
         p: The percentile as a fraction, such as 0.99.
         percentile_ms: The percentile in the summary.
     """
@@ -377,9 +392,13 @@ def _estimate_log_percentile(
         estimate_log_percentile_error(values, ordered, p, block_count)
         for block_count in BLOCK_COUNTS
     ]
-    fewest_blocks = min(*BLOCK_COUNTS, count_blocks_above(values, ordered, p))
+
+    blocks_above = count_blocks_above(values, ordered, p)
+    fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
     degrees_of_freedom = max(fewest_blocks - 1.0, 1.0)
-    return ScaledEstimate(math.log(percentile_ms), max(errors), degrees_of_freedom)
+    return ScaledEstimate(
+        value=math.log(percentile_ms), error=max(errors), degrees_of_freedom=degrees_of_freedom
+    )
 
 
 def _sample_values(

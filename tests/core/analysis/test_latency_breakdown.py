@@ -225,4 +225,4 @@ def test_requests_near_a_quantile_equal_those_of_a_full_sort(
         if len(own) >= fewest
     }
     near_percentiles = _find_near_percentiles(values, due, values > 0)
-    assert {near.percentile: near.indexes.tolist() for near in near_percentiles} == wanted
+    assert {percentile: indexes.tolist() for percentile, indexes in near_percentiles} == wanted
