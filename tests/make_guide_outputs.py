@@ -51,22 +51,30 @@ def has_console_block(page: Path) -> bool:
 
 def render_page(page: Path) -> str:
     """Return the text of the page with the output that its commands print now."""
-    text = page.read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        shell = _ReaderShell(Path(folder))
-        for name, content in NAMED_YAML_BLOCK.findall(text):
-            (shell.folder / name).write_text(content, "utf-8")
-
-        def render_block(block: re.Match[str]) -> str:
-            lines: list[str] = []
-            for command in _commands_of(block[1]):
-                lines += [f"$ {command}", *shell.run(command)]
-            return "\n".join(["```console", *lines, "```"])
-
-        return CONSOLE_BLOCK.sub(render_block, text)
+        return render_text(page.read_text("utf-8"), ReaderShell(Path(folder)))
 
 
-def _commands_of(block: str) -> list[str]:
+def render_text(text: str, shell: ReaderShell) -> str:
+    """Return the text of a page with the output that its commands print in a shell.
+
+    The files that the page shows are written into the folder of the shell first.
+    """
+    for name, content in NAMED_YAML_BLOCK.findall(text):
+        file = shell.folder / name
+        file.unlink(missing_ok=True)  # a link to one of FILES, which must not be overwritten
+        file.write_text(content, "utf-8")
+
+    def render_block(block: re.Match[str]) -> str:
+        lines: list[str] = []
+        for command in commands_of(block[1]):
+            lines += [f"$ {command}", *shell.run(command)]
+        return "\n".join(["```console", *lines, "```"])
+
+    return CONSOLE_BLOCK.sub(render_block, text)
+
+
+def commands_of(block: str) -> list[str]:
     """Return the commands of a console block. A backslash continues one on the next line."""
     commands = []
     lines = iter(block.splitlines())
@@ -80,7 +88,7 @@ def _commands_of(block: str) -> list[str]:
     return commands
 
 
-class _ReaderShell:
+class ReaderShell:
     """Runs command lines in a folder, with `loadgen` of this source tree."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +101,7 @@ class _ReaderShell:
             (folder / name).symlink_to(source)
         self.folder = folder
         self._exit_code = 0
-        self._environment = os.environ | {
+        self.environment = os.environ | {
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(folder),
             "COLUMNS": "100",
@@ -106,7 +114,7 @@ class _ReaderShell:
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", script],
             cwd=self.folder,
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

@@ -20,6 +20,7 @@ PLACEHOLDERS = {
     "$START": "1",
     "TOKENIZER": "cl100k",
     "Qwen/Qwen3-8B": "cl100k",
+    "tiny-model": "cl100k",
 }
 """What a reader puts in the place of a word, so that the command can be checked."""
 PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDERS)))
