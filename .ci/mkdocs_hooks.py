@@ -25,6 +25,7 @@ OUTSIDE_PAGES = {
     "results/gb300-rack-simulated/README.md": "evidence/gb300-rack.md",
     "examples/recipes/README.md": "recipes/index.md",
     "examples/recipes/dynamo.md": "recipes/dynamo.md",
+    "examples/recipes/transformers.md": "recipes/transformers.md",
     "examples/recipes/sglang.md": "recipes/sglang.md",
     "examples/recipes/tensorrt-llm.md": "recipes/tensorrt-llm.md",
     "examples/recipes/azure-openai.md": "recipes/azure-openai.md",

@@ -69,6 +69,7 @@ RECIPES = (
     Recipe("hosted-api.md"),
     Recipe("sglang.md"),
     Recipe("tensorrt-llm.md"),
+    Recipe("transformers.md", ("transformers",)),
 )
 
 
