@@ -21,7 +21,7 @@ from repository_paths import ROOT
 
 sys.path.insert(0, str(ROOT / "examples/recipes"))
 
-from record import FOLDER, PORT, RECIPES, START_SCRIPT, Recipe, record_text  # noqa: E402
+from record import FOLDER, PORT, RECIPES, START_SCRIPT, Recipe, record_text
 
 OUTLINE = [
     "Start the server",
