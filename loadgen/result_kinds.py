@@ -120,6 +120,8 @@ class ResultFunctions(Generic[ValueT]):
             UserError.
         headline: Returns the result in one sentence.
         report: Returns the report, which is rendered as text, Markdown and page.
+        with_interactivity: Returns the value with its Pareto chart by another definition of the
+            speed per user, whose name is the second argument. Only kinds with such a chart have it.
         text: Renders the report as text (value, with color), of a kind without `report`.
         page: Renders the report as HTML, of a kind without `report`.
         document: Returns what `report --json` prints.
@@ -137,6 +139,7 @@ class ResultFunctions(Generic[ValueT]):
     load: Callable[[Path], ValueT] | None = None
     headline: Callable[[ValueT], str] | None = None
     report: Callable[[ValueT], Report] | None = None
+    with_interactivity: Callable[[ValueT, str], ValueT] | None = None
     text: Callable[[ValueT, bool], str] | None = None
     page: Callable[[ValueT], str] | None = None
     document: Callable[[ValueT], bytes] | None = None
@@ -617,14 +620,31 @@ def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
     return tuple(found_sections)
 
 
+def no_pareto_chart(kind: str) -> UserError:
+    """Return the error of a choice of the Pareto chart of a result that has none."""
+    return UserError(
+        "no_pareto_chart",
+        f"a result of the kind {kind} has no Pareto chart",
+        "--interactivity",
+        "use it with a sweep, or with a folder of runs at several loads",
+    )
+
+
 class OpenedResult(msgspec.Struct, frozen=True, dict=True):
     """A stored result of any kind, which is read when one of its properties is needed.
 
     Every property may raise UserError. `str()` is the report that `loadgen report` prints.
+
+    Attributes:
+        path: Where it is stored.
+        row: Its kind.
+        interactivity: The definition of the speed per user that its Pareto chart uses. If empty, it
+            is that of the kind.
     """
 
     path: Path
     row: ResultKind
+    interactivity: str = ""
 
     @property
     def kind(self) -> str:
@@ -634,9 +654,15 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def value(self) -> Any:
         """What was read, of a type of its kind."""
-        load = self.row.functions.load
-        assert load is not None, self.kind
-        return call_on_path(self.row, load, self.path)
+        functions = self.row.functions
+        assert functions.load is not None, self.kind
+        value = call_on_path(self.row, functions.load, self.path)
+        if not self.interactivity:
+            return value
+
+        if functions.with_interactivity is None:
+            raise no_pareto_chart(self.kind)
+        return functions.with_interactivity(value, self.interactivity)
 
     @property
     def headline(self) -> str:

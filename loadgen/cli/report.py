@@ -19,6 +19,7 @@ from loadgen.cli.output import (
     warn_if_changed,
 )
 from loadgen.core.errors import UserError
+from loadgen.core.metrics.interactivity import DEFAULT_DEFINITION, InteractivityName
 
 if TYPE_CHECKING:
     from loadgen.result_kinds import OpenedResult
@@ -59,6 +60,16 @@ def report(
             help="Print Markdown, for CI. Writes a page only with --html.",
         ),
     ] = False,
+    interactivity: Annotated[
+        InteractivityName | None,
+        typer.Option(
+            "--interactivity",
+            rich_help_panel="Output",
+            help="Speed per user in the Pareto chart of a sweep: 1 / TPOT p50, 1 / TPOT p90 "
+            "(MLPerf Endpoints), or 1 / p90 of E2E per output token (AgentX).",
+            show_default="tpot50",
+        ),
+    ] = None,
     strict: StrictOption = False,
 ) -> int:
     """Print a stored result, computed from its records, and write it as one HTML page.
@@ -79,7 +90,7 @@ def report(
 
     # A folder of no kind is opened as a run, whose error message says what is missing.
     kind = result_kinds.kind_of(folder) or result_kinds.RUN
-    result = result_kinds.OpenedResult(folder, kind)
+    result = result_kinds.OpenedResult(folder, kind, interactivity or "")
     prints_text = not as_json and not as_markdown
 
     if as_json:
@@ -118,12 +129,26 @@ def _write_default_page(result: OpenedResult, folder: Path) -> None:
 
     may_contain_page = result_kinds.can_write_page_to(kind, folder)
     if may_contain_page:
-        _write_page(result, folder / kind.page_name, result_dir=folder)
+        _write_page(result, folder / _page_name(result), result_dir=folder)
     else:
         print_status(
             f"No page was written, because {folder} holds several results and is none "
             "itself. To write one: --html FILE"
         )
+
+
+def _page_name(result: OpenedResult) -> str:
+    """Return the file name of the page of a result, such as `report.html`.
+
+    A page with another Pareto chart than that of the command gets a name of its own, such as
+    `report-endpoints.html`, because `loadgen verify` compares `report.html`.
+    """
+    page_name = result.row.page_name
+    if result.interactivity in ("", DEFAULT_DEFINITION):
+        return page_name
+
+    page = Path(page_name)
+    return f"{page.stem}-{result.interactivity}{page.suffix}"
 
 
 def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:

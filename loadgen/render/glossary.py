@@ -64,7 +64,10 @@ GLOSSARY = {
     "requests. Rates are computed over it.",
     "full run": "The time from the first scheduled time to the last response, drain included.",
     "prefix cache hit rate": "The percentage of prompt tokens that the server took from its cache.",
-    "tokens per user": "The rate at which one user sees tokens: 1 / TPOT.",
+    "tokens per user": (
+        "The rate at which one user sees tokens: 1 / TPOT p50, or by other definitions 1 / TPOT "
+        "p90 (MLPerf Endpoints) or 1 / p90 of E2E per output token (InferenceX AgentX)."
+    ),
     # Requests
     "ok": "A request whose response was complete: with a finish reason and without an error.",
     "failed": "A request that the server or the network answered with an error, incompletely or "

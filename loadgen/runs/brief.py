@@ -16,6 +16,7 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
+from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.run_title import run_title
@@ -342,6 +343,12 @@ def _confidence_note(summary: Summary) -> Paragraph:
 def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the lines below the latencies, as label and text."""
     yield "Throughput", _describe_throughput(summary)
+
+    # Classes of requests have speeds of their own, which the full report shows.
+    has_one_class = not summary.classes
+    if summary.interactivity.tpot50 is not None and has_one_class:
+        yield "Per user", describe_interactivity(summary.interactivity)
+
     if summary.sessions is not None:
         yield "Tasks", describe_completed_tasks(summary.sessions)
 

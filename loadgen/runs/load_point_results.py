@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.core.metrics.token_usage import per_gpu
 from loadgen.runs.load_points import PointGroup
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.runs.load_points import LoadPoint
 
-MS_PER_S = 1000
 
 RAMP_OF_PREVIOUS_STAGE = "stage"
 """The value of `ramp_from` of a stage that continues with the virtual users of the one before."""
@@ -62,6 +62,9 @@ class LoadPointResult(
         failed: The number of requests that failed or were dropped.
         per_gpu: Output tokens per second and GPU. Null if the number of GPUs is not known.
         per_user: The tokens per second that one user sees: 1 / TPOT p50.
+        per_user_endpoints: The same by the definition of MLPerf Endpoints: 1 / TPOT p90.
+        per_user_agentx: The same by the definition of InferenceX AgentX: 1 / p90 of E2E latency per
+            output token.
         unsupported: The names of the latencies above that have too few samples.
         slo_attainment: The fraction of requests that met every objective of the SLO.
         slo_met: Whether the run met the SLO. Null without an SLO, and if it is undecided.
@@ -89,6 +92,8 @@ class LoadPointResult(
     output_per_s: float | None
     per_gpu: float | None
     per_user: float | None = None
+    per_user_endpoints: float | None = None
+    per_user_agentx: float | None = None
     ttft_p50: float | None = None
     ttft_p99: float | None = None
     tpot_p50: float | None = None
@@ -113,6 +118,19 @@ class LoadPointResult(
     def is_usable(self) -> bool:
         """Whether the metrics describe a server that served its load."""
         return self.valid and not self.many_errors
+
+    def speed_per_user(self, interactivity: str) -> float | None:
+        """Return the tokens per second that one user sees, by a definition of interactivity.
+
+        Args:
+            interactivity: The name of the definition: tpot50, endpoints or agentx.
+        """
+        speed_by_definition = {
+            "tpot50": self.per_user,
+            "endpoints": self.per_user_endpoints,
+            "agentx": self.per_user_agentx,
+        }
+        return speed_by_definition[interactivity]
 
     @property
     def group(self) -> PointGroup:
@@ -196,15 +214,17 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
 
 def _with_latencies(result: LoadPointResult, summary: Summary) -> LoadPointResult:
     """Return a load point with the latencies of its run, in ms."""
-    tpot_p50_ms = summary.tpot_ms.p50
+    interactivity = compute_interactivity(summary)
     return msgspec.structs.replace(
         result,
         ttft_p50=summary.ttft_ms.p50,
         ttft_p99=summary.ttft_ms.p99,
-        tpot_p50=tpot_p50_ms,
+        tpot_p50=summary.tpot_ms.p50,
         tpot_p99=summary.tpot_ms.p99,
         e2e_p50=summary.e2e_ms.p50,
-        per_user=MS_PER_S / tpot_p50_ms if tpot_p50_ms else None,
+        per_user=interactivity.tpot50,
+        per_user_endpoints=interactivity.endpoints,
+        per_user_agentx=interactivity.agentx,
         unsupported=_latencies_with_few_samples(summary),
     )
 
@@ -247,6 +267,8 @@ AVERAGED_METRICS = (
     "per_gpu",
     "total_per_gpu",
     "per_user",
+    "per_user_endpoints",
+    "per_user_agentx",
     "ttft_p50",
     "ttft_p99",
     "tpot_p50",

@@ -11,18 +11,25 @@ from typing import NamedTuple, Never
 
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError, most_severe
+from loadgen.core.metrics.interactivity import DEFAULT_DEFINITION
 from loadgen.core.metrics.summary import NamedSummary, Summary, dump_summary, exit_code
 from loadgen.render.section import Report
 from loadgen.repeated import capacity, repeats_text
 from loadgen.repeated.capacity import Capacity
 from loadgen.repeated.repeats import is_valid, summarize_repeats
-from loadgen.result_kinds import ListRow, RateInterval, RegeneratedFile, ResultFunctions
+from loadgen.result_kinds import (
+    ListRow,
+    RateInterval,
+    RegeneratedFile,
+    ResultFunctions,
+    no_pareto_chart,
+)
 from loadgen.runs import sweep_report
 from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.runs.kind import capacity_facts, capacity_in, load_compared_run
 from loadgen.runs.repeats_report import repeats_report
 from loadgen.runs.slo_text import have_same_slo
-from loadgen.runs.sweep_curve import SweepCurve, build_curve
+from loadgen.runs.sweep_curve import SweepCurve, build_curve, with_interactivity
 
 
 class StoredRuns(NamedTuple):
@@ -32,11 +39,13 @@ class StoredRuns(NamedTuple):
         output_dir: The directory.
         runs: The name and the summary of each run.
         are_load_points: Whether they are load points of one workload, and not repeats of one load.
+        interactivity: The definition of the speed per user that the Pareto chart uses.
     """
 
     output_dir: Path
     runs: tuple[NamedSummary, ...]
     are_load_points: bool
+    interactivity: str = DEFAULT_DEFINITION
 
 
 # Reading
@@ -101,8 +110,18 @@ def report(stored: StoredRuns) -> Report:
     """Return the report of the runs."""
     curve = build_curve(stored.runs)
     if stored.are_load_points:
-        return sweep_report.sweep_report(curve)
+        return sweep_report.sweep_report(with_interactivity(curve, stored.interactivity))
     return repeats_report(summarize_repeats(stored.runs), curve)
+
+
+def choose_interactivity(stored: StoredRuns, interactivity: str) -> StoredRuns:
+    """Return the runs with their Pareto chart by another definition of the speed per user.
+
+    Raises UserError for repeats of one load, which have no such chart.
+    """
+    if not stored.are_load_points:
+        raise no_pareto_chart("repeats")
+    return stored._replace(interactivity=interactivity)
 
 
 def document(stored: StoredRuns) -> bytes:
@@ -296,6 +315,7 @@ FUNCTIONS = ResultFunctions(
     load=load,
     headline=headline,
     report=report,
+    with_interactivity=choose_interactivity,
     document=document,
     code=code,
     runs=run_dirs,

@@ -10,6 +10,7 @@ from loadgen.core.execution import staggered_start
 from loadgen.render.section import Facts, named_facts
 from loadgen.repeated.capacity import rate_unit
 from loadgen.runs import load_fidelity
+from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.latency_text import describe_connect_time
 from loadgen.runs.rates import HeadlineRates, compute_full_run_rates, select_headline_rates
 from loadgen.runs.run_title import describe_target, workload_name
@@ -79,6 +80,7 @@ def run_facts(summary: Summary) -> Facts:
         Tasks=task_texts,
         Tokens=_describe_tokens(summary),
         Throughput=_describe_throughput(summary),
+        Per_user=describe_interactivity(summary.interactivity),
     )
 
 

@@ -5,11 +5,11 @@ Pure: a `SweepCurve` in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
+from loadgen.core.metrics.interactivity import DEFINITION_BY_NAME
 from loadgen.render.page import COLORS, Axis, Chart, Mark, Series
 from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.sweep_curve import SweepCurve
@@ -66,7 +66,7 @@ def sweep_charts(curve: SweepCurve) -> Iterator[Chart]:
         marks=marks,
         series=(_latency_series(points, "e2e_p50", "p50", P50_COLOR),),
     )
-    yield from _pareto_charts(points)
+    yield from _pareto_charts(points, curve.interactivity)
     yield from _charts_over_load(points)
 
 
@@ -147,50 +147,56 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
         )
 
 
-def _pareto_charts(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
+def _pareto_charts(points: Sequence[LoadPointResult], interactivity: str) -> Iterator[Chart]:
     """Yield the chart of throughput per GPU against throughput per user, if both are known.
 
     If the number of GPUs is not known, it shows the throughput of all GPUs together. The points on
     the Pareto front are those that no other point exceeds in both values.
+
+    Args:
+        points: The load points of one curve.
+        interactivity: The name of the definition of the throughput per user.
     """
-    known_points = [point for point in points if point.per_user is not None]
+    known_points = [point for point in points if point.speed_per_user(interactivity) is not None]
     if not known_points:
         return
 
-    known_points.sort(key=_tokens_per_user)
+    known_points.sort(key=lambda point: point.speed_per_user(interactivity) or 0.0)
     has_gpus = all(point.per_gpu is not None for point in known_points)
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
     yield Chart(
         title=f"{_capitalize(unit)} against tokens/s per user",
         note="" if has_gpus else GPUS_UNKNOWN,
-        x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", pad=True),
+        x=Axis(label=_speed_label(interactivity), unit="tokens/s per user", pad=True),
         y=Axis(label=unit, unit=unit, min=0),
-        series=tuple(_front_and_dominated_series(known_points, has_gpus=has_gpus)),
+        series=tuple(_front_and_dominated_series(known_points, interactivity, has_gpus=has_gpus)),
     )
 
 
+def _speed_label(interactivity: str) -> str:
+    """Return the label of an axis with the speed per user, such as "... (1 / TPOT p50)"."""
+    return f"tokens/s per user ({DEFINITION_BY_NAME[interactivity].formula})"
+
+
 def _front_and_dominated_series(
-    points: Sequence[LoadPointResult], *, has_gpus: bool
+    points: Sequence[LoadPointResult], interactivity: str, *, has_gpus: bool
 ) -> Iterator[Series]:
     """Yield the points on the Pareto front as a line, and the others as dots."""
     front = [point for point in points if point.on_pareto_front]
     if front:
-        yield _pareto_series(front, "Pareto front", FRONT_COLOR, has_gpus=has_gpus)
+        yield _pareto_series(front, "Pareto front", interactivity, FRONT_COLOR, has_gpus=has_gpus)
 
     dominated = [point for point in points if not point.on_pareto_front]
     if dominated:
         yield _pareto_series(
-            dominated, "dominated", DOMINATED_COLOR, has_gpus=has_gpus, line_width=0
+            dominated, "dominated", interactivity, DOMINATED_COLOR, has_gpus=has_gpus, line_width=0
         )
-
-
-def _tokens_per_user(point: LoadPointResult) -> float:
-    return point.per_user or 0.0
 
 
 def _pareto_series(
     points: Sequence[LoadPointResult],
     name: str,
+    interactivity: str,
     color: str,
     *,
     has_gpus: bool,
@@ -199,7 +205,7 @@ def _pareto_series(
     """Return the throughput of load points over the throughput per user, per GPU if it is known."""
     return Series(
         name=name,
-        x=[_tokens_per_user(point) for point in points],
+        x=[point.speed_per_user(interactivity) or 0.0 for point in points],
         y=[point.per_gpu if has_gpus else point.output_per_s for point in points],
         color=color,
         width=line_width,
@@ -220,69 +226,78 @@ def _capitalize(text: str) -> str:
 class _TargetAxis(NamedTuple):
     """A metric over which the throughput of several targets is compared."""
 
-    metric: str
+    value: Callable[[LoadPointResult], float | None]
     label: str
     unit: str
 
 
-TARGET_AXES = (
-    _TargetAxis("per_user", "tokens/s per user (1 / TPOT p50)", "tokens/s per user"),
-    _TargetAxis("ttft_p50", "TTFT p50, ms", "ms"),
-)
+def _target_axes(interactivity: str) -> tuple[_TargetAxis, ...]:
+    """Return the metrics over which throughput is compared: the speed per user, and TTFT."""
+
+    def speed_per_user(point: LoadPointResult) -> float | None:
+        return point.speed_per_user(interactivity)
+
+    def ttft_p50_ms(point: LoadPointResult) -> float | None:
+        return point.ttft_p50
+
+    return (
+        _TargetAxis(speed_per_user, _speed_label(interactivity), "tokens/s per user"),
+        _TargetAxis(ttft_p50_ms, "TTFT p50, ms", "ms"),
+    )
 
 
 def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
     """Yield the charts of a sweep of several targets with the same kind of request.
 
-    Each chart has the throughput of the targets on the y axis, a line for each target, and one of
-    the metrics in TARGET_AXES on the x axis. So the throughput of the targets can be compared at
+    Each chart has the throughput of the targets on the y axis, a line for each target, and a metric
+    on the x axis: the speed per user, or TTFT. So the throughput of the targets can be compared at
     one speed per user or at one TTFT. A metric that no target has is left out.
     """
     valid_points = [point for curve in curves for point in curve.load_points if point.valid]
 
     # The throughput is shown per GPU only if the number of GPUs is known for every point.
     has_gpus = all(point.per_gpu is not None for point in valid_points)
-    for axis in TARGET_AXES:
-        lines = _target_lines(curves, axis.metric, has_gpus=has_gpus)
+    for axis in _target_axes(curves[0].interactivity):
+        lines = _target_lines(curves, axis, has_gpus=has_gpus)
         has_points = any(line.x for line in lines)
         if has_points:
             yield _target_chart(axis, lines, has_gpus=has_gpus)
 
 
 def _target_lines(
-    curves: Sequence[SweepCurve], x_metric: str, *, has_gpus: bool
+    curves: Sequence[SweepCurve], x_axis: _TargetAxis, *, has_gpus: bool
 ) -> tuple[Series, ...]:
     """Return the line of each target, in a color of its own."""
     return tuple(
-        _target_series(curve, x_metric, COLORS[index % len(COLORS)], has_gpus=has_gpus)
+        _target_series(curve, x_axis, COLORS[index % len(COLORS)], has_gpus=has_gpus)
         for index, curve in enumerate(curves)
     )
 
 
-def _target_chart(x_metric: _TargetAxis, lines: tuple[Series, ...], *, has_gpus: bool) -> Chart:
+def _target_chart(x_axis: _TargetAxis, lines: tuple[Series, ...], *, has_gpus: bool) -> Chart:
     """Return the chart of throughput against a metric.
 
     The throughput is that per GPU, or that of all GPUs if their number is not known.
     """
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
     return Chart(
-        title=f"{_capitalize(unit)} against {x_metric.label}",
+        title=f"{_capitalize(unit)} against {x_axis.label}",
         note="" if has_gpus else GPUS_UNKNOWN,
-        x=Axis(label=x_metric.label, unit=x_metric.unit, pad=True),
+        x=Axis(label=x_axis.label, unit=x_axis.unit, pad=True),
         y=Axis(label=f"output {unit}", unit=unit, min=0),
         series=lines,
     )
 
 
-def _target_series(curve: SweepCurve, metric: str, color: str, *, has_gpus: bool) -> Series:
-    """Return the valid load points of one target as a line, with `metric` on the x axis."""
+def _target_series(curve: SweepCurve, x_axis: _TargetAxis, color: str, *, has_gpus: bool) -> Series:
+    """Return the valid load points of one target as a line, with a metric on the x axis."""
     points = [
-        point for point in curve.load_points if point.valid and getattr(point, metric) is not None
+        point for point in curve.load_points if point.valid and x_axis.value(point) is not None
     ]
-    points.sort(key=attrgetter(metric))
+    points.sort(key=lambda point: x_axis.value(point) or 0.0)
     return Series(
         name=curve.load_points[0].target,
-        x=[getattr(point, metric) for point in points],
+        x=[x_axis.value(point) for point in points],
         y=[point.per_gpu if has_gpus else point.output_per_s for point in points],
         color=color,
         dots=True,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
+from loadgen.core.metrics.interactivity import DEFAULT_DEFINITION
 from loadgen.repeated.capacity import HIGHEST_LOAD_PASSED
 from loadgen.runs.load_point_results import LoadPointResult, load_point_result
 from loadgen.runs.load_points import PointGroup
@@ -63,6 +64,8 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True, rename={"load_points
         groups: The curves of a sweep over several lengths or targets. Empty if there is one.
         not_run: The names of the requested load points that have not run to their end.
         resume: The command that runs them.
+        interactivity: The definition of the speed per user that the Pareto front is about: tpot50,
+            endpoints or agentx.
     """
 
     workload: str
@@ -80,6 +83,7 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True, rename={"load_points
     groups: tuple[GroupCurve, ...] = ()
     not_run: tuple[str, ...] = ()
     resume: str = ""
+    interactivity: str = DEFAULT_DEFINITION
 
     @property
     def best_point(self) -> LoadPointResult | None:
@@ -223,7 +227,7 @@ def _load_point_results(
     def sort_key(point: LoadPointResult) -> tuple[int, float, str]:
         return ordered_groups.index(point.group), point.load_value or 0.0, point.name
 
-    return mark_pareto_front(sorted(points, key=sort_key))
+    return mark_pareto_front(sorted(points, key=sort_key), DEFAULT_DEFINITION)
 
 
 def _describe_slo(runs: Sequence[NamedSummary]) -> str:
@@ -249,12 +253,29 @@ def _group_curve(group: PointGroup, points: Sequence[LoadPointResult]) -> GroupC
     )
 
 
-def mark_pareto_front(points: Sequence[LoadPointResult]) -> list[LoadPointResult]:
+def with_interactivity(curve: SweepCurve, interactivity: str) -> SweepCurve:
+    """Return the curve with the Pareto front by another definition of the speed per user.
+
+    Args:
+        curve: The curve.
+        interactivity: The name of the definition: tpot50, endpoints or agentx.
+    """
+    load_points = tuple(mark_pareto_front(curve.load_points, interactivity))
+    return msgspec.structs.replace(curve, load_points=load_points, interactivity=interactivity)
+
+
+def mark_pareto_front(
+    points: Sequence[LoadPointResult], interactivity: str
+) -> list[LoadPointResult]:
     """Mark the load points on the Pareto front, and return all of them in the same order.
 
     A load point is on the front if no other one has both a higher throughput and a higher speed for
     each user. Load points of all targets are compared, but only with the same prompt and output
     lengths.
+
+    Args:
+        points: The load points.
+        interactivity: The name of the definition of the speed for each user.
     """
     names_on_front: set[str] = set()
     all_lengths = dict.fromkeys((point.isl, point.osl) for point in points)
@@ -262,7 +283,7 @@ def mark_pareto_front(points: Sequence[LoadPointResult]) -> list[LoadPointResult
         comparable_points = [
             point for point in points if point.is_usable and (point.isl, point.osl) == lengths
         ]
-        names_on_front |= _names_on_front(comparable_points)
+        names_on_front |= _names_on_front(comparable_points, interactivity)
 
     return [
         msgspec.structs.replace(point, on_pareto_front=point.name in names_on_front)
@@ -270,7 +291,7 @@ def mark_pareto_front(points: Sequence[LoadPointResult]) -> list[LoadPointResult
     ]
 
 
-def _names_on_front(points: Sequence[LoadPointResult]) -> set[str]:
+def _names_on_front(points: Sequence[LoadPointResult], interactivity: str) -> set[str]:
     """Return the names on the Pareto front of throughput per GPU against throughput per user.
 
     Both are in output tokens per second. If the GPUs of a run are not known, the throughput of all
@@ -280,7 +301,7 @@ def _names_on_front(points: Sequence[LoadPointResult]) -> set[str]:
     throughputs_by_name = {}
     for point in points:
         throughput = point.per_gpu if has_gpus else point.output_per_s
-        throughputs_by_name[point.name] = (throughput, point.per_user)
+        throughputs_by_name[point.name] = (throughput, point.speed_per_user(interactivity))
     return pareto_front(throughputs_by_name)
 
 

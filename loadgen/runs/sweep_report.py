@@ -47,6 +47,8 @@ TABLE_HEADER = (
     "per GPU",
     "GPU, in+out",
     "per user",
+    "Endpoints",
+    "AgentX",
     "TTFT p50",
     "TTFT p99",
     "TPOT p50",
@@ -77,7 +79,8 @@ BRIEF_COLUMNS = (
 BRIEF_UNITS = "Latencies in ms. ~: too few samples."
 UNITS = (
     "Latencies in ms. req/s and output tokens/s are those of the steady-state window. Per user: "
-    "1 / TPOT p50. ~: too few samples."
+    "1 / TPOT p50; Endpoints: 1 / TPOT p90, as in MLPerf Endpoints; AgentX: 1 / p90 of E2E per "
+    "output token, as in InferenceX. ~: too few samples."
 )
 DEFINITIONS = (
     "Knee: the load point with the highest ratio of output tokens/s to E2E p50 (Kleinrock's "
@@ -261,8 +264,9 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
     """Return the cells of a load point for all columns in TABLE_HEADER but the last one, remarks.
 
     `per_gpu` and `total_per_gpu` are tokens per second and GPU, of output and of input plus output.
-    `per_user` is the output tokens per second that one user sees. `total_per_gpu` is shown only if
-    the sweep has several groups, which differ in their request lengths or targets.
+    `per_user` is the output tokens per second that one user sees, by three definitions.
+    `total_per_gpu` is shown only if the sweep has several groups, which differ in their request
+    lengths or targets.
     """
     has_groups = bool(curve.groups)
     total_per_gpu = format.quantity(point.total_per_gpu) if has_groups else ""
@@ -279,6 +283,8 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.per_gpu),
         total_per_gpu,
         format.quantity(point.per_user),
+        format.quantity(point.per_user_endpoints),
+        format.quantity(point.per_user_agentx),
         *latencies,
         format.percent(point.slo_attainment),
     )

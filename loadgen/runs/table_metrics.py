@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.token_usage import per_gpu
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ TABLE_METRICS = (
     "output_tokens_per_s",
     "output_tokens_per_s_per_gpu",
     "tokens_per_s_per_user",
+    "tokens_per_s_per_user_endpoints",
+    "tokens_per_s_per_user_agentx",
     "ttft_p50_ms",
     "ttft_p99_ms",
     "tpot_p50_ms",
@@ -25,13 +28,10 @@ TABLE_METRICS = (
 """The names of the metrics. They are columns of `curve.csv` and keys of `probes.jsonl`."""
 
 
-MS_PER_S = 1000
-
-
 def table_metrics(summary: Summary) -> dict[str, float | None]:
     """Return the metrics of a run by the names of TABLE_METRICS. A value is None if not known."""
+    interactivity = compute_interactivity(summary)
     output_per_s = summary.tokens.steady_output_per_s
-    tpot_p50_ms = summary.tpot_ms.p50
     return {
         "simulated": float(summary.target.simulated),
         "offered_rps": summary.load.offered_rps,
@@ -39,9 +39,11 @@ def table_metrics(summary: Summary) -> dict[str, float | None]:
         "goodput_rps": summary.goodput.steady_rps,
         "output_tokens_per_s": output_per_s,
         "output_tokens_per_s_per_gpu": per_gpu(output_per_s, summary.target.gpus),
-        "tokens_per_s_per_user": MS_PER_S / tpot_p50_ms if tpot_p50_ms else None,
+        "tokens_per_s_per_user": interactivity.tpot50,
+        "tokens_per_s_per_user_endpoints": interactivity.endpoints,
+        "tokens_per_s_per_user_agentx": interactivity.agentx,
         "ttft_p50_ms": summary.ttft_ms.p50,
         "ttft_p99_ms": summary.ttft_ms.p99,
-        "tpot_p50_ms": tpot_p50_ms,
+        "tpot_p50_ms": summary.tpot_ms.p50,
         "tpot_p99_ms": summary.tpot_ms.p99,
     }

@@ -61,6 +61,11 @@ def report(sweep: StoredSweep) -> Report:
     return sweep_report.sweep_report(sweep.curve)
 
 
+def with_interactivity(sweep: StoredSweep, interactivity: str) -> StoredSweep:
+    """Return the sweep with its Pareto front by another definition of the speed per user."""
+    return sweep._replace(curve=sweep_curve.with_interactivity(sweep.curve, interactivity))
+
+
 def document(sweep: StoredSweep) -> bytes:
     """Return the summaries of the runs as a JSON list."""
     return run_directory_kind.dump_summaries(sweep.runs)
@@ -142,6 +147,7 @@ FUNCTIONS = ResultFunctions(
     schema=ExperimentPlan,
     headline=headline,
     report=report,
+    with_interactivity=with_interactivity,
     document=document,
     runs=run_directory_kind.run_dirs,
     compare_side=run_directory_kind.compare_side,

@@ -80,6 +80,14 @@ def _tokens_per_user(load_point: LoadPointResult, _result: StoredResult) -> floa
     return load_point.per_user
 
 
+def _tokens_per_user_endpoints(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return load_point.per_user_endpoints
+
+
+def _tokens_per_user_agentx(load_point: LoadPointResult, _result: StoredResult) -> float | None:
+    return load_point.per_user_agentx
+
+
 def _e2e_s(load_point: LoadPointResult, _result: StoredResult) -> float | None:
     return None if load_point.e2e_p50 is None else load_point.e2e_p50 / 1000
 
@@ -108,6 +116,18 @@ COST = "usd"
 X_METRICS = {
     SPEED_PER_USER: AxisMetric(
         "output speed per user", "tokens/s per user (1 / TPOT p50)", "tokens/s", _tokens_per_user
+    ),
+    "endpoints": AxisMetric(
+        "output speed per user, as in MLPerf Endpoints",
+        "tokens/s per user (1 / TPOT p90)",
+        "tokens/s",
+        _tokens_per_user_endpoints,
+    ),
+    "agentx": AxisMetric(
+        "output speed per user, as in InferenceX AgentX",
+        "tokens/s per user (1 / p90 of E2E per output token)",
+        "tokens/s",
+        _tokens_per_user_agentx,
     ),
     "e2e": AxisMetric("E2E latency", "E2E latency p50 (s)", "s", _e2e_s),
     "ttft": AxisMetric("time to first token", "TTFT p99 (ms)", "ms", _ttft_ms),

@@ -148,7 +148,7 @@ def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() ->
     assert sweep_analysis.find_knee(points) == "c4"
     assert sweep_analysis.find_knee(failing) != "c4"
     assert "c4" not in [
-        one.name for one in sweep_curve.mark_pareto_front(failing) if one.on_pareto_front
+        one.name for one in sweep_curve.mark_pareto_front(failing, "tpot50") if one.on_pareto_front
     ]
 
 

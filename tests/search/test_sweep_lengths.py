@@ -126,7 +126,8 @@ def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
             load_point(500, 2, 40, 20, target="a"),
             load_point(500, 1, 20, 60, target="b"),
             load_point(900, 1, 1, 1, target="a"),
-        ]
+        ],
+        "tpot50",
     )
     assert [one.on_pareto_front for one in found] == [False, True, True, True]
 

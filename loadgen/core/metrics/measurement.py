@@ -15,6 +15,7 @@ from loadgen.core.metrics import drift, uncertainty, validity
 from loadgen.core.metrics.accumulator import DEAD_WORKER_PREFIX, REMARK_PREFIX, sampled_metrics
 from loadgen.core.metrics.client_use import summarize_client_use
 from loadgen.core.metrics.goodput import combine_class_goodput, include_task_outcome
+from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.machines import summarize_machines
 from loadgen.core.metrics.part_summaries import (
     PartSummarizer,
@@ -368,7 +369,8 @@ class _RunMeasurement:
         summary = self._add_summaries_of_parts(summary, parts)
         summary = self._add_analyses(summary, explained=explained)
 
-        return withhold_unsound_metrics(summary)
+        summary = withhold_unsound_metrics(summary)
+        return msgspec.structs.replace(summary, interactivity=compute_interactivity(summary))
 
     def _summarize_requests(self, run_metrics: PartMetrics, parts: SummaryParts) -> Summary:
         """Return a summary with the metrics of all measured requests and with each stage.

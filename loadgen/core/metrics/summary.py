@@ -18,6 +18,7 @@ from loadgen.core.metrics import validity
 from loadgen.core.metrics.client_use import ClientUse
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.interactivity import Interactivity
 from loadgen.core.metrics.load import Load
 from loadgen.core.metrics.machines import MachineSummary
 from loadgen.core.metrics.part_summaries import (
@@ -132,6 +133,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: Distribution
     max_gap_ms: Distribution
     stalls: Stalls
+    # The output speed that one user sees. Null for each definition whose latency is not known.
+    interactivity: Interactivity = Interactivity()
     connect_ms: Distribution
     send_lag_ms: Distribution
     client_lag_ms: Distribution
