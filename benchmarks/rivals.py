@@ -316,7 +316,15 @@ def format_number(value: float | None, digits: int) -> str:
 
 
 def build_command(
-    tool: Tool, program: str, url: str, tokenizer: str, output_dir: Path, args: Any
+    tool: Tool,
+    program: str,
+    url: str,
+    tokenizer: str,
+    output_dir: Path,
+    args: Any,
+    *,
+    input_tokens: int = INPUT,
+    output_tokens: int = OUTPUT,
 ) -> str:
     """Return the command line of one load, and write the configuration file it needs."""
     values = {
@@ -324,8 +332,8 @@ def build_command(
         "url": url,
         "concurrency": args.lanes,
         "requests": args.requests,
-        "input": INPUT,
-        "output": OUTPUT,
+        "input": input_tokens,
+        "output": output_tokens,
         "out": output_dir,
         "tokenizer": tokenizer,
     }

@@ -74,6 +74,12 @@ def _load_compare() -> Callable[..., int]:
     return compare
 
 
+def _load_explain() -> Callable[..., int]:
+    from loadgen.explain.command import explain
+
+    return explain
+
+
 def _load_validate() -> Callable[..., int]:
     from loadgen.contracts.command import validate
 
@@ -171,6 +177,12 @@ def _load_rows() -> tuple[CommandRow, ...]:
             "measure",
             "Compare results with a baseline.",
             _load_compare,
+        ),
+        CommandRow(
+            "explain",
+            "measure",
+            "Explain why the result of another tool differs.",
+            _load_explain,
         ),
         CommandRow(
             "validate",

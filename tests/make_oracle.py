@@ -260,6 +260,8 @@ TYPED: list[list[str]] = [
     ["report", "repeats", "--json"],
     ["run", "open.yaml", *SIM, "--out", "after"],
     ["compare", "raw", "after", "--json"],
+    ["export", "after", "--as", "vllm", "-o", "vllm.json"],
+    ["explain", "raw", "vllm.json", "--json"],
     ["cost", "raw", *priced("raw")],
     ["compare", "--save", "main", "raw"],
     ["compare", "--against", "main", "after", "--json"],

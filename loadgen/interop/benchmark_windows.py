@@ -26,14 +26,6 @@ def span_of_successful_requests(columns: Columns, is_successful: NDArray[np.bool
     return _span_between(columns["sent_ns"][is_successful], columns["end_ns"][is_successful])
 
 
-def span_of_output(columns: Columns, is_successful: NDArray[np.bool_]) -> Span:
-    """Return the time from the first output token of all successful requests to the last one."""
-    has_first_token = is_successful & (columns["first_token_ns"] >= 0)
-    return _span_between(
-        columns["first_token_ns"][has_first_token], columns["last_token_ns"][is_successful]
-    )
-
-
 def mean_concurrency(
     columns: Columns, is_successful: NDArray[np.bool_], window: Span
 ) -> float | None:

@@ -370,21 +370,19 @@ def export_guidellm(summary: Summary, stored: RunRows) -> Document:
 def _guidellm_metrics(source: ExportSource) -> Document:
     """Return the metrics of successful requests, by GuideLLM's names.
 
-    GuideLLM divides by two different times. Requests per second are those of the time in which
-    requests were sent, and tokens per second those of the time from the first to the last output
-    token.
+    GuideLLM divides requests and tokens by the same time: from the first request sent to the end of
+    the last one.
     """
     columns = source.columns
     is_successful = source.is_successful
-    request_window = source.sent_span
-    output_window = benchmark_windows.span_of_output(columns, is_successful)
+    window = source.sent_span
     request_count = source.summary.requests.ok
     output_tokens = source.summary.tokens.output
 
     return {
-        "requests_per_second": {"mean": per_second(request_count, request_window)},
+        "requests_per_second": {"mean": per_second(request_count, window)},
         "request_concurrency": {
-            "mean": benchmark_windows.mean_concurrency(columns, is_successful, request_window),
+            "mean": benchmark_windows.mean_concurrency(columns, is_successful, window),
             "max": benchmark_windows.max_concurrency(columns, is_successful),
         },
         "request_latency": _guidellm_statistics(source.statistics("e2e"), unit_ms=MS_PER_S),
@@ -393,8 +391,8 @@ def _guidellm_metrics(source: ExportSource) -> Document:
         "inter_token_latency_ms": _guidellm_statistics(source.statistics("itl")),
         "prompt_token_count": _guidellm_counts(source.successful_column("input_tokens")),
         "output_token_count": _guidellm_counts(source.successful_column("output_tokens")),
-        "output_tokens_per_second": {"mean": per_second(output_tokens, output_window)},
-        "tokens_per_second": {"mean": per_second(source.total_tokens, output_window)},
+        "output_tokens_per_second": {"mean": per_second(output_tokens, window)},
+        "tokens_per_second": {"mean": per_second(source.total_tokens, window)},
     }
 
 

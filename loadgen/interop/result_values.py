@@ -161,12 +161,14 @@ def create_result(
 def find_value(document: Any, path: str) -> Any:
     """Return the value at a dotted path such as `models.0.name`, or None if there is none.
 
-    A number in the path is an index of a list.
+    A number in the path is an index of a list, and "-1" is its last element.
     """
     value = document
     for key in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(key)
+        elif isinstance(value, list) and key == "-1":
+            value = value[-1] if value else None
         elif isinstance(value, list) and key.isdigit():
             index = int(key)
             value = value[index] if index < len(value) else None

@@ -1,33 +1,36 @@
 """The samples of latencies that other tools would have of the records of a run.
 
-`loadgen.formats` describes the definitions in words. The records have fewer timestamps than some
-tools use: a response ends at its last output or finish event here, while some tools include the
-usage event after it.
+`tool_definitions` has the definitions, and `loadgen.formats` describes them in words. The records
+have fewer timestamps than some tools use: a response ends at its last output or finish event here,
+while some tools include the usage event after it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import OK, Columns, as_selection, is_measured, pool_measured_gaps
+from loadgen.core.metrics.request_metrics import later_tokens
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.stats.histogram import Histogram
 from loadgen.core.stats.quantiles import block_slices
 from loadgen.interop.sample_statistics import DerivedSample, PooledGaps, WeightedValues
-
-Timestamp = Literal["sent_ns", "first_token_ns", "role_event", "last_token_ns", "end_ns"]
-"""A timestamp of a request.
-
-`role_event` is the first event of a response, which carries only a role in chat. It is the first
-token in other APIs, and in responses without such an event.
-"""
+from loadgen.interop.tool_definitions import (
+    TOOL_DEFINITIONS,
+    LatencyDefinition,
+    LatencyName,
+    Timestamp,
+    TokenDivisor,
+    ToolDefinitions,
+)
 
 TIMESTAMPS: tuple[Timestamp, ...] = (
+    "due_ns",
     "sent_ns",
     "first_token_ns",
     "role_event",
@@ -36,8 +39,8 @@ TIMESTAMPS: tuple[Timestamp, ...] = (
 )
 
 
-TokenDivisor = Literal["all_tokens", "tokens_after_first"]
-"""The output tokens of a request that a latency per token is divided by."""
+Sample = DerivedSample | PooledGaps
+"""The values of a latency."""
 
 
 class ToolSamples(NamedTuple):
@@ -88,81 +91,29 @@ def compute_tool_samples(
     if not requests.is_successful.any():
         return {}
 
-    latencies = _Latencies(manifest, requests)
-    pooled_gaps = pool_measured_gaps(manifest, gaps)
-
-    # Most tools have these definitions, or differ from them in one metric.
-    common = ToolSamples(
-        ttft=latencies.between("sent_ns", "first_token_ns"),
-        tpot=latencies.per_token("first_token_ns", "end_ns"),
-        itl=PooledGaps(pooled_gaps),
-        e2e=latencies.between("sent_ns", "end_ns"),
-    )
-
-    return {
-        "vllm bench serve": _vllm_samples(latencies, common, pooled_gaps),
-        "SGLang bench_serving": common,
-        # AIPerf's ITL is one mean per request, which other tools call TPOT.
-        "AIPerf": common._replace(tpot=None, itl=common.tpot),
-        "GuideLLM": _guidellm_samples(latencies, common),
-        # inference-perf's TPOT ends at the last token, not at the end of the response.
-        "inference-perf": common._replace(
-            tpot=latencies.per_token("first_token_ns", "last_token_ns")
-        ),
-        "genai-bench": common._replace(itl=None),
-        "mlcommons/endpoints": common._replace(itl=None),
-    }
+    latencies = LatencySamples(manifest.api, requests, pool_measured_gaps(manifest, gaps))
+    return {row.tool: _create_tool_samples(row, latencies) for row in TOOL_DEFINITIONS}
 
 
-def _vllm_samples(
-    latencies: _Latencies, common: ToolSamples, pooled_gaps: Histogram
-) -> ToolSamples:
-    """Return the samples of `vllm bench serve`.
+def _create_tool_samples(tool: ToolDefinitions, latencies: LatencySamples) -> ToolSamples:
+    """Return the samples of one tool by its own definitions."""
 
-    vLLM takes the first event of a response for the first token, even if this event has only a role
-    and no text.
-    """
-    return ToolSamples(
-        ttft=latencies.between("sent_ns", "role_event"),
-        tpot=latencies.per_token("role_event", "end_ns"),
-        itl=PooledGaps(_with_role_event_gaps(pooled_gaps, latencies)),
-        e2e=common.e2e,
-    )
+    def find_sample(name: LatencyName) -> Sample | None:
+        """Return the sample of a latency, or None if the tool does not report it."""
+        latency = tool.find_latency(name)
+        return None if latency is None else latencies.sample(latency.definition)
 
+    ttft = find_sample("ttft")
+    tpot = find_sample("tpot")
+    e2e = find_sample("e2e")
+    assert isinstance(ttft, DerivedSample), "every tool has one TTFT per request"
+    assert isinstance(e2e, DerivedSample), "every tool has one E2E latency per request"
+    assert not isinstance(tpot, PooledGaps), "a TPOT is a value of a request"
 
-def _guidellm_samples(latencies: _Latencies, common: ToolSamples) -> ToolSamples:
-    """Return the samples of GuideLLM, in which a request has the weight of its output tokens.
-
-    GuideLLM's TPOT begins when the request is sent, so its divisor includes the first token. Its
-    ITL begins at the first token, so its divisor does not include it.
-    """
-    return ToolSamples(
-        ttft=common.ttft,
-        tpot=latencies.per_token(
-            "sent_ns", "last_token_ns", divisor="all_tokens", is_weighted=True
-        ),
-        itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
-        e2e=common.e2e,
-    )
+    return ToolSamples(ttft=ttft, tpot=tpot, itl=find_sample("itl"), e2e=e2e)
 
 
-class _LatencyDefinition(NamedTuple):
-    """How a latency is computed from a request.
-
-    Attributes:
-        start: The timestamp at which the time begins.
-        end: The timestamp at which it ends.
-        divisor: The tokens that the time is divided by. None if it is not divided.
-        is_weighted: True if a request counts in the sample once for each token of the divisor.
-    """
-
-    start: Timestamp
-    end: Timestamp
-    divisor: TokenDivisor | None = None
-    is_weighted: bool = False
-
-
-class _Latencies:
+class LatencySamples:
     """Creates samples of the successful requests of a run, one for each different definition.
 
     A caller computes the statistics of a sample object once, so definitions with the same result
@@ -170,12 +121,20 @@ class _Latencies:
     equal in every request, for example of responses without an event that carries only a role.
     """
 
-    def __init__(self, manifest: RunManifest, requests: SuccessfulRequests) -> None:
-        self._api = manifest.api
+    def __init__(self, api: str, requests: SuccessfulRequests, pooled_gaps: Histogram) -> None:
+        """Prepare the samples without computing any.
+
+        Args:
+            api: The API of the run. Only in chat, the first event of a response has only a role.
+            requests: The requests.
+            pooled_gaps: The times between the output events of all of them.
+        """
+        self._api = api
         self._columns = requests.columns
         self._selection = as_selection(requests.is_successful)
+        self._pooled_gaps = pooled_gaps
         self._canonical_timestamps: dict[Timestamp, Timestamp] = {}
-        self._samples: dict[_LatencyDefinition, DerivedSample] = {}
+        self._samples: dict[LatencyDefinition, Sample] = {}
 
     def timestamps(self, name: Timestamp) -> NDArray[np.int64]:
         """Return a timestamp of every successful request."""
@@ -186,34 +145,7 @@ class _Latencies:
             return event_ns
         return np.where(event_ns < 0, self._select("first_token_ns"), event_ns)
 
-    def between(self, start: Timestamp, end: Timestamp) -> DerivedSample:
-        """Return a sample of the time between two timestamps of a request, such as the TTFT."""
-        return self._get_or_create_sample(_LatencyDefinition(start, end))
-
-    def per_token(
-        self,
-        start: Timestamp,
-        end: Timestamp,
-        *,
-        divisor: TokenDivisor = "tokens_after_first",
-        is_weighted: bool = False,
-    ) -> DerivedSample:
-        """Return a sample of the time per output token between two timestamps, such as the TPOT.
-
-        For example, a response of 101 tokens that lasts 2 s after its first token has a TPOT of
-        2 s / 100 = 20 ms.
-
-        Args:
-            start: The timestamp at which the time begins.
-            end: The timestamp at which it ends.
-            divisor: Which output tokens of the request the time is divided by.
-            is_weighted: True if a request counts in the sample once for each of these tokens, and
-                False if it counts once.
-        """
-        definition = _LatencyDefinition(start, end, divisor, is_weighted)
-        return self._get_or_create_sample(definition)
-
-    def _get_or_create_sample(self, definition: _LatencyDefinition) -> DerivedSample:
+    def sample(self, definition: LatencyDefinition) -> Sample:
         """Return the sample of a latency. Equivalent definitions share one sample object.
 
         Definitions are equivalent if their timestamps are equal in every request, so each timestamp
@@ -224,26 +156,42 @@ class _Latencies:
             end=self._canonical_timestamp(definition.end),
         )
         if canonical not in self._samples:
-            # The sample computes its values when its statistics are needed, to save memory.
-            compute_values = functools.partial(self._compute_values, canonical)
-            self._samples[canonical] = DerivedSample(compute_values)
+            self._samples[canonical] = self._create_sample(canonical)
 
         return self._samples[canonical]
 
-    def _compute_values(self, definition: _LatencyDefinition) -> WeightedValues:
+    def _create_sample(self, definition: LatencyDefinition) -> Sample:
+        """Return a new sample. It computes its values when they are needed, to save memory."""
+        if definition.unit != "gap":
+            return DerivedSample(functools.partial(self._compute_values, definition))
+        if definition.start == "role_event":
+            return PooledGaps(_with_role_event_gaps(self._pooled_gaps, self))
+        return PooledGaps(self._pooled_gaps)
+
+    def _compute_values(self, definition: LatencyDefinition) -> WeightedValues:
         """Return the latency of every successful request in ns, with its weight if it has one."""
         durations_ns = self._durations_ns(definition)
         if definition.divisor is None:
             return WeightedValues(durations_ns.astype(np.float64))
 
-        token_counts = self._select("output_tokens").astype(np.int64)
-        if definition.divisor == "tokens_after_first":
-            token_counts = token_counts - 1
-
+        token_counts = self.token_counts(definition.divisor)
         values_ns = _divide_by_counts(durations_ns, token_counts)
-        return WeightedValues(values_ns, token_counts if definition.is_weighted else None)
+        if definition.divisor == "tokens_after_first_event":
+            # loadgen's own TPOT is undefined if all output came at one instant.
+            values_ns[durations_ns == 0] = np.nan
 
-    def _durations_ns(self, definition: _LatencyDefinition) -> NDArray[np.int64]:
+        is_weighted = definition.unit == "token"
+        return WeightedValues(values_ns, token_counts if is_weighted else None)
+
+    def token_counts(self, divisor: TokenDivisor) -> NDArray[np.int64]:
+        """Return the tokens of every successful request that a latency is divided by."""
+        if divisor == "tokens_after_first_event":
+            return later_tokens(self._columns)[self._selection].astype(np.int64)
+
+        output_tokens = self._select("output_tokens").astype(np.int64)
+        return output_tokens - 1 if divisor == "tokens_after_first" else output_tokens
+
+    def _durations_ns(self, definition: LatencyDefinition) -> NDArray[np.int64]:
         """Return the time from `start` to `end` of every successful request."""
         return self.timestamps(definition.end) - self.timestamps(definition.start)
 
@@ -272,7 +220,7 @@ class _Latencies:
         return name
 
 
-def _with_role_event_gaps(pooled_gaps: Histogram, latencies: _Latencies) -> Histogram:
+def _with_role_event_gaps(pooled_gaps: Histogram, latencies: LatencySamples) -> Histogram:
     """Return the times between output events with those from role events to first tokens."""
     histogram = Histogram()
     histogram.merge(pooled_gaps)

@@ -1,0 +1,134 @@
+"""Splits the differences of counts: requests, failures and tokens. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from loadgen.explain.other_result import OtherResult
+from loadgen.explain.our_run import OurRun
+from loadgen.explain.parts import (
+    NORMAL_95,
+    ExplainedMetric,
+    MetricName,
+    MetricStep,
+    split_difference,
+)
+from loadgen.explain.token_ratio import TokenRatio, find_token_ratio
+
+
+class _Requests(NamedTuple):
+    """How many requests of a run ended.
+
+    Attributes:
+        ok: The successful ones.
+        failed: The failed ones. None if the tool does not count them.
+    """
+
+    ok: float
+    failed: float | None
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.ok + (self.failed or 0.0)
+
+
+def explain_counts(ours: OurRun, theirs: OtherResult) -> Iterator[ExplainedMetric]:
+    """Yield the counts of requests and of tokens that both results have."""
+    our_requests = _count_our_requests(ours)
+    their_requests = _count_their_requests(theirs)
+    if their_requests is None:
+        return
+
+    yield _explain_successes(our_requests, their_requests)
+    if their_requests.failed is not None:
+        yield _explain_failures(our_requests, their_requests)
+
+    yield from _explain_tokens(ours, theirs, our_requests, their_requests)
+
+
+def _count_our_requests(ours: OurRun) -> _Requests:
+    """Return the requests of our run as other tools count them."""
+    counts = ours.summary.requests
+    return _Requests(counts.ok, counts.failed + counts.lost)
+
+
+def _count_their_requests(theirs: OtherResult) -> _Requests | None:
+    """Return the requests of the other tool, or None if its file does not say."""
+    ok = theirs.metrics.get("requests.ok")
+    if ok is None:
+        return None
+    failed = theirs.metrics.get("requests.failed")
+    planned = theirs.find_fact(theirs.definitions.facts.requests)
+    if failed is None and planned is not None:
+        failed = planned - ok
+    return _Requests(ok, failed)
+
+
+def _explain_successes(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
+    """Return the difference of successful requests: more requests, and more failures."""
+    after_requests = ours.ok + theirs.total - ours.total
+    steps = [MetricStep("requests", after_requests), MetricStep("failures", theirs.ok)]
+    return split_difference(
+        MetricName("requests.ok", "successful requests"), ours.ok, steps, theirs.ok
+    )
+
+
+def _explain_failures(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
+    """Return the difference of failed requests.
+
+    With another number of requests, failures are expected in proportion. The rest is not explained,
+    and its expected variation is that of a binomial distribution.
+    """
+    our_failed = ours.failed or 0.0
+    their_failed = theirs.failed or 0.0
+    share = our_failed / ours.total if ours.total else 0.0
+    variance = (ours.total + theirs.total) * share * (1 - share)
+    return split_difference(
+        MetricName("requests.failed", "failed requests"),
+        our_failed,
+        [MetricStep("requests", share * theirs.total)],
+        their_failed,
+        expected_variation=NORMAL_95 * math.sqrt(variance),
+    )
+
+
+def _explain_tokens(
+    ours: OurRun, theirs: OtherResult, our_requests: _Requests, their_requests: _Requests
+) -> Iterator[ExplainedMetric]:
+    """Yield the differences of prompt and output tokens: more requests, and other counts."""
+    for name, our_value, tokens in (
+        (
+            MetricName("tokens.input", "input tokens"),
+            ours.summary.tokens.input,
+            TokenRatio(counting=_find_prompt_scale(ours, theirs)),
+        ),
+        (
+            MetricName("tokens.output", "output tokens"),
+            ours.summary.tokens.output,
+            find_token_ratio(ours, theirs),
+        ),
+    ):
+        their_value = theirs.metrics.get(name.path)
+        if our_value is None or their_value is None or not our_requests.ok:
+            continue
+        after_requests = our_value * their_requests.ok / our_requests.ok
+        after_counting = after_requests * tokens.counting
+        steps = [
+            MetricStep("requests", after_requests),
+            MetricStep("token_counts", after_counting),
+            MetricStep("response_lengths", after_counting * tokens.length),
+        ]
+        yield split_difference(name, our_value, steps, their_value)
+
+
+def _find_prompt_scale(ours: OurRun, theirs: OtherResult) -> float:
+    """Return the prompt tokens per request that the other tool counted, divided by ours."""
+    our_tokens = ours.mean_tokens("input_tokens")
+    their_tokens = theirs.metrics.get("tokens.input")
+    their_requests = theirs.metrics.get("requests.ok")
+    if not our_tokens or their_tokens is None or not their_requests:
+        return 1.0
+    return their_tokens / their_requests / our_tokens

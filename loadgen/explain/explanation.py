@@ -1,0 +1,132 @@
+"""Explains the difference between our run and the result of another tool, metric by metric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from loadgen.core.errors import UserError
+from loadgen.core.run_folder import is_run, open_run, refuse_shard
+from loadgen.explain.comparability import check_comparability
+from loadgen.explain.count_parts import explain_counts
+from loadgen.explain.latency_parts import explain_latencies, list_withheld_latencies
+from loadgen.explain.other_result import read_other_result
+from loadgen.explain.our_run import OurRun
+from loadgen.explain.parts import ExplainedMetric
+from loadgen.explain.rate_parts import explain_rates
+
+
+class ExplainedDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference between two results, which `--json` prints.
+
+    Attributes:
+        ours: The folder of our run.
+        theirs: The file of the other tool.
+        tool: The other tool with its version.
+        definitions_version: The version of the tool whose definitions were used.
+        definitions_source: Where the definitions are in the source of that tool.
+        valid: Whether our run is valid.
+        simulated: Whether a simulated server responded to our run.
+        differences: Properties of the loads that differ, with `--anyway`.
+        unknown: Properties of the load that the file of the other tool does not name.
+        remarks: Further differences between the loads, as sentences.
+        withheld: Latencies that our run withholds.
+        metrics: The metrics that both results have.
+    """
+
+    ours: str
+    theirs: str
+    tool: str
+    definitions_version: str
+    definitions_source: str
+    valid: bool
+    simulated: bool
+    differences: tuple[str, ...]
+    unknown: tuple[str, ...]
+    remarks: tuple[str, ...]
+    withheld: tuple[str, ...]
+    metrics: tuple[ExplainedMetric, ...]
+
+
+def explain_difference(
+    our_path: Path,
+    their_path: Path,
+    *,
+    allow_differences: bool = False,
+    server_log: Path | None = None,
+) -> ExplainedDifference:
+    """Return the difference between our run and the result of another tool, in parts.
+
+    Args:
+        our_path: The folder of the run.
+        their_path: The result file of the other tool, or a directory with one.
+        allow_differences: Whether to explain results of different servers or loads as well.
+        server_log: The log of the simulated server that the other tool measured, if there is one.
+
+    Raises:
+        UserError: A result cannot be read, our run has no records or no successful request, or the
+            results are of different servers or loads.
+    """
+    ours = _open_our_run(our_path)
+    theirs = read_other_result(their_path, server_log)
+    comparability = check_comparability(ours, theirs)
+    if comparability.differences and not allow_differences:
+        raise UserError(
+            "mismatch",
+            f"the results are of different loads: {'; '.join(comparability.differences)}",
+            f"{our_path} and {their_path}",
+            "measure the same load with both tools, or add --anyway to explain them nevertheless",
+        )
+
+    metrics = (
+        *explain_latencies(ours, theirs),
+        *explain_rates(ours, theirs),
+        *explain_counts(ours, theirs),
+    )
+    return ExplainedDifference(
+        ours=str(our_path),
+        theirs=str(their_path),
+        tool=theirs.name,
+        definitions_version=theirs.definitions.version,
+        definitions_source=theirs.definitions.source,
+        valid=ours.summary.verdict.valid,
+        simulated=ours.summary.target.simulated,
+        differences=comparability.differences,
+        unknown=comparability.unknown,
+        remarks=comparability.remarks,
+        withheld=tuple(list_withheld_latencies(ours, theirs)),
+        metrics=metrics,
+    )
+
+
+def _open_our_run(path: Path) -> OurRun:
+    """Return our run. Raises UserError if it has no records or no successful request."""
+    if not is_run(path):
+        raise UserError(
+            "no_result",
+            "this is no folder of a run",
+            str(path),
+            "give the folder of a single run of loadgen first, then the file of the other tool",
+        )
+
+    refuse_shard(path)
+    run = open_run(path)
+    if run.stored is None:
+        raise UserError(
+            "no_records",
+            "the records of its requests were not kept",
+            str(path),
+            "metrics can be computed by other definitions only from records; run the load again",
+        )
+
+    stored = run.stored
+    ours = OurRun(run.summary, stored.manifest, stored.rows, stored.gaps)
+    if ours.count_successful() == 0:
+        raise UserError(
+            "no_figure",
+            "no request succeeded, so there is nothing to explain",
+            str(path),
+            f"see the reasons with: loadgen report {path}",
+        )
+    return ours

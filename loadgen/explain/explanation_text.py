@@ -1,0 +1,241 @@
+"""Renders the difference between our run and the result of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loadgen.core import format
+from loadgen.explain.explanation import ExplainedDifference
+from loadgen.explain.parts import (
+    EQUAL_WITHIN,
+    PART_LABELS,
+    PART_MEANINGS,
+    ExplainedMetric,
+    Outcome,
+)
+from loadgen.render.section import (
+    Bullets,
+    Facts,
+    Notice,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    section,
+    simulated_notice,
+)
+
+HEAD = ("metric", "ours", "theirs", "difference", "explained", "parts")
+
+SHOWN_SHARE = 0.02
+"""The table leaves out parts below this share of the difference. JSON has all of them."""
+
+BRIEF_STATISTICS = ("p50", "p99")
+"""The statistics of latencies that a terminal shows by default. The others are in `--full`."""
+
+OUTCOME_TEXTS: dict[Outcome, str] = {
+    "equal": "equal",
+    "explained": "yes",
+    "within_variation": "by chance",
+    "unexplained": "no",
+}
+
+READING = (
+    "A part is the change of our metric if one more definition becomes that of the other tool, in "
+    "the order of the table. Its share is that of the whole difference."
+)
+UNEXPLAINED_HINT = (
+    "The rest of a latency is not in the definitions: the client of the other tool read or sent "
+    "later than ours, or the server was slower in its run. Repeat both, and compare the CPU use of "
+    "the clients."
+)
+
+
+def build_report(explanation: ExplainedDifference) -> Report:
+    """Return the report of an explanation."""
+    notices = [simulated_notice()] if explanation.simulated else []
+    if not explanation.valid:
+        text = "our run is not valid, so its metrics may be those of the client"
+        notices.append(Notice("INVALID", text, "bad"))
+
+    return Report(
+        title=f"loadgen and {explanation.tool}",
+        generated_by="loadgen explain",
+        notices=notices,
+        headline=[Paragraph(_summarize(explanation))],
+        sections=list(_list_sections(explanation, explanation.metrics)),
+        brief=list(_list_sections(explanation, _select_brief(explanation), is_brief=True)),
+    )
+
+
+def _list_sections(
+    explanation: ExplainedDifference, metrics: Sequence[ExplainedMetric], *, is_brief: bool = False
+) -> Iterator[Section]:
+    """Yield the table of metrics and what a reader needs to understand it."""
+    if is_brief:
+        yield section("", Paragraph(_summarize(explanation)))
+
+    rows = [_create_row(metric) for metric in metrics if metric.outcome != "equal" or not is_brief]
+    yield section("", Table(HEAD, rows, "remarks"))
+    if is_brief:
+        yield section("", Paragraph(_list_equal_metrics(metrics)))
+    yield section("", Bullets(_list_warnings(explanation), "warn"))
+    if _unexplained_latencies(explanation):
+        yield section("", Paragraph(UNEXPLAINED_HINT))
+    if is_brief:
+        return
+
+    names = {part.name: None for metric in metrics for part in metric.parts}
+    meanings = [(PART_LABELS[name], PART_MEANINGS[name]) for name in PART_LABELS if name in names]
+    yield section(
+        "Parts", Paragraph(READING, "soft"), Table(("part", "meaning"), meanings, "prose")
+    )
+    yield section("Definitions", _describe_definitions(explanation))
+
+
+def _describe_definitions(explanation: ExplainedDifference) -> Facts:
+    """Return where the definitions of the other tool were read."""
+    return Facts(
+        [
+            ("Our run", explanation.ours),
+            ("Other result", f"{explanation.theirs}, {explanation.tool}"),
+            ("Definitions of version", explanation.definitions_version),
+            ("Source", explanation.definitions_source),
+        ]
+    )
+
+
+def _select_brief(explanation: ExplainedDifference) -> list[ExplainedMetric]:
+    """Return the metrics that a terminal shows by default."""
+    return [metric for metric in explanation.metrics if _is_brief(metric)]
+
+
+def _is_brief(metric: ExplainedMetric) -> bool:
+    """Return True for rates and counts, and the most common statistics of latencies."""
+    name, _, statistic = metric.metric.rpartition(".")
+    is_latency = name.endswith("_ms")
+    return not is_latency or statistic in BRIEF_STATISTICS
+
+
+def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
+    """Return the cells of a metric."""
+    return (
+        metric.label,
+        _format_value(metric.ours),
+        _format_value(metric.theirs),
+        _format_change(metric.difference) if metric.outcome != "equal" else "=",
+        _format_outcome(metric),
+        _describe_parts(metric),
+    )
+
+
+def _format_outcome(metric: ExplainedMetric) -> str:
+    """Return how much of a difference is explained: the share, or that chance explains the rest."""
+    if metric.explained_share is None:
+        return OUTCOME_TEXTS[metric.outcome]
+    share = f"{max(metric.explained_share, 0.0) * 100:.0f} %"
+    return (
+        share
+        if metric.outcome != "within_variation"
+        else f"{share}, rest {OUTCOME_TEXTS['within_variation']}"
+    )
+
+
+def _describe_parts(metric: ExplainedMetric) -> str:
+    """Return the parts with their changes and shares, and the rest if it is not negligible."""
+    if metric.outcome == "equal":
+        return ""
+    texts = [
+        _describe_part(PART_LABELS[part.name], part.change, part.share)
+        for part in metric.parts
+        if abs(part.share) >= SHOWN_SHARE
+    ]
+    if metric.outcome in ("unexplained", "within_variation"):
+        share = metric.unexplained / metric.difference
+        variation = metric.expected_variation
+        bounds = f" (runs vary by ±{_format_value(variation)})" if variation is not None else ""
+        texts.append(_describe_part("unexplained", metric.unexplained, share) + bounds)
+    return ", ".join(texts)
+
+
+def _describe_part(label: str, change: float, share: float) -> str:
+    """Return a part such as "tail -0.8 (62 %)"."""
+    return f"{label} {_format_change(change)} ({share * 100:.0f} %)"
+
+
+def _format_value(value: float) -> str:
+    """Return a value with three significant digits, or all digits of a large one."""
+    return format.quantity(value)
+
+
+def _format_change(change: float) -> str:
+    """Return a change with its sign."""
+    sign = "+" if change >= 0 else "-"
+    return f"{sign}{_format_value(abs(change))}"
+
+
+def _summarize(explanation: ExplainedDifference) -> str:
+    """Return how many metrics differ, and for how many of them the difference is explained."""
+    tool = explanation.tool
+    differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
+    if not explanation.metrics:
+        return f"{tool} and our run have no metric in common."
+    if not differing:
+        return f"{tool} and our run agree in all {len(explanation.metrics)} metrics."
+
+    unexplained = [metric for metric in differing if metric.outcome == "unexplained"]
+    explained_count = len(differing) - len(unexplained)
+    text = (
+        f"{tool} differs from our run in {len(differing)} of {len(explanation.metrics)} metrics. "
+        f"{explained_count} of these differences are explained"
+    )
+    if not unexplained:
+        return f"{text}."
+    return f"{text}; not explained: {', '.join(_group_labels(unexplained))}."
+
+
+def _group_labels(metrics: Sequence[ExplainedMetric]) -> list[str]:
+    """Return the labels of metrics without units, one for all statistics of a latency."""
+    statistics_by_name: dict[str, list[str]] = {}
+    for metric in metrics:
+        label = metric.label.removesuffix(", ms")
+        name, _, statistic = label.rpartition(" ")
+        if not metric.label.endswith(", ms"):
+            name, statistic = label, ""
+        statistics_by_name.setdefault(name, []).append(statistic)
+    return [
+        f"{name} {'/'.join(statistics)}".rstrip() for name, statistics in statistics_by_name.items()
+    ]
+
+
+def _list_equal_metrics(metrics: Sequence[ExplainedMetric]) -> str:
+    """Return the metrics that are equal in one sentence, "" without any."""
+    equal = [metric for metric in metrics if metric.outcome == "equal"]
+    if not equal:
+        return ""
+    return f"Equal within {EQUAL_WITHIN * 100:g} %: {', '.join(_group_labels(equal))}."
+
+
+def _unexplained_latencies(explanation: ExplainedDifference) -> list[ExplainedMetric]:
+    """Return the latencies whose difference is not explained."""
+    return [
+        metric
+        for metric in explanation.metrics
+        if metric.outcome == "unexplained" and metric.label.endswith(", ms")
+    ]
+
+
+def _list_warnings(explanation: ExplainedDifference) -> list[str]:
+    """Return what may make the comparison wrong."""
+    warnings = []
+    if explanation.differences:
+        warnings.append(f"The loads differ: {'; '.join(explanation.differences)}.")
+    if explanation.unknown:
+        unknown = ", ".join(explanation.unknown)
+        warnings.append(
+            f"The other file does not name these, so check that they are equal: {unknown}."
+        )
+    if explanation.withheld:
+        names = ", ".join(explanation.withheld)
+        warnings.append(f"Our run withholds statistics of {names}, so they are left out.")
+    return [*warnings, *explanation.remarks]

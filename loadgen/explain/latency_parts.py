@@ -1,0 +1,249 @@
+"""Splits the difference of a latency: one definition after the other becomes that of the tool.
+
+Pure. The order of the definitions is fixed, because a part depends on those before it: the requests
+that count, what has one value, where the time starts, which event is the first token, where the
+time ends, the tokens that it is divided by, how they are counted, and the rule of percentiles. Then
+follow differences between the two runs: the length of responses, and the time that the client of
+the other tool needed for sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from loadgen.explain.other_result import OtherResult
+from loadgen.explain.our_run import DefinedLatency, OurRun
+from loadgen.explain.parts import (
+    ExplainedMetric,
+    MetricName,
+    MetricStep,
+    PartName,
+    combine_variation,
+    split_difference,
+)
+from loadgen.explain.token_ratio import TokenRatio, find_token_ratio
+from loadgen.interop.tool_definitions import (
+    OWN_LATENCIES,
+    OWN_PERCENTILES,
+    LatencyDefinition,
+    LatencyName,
+    PercentileRule,
+    ToolLatency,
+)
+
+STATISTICS = ("mean", "p50", "p90", "p99")
+
+LATENCY_LABELS: dict[LatencyName, str] = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "inter_chunk": "inter-chunk latency",
+    "e2e": "E2E latency",
+}
+
+_MEAN_PER_REQUEST = LatencyDefinition("first_token_ns", "last_token_ns", "tokens_after_first")
+"""The mean time between the tokens of a request, which follows from its first and last token."""
+
+
+class Redefinition(NamedTuple):
+    """A latency after one more definition was replaced."""
+
+    part: PartName
+    latency: DefinedLatency
+
+
+def explain_latencies(ours: OurRun, theirs: OtherResult) -> Iterator[ExplainedMetric]:
+    """Yield each statistic of each latency that both results have."""
+    for tool_latency in theirs.definitions.latencies:
+        for statistic in STATISTICS:
+            explained = _explain_statistic(ours, theirs, tool_latency, statistic)
+            if explained is not None:
+                yield explained
+
+
+def list_withheld_latencies(ours: OurRun, theirs: OtherResult) -> list[str]:
+    """Return the latencies that are not explained because our run withholds them."""
+    return [
+        LATENCY_LABELS[latency.name]
+        for latency in theirs.definitions.latencies
+        if any(_withheld_reason(ours, latency.name, statistic) for statistic in STATISTICS)
+    ]
+
+
+def list_redefinitions(
+    our_definition: LatencyDefinition,
+    their: LatencyDefinition,
+    *,
+    counts_warm_up: bool,
+    tokens: TokenRatio,
+    percentiles: PercentileRule,
+) -> list[Redefinition]:
+    """Return the latency after each replaced definition, in the order of this module.
+
+    Args:
+        our_definition: Our definition.
+        their: The definition of the other tool.
+        counts_warm_up: Whether our warm-up counts by the other result.
+        tokens: How the token counts of the other result differ from ours.
+        percentiles: How the other tool computes percentiles.
+    """
+    latency = DefinedLatency(our_definition, percentiles=OWN_PERCENTILES)
+    redefinitions = []
+
+    if counts_warm_up:
+        latency = latency._replace(includes_warm_up=True)
+        redefinitions.append(Redefinition("warm_up", latency))
+
+    for part, definition in _list_definitions(our_definition, their):
+        latency = latency._replace(definition=definition)
+        redefinitions.append(Redefinition(part, latency))
+
+    if tokens.counting != 1.0 and their.divisor is not None:
+        latency = latency._replace(token_scale=tokens.counting)
+        redefinitions.append(Redefinition("token_counts", latency))
+
+    if percentiles != OWN_PERCENTILES:
+        latency = latency._replace(percentiles=percentiles)
+        redefinitions.append(Redefinition("percentile_rule", latency))
+
+    if tokens.length != 1.0:
+        latency = latency._replace(length_scale=tokens.length)
+        redefinitions.append(Redefinition("response_lengths", latency))
+
+    return redefinitions
+
+
+class _NamedDefinition(NamedTuple):
+    """A definition, and which part of it was replaced last."""
+
+    part: PartName
+    definition: LatencyDefinition
+
+
+def _list_definitions(
+    our_definition: LatencyDefinition, their: LatencyDefinition
+) -> Iterator[_NamedDefinition]:
+    """Yield the definition after each difference between two definitions was replaced."""
+    definition = our_definition
+    if definition.unit != their.unit:
+        is_pooled = definition.unit == "gap"
+        per_request = _MEAN_PER_REQUEST if is_pooled else definition
+        definition = per_request._replace(unit=their.unit)
+        yield _NamedDefinition("aggregation", definition)
+
+    if definition.start != their.start and their.start == "sent_ns":
+        definition = definition._replace(start=their.start)
+        yield _NamedDefinition("origin", definition)
+
+    # For TTFT, the first token is the end, and for a time between tokens it is the start.
+    if "role_event" in (their.start, their.end):
+        start = their.start if their.start == "role_event" else definition.start
+        end = their.end if their.end == "role_event" else definition.end
+        definition = definition._replace(start=start, end=end)
+        yield _NamedDefinition("first_event", definition)
+
+    if definition.end != their.end:
+        definition = definition._replace(end=their.end)
+        yield _NamedDefinition("end", definition)
+
+    if definition.divisor != their.divisor:
+        definition = definition._replace(divisor=their.divisor)
+        yield _NamedDefinition("divided_tokens", definition)
+
+
+def _explain_statistic(
+    ours: OurRun, theirs: OtherResult, tool_latency: ToolLatency, statistic: str
+) -> ExplainedMetric | None:
+    """Return one statistic of a latency in parts, or None if a result does not have it."""
+    path = f"{tool_latency.metric}.{statistic}"
+    their_value = theirs.metrics.get(path)
+    if their_value is None or _withheld_reason(ours, tool_latency.name, statistic):
+        return None
+
+    our_definition = OWN_LATENCIES[tool_latency.name]
+    own_latency = DefinedLatency(our_definition, percentiles=OWN_PERCENTILES)
+    our_value = ours.compute_statistic(own_latency, statistic)
+    if our_value is None:
+        return None
+
+    redefinitions = list_redefinitions(
+        our_definition,
+        tool_latency.definition,
+        counts_warm_up=theirs.sent_no_warm_up and ours.has_warm_up,
+        tokens=find_token_ratio(ours, theirs),
+        percentiles=theirs.definitions.percentiles,
+    )
+    steps = list(_compute_steps(ours, redefinitions, statistic))
+    definition_count = sum(step.name != "response_lengths" for step in steps)
+    value = steps[-1].value if steps else our_value
+    steps += _list_run_steps(theirs, tool_latency, statistic, value)
+
+    final_latency = redefinitions[-1].latency if redefinitions else own_latency
+    return split_difference(
+        MetricName(path, f"{LATENCY_LABELS[tool_latency.name]} {statistic}, ms"),
+        our_value,
+        steps,
+        their_value,
+        expected_variation=_estimate_variation(ours, theirs, final_latency, statistic),
+        redefinition_steps=definition_count,
+    )
+
+
+def _compute_steps(
+    ours: OurRun, redefinitions: list[Redefinition], statistic: str
+) -> Iterator[MetricStep]:
+    """Yield the value of a statistic after each replaced definition."""
+    for redefinition in redefinitions:
+        value = ours.compute_statistic(redefinition.latency, statistic)
+        if value is not None:
+            yield MetricStep(redefinition.part, value)
+
+
+def _list_run_steps(
+    theirs: OtherResult, tool_latency: ToolLatency, statistic: str, value: float
+) -> Iterator[MetricStep]:
+    """Yield what the server and the client of the other tool add, as far as it is known.
+
+    Args:
+        theirs: The other result.
+        tool_latency: The latency.
+        statistic: The statistic of it.
+        value: The value of our run by the definition of the other tool, in ms.
+    """
+    server_ms = None
+    if theirs.server_times is not None:
+        server_ms = theirs.server_times.compute_statistic(
+            tool_latency.definition, theirs.definitions.percentiles, statistic
+        )
+    if server_ms is not None:
+        value = server_ms
+        yield MetricStep("server", value)
+
+    client_send_ms = theirs.find_client_send_ms(tool_latency.name, statistic)
+    if client_send_ms is not None:
+        value += client_send_ms
+        yield MetricStep("client_send", value)
+
+    if server_ms is not None:
+        yield MetricStep("client", theirs.metrics[f"{tool_latency.metric}.{statistic}"])
+
+
+def _estimate_variation(
+    ours: OurRun, theirs: OtherResult, latency: DefinedLatency, statistic: str
+) -> float | None:
+    """Return half of the 95 % interval of the difference between two runs, or None if unknown."""
+    standard_error_ms = ours.estimate_standard_error(latency, statistic)
+    if standard_error_ms is None:
+        return None
+    our_count = ours.count_successful(includes_warm_up=latency.includes_warm_up)
+    return combine_variation(standard_error_ms, our_count, theirs.metrics.get("requests.ok"))
+
+
+def _withheld_reason(ours: OurRun, name: LatencyName, statistic: str) -> str:
+    """Return why our run withholds a statistic of a latency, or "" if it does not.
+
+    If events carry several tokens, our run has no ITL. The times between its events are used
+    instead, which other tools call ITL then, too.
+    """
+    return ours.summary.withheld_reason(name, statistic)

@@ -1,0 +1,151 @@
+"""Reads the result file of another tool with the facts that its definitions depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from loadgen.core.errors import UserError
+from loadgen.explain.server_log import ServerTimes, read_server_times
+from loadgen.formats import ForeignResult
+from loadgen.interop import kind as tool_result_kind
+from loadgen.interop import reader
+from loadgen.interop.result_values import find_number, find_value, latency_metrics
+from loadgen.interop.tool_definitions import (
+    TOOL_DEFINITIONS,
+    LatencyName,
+    ToolDefinitions,
+    find_tool_definitions,
+)
+
+
+class OtherResult(NamedTuple):
+    """The result of another tool.
+
+    Attributes:
+        result: Its metrics, and what its file says about the run.
+        definitions: How the tool defines its metrics.
+        document: The JSON object in the file.
+        server_times: What a simulated server sent to the tool. None without its log.
+    """
+
+    result: ForeignResult
+    definitions: ToolDefinitions
+    document: Mapping[str, object]
+    server_times: ServerTimes | None = None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics by the paths of ours, such as `ttft_ms.p99`."""
+        return self.result.metrics
+
+    @property
+    def name(self) -> str:
+        """The tool with the version that wrote the file, or else that of the definitions."""
+        version = self.result.version or self.definitions.version
+        return f"{self.definitions.tool} {version}"
+
+    @property
+    def sent_no_warm_up(self) -> bool:
+        """Whether the file says that the tool sent no warm-up. False if it says nothing."""
+        path = self.definitions.facts.warm_up
+        value = find_value(self.document, path) if path else None
+        return value is not None and not value
+
+    @property
+    def output_tokens_per_request(self) -> float | None:
+        """The mean output tokens of a successful request as the tool counted them, or None.
+
+        Some files have only rates, whose quotient is the same number.
+        """
+        tokens = self.metrics.get("tokens.output")
+        requests = self.metrics.get("requests.ok")
+        if tokens and requests:
+            return tokens / requests
+
+        tokens_per_s = self.metrics.get("tokens.output_per_s")
+        requests_per_s = self.metrics.get("load.completed_rps")
+        return tokens_per_s / requests_per_s if tokens_per_s and requests_per_s else None
+
+    def find_fact(self, path: str) -> float | None:
+        """Return a number at a path of the file, or None if the file does not have it."""
+        return find_number(self.document, path) if path else None
+
+    def find_client_send_ms(self, name: LatencyName, statistic: str) -> float | None:
+        """Return how much the client's own time for sending adds to a statistic, in ms.
+
+        The mean of this time adds to the means of TTFT and E2E latency. For a percentile of the
+        TTFT, it is the percentile of the TTFT less that of the time after sending.
+        """
+        facts = self.definitions.facts
+        if statistic == "mean" and name in ("ttft", "e2e"):
+            return self._find_statistic_ms(facts.client_send_ms, statistic)
+        if name != "ttft":
+            return None
+
+        after_send_ms = self._find_statistic_ms(facts.time_after_send_ms, statistic)
+        ttft_ms = self.metrics.get(f"ttft_ms.{statistic}")
+        if after_send_ms is None or ttft_ms is None:
+            return None
+        return ttft_ms - after_send_ms
+
+    def _find_statistic_ms(self, path: str, statistic: str) -> float | None:
+        """Return a statistic of the latency at a path of the file, in ms, or None."""
+        statistics = find_value(self.document, path) if path else None
+        return latency_metrics("time", statistics).get(f"time.{statistic}")
+
+
+def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult:
+    """Return the result of another tool in a file or directory.
+
+    Args:
+        path: The file or directory.
+        server_log: The log of the simulated server that the tool measured, if there is one.
+
+    Raises:
+        UserError: The file cannot be read, no known tool has written it, or the definitions of the
+            tool are not known.
+    """
+    file_path = tool_result_kind.find_result_file(path)
+    if file_path is None:
+        raise UserError(
+            "wrong_format",
+            "this directory has no result file of another tool",
+            str(path),
+            "give the file itself; to compare two runs of loadgen, use: loadgen compare",
+        )
+
+    result = reader.read_result(file_path)
+    definitions = find_tool_definitions(result.tool)
+    if definitions is None:
+        known_tools = ", ".join(row.tool for row in TOOL_DEFINITIONS)
+        raise UserError(
+            "unsupported",
+            f"the definitions of {result.tool} are not known",
+            str(file_path),
+            f"known: {known_tools}",
+        )
+
+    server_times = None
+    if server_log is not None:
+        ok_count = result.metrics.get("requests.ok")
+        response_count = None if ok_count is None else int(ok_count)
+        server_times = read_server_times(server_log, response_count)
+
+    return OtherResult(result, definitions, _read_document(file_path), server_times)
+
+
+def _read_document(path: Path) -> Mapping[str, object]:
+    """Return the JSON object in a result file, or that in its last line for JSON lines.
+
+    Records of single requests, one per line, have no facts about the run.
+    """
+    text = path.read_text("utf-8", "replace")
+    try:
+        document = json.loads(text)
+    except ValueError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        document = json.loads(lines[-1])
+    return document if isinstance(document, dict) else {}

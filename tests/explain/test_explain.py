@@ -1,0 +1,342 @@
+"""The difference between a run and the result of another tool is split into parts that add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import run_fixtures
+from command_line import exits
+from numpy.typing import NDArray
+from queueing import fail, rows
+
+from loadgen.core.errors import UserError
+from loadgen.core.results import store
+from loadgen.core.results.manifest import StagePlan
+from loadgen.core.run_summary import summarize
+from loadgen.explain.explanation import ExplainedDifference, explain_difference
+from loadgen.explain.latency_parts import list_redefinitions
+from loadgen.explain.parts import ExplainedMetric, MetricName, MetricStep, split_difference
+from loadgen.explain.token_ratio import TokenRatio
+from loadgen.interop import export, export_mlcommons, reader
+from loadgen.interop.tool_definitions import OWN_LATENCIES, TOOL_DEFINITIONS
+from loadgen.runs.export import json_parts
+from loadgen.sim.server.send_log import LoggedRequest, SendLog
+
+RIVALS = Path(__file__).parent.parent / "data/rivals"
+RESULT_FILES = sorted(path for path in RIVALS.iterdir() if path.suffix.startswith(".json"))
+WRITERS = {
+    "vllm": export.export_vllm,
+    "aiperf": export.export_aiperf,
+    "guidellm": export.export_guidellm,
+    "inference-perf": export.export_inference_perf,
+    "mlcommons": export_mlcommons.export_mlcommons,
+}
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run with an early role event, sent late, of which some requests failed."""
+    return run_fixtures.write(tmp_path_factory.mktemp("runs") / "ours", create_rows(700))
+
+
+def create_rows(count: int) -> NDArray[np.void]:
+    """Return records whose timestamps all differ, so that every definition has another value."""
+    records = rows(3, count)
+    records["sent_ns"] = records["due_ns"] + 2 * MS + np.arange(count) % 5 * MS
+    records["first_event_ns"] = records["first_token_ns"] - 20 * MS
+    records["end_ns"] = records["last_token_ns"] + 9 * MS
+    records["done_ns"] = records["end_ns"] + MS
+    fail(records, 0.1)
+    return records
+
+
+def write_export(run: Path, form: str, path: Path, **changes: object) -> Path:
+    """Write a run as the result file of another tool, with some keys changed, and return the file.
+
+    A key may be dotted: "successes.count".
+    """
+    stored = store.read_run(run)
+    document = json.loads(b"".join(json_parts(WRITERS[form](summarize(*stored), stored))))
+    for dotted_key, value in changes.items():
+        *parents, key = dotted_key.split(".")
+        target = document
+        for parent in parents:
+            target = target[int(parent) if parent.isdigit() else parent]
+        target[key] = value
+    path.write_text(json.dumps(document), "utf-8")
+    return path
+
+
+def by_path(explanation: ExplainedDifference) -> dict[str, ExplainedMetric]:
+    return {metric.metric: metric for metric in explanation.metrics}
+
+
+def changes_of(metric: ExplainedMetric) -> dict[str, float]:
+    return {part.name: part.change for part in metric.parts}
+
+
+# -- the parts add up ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", RESULT_FILES, ids=lambda path: path.name)
+def test_parts_and_rest_add_up_to_the_difference(run: Path, file: Path) -> None:
+    explanation = explain_difference(run, file, allow_differences=True)
+    assert len(explanation.metrics) >= 5
+    for metric in explanation.metrics:
+        total = sum(changes_of(metric).values()) + metric.unexplained
+        scale = max(abs(metric.ours), abs(metric.theirs))
+        assert total == pytest.approx(metric.difference, abs=1e-4 * scale + 1e-9), metric
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_definitions_explain_the_same_run_in_the_format_of_another_tool(
+    run: Path, tmp_path: Path, form: str
+) -> None:
+    """The file has the metrics of the same records by the definitions of the tool."""
+    theirs = write_export(run, form, tmp_path / "r.json")
+    explanation = explain_difference(run, theirs)
+    assert explanation.differences == ()
+    differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
+    assert len(differing) >= 4
+    for metric in explanation.metrics:
+        assert abs(metric.unexplained) <= 0.002 * metric.theirs, metric
+        assert metric.outcome in ("equal", "explained"), metric
+    ttft = by_path(explanation)["ttft_ms.mean"]
+    assert changes_of(ttft)["origin"] == pytest.approx(-4, abs=0.05)
+
+
+def test_our_values_are_those_of_the_summary(run: Path, tmp_path: Path) -> None:
+    theirs = write_export(run, "inference-perf", tmp_path / "r.json")
+    summary = summarize(*store.read_run(run))
+    metrics = by_path(explain_difference(run, theirs))
+    for name in ("ttft_ms", "tpot_ms", "inter_chunk_ms", "e2e_ms"):
+        for statistic in ("mean", "p50", "p99"):
+            expected = getattr(getattr(summary, name), statistic)
+            assert metrics[f"{name}.{statistic}"].ours == pytest.approx(expected, rel=1e-6)
+    assert metrics["load.completed_rps"].ours == summary.load.steady_completed_rps
+    assert metrics["tokens.output_per_s"].ours == summary.tokens.steady_output_per_s
+
+
+def test_each_definition_is_a_part_of_its_own(run: Path, tmp_path: Path) -> None:
+    metrics = by_path(explain_difference(run, write_export(run, "vllm", tmp_path / "r.json")))
+    ttft = changes_of(metrics["ttft_ms.mean"])
+    assert ttft["first_event"] == pytest.approx(-20)
+    tpot = changes_of(metrics["tpot_ms.mean"])
+    assert tpot["first_event"] > 0 and tpot["end"] > 0
+    assert set(changes_of(metrics["load.completed_rps"])) >= {"tail"}
+
+    guidellm = by_path(explain_difference(run, write_export(run, "guidellm", tmp_path / "g.json")))
+    with_ttft = changes_of(guidellm["tpot_with_first_ms.mean"])
+    assert with_ttft["origin"] > 0 > with_ttft["divided_tokens"]
+
+    aiperf = by_path(explain_difference(run, write_export(run, "aiperf", tmp_path / "a.json")))
+    assert "aggregation" in changes_of(aiperf["tpot_ms.p99"])
+
+
+@pytest.mark.parametrize("tool", TOOL_DEFINITIONS, ids=lambda row: row.tool)
+def test_the_last_redefinition_is_the_definition_of_the_tool(tool: Any) -> None:
+    for latency in tool.latencies:
+        redefinitions = list_redefinitions(
+            OWN_LATENCIES[latency.name],
+            latency.definition,
+            counts_warm_up=True,
+            tokens=TokenRatio(counting=1.5),
+            percentiles=tool.percentiles,
+        )
+        assert redefinitions[0].part == "warm_up"
+        assert redefinitions[-1].latency.definition == latency.definition
+
+
+def test_a_step_of_the_same_name_is_added_to_its_part() -> None:
+    steps = [MetricStep("failures", 9.0), MetricStep("tail", 8.0), MetricStep("failures", 6.0)]
+    metric = split_difference(MetricName("m", "m"), 10.0, steps, 5.0)
+    assert changes_of(metric) == {"failures": -3.0, "tail": -1.0}
+    assert metric.unexplained == -1.0 and metric.explained_share == pytest.approx(0.8)
+    assert metric.outcome == "unexplained"
+    assert (
+        split_difference(MetricName("m", "m"), 10, steps, 5, expected_variation=1.0).outcome
+        == "within_variation"
+    )
+
+
+# -- how the two runs differ -----------------------------------------------------------------------
+
+
+def test_a_rate_follows_from_requests_in_flight_and_latency(run: Path, tmp_path: Path) -> None:
+    summary = summarize(*store.read_run(run))
+    theirs = write_export(
+        run, "vllm", tmp_path / "r.json", request_throughput=3.0, output_throughput=333.0
+    )
+    metric = by_path(explain_difference(run, theirs))["load.completed_rps"]
+    assert metric.outcome == "explained" and abs(metric.unexplained) < 1e-9
+    changes = changes_of(metric)
+    rate = metric.ours_redefined
+    assert changes["in_flight"] == pytest.approx(3.0 - rate)
+    assert summary.requests.failed > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("guidellm_benchmarks.json", "benchmarks.-1.metrics.request_concurrency.successful.mean"),
+        ("sglang_bench_serving.jsonl", "concurrency"),
+    ],
+)
+def test_rate_times_latency_is_the_concurrency_that_tools_report(file: str, path: str) -> None:
+    """The part "in_flight" rests on this law, which real files confirm."""
+    from loadgen.interop.result_values import find_number
+
+    metrics = reader.read_result(RIVALS / file).metrics
+    reported = find_number(json.loads((RIVALS / file).read_text("utf-8")), path)
+    in_flight = metrics["load.completed_rps"] * metrics["e2e_ms.mean"] / 1e3
+    assert in_flight == pytest.approx(reported, rel=1e-3)
+
+
+def test_other_token_counts_and_longer_responses_are_told_apart_by_their_time(
+    run: Path, tmp_path: Path
+) -> None:
+    original = json.loads(write_export(run, "vllm", tmp_path / "o.json").read_text("utf-8"))
+    tokens = original["total_output_tokens"] * 1.5
+    counted = write_export(run, "vllm", tmp_path / "c.json", total_output_tokens=tokens)
+    longer = write_export(
+        run,
+        "vllm",
+        tmp_path / "l.json",
+        total_output_tokens=tokens,
+        mean_e2el_ms=original["mean_ttft_ms"]
+        + 1.5 * (original["mean_e2el_ms"] - original["mean_ttft_ms"]),
+    )
+    by_counting = by_path(explain_difference(run, counted))
+    assert "token_counts" in changes_of(by_counting["tokens.output"])
+    assert changes_of(by_counting["tpot_ms.mean"])["token_counts"] < 0
+
+    by_length = by_path(explain_difference(run, longer))
+    assert "response_lengths" in changes_of(by_length["tokens.output"])
+    e2e = by_length["e2e_ms.mean"]
+    assert changes_of(e2e)["response_lengths"] > 0 and e2e.outcome == "explained"
+
+
+def test_a_warm_up_counts_if_the_tool_sent_none(tmp_path: Path) -> None:
+    records = create_rows(700)
+    records["stage"] = records["slot"] >= 100
+    records["first_token_ns"][:100] += 8 * MS
+    stages = (
+        StagePlan(name="warm-up", arrival="poisson 10/s", slots=100, rate=10.0, measured=False),
+        StagePlan(name="load", arrival="poisson 10/s", slots=600, rate=10.0, first_slot=100),
+    )
+    folder = run_fixtures.write(tmp_path / "r", records, stages=stages)
+    with_warm_up = write_export(folder, "mlcommons", tmp_path / "w.json")
+    unwarmed = write_export(
+        folder, "mlcommons", tmp_path / "u.json", **{"run_config.warmup.enabled": False}
+    )
+    assert "warm_up" not in changes_of(
+        by_path(explain_difference(folder, with_warm_up))["ttft_ms.mean"]
+    )
+    changes = changes_of(by_path(explain_difference(folder, unwarmed))["ttft_ms.mean"])
+    assert changes["warm_up"] != 0
+
+
+def test_more_requests_and_failures_explain_counts(run: Path, tmp_path: Path) -> None:
+    theirs = write_export(run, "aiperf", tmp_path / "r.json")
+    document = json.loads(theirs.read_text("utf-8"))
+    document["request_count"]["avg"] *= 2
+    document["error_request_count"]["avg"] *= 2
+    theirs.write_text(json.dumps(document), "utf-8")
+    metrics = by_path(explain_difference(run, theirs))
+    for path in ("requests.ok", "requests.failed"):
+        assert metrics[path].outcome == "explained"
+        assert set(changes_of(metrics[path])) <= {"requests", "failures"}
+    assert metrics["requests.failed"].expected_variation is not None
+
+
+def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_path: Path) -> None:
+    """The log has responses of 100 ms + 10 tokens, and the tool reports 7 ms more."""
+    log = SendLog("all")
+    for number in range(30):
+        arrival_ns = number * 50 * MS
+        log.requests.append(
+            LoggedRequest(number, "", arrival_ns, "/v1/chat/completions", 200, 5, 10)
+        )
+        for token in range(10):
+            sent_ns = arrival_ns + (100 + 10 * token) * MS
+            log.rows.extend((number, token, sent_ns, sent_ns))
+    log_path = tmp_path / "log"
+    log_path.write_bytes(log.drain())
+    theirs = write_export(
+        run,
+        "vllm",
+        tmp_path / "r.json",
+        completed=20,
+        p50_ttft_ms=107.0,
+        p50_tpot_ms=10.0,
+        p50_e2el_ms=197.0,
+    )
+    metrics = by_path(explain_difference(run, theirs, server_log=log_path))
+    ttft = metrics["ttft_ms.p50"]
+    assert changes_of(ttft)["client"] == pytest.approx(7)
+    assert changes_of(metrics["e2e_ms.p50"])["client"] == pytest.approx(7)
+    assert ttft.outcome == "explained" and ttft.unexplained == pytest.approx(0, abs=1e-9)
+    with pytest.raises(UserError) as error:
+        explain_difference(
+            run, write_export(run, "vllm", tmp_path / "m.json", completed=99), server_log=log_path
+        )
+    assert error.value.code == "mismatch"
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_prints_text_json_and_a_page(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = write_export(run, "vllm", tmp_path / "r.json")
+    page = tmp_path / "page.html"
+    code = exits("explain", run, theirs, "--html", page)
+    text = capsys.readouterr().out
+    assert code in (0, 3) and "vllm bench serve" in text and "tail" in text
+    assert "from sending" in page.read_text("utf-8")
+    assert exits("explain", run, theirs, "--json") == code
+    document: Mapping[str, Any] = json.loads(capsys.readouterr().out)
+    assert {metric["metric"] for metric in document["metrics"]} >= {"ttft_ms.p50", "requests.ok"}
+
+
+def test_different_loads_are_an_error_that_names_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = write_export(
+        run, "vllm", tmp_path / "r.json", model_id="other", request_rate="20", max_concurrency=8
+    )
+    with pytest.raises(UserError) as error:
+        explain_difference(run, theirs)
+    assert error.value.code == "mismatch"
+    assert "llama vs. other" in error.value.message and "10/s vs. 8" in error.value.message
+    assert exits("explain", run, theirs) == 2
+    assert exits("explain", run, theirs, "--anyway") in (0, 3)
+    assert "llama vs. other" in capsys.readouterr().out
+
+
+def test_results_that_cannot_be_explained_are_errors(run: Path, tmp_path: Path) -> None:
+    theirs = write_export(run, "vllm", tmp_path / "r.json")
+    unknown = tmp_path / "unknown.json"
+    unknown.write_text("{}", "utf-8")
+    empty_run = run_fixtures.write(tmp_path / "failed", fail_all(rows(1, 30)))
+    for ours, other in (
+        (theirs, run),
+        (run, run),
+        (run, unknown),
+        (run, tmp_path / "missing.json"),
+        (tmp_path / "missing", theirs),
+        (empty_run, theirs),
+    ):
+        assert exits("explain", ours, other) == 2, (ours, other)
+
+
+def fail_all(records: NDArray[np.void]) -> NDArray[np.void]:
+    fail(records, 1.0)
+    return records
