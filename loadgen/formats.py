@@ -191,7 +191,8 @@ def _load_rows() -> tuple[FormatRow, ...]:
             "inference-perf",
             "inference-perf",
             "Latencies count from the send time, with the send delay (schedule_delay) separate."
-            " TPOT is (last - first) / (n - 1). ITL is pooled. Percentiles are interpolated",
+            " TPOT is (last - first) / (n - 1). ITL is pooled, and is 0 between tokens that its "
+            "tokenizer finds in the same event. Percentiles are interpolated",
             files=("summary_lifecycle_metrics.json",),
             fits=tool_results.is_inference_perf,
             read=tool_results.read_inference_perf,

@@ -99,7 +99,8 @@ def list_redefinitions(
         latency = latency._replace(definition=definition)
         redefinitions.append(Redefinition(part, latency))
 
-    if tokens.counting != 1.0 and their.divisor is not None:
+    is_per_token = their.divisor is not None or their.unit == "gap"
+    if tokens.counting != 1.0 and is_per_token:
         latency = latency._replace(token_scale=tokens.counting)
         redefinitions.append(Redefinition("token_counts", latency))
 
@@ -171,15 +172,15 @@ def _explain_statistic(
         our_definition,
         tool_latency.definition,
         counts_warm_up=theirs.sent_no_warm_up and ours.has_warm_up,
-        tokens=find_token_ratio(ours, theirs),
+        tokens=_find_tokens(ours, theirs, tool_latency.definition),
         percentiles=theirs.definitions.percentiles,
     )
     steps = list(_compute_steps(ours, redefinitions, statistic))
     definition_count = sum(step.name != "response_lengths" for step in steps)
     value = steps[-1].value if steps else our_value
-    steps += _list_run_steps(theirs, tool_latency, statistic, value)
-
     final_latency = redefinitions[-1].latency if redefinitions else own_latency
+    steps += _list_run_steps(theirs, tool_latency, final_latency, statistic, value)
+
     return split_difference(
         MetricName(path, f"{LATENCY_LABELS[tool_latency.name]} {statistic}, ms"),
         our_value,
@@ -188,6 +189,15 @@ def _explain_statistic(
         expected_variation=_estimate_variation(ours, theirs, final_latency, statistic),
         redefinition_steps=definition_count,
     )
+
+
+def _find_tokens(ours: OurRun, theirs: OtherResult, definition: LatencyDefinition) -> TokenRatio:
+    """Return how the tokens that a latency of the other tool depends on differ from ours."""
+    ratio = find_token_ratio(ours, theirs)
+    if definition.unit != "gap":
+        return ratio
+    # Times between events do not depend on token counts, unless the tool splits events into tokens.
+    return ratio._replace(counting=theirs.tokens_per_chunk)
 
 
 def _compute_steps(
@@ -201,21 +211,24 @@ def _compute_steps(
 
 
 def _list_run_steps(
-    theirs: OtherResult, tool_latency: ToolLatency, statistic: str, value: float
+    theirs: OtherResult,
+    tool_latency: ToolLatency,
+    redefined: DefinedLatency,
+    statistic: str,
+    value: float,
 ) -> Iterator[MetricStep]:
     """Yield what the server and the client of the other tool add, as far as it is known.
 
     Args:
         theirs: The other result.
         tool_latency: The latency.
+        redefined: How the other tool computes it.
         statistic: The statistic of it.
         value: The value of our run by the definition of the other tool, in ms.
     """
     server_ms = None
     if theirs.server_times is not None:
-        server_ms = theirs.server_times.compute_statistic(
-            tool_latency.definition, theirs.definitions.percentiles, statistic
-        )
+        server_ms = theirs.server_times.compute_statistic(redefined, statistic)
     if server_ms is not None:
         value = server_ms
         yield MetricStep("server", value)

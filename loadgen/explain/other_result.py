@@ -69,6 +69,19 @@ class OtherResult(NamedTuple):
         requests_per_s = self.metrics.get("load.completed_rps")
         return tokens_per_s / requests_per_s if tokens_per_s and requests_per_s else None
 
+    @property
+    def tokens_per_chunk(self) -> float:
+        """The tokens that the tool found in a chunk, by which it splits the time between chunks.
+
+        It is 1 for a tool that does not split chunks. Its TPOT divides the same time by the tokens
+        of the server, so TPOT / ITL is the number of its own tokens for each of the server.
+        """
+        tpot_ms = self.metrics.get("tpot_ms.mean")
+        itl_ms = self.metrics.get("inter_chunk_ms.mean")
+        if not self.definitions.splits_chunks or not tpot_ms or not itl_ms:
+            return 1.0
+        return max(tpot_ms / itl_ms, 1.0)
+
     def find_fact(self, path: str) -> float | None:
         """Return a number at a path of the file, or None if the file does not have it."""
         return find_number(self.document, path) if path else None

@@ -32,7 +32,8 @@ class DefinedLatency(NamedTuple):
         definition: The timestamps and tokens that it uses.
         includes_warm_up: Whether requests of the warm-up count.
         percentiles: How percentiles are computed.
-        token_scale: The tokens that the other tool counted for one of our records.
+        token_scale: The tokens that the other tool counted for one of our records. For times
+            between events, the further tokens have a time of 0.
         length_scale: How much longer the responses of the other run were.
     """
 
@@ -98,7 +99,7 @@ class OurRun:
         """Return a statistic of a latency, such as "mean" or "p99", in ms; None without values."""
         sample = self._samples(latency).sample(latency.definition)
         if isinstance(sample, PooledGaps):
-            return sample.statistics().get(statistic)
+            return _compute_gap_statistic(sample.histogram, latency.token_scale, statistic)
 
         values = self._known_values(latency)
         if len(values.values) == 0:
@@ -170,6 +171,23 @@ class OurRun:
             is_known &= weights > 0
         order = order[is_known[order]]
         return WeightedValues(values_ns[order], None if weights is None else weights[order])
+
+
+def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) -> float | None:
+    """Return a statistic of the times between tokens in ms, or None without any.
+
+    With a scale of 1.6, each event has 1.6 tokens on average. The 0.6 further tokens come at the
+    same time as the first one, so 0.6 of 1.6 times are 0, and percentiles of the others are taken
+    at smaller shares of them.
+    """
+    if gaps.count == 0:
+        return None
+    if statistic == "mean":
+        return gaps.total_ns / gaps.count / token_scale / NS_PER_MS
+
+    zero_share = 1 - 1 / token_scale
+    share_of_gaps = (PERCENTILES[statistic] - zero_share) / (1 - zero_share)
+    return gaps.quantile(share_of_gaps) / NS_PER_MS if share_of_gaps > 0 else 0.0
 
 
 def _scale_lengths(

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError, of_reading
 from loadgen.core.stats.quantiles import quantile_of
+from loadgen.explain.our_run import DefinedLatency
 from loadgen.interop.sample_statistics import PERCENTILES, WeightedValues
-from loadgen.interop.tool_definitions import LatencyDefinition, PercentileRule
+from loadgen.interop.tool_definitions import LatencyDefinition
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests, parse_log
 
 NS_PER_MS = 1e6
@@ -44,26 +45,31 @@ class ServerTimes(NamedTuple):
     tokens: NDArray[np.int64]
     gaps_ns: NDArray[np.int64]
 
-    def compute_statistic(
-        self, definition: LatencyDefinition, percentiles: PercentileRule, statistic: str
-    ) -> float | None:
+    def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
         """Return a statistic of a latency as the server saw it, in ms; None without values.
 
         The server's time begins when the request arrives, and a token comes when it is sent.
         """
-        sample = self._compute_values(definition)
+        sample = self._compute_values(latency.definition, latency.token_scale)
         if len(sample.values) == 0:
             return None
         if statistic == "mean":
             return float(np.average(sample.values, weights=sample.weights)) / NS_PER_MS
-        if percentiles == "element" and sample.weights is None:
+        if latency.percentiles == "element" and sample.weights is None:
             return quantile_of(sample.values, PERCENTILES[statistic]) / NS_PER_MS
         return sample.percentiles((statistic,))[statistic]
 
-    def _compute_values(self, definition: LatencyDefinition) -> WeightedValues:
-        """Return the values of a latency in ns, with weights if requests have different ones."""
+    def _compute_values(self, definition: LatencyDefinition, token_scale: float) -> WeightedValues:
+        """Return the values of a latency in ns, with weights if requests have different ones.
+
+        Args:
+            definition: The latency.
+            token_scale: The tokens that the other tool counted for each token of the log.
+        """
         if definition.unit == "gap":
-            return WeightedValues(self.gaps_ns.astype(np.float64))
+            split_count = round(len(self.gaps_ns) * (token_scale - 1))
+            zeros = np.zeros(split_count)  # further tokens of the same event
+            return WeightedValues(np.concatenate([self.gaps_ns.astype(np.float64), zeros]))
 
         is_from_request = definition.start in ("due_ns", "sent_ns")
         start_ns = self.arrival_ns if is_from_request else self.first_send_ns
@@ -73,10 +79,11 @@ class ServerTimes(NamedTuple):
         if definition.divisor is None:
             return WeightedValues(durations_ns)
 
-        counts = self.tokens if definition.divisor == "all_tokens" else self.tokens - 1
+        tokens = self.tokens * token_scale
+        counts = tokens if definition.divisor == "all_tokens" else tokens - 1
         has_value = counts > 0
         values_ns = durations_ns[has_value] / counts[has_value]
-        weights = counts[has_value] if definition.unit == "token" else None
+        weights = counts[has_value].astype(np.int64) if definition.unit == "token" else None
         return WeightedValues(values_ns, weights)
 
 

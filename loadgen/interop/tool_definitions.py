@@ -106,6 +106,8 @@ class ToolDefinitions(NamedTuple):
         rate_window: The time by which it divides counts.
         counts_failed_requests: Whether its request rate counts failed requests.
         starts_at_once: Whether all virtual users of its closed loop start at the same time.
+        splits_chunks: Whether its ITL has one value per token that its own tokenizer finds in a
+            chunk, so that further tokens of the same chunk have a time of 0.
         facts: Where its file says what it measured.
     """
 
@@ -117,6 +119,7 @@ class ToolDefinitions(NamedTuple):
     rate_window: RateWindow = "sent_requests"
     counts_failed_requests: bool = False
     starts_at_once: bool = True
+    splits_chunks: bool = False
     facts: FactPaths = FactPaths()
 
     def find_latency(self, name: LatencyName) -> ToolLatency | None:
@@ -229,6 +232,7 @@ TOOL_DEFINITIONS: tuple[ToolDefinitions, ...] = (
         tool="inference-perf",
         version="0.7.0",
         source="inference_perf/reportgen/base.py",
+        splits_chunks=True,
         latencies=(
             ToolLatency("ttft", "ttft_ms", _TTFT),
             # Its TPOT ends at the last token, not at the end of the response.

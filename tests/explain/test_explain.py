@@ -222,6 +222,26 @@ def test_other_token_counts_and_longer_responses_are_told_apart_by_their_time(
     assert changes_of(e2e)["response_lengths"] > 0 and e2e.outcome == "explained"
 
 
+def test_a_tool_that_splits_chunks_into_tokens_has_times_of_zero(run: Path, tmp_path: Path) -> None:
+    """With 1.25 tokens per chunk, a fifth of the times is 0, and the p50 is our p37.5."""
+    stored = json.loads(write_export(run, "inference-perf", tmp_path / "o.json").read_text("utf-8"))
+    latency = stored["successes"]["latency"]
+    itl = latency["inter_token_latency"] | {"mean": latency["time_per_output_token"]["mean"] / 1.25}
+    theirs = write_export(
+        run,
+        "inference-perf",
+        tmp_path / "r.json",
+        **{"successes.latency.inter_token_latency": itl},
+    )
+    metrics = by_path(explain_difference(run, theirs))
+    mean = metrics["inter_chunk_ms.mean"]
+    assert changes_of(mean)["token_counts"] == pytest.approx(mean.ours / 1.25 - mean.ours, rel=1e-6)
+    assert mean.outcome == "explained"
+    gaps = store.read_run(run).gaps[0]
+    p50 = metrics["inter_chunk_ms.p50"]
+    assert p50.ours_redefined == pytest.approx(gaps.quantile(0.375) / MS, rel=1e-6)
+
+
 def test_a_warm_up_counts_if_the_tool_sent_none(tmp_path: Path) -> None:
     records = create_rows(700)
     records["stage"] = records["slot"] >= 100
