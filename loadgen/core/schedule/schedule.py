@@ -541,6 +541,8 @@ def _build_columns(
     sessions = schedule.sessions.columns(first_session, count)
     slots = _number_slots(session_indexes, sessions)
 
+    # A slot starts at a due time, or when another slot has ended (its predecessor). This is known
+    # for sessions as a whole, and follows from it for each slot.
     conditions_of_sessions = _start_conditions_of_sessions(schedule, stage, session_indexes)
     conditions_of_slots = _start_conditions_of_slots(
         conditions_of_sessions, slots, sessions.predecessor, schedule.max_turns
