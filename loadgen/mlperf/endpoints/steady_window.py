@@ -502,12 +502,12 @@ def _directions_from(
 
 def _states_of_gating_metrics(trends: Mapping[str, TrendDirection]) -> dict[str, MetricState]:
     """Return the states of the gating metrics in the words of the rules."""
-    words: dict[TrendDirection, MetricState] = {
+    state_by_direction: dict[TrendDirection, MetricState] = {
         "none": "Plateau",
         "up": "Drifting Up",
         "down": "Drifting Down",
     }
-    return {name: words[trends[name]] for name in GATING_METRICS if name in trends}
+    return {name: state_by_direction[trends[name]] for name in GATING_METRICS if name in trends}
 
 
 def _find_level_shift(
