@@ -104,13 +104,14 @@ def test_a_tpot_that_creeps_up_after_a_plateau_is_drifting_up() -> None:
     assert state.verdict == "drifting_up"
     assert state.window is not None
     assert state.window.first_super_pass == 1
-    assert state.states == {"tpot_p50": "Drifting Up", "tpot_p90": "Drifting Up"}
+    assert (state.trends["tpot_p50"], state.trends["tpot_p90"]) == ("up", "up")
+    assert state.states == {"tpot_p50": "Plateau", "tpot_p90": "Plateau"}  # in the window
 
 
 def test_a_tpot_that_creeps_down_after_a_plateau_is_drifting_down() -> None:
     state = judge(make_log([20.5, *([20.0] * 10), *rising(19.9, 18.2, 6)]))
     assert state.verdict == "drifting_down"
-    assert state.states["tpot_p50"] == "Drifting Down"
+    assert state.trends["tpot_p50"] == "down"
 
 
 def test_a_step_to_a_slower_plateau_is_an_anomaly_and_the_first_plateau_is_reported() -> None:

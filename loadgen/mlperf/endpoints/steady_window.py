@@ -53,25 +53,25 @@ Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "
 """
 
 MetricState = Literal["Plateau", "Drifting Up", "Drifting Down"]
-"""The state of a gating metric from the start of the window to the end of the run (rules §4.4)."""
+"""The state of a gating metric, by the words of rules §4.4."""
 
 MIN_SUPER_PASSES = 4
 """The shortest window, in super-passes: MIN_TREND_N of rules §4.4."""
+
+MAX_LOWEST_CONCURRENCY = 32
+"""The highest concurrency of the Ultra Low Concurrency region (rules §5.4)."""
+
+MIN_WINDOW_ULTRA_LOW_S = 600.0
+"""The shortest official window up to MAX_LOWEST_CONCURRENCY (rules §6.2)."""
+
+MIN_WINDOW_S = 1200.0
+"""The shortest official window at a higher concurrency (rules §6.2)."""
 
 GATING_METRICS = ("tpot_p50", "tpot_p90")
 """The metrics that decide whether a window is steady (rules §4.4, definitions)."""
 
 WATCHED_METRICS = (*GATING_METRICS, "ttft_p50", "ttft_p90")
 """The metrics that are tested for drift after the window. TTFT only warns (detection §5.5)."""
-
-ULTRA_LOW_CONCURRENCY = 32
-"""The highest concurrency of the Ultra Low Concurrency region (rules §5.4)."""
-
-ULTRA_LOW_MIN_DURATION_S = 600.0
-"""The shortest official window up to ULTRA_LOW_CONCURRENCY (rules §6.2)."""
-
-MIN_DURATION_S = 1200.0
-"""The shortest official window at a higher concurrency (rules §6.2)."""
 
 RAMP_UP_BAND = 0.05
 """A super-pass belongs to the ramp-up while its TPOT p50 is further than this from the steady level
@@ -198,10 +198,10 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
         reason: Why no window was found, in a sentence. Empty if one was.
         window: The reported window. If every plateau is too short, it is the longest one, which
             is not official. None if there is no plateau.
-        states: The state of each gating metric from the window to the end of the run. A metric with
-            too few super-passes for a test has none.
-        trends: The direction of each watched metric over the same part of the run. A metric with
-            too few super-passes for a test has none.
+        states: The state of each gating metric in the window, which is a plateau by definition.
+            Without a window, the state over the run after the ramp-up, if it is long enough.
+        trends: The direction of each watched metric from the start of the window to the end of the
+            run, which decides the verdict. A metric with too few super-passes for a test has none.
         super_pass_size: The queries per super-pass.
         super_passes: The super-passes of the run. The last one may be incomplete.
         ramp_up_super_passes: Those at the start that were dropped.
@@ -236,10 +236,13 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def minimum_duration_s(concurrency: int) -> float:
-    """Return the shortest window in seconds that is official at a concurrency (rules §6.2)."""
-    if concurrency <= ULTRA_LOW_CONCURRENCY:
-        return ULTRA_LOW_MIN_DURATION_S
-    return MIN_DURATION_S
+    """Return the shortest window in seconds that is official at a concurrency (rules §6.2).
+
+    The rules have longer windows for agentic benchmarks, which are not judged here.
+    """
+    if concurrency <= MAX_LOWEST_CONCURRENCY:
+        return MIN_WINDOW_ULTRA_LOW_S
+    return MIN_WINDOW_S
 
 
 class _PlateauChoice(NamedTuple):
@@ -281,7 +284,7 @@ def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> 
         status="windowable" if is_official else "insufficient_duration",
         reason="" if choice.is_long_enough else _explain_short(window, needs[choice.plateau_index]),
         window=window,
-        states=_states_of_gating_metrics(trends),
+        states=_states_between(series, window.first_super_pass, window.end_super_pass),
         trends=trends,
         super_pass_size=super_pass_size,
         super_passes=passes.count,
@@ -299,15 +302,15 @@ def _report_no_plateau(
     passes: SuperPasses, series: Mapping[str, NDArray[np.float64]], ramp_up: int, concurrency: int
 ) -> SteadyState:
     """Return the result of a run without any plateau: a verdict of `not found` and no window."""
-    trends = _directions_from(series, ramp_up)
+    states = _states_between(series, ramp_up, passes.count)
     is_partial = passes.queries < passes.size
     return SteadyState(
         verdict="not found",
         status="partial_dataset" if is_partial else "insufficient_passes",
-        reason=_explain_no_plateau(passes.count - ramp_up, trends),
+        reason=_explain_no_plateau(passes.count - ramp_up, states),
         window=None,
-        states=_states_of_gating_metrics(trends),
-        trends=trends,
+        states=states,
+        trends=_directions_from(series, ramp_up),
         super_pass_size=passes.size,
         super_passes=passes.count,
         ramp_up_super_passes=ramp_up,
@@ -392,17 +395,28 @@ def _grow_window(
 def _is_steady(values: NDArray[np.float64]) -> bool:
     """Return whether a metric is steady over a window of at least MIN_SUPER_PASSES.
 
-    A trend counts if it is both significant and at least MIN_TREND_CHANGE: over many super-passes,
-    even a change without any practical meaning is significant. A window that includes a super-pass
-    without samples is not steady.
+    A window that includes a super-pass without samples is not steady.
     """
-    if np.isnan(values).any():
+    if np.isnan(values).any() or _variation(values) > MAX_VARIATION:
         return False
-    if _variation(values) > MAX_VARIATION:
-        return False
+    return _judge_trend(values) == "Plateau"
+
+
+def _judge_trend(values: NDArray[np.float64]) -> MetricState:
+    """Return the state of a metric over at least MIN_SUPER_PASSES super-passes.
+
+    A trend counts if it is both significant and at least MIN_TREND_CHANGE: over many super-passes,
+    even a change without any practical meaning is significant.
+    """
     if abs(relative_change(values)) < MIN_TREND_CHANGE:
-        return True
-    return find_monotonic_trend(values).direction == "none"
+        return "Plateau"
+    direction = find_monotonic_trend(values).direction
+    states: dict[TrendDirection, MetricState] = {
+        "none": "Plateau",
+        "up": "Drifting Up",
+        "down": "Drifting Down",
+    }
+    return states[direction]
 
 
 def _make_window(passes: SuperPasses, start: int, end: int) -> SteadyWindow:
@@ -500,14 +514,20 @@ def _directions_from(
     return directions
 
 
-def _states_of_gating_metrics(trends: Mapping[str, TrendDirection]) -> dict[str, MetricState]:
-    """Return the states of the gating metrics in the words of the rules."""
-    state_by_direction: dict[TrendDirection, MetricState] = {
-        "none": "Plateau",
-        "up": "Drifting Up",
-        "down": "Drifting Down",
+def _states_between(
+    series: Mapping[str, NDArray[np.float64]], start: int, end: int
+) -> dict[str, MetricState]:
+    """Return the state of each gating metric over a range of super-passes.
+
+    The result is empty if the range is shorter than MIN_SUPER_PASSES, or if a super-pass in it has
+    no samples.
+    """
+    ranges = {name: series[name][start:end] for name in GATING_METRICS}
+    return {
+        name: _judge_trend(values)
+        for name, values in ranges.items()
+        if len(values) >= MIN_SUPER_PASSES and not np.isnan(values).any()
     }
-    return {name: state_by_direction[trends[name]] for name in GATING_METRICS if name in trends}
 
 
 def _find_level_shift(
@@ -572,23 +592,25 @@ def _explain_short(window: SteadyWindow, need: DurationNeed) -> str:
     )
 
 
-def _explain_no_plateau(super_passes: int, trends: Mapping[str, TrendDirection]) -> str:
+def _explain_no_plateau(super_passes: int, states: Mapping[str, MetricState]) -> str:
     """Return the reason of a run without a plateau.
 
     Args:
         super_passes: The super-passes after the ramp-up.
-        trends: The direction of each watched metric over them.
+        states: The state of each gating metric over them, empty if it is not known.
     """
     if super_passes < MIN_SUPER_PASSES:
         return (
             f"The run has {max(super_passes, 0)} super-passes after the ramp-up, and a window "
             f"needs {MIN_SUPER_PASSES}. Run longer."
         )
+    if not states:
+        return "No window is steady, because whole super-passes have no complete response."
 
-    drifting = [name for name in GATING_METRICS if trends.get(name, "none") != "none"]
+    drifting = [name for name, state in states.items() if state != "Plateau"]
     if drifting:
         return f"No window is steady, because {' and '.join(drifting)} drift over the run."
     return (
-        "No window is steady: TPOT scatters by more than "
+        "No window is steady: TPOT varies by more than "
         f"{MAX_VARIATION:.0%} between the super-passes of every window."
     )
