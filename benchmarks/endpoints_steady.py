@@ -4,6 +4,8 @@ r"""Is the steady window of MLPerf Endpoints the one that the reference detector
     python -m venv endpoints/.venv && endpoints/.venv/bin/pip install ./endpoints
     python benchmarks/endpoints_steady.py --reference endpoints \
         --reference-python endpoints/.venv/bin/python
+    python -m venv checker && checker/bin/pip install endpoints-submission-cli
+    python benchmarks/endpoints_steady.py --checker-python checker/bin/python
 
 SIMULATED: each run is a closed loop in virtual time, on replicas whose speed is steady, drifts,
 steps or comes in bursts, or of which one is lost with its requests. Length, concurrency, data set
@@ -11,6 +13,9 @@ and size of the change are drawn from the seed of the run. Its request records a
 event log in the format of mlcommons/endpoints, and both detectors judge it. The script prints a row
 for each run, and how often both agree on the verdict, the window, the ramp-up, all plateaus, the
 trends, the level shift and the needed duration.
+
+With `--checker-python`, the submission checker of MLPerf Endpoints reads the block `steady_state`
+of each run, and the script prints what it says about them.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +41,7 @@ from loadgen.core.results.record import ROW
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import FixedTokens, Stage, Synthetic, Workload
 from loadgen.core.workload.stages import Closed
+from loadgen.mlperf.endpoints.steady_state_block import build_steady_state_block
 from loadgen.mlperf.endpoints.steady_window import SteadyState, find_steady_state
 from loadgen.mlperf.endpoints.super_passes import NEVER_NS, QueryLog, build_query_log
 from loadgen.sim.engine.replica import Costs, Replica, ServerLimits
@@ -299,21 +306,40 @@ def _events_in_order(log: QueryLog) -> Iterator[Mapping[str, Any]]:
 # -- comparing -------------------------------------------------------------------------------------
 
 
-def run_reference(
-    checkout: Path, python: str, jobs: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the results of the reference detector, which runs in its own process."""
-    program = rig.BENCHMARKS_DIR / "endpoints_detector.py"
+def run_program(command: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Run a program that reads a line of JSON for each job, and return the lines that it prints.
+
+    Raises SystemExit if it fails. It has then printed its error.
+    """
     completed = subprocess.run(
-        [python, str(program), str(checkout)],
+        command,
         input="".join(json.dumps(job) + "\n" for job in jobs),
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
     if completed.returncode:
-        raise SystemExit("the reference detector ended with an error, see above")
+        raise SystemExit(f"{command[1]} ended with an error, see above")
     return [json.loads(line) for line in completed.stdout.splitlines()]
+
+
+def run_reference(
+    checkout: Path, python: str, runs: Sequence[DrawnRun], logs: Sequence[QueryLog]
+) -> list[Judgement]:
+    """Return the judgements of the reference detector, which runs in its own process."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-endpoints-") as scratch:
+        jobs = []
+        for number, (run, log) in enumerate(zip(runs, logs, strict=True)):
+            path = Path(scratch) / f"{number}.jsonl"
+            write_event_log(log, path)
+            jobs.append({"events": str(path), "size": run.dataset_size})
+        program = rig.BENCHMARKS_DIR / "endpoints_detector.py"
+        results = run_program([python, str(program), str(checkout)], jobs)
+
+    return [
+        read_reference_judgement(result, run.dataset_size, len(log.issued_ns))
+        for result, run, log in zip(results, runs, logs, strict=True)
+    ]
 
 
 class Judgement(NamedTuple):
@@ -424,6 +450,38 @@ def _is_within_one_query(own: tuple[int, int] | None, reference: tuple[int, int]
     return all(abs(ours - theirs) <= 1 for ours, theirs in zip(own, reference, strict=True))
 
 
+# -- the submission checker ------------------------------------------------------------------------
+
+
+def check_blocks(
+    python: str,
+    runs: Sequence[DrawnRun],
+    states: Sequence[SteadyState],
+    logs: Sequence[QueryLog],
+) -> None:
+    """Let the submission checker read the block of each run, and print what it says how often."""
+    points = [
+        {
+            "concurrency": run.concurrency,
+            "runtime_settings": {"load_pattern": "concurrency", "runtime": {}},
+            "steady_state": build_steady_state_block(state, log),
+        }
+        for run, state, log in zip(runs, states, logs, strict=True)
+    ]
+    program = rig.BENCHMARKS_DIR / "endpoints_block_checker.py"
+    findings = run_program([python, str(program)], points)
+
+    rejected = sum(any(finding[1] == "error" for finding in of_point) for of_point in findings)
+    print(f"\nsubmission checker: {len(points) - rejected} of {len(points)} blocks accepted")
+    counts = Counter((rule, severity) for of_point in findings for rule, severity, _ in of_point)
+    for (rule, severity), count in sorted(counts.items()):
+        print(f"{rule}: {severity} for {count}")
+    for run, of_point in zip(runs, findings, strict=True):
+        for rule, severity, message in of_point:
+            if severity == "error":
+                print(f"{run.shape} {run.description}: {rule}: {message}")
+
+
 # -- the script ------------------------------------------------------------------------------------
 
 
@@ -463,37 +521,32 @@ def main() -> None:
     parser.add_argument(
         "--reference-python", default=sys.executable, help="the Python that has its dependencies"
     )
+    parser.add_argument(
+        "--checker-python", help="a Python with the package endpoints-submission-cli"
+    )
     parser.add_argument("--runs", type=int, default=10, help="of each shape")
     parser.add_argument("--seed", type=int, default=0, help="of the first run of each shape")
     args = rig.parse_arguments(parser, runs=1)
 
-    if args.reference is None:
-        rig.skip_script("--reference needs a checkout of mlcommons/endpoints")
-    if find_detector(args.reference) is None:
+    if args.reference is None and args.checker_python is None:
+        rig.skip_script("it needs --reference, a checkout of mlcommons/endpoints")
+    if args.reference is not None and find_detector(args.reference) is None:
         rig.skip_script(f"{args.reference} has no steady-state detector")
 
     seed_range = range(args.seed, args.seed + args.runs)
     drawn = [(draw_run(shape, seed), seed) for shape in SHAPES for seed in seed_range]
     runs = [run for run, _ in drawn]
     logs = [simulate_queries(run, seed) for run, seed in drawn]
-    own = [
-        read_own_judgement(find_steady_state(log, run.dataset_size, run.concurrency))
+    states = [
+        find_steady_state(log, run.dataset_size, run.concurrency)
         for run, log in zip(runs, logs, strict=True)
     ]
 
-    with tempfile.TemporaryDirectory(prefix="loadgen-endpoints-") as scratch:
-        jobs = []
-        for number, (run, log) in enumerate(zip(runs, logs, strict=True)):
-            path = Path(scratch) / f"{number}.jsonl"
-            write_event_log(log, path)
-            jobs.append({"events": str(path), "size": run.dataset_size})
-        results = run_reference(args.reference, args.reference_python, jobs)
-
-    reference = [
-        read_reference_judgement(result, run.dataset_size, len(log.issued_ns))
-        for result, run, log in zip(results, runs, logs, strict=True)
-    ]
-    print_table(runs, own, reference)
+    if args.reference is not None:
+        own = [read_own_judgement(state) for state in states]
+        print_table(runs, own, run_reference(args.reference, args.reference_python, runs, logs))
+    if args.checker_python is not None:
+        check_blocks(args.checker_python, runs, states, logs)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.results.record import ROW, STATUS
+from loadgen.mlperf.endpoints.steady_state_block import build_steady_state_block
 from loadgen.mlperf.endpoints.steady_window import (
     DETECTABLE_DURATION_S,
     MAX_VARIATION,
@@ -271,6 +272,44 @@ def test_a_window_is_a_plateau_of_whole_super_passes_after_the_ramp_up(
         assert plateau.first_query == plateau.first_super_pass * SUPER_PASS
     assert (state.window is None) == (not state.plateaus)
     assert state.is_official <= (state.verdict != "not found")
+
+
+# -- the block of a submission ---------------------------------------------------------------------
+
+
+def test_the_block_of_a_steady_point_has_the_fields_that_the_checker_reads() -> None:
+    log = make_log(STEADY_TPOTS_MS)
+    failed = log.completed_ns.copy()
+    failed[[0, 25, 26]] = NEVER_NS  # the first one is before the window
+    log = log._replace(completed_ns=failed)
+    state = judge(log)
+    assert state.window is not None
+    assert build_steady_state_block(state, log) == {
+        "status": "windowable",
+        "verdict": "STEADY STATE",
+        "window": {
+            "super_pass_start": 1,
+            "super_pass_end": 14,
+            "super_pass_size": SUPER_PASS,
+            "n_samples": 278,
+            "duration_s": state.window.duration_s,
+        },
+        "state": {"tpot_p50": "Plateau", "tpot_p90": "Plateau"},
+    }
+
+
+def test_the_block_of_a_staircase_says_where_the_step_is() -> None:
+    log = make_log([18.0, *([20.0] * 16), *([30.0] * 5)])
+    block = build_steady_state_block(judge(log), log)
+    assert block["anomaly"] == {"change_point_super_pass": 17, "delta_pct": pytest.approx(50)}
+
+
+def test_the_block_of_a_point_without_a_plateau_has_no_window() -> None:
+    log = make_log([20.0, 26.0] * 10)
+    block = build_steady_state_block(judge(log), log)
+    assert (block["status"], block["verdict"]) == ("insufficient_passes", "not found")
+    assert "window" not in block
+    assert "anomaly" not in block
 
 
 # -- the query log ---------------------------------------------------------------------------------

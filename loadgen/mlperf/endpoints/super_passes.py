@@ -18,6 +18,17 @@ from loadgen.core.results.record import STATUS
 NEVER_NS = -1
 """The time of an event that did not happen."""
 
+QUERY_COLUMNS = (
+    "slot",
+    "due_ns",
+    "first_token_ns",
+    "end_ns",
+    "status",
+    "output_tokens",
+    "first_event_tokens",
+)
+"""The columns of request records that `build_query_log` reads."""
+
 SampleGroups = tuple[NDArray[np.float64], ...]
 """The sorted samples of each super-pass, in nanoseconds."""
 
@@ -71,11 +82,11 @@ def build_query_log(columns: Mapping[str, NDArray[np.int64]]) -> QueryLog:
     out. A failed request keeps its first token, but it never completed.
 
     Args:
-        columns: Columns by the names of `record.FIELDS`, with times in nanoseconds.
+        columns: At least QUERY_COLUMNS, by the names of `record.FIELDS`, with times in nanoseconds.
     """
     by_issue = np.lexsort((columns["slot"], columns["due_ns"]))
     issue_order = by_issue[columns["due_ns"][by_issue] >= 0]
-    issued = {name: np.asarray(column)[issue_order] for name, column in columns.items()}
+    issued = {name: np.asarray(columns[name])[issue_order] for name in QUERY_COLUMNS}
 
     is_completed = (issued["status"] == STATUS["ok"]) & (issued["end_ns"] >= 0)
     first_chunk_tokens = np.maximum(issued["first_event_tokens"], 1)  # 0 if it is not known
