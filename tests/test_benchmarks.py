@@ -24,6 +24,8 @@ PARTS = {
     "beside_programs",
     "contenders",
     "drawn",
+    "endpoints_block_checker",
+    "endpoints_detector",
     "gpu/engines",
     "gpu/page",
     "openai_client",
