@@ -364,7 +364,7 @@ class Judgement(NamedTuple):
     needed_s: tuple[float, str] | None
 
 
-def read_own_judgement(state: SteadyState) -> Judgement:
+def read_loadgen_judgement(state: SteadyState) -> Judgement:
     """Return the judgement of loadgen."""
     window = state.window
     shift = state.level_shift
@@ -432,22 +432,23 @@ def _query_range(
     return first, min((window["sp_hi"] + ramp_up) * size, queries)
 
 
-def find_differences(own: Judgement, reference: Judgement) -> list[str]:
+def find_differences(ours: Judgement, theirs: Judgement) -> list[str]:
     """Return the names of COMPARED in which two judgements differ. A window may by one query."""
-    values = zip(COMPARED, own, reference, strict=True)
     return [
         name
-        for name, own_value, reference_value in values
-        if own_value != reference_value
-        and not (name == "window" and _is_within_one_query(own.window, reference.window))
+        for name, our_value, their_value in zip(COMPARED, ours, theirs, strict=True)
+        if our_value != their_value
+        and not (name == "window" and _is_within_one_query(ours.window, theirs.window))
     ]
 
 
-def _is_within_one_query(own: tuple[int, int] | None, reference: tuple[int, int] | None) -> bool:
+def _is_within_one_query(ours: tuple[int, int] | None, theirs: tuple[int, int] | None) -> bool:
     """Return whether both ends of two windows differ by at most one query."""
-    if own is None or reference is None:
-        return own is reference
-    return all(abs(ours - theirs) <= 1 for ours, theirs in zip(own, reference, strict=True))
+    if ours is None or theirs is None:
+        return ours is theirs
+    return all(
+        abs(our_end - their_end) <= 1 for our_end, their_end in zip(ours, theirs, strict=True)
+    )
 
 
 # -- the submission checker ------------------------------------------------------------------------
@@ -486,18 +487,18 @@ def check_blocks(
 
 
 def print_table(
-    runs: Sequence[DrawnRun], own: Sequence[Judgement], reference: Sequence[Judgement]
+    runs: Sequence[DrawnRun], ours: Sequence[Judgement], theirs: Sequence[Judgement]
 ) -> None:
     """Print a row for each run, and how often both detectors agree."""
     print(
         "| servers | change | queries in flight | super-pass | loadgen | reference | differs in |"
     )
     print("|---|---|---:|---:|---|---|---|")
-    differences = [find_differences(*pair) for pair in zip(own, reference, strict=True)]
-    for run, ours, theirs, names in zip(runs, own, reference, differences, strict=True):
+    differences = [find_differences(*pair) for pair in zip(ours, theirs, strict=True)]
+    for run, our_result, their_result, names in zip(runs, ours, theirs, differences, strict=True):
         print(
             f"| {run.shape} | {run.description} | {run.concurrency} | {run.dataset_size} "
-            f"| {_describe(ours)} | {_describe(theirs)} | {', '.join(names) or '-'} |"
+            f"| {_describe(our_result)} | {_describe(their_result)} | {', '.join(names) or '-'} |"
         )
 
     print()
@@ -534,17 +535,19 @@ def main() -> None:
         rig.skip_script(f"{args.reference} has no steady-state detector")
 
     seed_range = range(args.seed, args.seed + args.runs)
-    drawn = [(draw_run(shape, seed), seed) for shape in SHAPES for seed in seed_range]
-    runs = [run for run, _ in drawn]
-    logs = [simulate_queries(run, seed) for run, seed in drawn]
+    shapes_and_seeds = [(shape, seed) for shape in SHAPES for seed in seed_range]
+    runs = [draw_run(shape, seed) for shape, seed in shapes_and_seeds]
+    logs = [
+        simulate_queries(run, seed) for run, (_, seed) in zip(runs, shapes_and_seeds, strict=True)
+    ]
     states = [
         find_steady_state(log, run.dataset_size, run.concurrency)
         for run, log in zip(runs, logs, strict=True)
     ]
 
     if args.reference is not None:
-        own = [read_own_judgement(state) for state in states]
-        print_table(runs, own, run_reference(args.reference, args.reference_python, runs, logs))
+        ours = [read_loadgen_judgement(state) for state in states]
+        print_table(runs, ours, run_reference(args.reference, args.reference_python, runs, logs))
     if args.checker_python is not None:
         check_blocks(args.checker_python, runs, states, logs)
 
