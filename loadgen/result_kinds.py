@@ -211,6 +211,12 @@ def _load_sweep() -> ResultFunctions[Any]:
     return FUNCTIONS
 
 
+def _load_live() -> ResultFunctions[Any]:
+    from loadgen.compare.live_kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
 def _load_repeats() -> ResultFunctions[Any]:
     from loadgen.runs.repeats_kind import FUNCTIONS
 
@@ -321,6 +327,14 @@ def _load_rows() -> tuple[ResultKind, ...]:
             markers=("plan.json",),
             has_runs=True,
             source_files=("plan.json",),
+            leaves_page=True,
+        ),
+        ResultKind(
+            name="live",
+            load_functions=_load_live,
+            markers=("live.json",),
+            has_runs=True,
+            source_files=("live.json",),
             leaves_page=True,
         ),
         ResultKind(

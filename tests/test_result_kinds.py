@@ -266,6 +266,7 @@ def test_a_figure_without_end_is_printed() -> None:
 
 OWNERS = {  # a file that names a marker -> why
     "answers/answer_files.py": "writes it",
+    "compare/live_plan.py": "its file",
     "cost/size_result.py": "writes it",
     "contracts/outputs.py": "writes it",
     "contracts/stored_validation.py": "writes it, and reads the runs of a level",

@@ -217,9 +217,20 @@ class Invocation:
 
         return partial(run.execute, listeners=listeners, probe_cache={})
 
-    def repetition(self) -> Repetition | None:
-        """Return what --repeat specifies; None without it. Raises CombinedError."""
-        return parse_repetition(self["repeat"])
+    def repetition(
+        self, *, default_most: int | None = None, default_precision: float | None = None
+    ) -> Repetition | None:
+        """Return what --repeat specifies; None without it. Raises CombinedError.
+
+        Args:
+            default_most: The largest number of runs of `auto` without `most`. None for that of
+                `loadgen run`.
+            default_precision: The precision of `auto` without `within`. None for that of
+                `loadgen run`.
+        """
+        return parse_repetition(
+            self["repeat"], default_most=default_most, default_precision=default_precision
+        )
 
 
 def _check_settings(settings: Settings, *, can_use_store: bool, needs_text: str) -> None:

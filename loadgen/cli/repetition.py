@@ -20,12 +20,21 @@ SETTINGS = ("most", "within", "pause")
 """What may follow the number of runs: the most runs and the precision of auto, and a pause."""
 
 
-def parse_repetition(text: str | None) -> Repetition | None:
+def parse_repetition(
+    text: str | None, *, default_most: int | None = None, default_precision: float | None = None
+) -> Repetition | None:
     """Return the repetition that `--repeat` specifies, or None if the option was not typed.
 
     The text is the number of runs or `auto`, followed by settings: `auto,most=10,within=5%`.
 
-    Raises CombinedError with every error in the text.
+    Args:
+        text: The value of the option, or None.
+        default_most: The largest number of runs of `auto` without `most`. None for
+            DEFAULT_MAX_RUNS.
+        default_precision: The precision of `auto` without `within`. None for DEFAULT_PRECISION.
+
+    Raises:
+        CombinedError: With every error in the text.
     """
     from loadgen.repeated import repeats
 
@@ -72,8 +81,8 @@ def parse_repetition(text: str | None) -> Repetition | None:
 
     return repeats.Repetition(
         count=run_count,
-        most=max_runs or repeats.DEFAULT_MAX_RUNS,
-        precision=precision or repeats.DEFAULT_PRECISION,
+        most=max_runs or default_most or repeats.DEFAULT_MAX_RUNS,
+        precision=precision or default_precision or repeats.DEFAULT_PRECISION,
         pause_ns=pause_ns or 0,
     )
 

@@ -22,6 +22,20 @@ from loadgen.core.execution.system_file import SystemDescription
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
 
+REQUEST_SETTINGS = (
+    "model",
+    "server",
+    "api",
+    "stream",
+    "extra_body",
+    "tokenizer",
+    "route",
+    "session_header",
+    "slo_headers",
+    "reset_cache",
+)
+"""The settings, apart from the target, that change what is sent or how responses are read."""
+
 _CONVERTED_OPTIONS = frozenset(
     {
         "url",
@@ -285,3 +299,19 @@ def _build_tls(values: Mapping[str, Any]) -> Tls:
         cert=values.get("cert"),
         key=values.get("key"),
     )
+
+
+def request_options(settings: Settings) -> dict[str, str]:
+    """Return the settings that change the requests and differ from their default, as text.
+
+    They are part of the plan of a command that can be resumed, because results of other requests
+    must not be mixed with its own. Defaults are left out, so that a new setting does not make old
+    plans differ.
+    """
+    defaults = type(settings)()
+    options = {}
+    for name in REQUEST_SETTINGS:
+        value = getattr(settings, name)
+        if value != getattr(defaults, name):
+            options[name] = str(value)
+    return options

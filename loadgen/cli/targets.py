@@ -25,7 +25,15 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, Field
 
 from loadgen import backends
-from loadgen.core.errors import Code, CombinedError, LoadgenError, UserError, collecting, of_reading
+from loadgen.core.errors import (
+    Code,
+    CombinedError,
+    LoadgenError,
+    UserError,
+    closest,
+    collecting,
+    of_reading,
+)
 from loadgen.core.execution.plan import Endpoint
 from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
@@ -277,6 +285,25 @@ def _is_same_server(first: Endpoint, second: Endpoint) -> bool:
         first.api_key == second.api_key
         and Target.parse(first.url).redacted == Target.parse(second.url).redacted
     )
+
+
+def select_endpoint(endpoints: Sequence[Endpoint], name: str, option: str) -> Endpoint:
+    """Return the endpoint of a targets file with a name.
+
+    Args:
+        endpoints: The endpoints of the file.
+        name: The name of the endpoint to use.
+        option: The option that names it, with its value, for an error message.
+
+    Raises:
+        UserError: The file has no endpoint of this name.
+    """
+    endpoint_by_name = {endpoint.name: endpoint for endpoint in endpoints}
+    if name in endpoint_by_name:
+        return endpoint_by_name[name]
+
+    hint = closest(name, [*endpoint_by_name]) or f"known: {', '.join(endpoint_by_name)}"
+    raise UserError("unknown_name", f"no target is called {name}", where=option, hint=hint)
 
 
 class NamedUrl(NamedTuple):

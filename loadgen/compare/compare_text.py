@@ -70,7 +70,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
     """
     first_side, *other_sides = comparison.sides
     headline = [
-        Paragraph(_summarize_differences(comparison, side_name), large=True)
+        Paragraph(summarize_differences(comparison, side_name), large=True)
         for side_name in other_sides
     ]
     conditions = _build_condition_section(outcomes)
@@ -227,7 +227,7 @@ def _describe_simulated(comparison: Comparison) -> str:
     return f"Results come from a performance model, not from real hardware: {sides}."
 
 
-def _summarize_differences(comparison: Comparison, side_name: str) -> str:
+def summarize_differences(comparison: Comparison, side_name: str) -> str:
     """Return what differs between a side and the first one, in one sentence.
 
     An example is "after vs. before: worse in TTFT p99; no significant difference in 8 metrics."

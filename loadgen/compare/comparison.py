@@ -8,14 +8,12 @@ better or worse.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from loadgen.compare.block_errors import count_slow_periods
 from loadgen.compare.comparison_notes import (
     OTHER_TOOL_METRICS,
     describe_scope,
@@ -23,15 +21,11 @@ from loadgen.compare.comparison_notes import (
     list_notes,
 )
 from loadgen.compare.difference import Difference
-from loadgen.compare.estimates import (
-    NO_KNOWN_INTERVAL,
-    compute_side_value,
-    estimate_side,
-    list_measured_records,
-)
-from loadgen.compare.judgement import judge
+from loadgen.compare.difference_estimators import DifferenceEstimator, IndependentRuns
+from loadgen.compare.estimates import NO_KNOWN_INTERVAL, compute_side_value
+from loadgen.compare.judgement import judge, to_change
 from loadgen.compare.parts import ComparedPart, list_shared_parts, restrict_to_part
-from loadgen.compare.significance import fisher_exact, holm_levels, p_value, subtract
+from loadgen.compare.significance import holm_levels, p_value
 from loadgen.compare.work_differences import describe_slo, describe_work_differences
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.metrics.sections import Recovery
@@ -44,9 +38,6 @@ from loadgen.runs.comparison_side import Side, SideFacts
 NOT_SAME_WORK = "different workloads"
 SAME_RUN = "both sides are the same run"
 """Reasons for which no difference of two sides is judged."""
-
-
-NS_PER_MS = 1e6
 
 
 class SideRecovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +96,7 @@ def compare(
     extra_metrics: Sequence[str] = (),
     confidence: float = LEVEL,
     allow_different_work: bool = False,
+    estimator: DifferenceEstimator | None = None,
 ) -> Comparison:
     """Return the comparison of every side with the first one.
 
@@ -118,10 +110,11 @@ def compare(
         confidence: The confidence of all metrics together.
         allow_different_work: True to judge the metrics of sides that did different work, too.
             Otherwise their differences are shown without an outcome. Invalid runs are never judged.
+        estimator: How differences are estimated. None for `IndependentRuns`.
     """
     first = sides[0]
     metrics = _list_metrics_to_compare(sides, extra_metrics)
-    comparer = _Comparer(metrics, extra_metrics, confidence)
+    comparer = _Comparer(metrics, extra_metrics, confidence, estimator or IndependentRuns())
     differences: list[Difference] = []
 
     work_differences: list[str] = []
@@ -253,7 +246,11 @@ class _Comparer:
     """
 
     def __init__(
-        self, metrics: Sequence[Metric], extra_metrics: Sequence[str], confidence: float
+        self,
+        metrics: Sequence[Metric],
+        extra_metrics: Sequence[str],
+        confidence: float,
+        estimator: DifferenceEstimator,
     ) -> None:
         """Create a comparer.
 
@@ -261,10 +258,12 @@ class _Comparer:
             metrics: The metrics to compare.
             extra_metrics: The paths of those that are kept even if a side has no value of them.
             confidence: The confidence of all metrics together.
+            estimator: Estimates the difference of each metric.
         """
         self._metrics = metrics
         self._extra_metrics = extra_metrics
         self._risk = 1 - confidence
+        self._estimator = estimator
 
     def compare_sides(self, first: Side, other: Side, reason_not_judged: str) -> list[Difference]:
         """Return the difference of each metric.
@@ -273,7 +272,7 @@ class _Comparer:
         """
         pairs = []
         for metric in self._metrics:
-            pair = _pair_metric(first, other, metric, reason_not_judged)
+            pair = self._pair_metric(first, other, metric, reason_not_judged)
             if _has_both_values(pair.difference) or metric.path in self._extra_metrics:
                 pairs.append(pair)
         return self._judge_pairs(pairs, first, other)
@@ -291,7 +290,7 @@ class _Comparer:
             first_part = restrict_to_part(first, part)
             other_part = restrict_to_part(other, part)
             pairs = [
-                _pair_metric(first_part, other_part, metric, reason_not_judged)
+                self._pair_metric(first_part, other_part, metric, reason_not_judged)
                 for metric in self._select_metrics(part)
             ]
 
@@ -312,6 +311,41 @@ class _Comparer:
             is_of_part = metric.path.startswith((*part.summary_fields, "ok_share"))
             if is_of_part and (part.has_tokens or not metric.path.startswith("tokens")):
                 yield metric
+
+    def _pair_metric(
+        self, first: Side, other: Side, metric: Metric, reason_not_judged: str
+    ) -> _MetricPair:
+        """Return a metric of two sides, and the estimate of its difference if it can be judged.
+
+        Args:
+            first: The side to compare with.
+            other: The side to compare.
+            metric: The metric.
+            reason_not_judged: Why no metric of these sides may be judged, or "".
+        """
+        estimate = None
+        reason = reason_not_judged or _find_slo_difference(first, other, metric)
+        if not reason:
+            estimate, reason = self._estimator.estimate(first, other, metric)
+
+        before = compute_side_value(first, metric)
+        after = compute_side_value(other, metric)
+        difference = Difference(
+            metric=metric.path,
+            name=metric.name,
+            unit=metric.unit,
+            side=other.name,
+            before=before,
+            after=after,
+            change=_compute_change(before, after, is_fraction=metric.path in SHARE_PATHS),
+            reason=reason or NO_KNOWN_INTERVAL,
+            is_repeated=self._estimator.is_repeated(first, other),
+        )
+        if estimate is not None and self._estimator.is_paired:
+            change = to_change(difference, estimate.value)
+            difference = msgspec.structs.replace(difference, change=change)
+
+        return _MetricPair(metric, difference, estimate)
 
     def _judge_pairs(
         self, pairs: Sequence[_MetricPair], first: Side, other: Side
@@ -336,7 +370,7 @@ class _Comparer:
                 )
 
             if difference.detailed_outcome in ("better", "worse"):
-                difference = _confirm_by_time_periods(difference, first, other, pair.metric, level)
+                difference = self._estimator.confirm(difference, first, other, pair.metric, level)
 
             differences.append(difference)
 
@@ -346,45 +380,6 @@ class _Comparer:
 def _has_both_values(difference: Difference) -> bool:
     """Return True if both sides have the metric."""
     return difference.before is not None and difference.after is not None
-
-
-def _pair_metric(first: Side, other: Side, metric: Metric, reason_not_judged: str) -> _MetricPair:
-    """Return a metric of two sides, and the estimate of its difference if it can be judged.
-
-    Args:
-        first: The side to compare with.
-        other: The side to compare.
-        metric: The metric.
-        reason_not_judged: Why no metric of these sides may be judged, or "".
-    """
-    is_repeated = len(first.runs) > 1 and len(other.runs) > 1
-    estimate = None
-
-    reason = reason_not_judged or _find_slo_difference(first, other, metric)
-    if not reason:
-        first_estimate = estimate_side(first, metric, is_repeated=is_repeated)
-        other_estimate = estimate_side(other, metric, is_repeated=is_repeated)
-        reason = first_estimate.reason or other_estimate.reason
-        if first_estimate.estimate is not None and other_estimate.estimate is not None:
-            estimate = subtract(
-                first_estimate.estimate, other_estimate.estimate, is_pooled=is_repeated
-            )
-
-    before = compute_side_value(first, metric)
-    after = compute_side_value(other, metric)
-    difference = Difference(
-        metric=metric.path,
-        name=metric.name,
-        unit=metric.unit,
-        side=other.name,
-        before=before,
-        after=after,
-        change=_compute_change(before, after, is_fraction=metric.path in SHARE_PATHS),
-        reason=reason or NO_KNOWN_INTERVAL,
-        is_repeated=is_repeated,
-    )
-
-    return _MetricPair(metric, difference, estimate)
 
 
 def _find_slo_difference(first: Side, other: Side, metric: Metric) -> str:
@@ -410,50 +405,3 @@ def _compute_change(
     if before == 0:
         return None
     return after / before - 1
-
-
-def _confirm_by_time_periods(
-    difference: Difference, first: Side, other: Side, metric: Metric, level: float
-) -> Difference:
-    """Make a significant difference inconclusive if it comes from few periods of time only.
-
-    Suppose that three runs met one slow period each, and that the three runs of the other side met
-    none. The runs of each side agree well, so the difference looks certain, but the evidence is
-    only three slow periods. So the runs are cut into periods of time, and slow ones must be
-    significantly more frequent on one side, by Fisher's exact test. A period is slow if its
-    percentile is above the geometric mean of the percentiles of both sides.
-
-    Args:
-        difference: The difference, which is better or worse.
-        first: The side to compare with.
-        other: The side to compare.
-        metric: The metric of the difference. A mean is returned unchanged, and so is a percentile
-            of a side that has runs without records.
-        level: The significance level for Fisher's exact test.
-    """
-    if metric.quantile is None or not metric.request_metric:
-        return difference
-    if not difference.before or not difference.after:
-        return difference
-
-    first_runs = list_measured_records(first)
-    other_runs = list_measured_records(other)
-    if len(first_runs) < len(first.runs) or len(other_runs) < len(other.runs):
-        return difference
-
-    geometric_mean_ms = math.sqrt(difference.before * difference.after)
-    threshold_ns = geometric_mean_ms * NS_PER_MS
-    first_periods = count_slow_periods(first_runs, metric, threshold_ns)
-    other_periods = count_slow_periods(other_runs, metric, threshold_ns)
-    p_value_of_periods = fisher_exact(
-        first_periods.slow, first_periods.total, other_periods.slow, other_periods.total
-    )
-    if p_value_of_periods <= level:
-        return difference
-
-    reason = (
-        f"the difference comes from only a few periods of time ({first_periods.slow} "
-        f"of {first_periods.total} periods are slow, against {other_periods.slow} of "
-        f"{other_periods.total})"
-    )
-    return msgspec.structs.replace(difference, detailed_outcome="inconclusive", reason=reason)

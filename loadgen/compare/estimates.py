@@ -58,7 +58,7 @@ def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateO
     if side.reported_metrics or not side.runs:
         return EstimateOrReason(None, f"{side.name} has no records")
 
-    omission_reasons = _describe_omission(side, metric)
+    omission_reasons = describe_omission(side, metric)
     if omission_reasons:
         return EstimateOrReason(None, f"not reported by {side.name}: {omission_reasons}")
 
@@ -79,7 +79,7 @@ def list_measured_records(side: Side) -> list[Columns]:
     return [columns for columns in records if columns is not None]
 
 
-def _describe_omission(side: Side, metric: Metric) -> str:
+def describe_omission(side: Side, metric: Metric) -> str:
     """Return why runs of a side omit a metric as unreliable, or "" if all of them report it.
 
     A summary stores the reason by the names of the distribution and of the statistic: for the path

@@ -56,8 +56,8 @@ def judge(
     # The number of standard errors from the middle of the interval to each of its ends.
     t_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
     half_width = t_quantile * estimate.error
-    low = _to_change(difference, estimate.value - half_width)
-    high = _to_change(difference, estimate.value + half_width)
+    low = to_change(difference, estimate.value - half_width)
+    high = to_change(difference, estimate.value + half_width)
 
     # This is decided before the ends are clipped, because a clipped end may be zero.
     excludes_zero = low > 0 or high < 0
@@ -114,10 +114,10 @@ def _compute_detectable_change(
         if detectable > largest_possible:
             return None
 
-    return _to_change(difference, detectable)
+    return to_change(difference, detectable)
 
 
-def _to_change(difference: Difference, value: float) -> float:
+def to_change(difference: Difference, value: float) -> float:
     """Convert a value on the scale of the estimate to a change, such as 0.1 for +10 %.
 
     The estimate of a fraction is the change itself, in parts of one. That of any other metric is

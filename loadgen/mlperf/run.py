@@ -18,6 +18,7 @@ from loadgen_sdk.wire_formats.server_profiles import Api
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from loadgen.cli.settings import request_options
 from loadgen.core import format
 from loadgen.core.errors import UserError, missing_result
 from loadgen.core.execution.plan import Settings
@@ -384,7 +385,7 @@ def _peak_search_plan(
     would change the outcome of a trial. `ExperimentPlan` has no fields for the data set, the drain
     time, the round and the size of the test, so they are texts in `options` and `source_text`.
     """
-    options = {"data": data.name, **experiment.request_options(settings)}
+    options = {"data": data.name, **request_options(settings)}
     if drain_ns != MAX_WAIT_NS:
         # The option `--grace` limits how long queries may take after the last one was issued.
         options["grace"] = f"{drain_ns / NS_PER_S:g} s"

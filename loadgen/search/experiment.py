@@ -32,7 +32,6 @@ from loadgen.search.search_settings import SearchSettings
 from loadgen.search.sweep import LoadKind
 
 if TYPE_CHECKING:
-    from loadgen.core.execution.plan import Settings
     from loadgen.repeated.capacity import Unit
 
 SCHEMA = 1
@@ -40,20 +39,6 @@ PLAN_FILE = "plan.json"
 TRIALS_FILE = "probes.jsonl"
 RESULT_FILE = "search.json"
 UNFINISHED_DIR = "unfinished"
-
-REQUEST_SETTINGS = (
-    "model",
-    "server",
-    "api",
-    "stream",
-    "extra_body",
-    "tokenizer",
-    "route",
-    "session_header",
-    "slo_headers",
-    "reset_cache",
-)
-"""The settings, apart from the target, that change what is sent or how responses are read."""
 
 IDENTITY_FIELDS = {
     "command_name": "command",
@@ -135,21 +120,6 @@ class StoredSearch(
     seed: int | None = None
     metadata: dict[str, str] = {}
     settings: SearchSettings
-
-
-def request_options(settings: Settings) -> dict[str, str]:
-    """Return the settings that change the requests and differ from their default, as text.
-
-    They are part of a plan, because results of other requests must not be mixed with those of this
-    experiment. Defaults are left out, so that a new setting does not make old plans differ.
-    """
-    defaults = type(settings)()
-    options = {}
-    for name in REQUEST_SETTINGS:
-        value = getattr(settings, name)
-        if value != getattr(defaults, name):
-            options[name] = str(value)
-    return options
 
 
 # Plans

@@ -13,6 +13,7 @@ import msgspec
 
 from loadgen.cli.option_parsers import parse_option, parse_share_option
 from loadgen.cli.options import default_output_folder
+from loadgen.cli.settings import request_options
 from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.execution import run_manifest
@@ -605,7 +606,7 @@ def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, 
         if name not in PLAN_OPTIONS:
             options[name] = str(value)
 
-    return options | experiment.request_options(checked.settings)
+    return options | request_options(checked.settings)
 
 
 def _describe_slos(workload: Workload) -> Iterator[str]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadgen.cli.targets import select_endpoint
 from loadgen.core import format
-from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.workload.flags import select_load_options
 from loadgen.runs.load_points import LoadPoint
 from loadgen.search.sweep import LoadKind, combine_load_points, combine_point_groups, parse_loads
@@ -353,14 +354,9 @@ def _settings_of_known_targets(
         names: The names of the endpoints to use.
         target_option: The option --target with its value, for an error message.
     """
-    endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
-    unknown_names = [name for name in names if name not in endpoints]
-    if unknown_names:
-        hint = closest(unknown_names[0], [*endpoints]) or f"known: {', '.join(endpoints)}"
-        problem = f"no target is called {unknown_names[0]}"
-        raise UserError("unknown_name", problem, where=target_option, hint=hint)
+    settings_by_name = {}
+    for name in names:
+        endpoint = select_endpoint(settings.endpoints, name, target_option)
+        settings_by_name[name] = replace(settings, targets=(endpoint,), url=endpoint.url)
 
-    return {
-        name: replace(settings, targets=(endpoints[name],), url=endpoints[name].url)
-        for name in names
-    }
+    return settings_by_name

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.cli.output import print_status
+from loadgen.cli.settings import request_options
 from loadgen.core import run_folder
 from loadgen.core.errors import INTERRUPTED, TargetError
 from loadgen.core.execution import run
@@ -147,7 +148,7 @@ def _experiment_plan(sweep: Sweep, output_dir: Path) -> ExperimentPlan:
         source_text=sweep.workload.source_text,
         target=sweep.target,
         metadata=dict(settings.metadata),
-        options=sweep.options | experiment.request_options(settings),
+        options=sweep.options | request_options(settings),
         seed=experiment.choose_seed(output_dir, sweep.workload.seed),
         command=settings.command,
         load_points=tuple(planned.point for planned in sweep.points),

@@ -1,0 +1,305 @@
+"""Estimates differences between two sides that were measured in turn, in alternating blocks. Pure.
+
+A block is a short run of the load against one side. Four blocks are a group, in the order ABBA or
+BAAB, and the unit of the analysis is the group: its difference is the mean of its two B blocks
+minus the mean of its two A blocks. Suppose that the host becomes slower by the same amount from
+block to block. The blocks of A have the places 1 and 4, and those of B the places 2 and 3, so the
+drift adds the same to both means, and the difference of the group does not contain it. Only what
+changes within a group in another way is left, and the interval is that of Student's t over groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.compare.block_errors import EstimateOrReason, describe_missing_samples
+from loadgen.compare.difference import Difference
+from loadgen.compare.estimates import ZERO_VALUE, describe_omission, list_measured_records
+from loadgen.core import seeds
+from loadgen.core.analysis.within_run_variance import ScaledEstimate, agresti_coull_error
+from loadgen.core.stats import students_t
+from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
+from loadgen.runs.comparison_side import Side
+
+SideName = Literal["A", "B"]
+
+FIRST_SIDE: SideName = "A"
+OTHER_SIDE: SideName = "B"
+
+GROUP_ORDERS: tuple[tuple[SideName, ...], ...] = (("A", "B", "B", "A"), ("B", "A", "A", "B"))
+"""The two orders of the blocks of a group. Groups have them in turn."""
+
+BLOCKS_PER_GROUP = 4
+PAIRS_PER_GROUP = 2
+
+MIN_GROUPS = 3
+"""Groups that an interval needs: two agree by chance too often. It is the least number of repeats
+of which `loadgen run --repeat auto` computes a precision, too."""
+
+TRIMMED_SHARE = 0.2
+"""The share of the groups that is left out at each end of their differences. It is the usual share
+(Wilcox 2012, Introduction to Robust Estimation and Hypothesis Testing), and left fewer differences
+undetected in benchmarks/live_power.py than the mean of all groups."""
+
+MIN_TRIMMED_GROUPS = 20
+"""Of fewer groups none is left out, because the interval would lose too many degrees of freedom."""
+
+FIRST_STAGE_GROUPS = 10
+"""Groups from whose variation the number of groups follows that a stated precision needs."""
+
+
+class LiveBlock(NamedTuple):
+    """A short run of the load against one side.
+
+    Attributes:
+        number: Its number, from 1, in the order of time.
+        side: The side to which it is sent.
+        pair: The number of its pair, from 0. The two blocks of a pair follow each other, one on
+            each side, and have the same seed: the same arrivals, lengths and prompts.
+    """
+
+    number: int
+    side: SideName
+    pair: int
+
+    @property
+    def name(self) -> str:
+        """The name of its directory, for example "block-001-a"."""
+        return f"block-{self.number:03d}-{self.side.lower()}"
+
+
+class BlockGroup(NamedTuple):
+    """Four blocks in the order ABBA or BAAB, by which drift that is linear in time cancels."""
+
+    blocks: tuple[LiveBlock, ...]
+
+    def names_of(self, side: SideName) -> list[str]:
+        """Return the names of the two blocks of a side."""
+        return [block.name for block in self.blocks if block.side == side]
+
+
+def list_groups(seed: int, count: int) -> tuple[BlockGroup, ...]:
+    """Return the first groups of a comparison. The seed decides with which order they begin."""
+    first_order = seeds.derive_seed(seed, "live order") % len(GROUP_ORDERS)
+    groups = []
+    for group_index in range(count):
+        order = GROUP_ORDERS[(first_order + group_index) % len(GROUP_ORDERS)]
+        blocks = [
+            LiveBlock(
+                number=group_index * BLOCKS_PER_GROUP + place + 1,
+                side=side,
+                pair=group_index * PAIRS_PER_GROUP + place // 2,
+            )
+            for place, side in enumerate(order)
+        ]
+        groups.append(BlockGroup(tuple(blocks)))
+
+    return tuple(groups)
+
+
+def seed_of_pair(seed: int, pair: int) -> int:
+    """Return the seed of both blocks of a pair, which is that of no other pair."""
+    return seeds.run_seed(seed, "live pair", pair)
+
+
+class AlternatingBlocks:
+    """Estimates the difference between two sides by the groups of their blocks.
+
+    Attributes:
+        is_paired: True, because a difference is one within groups.
+    """
+
+    is_paired = True
+
+    def __init__(self, groups: Sequence[BlockGroup], *, is_two_stage: bool = False) -> None:
+        """Create an estimator.
+
+        Args:
+            groups: The groups whose blocks are the runs of both sides, in the order of time.
+            is_two_stage: True if the number of groups followed from the variation of the first
+                FIRST_STAGE_GROUPS of them. The interval then uses that variation only.
+        """
+        self._groups = groups
+        self._is_two_stage = is_two_stage
+
+    def is_repeated(self, _first: Side, _other: Side) -> bool:
+        """Return True: the groups show how far a difference varies from time to time."""
+        return True
+
+    def estimate(self, first: Side, other: Side, metric: Metric) -> EstimateOrReason:
+        """Return the mean difference of the groups with its standard error, or why it has none."""
+        reason = self._find_reason_without_estimate(first, other, metric)
+        if reason:
+            return EstimateOrReason(None, reason)
+
+        differences = self.group_differences(first, other, metric)
+        if differences is None:
+            return EstimateOrReason(None, ZERO_VALUE)
+
+        estimate = estimate_difference(differences, is_two_stage=self._is_two_stage)
+        if metric.path not in SHARE_PATHS:
+            return EstimateOrReason(estimate)
+
+        # Blocks without a failure do not show that failures never happen.
+        least_error = math.hypot(_fraction_error(first, metric), _fraction_error(other, metric))
+        error = max(estimate.error, least_error)
+        return EstimateOrReason(ScaledEstimate(estimate.value, error, estimate.degrees_of_freedom))
+
+    def confirm(
+        self, difference: Difference, _first: Side, _other: Side, _metric: Metric, _level: float
+    ) -> Difference:
+        """Return the difference unchanged. Both sides met the same periods of time."""
+        return difference
+
+    def _find_reason_without_estimate(self, first: Side, other: Side, metric: Metric) -> str:
+        """Return why a metric cannot be estimated, or ""."""
+        if len(self._groups) < MIN_GROUPS:
+            return f"{len(self._groups)} complete groups of blocks, {MIN_GROUPS} needed"
+
+        for side in (first, other):
+            omission_reason = describe_omission(side, metric)
+            if omission_reason:
+                return f"not reported by {side.name}: {omission_reason}"
+
+            if any(metric_value(run.summary, metric.path) is None for run in side.runs):
+                return f"{side.name} has blocks without a value"
+
+            if metric.request_metric:
+                reason = describe_missing_samples(list_measured_records(side), metric)
+                if reason:
+                    return reason
+
+        return ""
+
+    def group_differences(
+        self, first: Side, other: Side, metric: Metric
+    ) -> NDArray[np.float64] | None:
+        """Return the difference of each group: the mean of its B blocks minus that of its A blocks.
+
+        The values are logarithms, and fractions as they are. Return None if a block has no value,
+        or one that has no logarithm.
+        """
+        values = _scaled_values((first, other), metric)
+        if values is None:
+            return None
+
+        differences = []
+        for group in self._groups:
+            first_values = [values[name] for name in group.names_of(FIRST_SIDE)]
+            other_values = [values[name] for name in group.names_of(OTHER_SIDE)]
+            differences.append(float(np.mean(other_values)) - float(np.mean(first_values)))
+
+        return np.array(differences)
+
+
+def estimate_difference(
+    group_differences: NDArray[np.float64], *, is_two_stage: bool = False
+) -> ScaledEstimate:
+    """Return the mean of the differences of groups, with its standard error.
+
+    Of many groups it is a trimmed mean, because a host that suddenly changes within a group makes
+    the difference of this one group large.
+
+    A number of groups that depends on the data makes the usual interval too narrow: the groups
+    would end when they agree by chance. In the two-stage procedure of Stein (1945, A two-sample
+    test for a linear hypothesis whose power is independent of the variance) the variance is that of
+    the first stage alone, which is independent of the mean. The interval then has its confidence.
+
+    Args:
+        group_differences: The difference of each group, at least two.
+        is_two_stage: True if the number of groups followed from the variation of the first stage.
+    """
+    if is_two_stage:
+        first_stage = group_differences[:FIRST_STAGE_GROUPS]
+        standard_deviation = float(first_stage.std(ddof=1))
+        return ScaledEstimate(
+            value=float(group_differences.mean()),
+            error=standard_deviation / math.sqrt(len(group_differences)),
+            degrees_of_freedom=len(first_stage) - 1,
+        )
+
+    group_count = len(group_differences)
+    trimmed_count = int(TRIMMED_SHARE * group_count) if group_count >= MIN_TRIMMED_GROUPS else 0
+    return estimate_trimmed_mean(group_differences, trimmed_count)
+
+
+def estimate_trimmed_mean(values: NDArray[np.float64], trimmed_count: int) -> ScaledEstimate:
+    """Return the mean of values without the smallest and the largest ones, with its error.
+
+    The error is that of Tukey and McLaughlin (1963, Less vulnerable confidence and significance
+    procedures for location based on a single sample): each trimmed value counts as its nearest
+    value that is left, and the sum of squares of these values is divided by h (h - 1), where h is
+    the number of values that are left. The degrees of freedom are h - 1. If nothing is trimmed, it
+    is the error of the usual mean.
+
+    Args:
+        values: The values, at least two more than are trimmed.
+        trimmed_count: How many values are left out at each end.
+    """
+    sorted_values = np.sort(values)
+    left_values = sorted_values[trimmed_count : len(values) - trimmed_count]
+    left_count = len(left_values)
+    winsorized = np.clip(sorted_values, left_values[0], left_values[-1])
+    squares = float(((winsorized - winsorized.mean()) ** 2).sum())
+    return ScaledEstimate(
+        value=float(left_values.mean()),
+        error=math.sqrt(squares / (left_count * (left_count - 1))),
+        degrees_of_freedom=left_count - 1,
+    )
+
+
+def count_needed_groups(
+    first_stage: Iterable[ScaledEstimate], half_width: float, risk: float
+) -> int:
+    """Return how many groups bring the intervals of all metrics to a half width.
+
+    Args:
+        first_stage: The estimate of each metric after FIRST_STAGE_GROUPS groups.
+        half_width: The largest half width of each interval, on the scale of the estimates.
+        risk: The probability of an error among all metrics, which they share equally.
+    """
+    estimates = list(first_stage)
+    needed_count = FIRST_STAGE_GROUPS
+    for estimate in estimates:
+        level = risk / len(estimates)
+        t_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
+        variance_of_group = estimate.error**2 * FIRST_STAGE_GROUPS
+        groups = math.ceil(variance_of_group * (t_quantile / half_width) ** 2)
+        needed_count = max(needed_count, groups)
+
+    return needed_count
+
+
+def _scaled_values(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:
+    """Return a metric of each block by its name: a logarithm, or a fraction as it is.
+
+    Return None if a block has no value, or one that has no logarithm.
+    """
+    is_fraction = metric.path in SHARE_PATHS
+    values: dict[str, float] = {}
+    for run in itertools.chain.from_iterable(side.runs for side in sides):
+        value = metric_value(run.summary, metric.path)
+        if value is None:
+            return None
+        if is_fraction:
+            values[run.name] = value
+        elif value > 0:
+            values[run.name] = math.log(value)
+        else:
+            return None
+
+    return values
+
+
+def _fraction_error(side: Side, metric: Metric) -> float:
+    """Return the standard error of a fraction that its number of requests alone allows."""
+    values = [metric_value(run.summary, metric.path) or 0.0 for run in side.runs]
+    request_count = sum(run.summary.requests.scheduled for run in side.runs)
+    mean = float(np.mean(values))
+    return agresti_coull_error(mean * request_count, request_count)

@@ -1,0 +1,99 @@
+"""The result kind of a live comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.compare import live_result
+from loadgen.compare.exit_code import comparison_exit_code
+from loadgen.compare.live_plan import LivePlan
+from loadgen.compare.live_result import COMPARISON_FILE, StoredComparison
+from loadgen.compare.live_text import build_live_report, describe_live_result
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.core.results.json_files import decode_json
+from loadgen.render import html
+from loadgen.render.section import Report
+from loadgen.result_kinds import PAGE, RECORDS, ListRow, RegeneratedFile, ResultFunctions
+from loadgen.runs.comparison_side import Side
+from loadgen.runs.kind import stored_summaries
+
+
+def load(output_dir: Path) -> StoredComparison:
+    """Read a live comparison, computed from the records of its blocks. Raises UserError."""
+    return live_result.read_comparison(output_dir)
+
+
+def report(stored: StoredComparison) -> Report:
+    """Return the report."""
+    return build_live_report(stored)
+
+
+def document(stored: StoredComparison) -> bytes:
+    """Return what `report --json` prints: the content of `comparison.json`."""
+    return format.document(stored)
+
+
+def code(stored: StoredComparison, _strict: bool) -> int:
+    """Return the exit code: that of `loadgen compare` with the stored conditions."""
+    return comparison_exit_code(stored.comparison, stored.conditions)
+
+
+def list_row(output_dir: Path) -> ListRow:
+    """Return the row of a live comparison in the list of results, from its stored files.
+
+    It has no runs, because the metrics of two targets cannot be shown as those of one result.
+    """
+    plan = live_result.read_plan(output_dir)
+    blocks = stored_summaries(output_dir, live_result.list_block_dirs(output_dir))
+    has_simulated_target = any(target.startswith("sim:") for target in plan.targets)
+    return ListRow(
+        outcome=_describe_outcome(output_dir, plan, len(blocks)),
+        description=plan.workload,
+        target=" vs. ".join(plan.targets),
+        simulated=has_simulated_target or any(run.summary.target.simulated for run in blocks),
+        started=min((run.summary.run.started for run in blocks), default=""),
+    )
+
+
+def _describe_outcome(output_dir: Path, plan: LivePlan, block_count: int) -> str:
+    """Return the differences that were found, or how many blocks are done without a comparison."""
+    path = output_dir / COMPARISON_FILE
+    if not path.is_file():
+        return f"{block_count} of {format.counted(plan.max_blocks, 'block')}"
+    stored = decode_json(path.read_bytes(), StoredComparison, str(path), "a live comparison")
+    return describe_live_result(stored).removeprefix("SIMULATED: ").rstrip(".")
+
+
+def compare_side(output_dir: Path) -> Side:
+    """Raise UserError: a live comparison has two sides already."""
+    block_dirs = live_result.list_block_dirs(output_dir)
+    example = f", like {block_dirs[0]}" if block_dirs else ""
+    raise UserError(
+        "unsupported",
+        "a live comparison has two sides already",
+        str(output_dir),
+        f"read it with loadgen report, or compare single blocks{example}",
+    )
+
+
+def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield the comparison and its page, generated again from the records of the blocks."""
+    stored = live_result.read_comparison(output_dir)
+    yield RegeneratedFile(COMPARISON_FILE, format.document(stored), RECORDS)
+    yield RegeneratedFile(PAGE, html.render(build_live_report(stored)).encode(), RECORDS)
+
+
+FUNCTIONS = ResultFunctions(
+    load=load,
+    headline=describe_live_result,
+    report=report,
+    document=document,
+    code=code,
+    runs=live_result.list_block_dirs,
+    list_row=list_row,
+    compare_side=compare_side,
+    regenerate=regenerate,
+    schema=LivePlan,
+)

@@ -1,0 +1,284 @@
+"""The directory of a live comparison: reads its blocks, and writes what follows from them.
+
+live.json            what was requested (LivePlan); the same command resumes it
+block-001-a/, ...    one run each, in the layout of `loadgen run`
+unfinished/          blocks of a group that was interrupted
+comparison.json      the comparison of the complete groups (StoredComparison)
+report.html          its page
+SHA256SUMS           the hash of every file, written last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from loadgen.compare.alternating_blocks import (
+    FIRST_SIDE,
+    FIRST_STAGE_GROUPS,
+    OTHER_SIDE,
+    AlternatingBlocks,
+    BlockGroup,
+    LiveBlock,
+    SideName,
+    count_needed_groups,
+)
+from loadgen.compare.comparison import Comparison, compare
+from loadgen.compare.live_plan import PLAN_FILE, SCHEMA, LivePlan
+from loadgen.compare.thresholds import ThresholdOutcome, check_thresholds, parse_thresholds
+from loadgen.core import format, run_folder
+from loadgen.core.analysis.within_run_variance import ScaledEstimate
+from loadgen.core.errors import UserError
+from loadgen.core.results import store
+from loadgen.core.results.files import refuse_links
+from loadgen.core.results.json_files import decode_json
+from loadgen.repeated.comparable_metrics import find_metric
+from loadgen.repeated.repeats import PRECISION_METRICS, is_valid
+from loadgen.runs.comparison_side import ComparedRun, Side
+from loadgen.runs.kind import load_compared_run
+
+COMPARISON_FILE = "comparison.json"
+
+SCOPE = (
+    "Variation between groups of four alternating blocks. It includes the drift of the host and of "
+    "the network, and not what another start of a server would change."
+)
+
+
+class GroupChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """The change of one metric from A to B in each group.
+
+    Attributes:
+        metric: The path of the metric in `summary.json`.
+        name: Its name for readers.
+        changes: The relative change of each group, in the order of time: 0.1 is +10 %.
+    """
+
+    metric: str
+    name: str
+    changes: tuple[float, ...]
+
+
+class StoredComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A live comparison as far as it has come: the content of `comparison.json`.
+
+    Attributes:
+        plan: What was requested.
+        complete_groups: The number of complete groups, which are compared.
+        excluded_groups: The number of complete groups with an INVALID block, which are left out.
+        needed_groups: How many groups the requested precision needs. None if none was requested, or
+            if the first stage is not complete.
+        is_complete: Whether no more groups are needed.
+        comparison: The comparison of both sides.
+        conditions: The outcomes of the conditions of --fail-on.
+        group_changes: The changes of the key metrics in each group that is not left out.
+    """
+
+    plan: LivePlan
+    complete_groups: int
+    excluded_groups: int
+    needed_groups: int | None
+    is_complete: bool
+    comparison: Comparison
+    conditions: tuple[ThresholdOutcome, ...]
+    group_changes: tuple[GroupChanges, ...] = ()
+
+
+# Reading
+
+
+def read_plan(output_dir: Path) -> LivePlan:
+    """Return the plan in a directory. Raises UserError if there is none or it is damaged."""
+    path = output_dir / PLAN_FILE
+    if not path.is_file():
+        raise UserError(
+            "no_result",
+            "the directory has no live comparison",
+            str(output_dir),
+            f"give a directory with {PLAN_FILE}",
+        )
+
+    refuse_links(output_dir)
+    return decode_json(
+        path.read_bytes(), LivePlan, str(path), "the plan of a live comparison", schema=SCHEMA
+    )
+
+
+def list_block_dirs(output_dir: Path) -> list[Path]:
+    """Return the directories of the blocks that have begun, in the order of time."""
+    return run_folder.runs_in(output_dir)
+
+
+def is_group_complete(output_dir: Path, group: BlockGroup) -> bool:
+    """Return whether all four blocks of a group have come to their end."""
+    return all(is_block_complete(output_dir / block.name) for block in group.blocks)
+
+
+def is_block_complete(block_dir: Path) -> bool:
+    """Return whether a block has come to its end, so that it was neither killed nor interrupted."""
+    if not (block_dir / run_folder.SUMMARY).is_file():
+        return False
+    return run_folder.read_summary(block_dir).run.state != "interrupted"
+
+
+class BlockReader:
+    """Reads the blocks of a directory, each complete one only once."""
+
+    def __init__(self, output_dir: Path) -> None:
+        """Create a reader that has read nothing yet."""
+        self._output_dir = output_dir
+        self._run_by_name: dict[str, ComparedRun] = {}
+
+    def read(self, block: LiveBlock) -> ComparedRun:
+        """Return the run of a block that is complete. Raises UserError if it is damaged."""
+        if block.name not in self._run_by_name:
+            self._run_by_name[block.name] = load_compared_run(self._output_dir / block.name)
+        return self._run_by_name[block.name]
+
+
+def read_comparison(output_dir: Path, reader: BlockReader | None = None) -> StoredComparison:
+    """Return the comparison of the complete groups in a directory, computed from their records.
+
+    Args:
+        output_dir: The directory.
+        reader: Has read some of the blocks already. None to read all of them.
+
+    Raises:
+        UserError: No group is complete yet, or a file is damaged.
+    """
+    plan = read_plan(output_dir)
+    complete_groups = [group for group in plan.groups if is_group_complete(output_dir, group)]
+    if not complete_groups:
+        raise UserError(
+            "no_result",
+            "no group of four blocks is complete yet",
+            str(output_dir),
+            "repeat the command that created it to resume",
+        )
+
+    block_reader = BlockReader(output_dir) if reader is None else reader
+    run_by_name = {
+        block.name: block_reader.read(block) for group in complete_groups for block in group.blocks
+    }
+    return compare_groups(plan, complete_groups, run_by_name)
+
+
+def compare_groups(
+    plan: LivePlan, groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
+) -> StoredComparison:
+    """Return the comparison of some groups.
+
+    Groups with an INVALID block are left out. If all have one, all are included, and the comparison
+    then shows their metrics without saying which side is better.
+    """
+    valid_groups = [
+        group
+        for group in groups
+        if all(is_valid(run_by_name[block.name].summary) for block in group.blocks)
+    ]
+    counted_groups = valid_groups or list(groups)
+    excluded_count = len(groups) - len(counted_groups)
+
+    first = _build_side(FIRST_SIDE, counted_groups, run_by_name)
+    other = _build_side(OTHER_SIDE, counted_groups, run_by_name)
+    estimator = AlternatingBlocks(counted_groups, is_two_stage=plan.is_two_stage)
+    conditions = parse_thresholds(plan.conditions)
+    comparison = compare(
+        [first, other],
+        extra_metrics=[condition.metric for condition in conditions],
+        confidence=plan.confidence,
+        allow_different_work=plan.allows_different_work,
+        estimator=estimator,
+    )
+
+    notes = comparison.notes
+    if excluded_count:
+        text = "with an INVALID block left out of the comparison"
+        notes = (f"{format.counted(excluded_count, 'group')} {text}.", *notes)
+
+    comparison = msgspec.structs.replace(comparison, scope=SCOPE, notes=notes)
+    needed_groups = _count_needed_groups(plan, counted_groups, first, other)
+    enough_groups = plan.max_groups if needed_groups is None else needed_groups
+    is_complete = len(groups) >= plan.max_groups or len(counted_groups) >= enough_groups
+
+    return StoredComparison(
+        plan=plan,
+        complete_groups=len(groups),
+        excluded_groups=excluded_count,
+        needed_groups=needed_groups,
+        is_complete=is_complete,
+        comparison=comparison,
+        conditions=tuple(
+            check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
+        ),
+        group_changes=tuple(_list_group_changes(estimator, first, other)),
+    )
+
+
+def _list_group_changes(
+    estimator: AlternatingBlocks, first: Side, other: Side
+) -> Iterator[GroupChanges]:
+    """Yield the changes of each metric of PRECISION_METRICS that all blocks have."""
+    for path in PRECISION_METRICS:
+        metric = find_metric(path)
+        if metric is None:
+            continue
+        log_ratios = estimator.group_differences(first, other, metric)
+        if log_ratios is not None:
+            changes = tuple(np.expm1(log_ratios).tolist())
+            yield GroupChanges(metric=path, name=metric.name, changes=changes)
+
+
+def _build_side(
+    name: SideName, groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
+) -> Side:
+    """Return one side: its blocks of some groups."""
+    runs = tuple(run_by_name[block_name] for group in groups for block_name in group.names_of(name))
+    return Side(name=name, runs=runs)
+
+
+def _count_needed_groups(
+    plan: LivePlan, groups: Sequence[BlockGroup], first: Side, other: Side
+) -> int | None:
+    """Return how many groups the requested precision needs.
+
+    Return None without a requested precision, and before the first stage is complete.
+    """
+    if not plan.is_two_stage or len(groups) < FIRST_STAGE_GROUPS:
+        return None
+
+    first_stage = AlternatingBlocks(groups[:FIRST_STAGE_GROUPS])
+    estimates = _estimate_precision_metrics(first_stage, first, other)
+    return count_needed_groups(estimates, plan.scaled_half_width, 1 - plan.confidence)
+
+
+def _estimate_precision_metrics(
+    estimator: AlternatingBlocks, first: Side, other: Side
+) -> list[ScaledEstimate]:
+    """Return the estimates of the metrics of PRECISION_METRICS that both sides have."""
+    estimates = []
+    for path in PRECISION_METRICS:
+        metric = find_metric(path)
+        if metric is None:
+            continue
+        estimate = estimator.estimate(first, other, metric).estimate
+        if estimate is not None:
+            estimates.append(estimate)
+
+    return estimates
+
+
+# Writing
+
+
+def write_comparison(output_dir: Path, reader: BlockReader | None = None) -> StoredComparison:
+    """Write `comparison.json` from the blocks in a directory, and return its content.
+
+    The arguments and errors are those of `read_comparison`.
+    """
+    stored = read_comparison(output_dir, reader)
+    store.replace(output_dir / COMPARISON_FILE, format.document(stored))
+    return stored

@@ -1,0 +1,110 @@
+"""Renders a live comparison as a report. Pure.
+
+It is the report of any comparison (`compare_text`) with what the blocks were and a chart of the
+groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loadgen.compare.compare_text import build_report, summarize_differences
+from loadgen.compare.live_plan import describe_plan
+from loadgen.compare.live_result import GroupChanges, StoredComparison
+from loadgen.core import format
+from loadgen.render.page import COLORS, Axis, Chart, Mark, Series
+from loadgen.render.section import (
+    Charts,
+    Links,
+    Paragraph,
+    Report,
+    named_facts,
+    section,
+)
+from loadgen.runs import sweep_charts
+
+
+def build_live_report(stored: StoredComparison) -> Report:
+    """Return the report of a live comparison, of all groups that are complete."""
+    base = build_report(stored.comparison, stored.conditions)
+    plan = stored.plan
+    target_a, target_b = plan.targets
+    setup = f"{plan.workload}: A is {target_a}, B is {target_b}"
+    progress = describe_progress(stored)
+    is_reached = stored.is_complete
+
+    blocks = section(
+        "Blocks",
+        named_facts(A=target_a, B=target_b, Plan=describe_plan(plan), Seed=f"{plan.seed}"),
+        Paragraph(progress, "" if is_reached else "warn"),
+        Charts([_build_group_chart(changes) for changes in stored.group_changes]),
+        Links("The run of each block", list(_list_links(stored))),
+    )
+    return msgspec.structs.replace(
+        base,
+        title=f"{plan.workload} · B vs. A, in alternating blocks",
+        generated_by="loadgen compare --live",
+        sections=[*base.sections, blocks],
+        brief=[
+            section("", setup, Paragraph(progress, "" if is_reached else "warn")),
+            *base.brief,
+        ],
+    )
+
+
+def describe_progress(stored: StoredComparison) -> str:
+    """Return how many groups are compared, and whether that is what the plan asked for."""
+    plan = stored.plan
+    counted_groups = stored.complete_groups - stored.excluded_groups
+    blocks = format.counted(len(stored.comparison.sides) * 2 * counted_groups, "block")
+    text = f"Compared: {blocks} in {format.counted(counted_groups, 'group')}"
+    if stored.excluded_groups:
+        text += (
+            f" ({format.counted(stored.excluded_groups, 'group')} with an INVALID block left out)"
+        )
+
+    if not stored.is_complete:
+        enough = plan.max_groups if stored.needed_groups is None else stored.needed_groups
+        total = min(enough, plan.max_groups)
+        return f"{text}. NOT COMPLETE: {total} groups were planned. Repeat the command to resume."
+
+    if stored.needed_groups is not None and stored.needed_groups > counted_groups:
+        return (
+            f"{text}. The requested precision of ±{(plan.half_width or 0) * 100:g} % would need "
+            f"about {stored.needed_groups:,} groups."
+        )
+
+    return f"{text}."
+
+
+def describe_live_result(stored: StoredComparison) -> str:
+    """Return the result in one sentence, after a mark for a simulation or an INVALID result."""
+    mark = ""
+    if stored.comparison.simulated:
+        mark = "SIMULATED: "
+    elif not stored.comparison.valid:
+        mark = "INVALID: "
+    return f"{mark}{summarize_differences(stored.comparison, stored.comparison.sides[1])}"
+
+
+def _build_group_chart(changes: GroupChanges) -> Chart:
+    """Return the chart of a metric: the change from A to B in each group, as a point."""
+    percentages = [change * 100 for change in changes.changes]
+    group_numbers = [float(number) for number in range(1, len(percentages) + 1)]
+    return Chart(
+        title=f"{changes.name}: change from A to B",
+        note="a point for each group of four blocks; drift that is linear in time cancels in it",
+        x=Axis(label="group", min=0.5, max=len(percentages) + 0.5, integer_ticks=True),
+        y=Axis(label="%", unit="%"),
+        series=(Series(x=group_numbers, y=percentages, color=COLORS[0], width=0, dots=True),),
+        marks=(Mark(y=0.0, label="no change", color="good", extends_axis=True),),
+    )
+
+
+def _list_links(stored: StoredComparison) -> Iterator[tuple[str, str]]:
+    """Yield the name and the page of each block of the groups that were run."""
+    for group in stored.plan.groups[: stored.complete_groups]:
+        for block in group.blocks:
+            yield block.name, sweep_charts.run_link(block.name)

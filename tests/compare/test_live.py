@@ -1,0 +1,322 @@
+"""Tests of `loadgen compare --live`: blocks, resuming, reports, lists and wrong usage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import servers
+from command_line import exits
+from expected_errors import refused
+from loadgen_sdk.transport.target import Target
+
+import loadgen
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.verification import verify_bundle
+from loadgen.compare import live_result
+from loadgen.compare.alternating_blocks import FIRST_STAGE_GROUPS
+from loadgen.compare.exit_code import comparison_exit_code
+from loadgen.compare.live_result import COMPARISON_FILE, StoredComparison
+from loadgen.compare.side_reader import read_sides
+from loadgen.core.errors import CombinedError, UserError
+from loadgen.core.results import checksums
+from loadgen.ui.results_list import results_in
+
+pytestmark = pytest.mark.commands
+
+SLOWER = "extends: gb300-vm\nvm_speeds: [0.97]\n"
+LOAD = ("--request-rate", "20", "-n", "40", "--warmup", "0", "--osl", "20", "--isl", "50")
+GROUPS = 3
+
+
+def run_live(output_dir: Path, target_b: str, *options: object) -> int:
+    """Compare the GB300 VM with another target in GROUPS groups, and return the exit code."""
+    return exits(
+        "compare",
+        "qa",
+        "--live",
+        "sim:gb300-vm",
+        target_b,
+        *LOAD,
+        "--repeat",
+        GROUPS,
+        "--progress",
+        "off",
+        "-o",
+        output_dir,
+        *options,
+    )
+
+
+@pytest.fixture(scope="module")
+def slower_target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a target that is 3 % slower than the GB300 VM."""
+    preset = tmp_path_factory.mktemp("presets") / "slower.yaml"
+    preset.write_text(SLOWER)
+    return f"sim:{preset}"
+
+
+@pytest.fixture(scope="module")
+def live_dir(tmp_path_factory: pytest.TempPathFactory, slower_target: str) -> Path:
+    """Return the directory of a live comparison with a target that is 3 % slower."""
+    output_dir = tmp_path_factory.mktemp("live") / "ab"
+    assert run_live(output_dir, slower_target, "--seed", "1") == 0
+    return output_dir
+
+
+def read_stored(output_dir: Path) -> StoredComparison:
+    """Return the stored comparison."""
+    return msgspec.json.decode((output_dir / COMPARISON_FILE).read_bytes(), type=StoredComparison)
+
+
+def outcome_by_metric(stored: StoredComparison) -> Mapping[str, str]:
+    """Return the outcome of each metric by its path."""
+    return {
+        difference.metric: difference.detailed_outcome
+        for difference in stored.comparison.differences
+    }
+
+
+def test_a_target_that_is_slower_by_3_percent_is_worse(live_dir: Path) -> None:
+    stored = read_stored(live_dir)
+    tpot = next(d for d in stored.comparison.differences if d.metric == "tpot_ms.p50")
+    assert tpot.detailed_outcome == "worse" and tpot.side == "B"
+    assert tpot.low is not None and tpot.high is not None and tpot.change is not None
+    assert tpot.low <= 1 / 0.97 - 1 <= tpot.high or abs(tpot.change - (1 / 0.97 - 1)) < 0.002
+    assert outcome_by_metric(stored)["tokens.steady_output_per_s"] != "worse"
+    assert stored.comparison.confidence == 0.99
+    assert stored.comparison.runs == (2 * GROUPS, 2 * GROUPS)
+    assert stored.is_complete and stored.complete_groups == GROUPS and not stored.excluded_groups
+
+
+def test_the_two_blocks_of_a_pair_send_the_same_load(live_dir: Path) -> None:
+    plan = live_result.read_plan(live_dir)
+    prompts_by_pair: dict[int, set[str]] = {}
+    for group in plan.groups:
+        for block in group.blocks:
+            summary = json.loads((live_dir / block.name / "summary.json").read_bytes())
+            prompts_by_pair.setdefault(block.pair, set()).add(summary["fingerprints"]["prompts"])
+            is_slower = "slower" in summary["target"]["name"]
+            assert is_slower is (block.side == "B")
+    assert all(len(prompts) == 1 for prompts in prompts_by_pair.values())
+    assert len(set.union(*prompts_by_pair.values())) == 2 * GROUPS
+
+
+def test_equal_targets_are_equivalent(tmp_path: Path) -> None:
+    assert run_live(tmp_path / "aa", "sim:gb300-vm", "--seed", "2") == 0
+    outcomes = outcome_by_metric(read_stored(tmp_path / "aa"))
+    assert outcomes["tpot_ms.p50"] == outcomes["e2e_ms.p50"] == "equivalent"
+    assert not {"better", "worse"} & set(outcomes.values())
+
+
+def test_a_condition_decides_the_exit_code_of_command_and_report(
+    tmp_path: Path, slower_target: str
+) -> None:
+    output_dir = tmp_path / "ab"
+    condition = ("--fail-on", "tpot_ms.p50 > +1%", "--beyond-noise", "--seed", "3")
+    assert run_live(output_dir, slower_target, *condition) == 1
+    assert exits("report", output_dir, "--no-html") == 1
+
+
+def test_report_list_and_json_agree(live_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (live_dir / COMPARISON_FILE).read_bytes()
+    assert exits("report", live_dir, "--json") == 0
+    assert capsys.readouterr().out.encode() == before
+    assert exits("report", live_dir, "--full", "--no-html") == 0
+    text = capsys.readouterr().out
+    assert "TPOT p50" in text and "worse" in text and "SIMULATED" in text
+    (listed,) = results_in(live_dir.parent)
+    assert listed.kind == "live" and listed.simulated and "TPOT p50" in listed.reported_outcome
+    opened = loadgen.load(live_dir)
+    assert opened.kind == "live" and opened.headline.startswith("SIMULATED: B vs. A: worse in")
+    assert len(opened.runs) == 4 * GROUPS
+    assert not checksums.find_changes(live_dir)
+
+
+def test_a_bundle_of_it_is_verified_from_the_records(live_dir: Path, tmp_path: Path) -> None:
+    write_bundle(live_dir, tmp_path / "ab.zip")
+    verified = verify_bundle(tmp_path / "ab.zip")
+    assert verified.verified == "all" and not verified.differences
+
+
+def test_a_killed_comparison_reports_its_complete_groups_and_resumes(
+    live_dir: Path, tmp_path: Path, slower_target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = Path(shutil.copytree(live_dir, tmp_path / "killed"))
+    plan = live_result.read_plan(killed)
+    last_blocks = [block.name for block in plan.groups[-1].blocks]
+    (killed / last_blocks[1] / "summary.json").unlink()
+    for name in last_blocks[2:]:
+        shutil.rmtree(killed / name)
+    for name in (COMPARISON_FILE, "report.html", checksums.FILE):
+        (killed / name).unlink()
+
+    assert exits("report", killed, "--json") == 0
+    stored = msgspec.json.decode(capsys.readouterr().out, type=StoredComparison)
+    assert not stored.is_complete and stored.complete_groups == GROUPS - 1
+    (listed,) = results_in(tmp_path)
+    assert listed.reported_outcome.startswith("9 of 12")
+
+    kept = (killed / "block-001-a" / "run.json").stat().st_mtime_ns
+    assert run_live(killed, slower_target) == 0
+    assert (killed / "block-001-a" / "run.json").stat().st_mtime_ns == kept
+    assert len(list((killed / "unfinished").iterdir())) == 2
+    resumed = read_stored(killed)
+    original = read_stored(live_dir)
+    assert resumed.is_complete and resumed.plan.seed == 1
+    assert outcome_by_metric(resumed) == outcome_by_metric(original)
+
+
+def test_without_a_complete_group_nothing_is_reported(live_dir: Path, tmp_path: Path) -> None:
+    early = Path(shutil.copytree(live_dir, tmp_path / "early"))
+    for block_dir in live_result.list_block_dirs(early)[3:]:
+        shutil.rmtree(block_dir)
+    assert exits("report", early) == 2
+    with refused(UserError, "no_result"):
+        live_result.read_comparison(early)
+
+
+def test_groups_below_three_are_shown_and_not_judged(live_dir: Path, tmp_path: Path) -> None:
+    short = Path(shutil.copytree(live_dir, tmp_path / "short"))
+    for block_dir in live_result.list_block_dirs(short)[8:]:
+        shutil.rmtree(block_dir)
+    stored = live_result.read_comparison(short)
+    assert all(d.low is None and d.before is not None for d in stored.comparison.differences)
+
+
+def test_groups_with_an_invalid_block_are_left_out(live_dir: Path) -> None:
+    plan = live_result.read_plan(live_dir)
+    reader = live_result.BlockReader(live_dir)
+    run_by_name = {
+        block.name: reader.read(block) for group in plan.groups for block in group.blocks
+    }
+    invalid_name = plan.groups[1].blocks[2].name
+    run = run_by_name[invalid_name]
+    verdict = msgspec.structs.replace(run.summary.verdict, valid=False)
+    summary = msgspec.structs.replace(run.summary, verdict=verdict)
+    run_by_name[invalid_name] = msgspec.structs.replace(run, summary=summary)
+
+    stored = live_result.compare_groups(plan, plan.groups, run_by_name)
+    assert stored.excluded_groups == 1 and stored.comparison.valid
+    assert stored.comparison.runs == (2 * GROUPS - 2, 2 * GROUPS - 2)
+    assert all(d.low is None for d in stored.comparison.differences), "two groups are too few"
+
+    all_invalid = {
+        name: msgspec.structs.replace(
+            run,
+            summary=msgspec.structs.replace(
+                run.summary,
+                verdict=msgspec.structs.replace(run.summary.verdict, valid=False),
+            ),
+        )
+        for name, run in run_by_name.items()
+    }
+    stored = live_result.compare_groups(plan, plan.groups, all_invalid)
+    assert not stored.comparison.valid and comparison_exit_code(stored.comparison, ()) == 3
+    assert set(outcome_by_metric(stored).values()) == {"inconclusive"}
+
+
+def test_another_comparison_is_not_mixed_with_the_stored_one(
+    live_dir: Path, tmp_path: Path, slower_target: str
+) -> None:
+    copied = Path(shutil.copytree(live_dir, tmp_path / "copied"))
+    before = (copied / COMPARISON_FILE).read_bytes()
+    assert run_live(copied, "sim:gb300-vm") == 2
+    assert run_live(copied, slower_target, "--seed", "9") == 2
+    assert run_live(copied, slower_target, "--fail-on", "tpot_ms.p50 > +1%") == 2
+    assert (copied / COMPARISON_FILE).read_bytes() == before
+    assert run_live(copied, slower_target) == 0, "nothing is left to do"
+    assert (copied / COMPARISON_FILE).read_bytes() == before
+
+
+def test_it_is_no_side_of_another_comparison(live_dir: Path) -> None:
+    with refused(CombinedError, "unsupported"):
+        read_sides([live_dir, live_dir / "block-001-a"])
+
+
+def test_the_precision_decides_the_number_of_groups(live_dir: Path) -> None:
+    """Ten groups, each a copy of a measured one whose B is slower by another 0 to 0.9 %."""
+    stored_plan = live_result.read_plan(live_dir)
+    reader = live_result.BlockReader(live_dir)
+    plan = msgspec.structs.replace(stored_plan, max_groups=60, half_width=0.05)
+    groups = plan.groups[:FIRST_STAGE_GROUPS]
+    run_by_name = {}
+    for index, group in enumerate(groups):
+        measured_group = stored_plan.groups[index % 2]
+        for block, measured in zip(group.blocks, measured_group.blocks, strict=True):
+            run = reader.read(measured)
+            factor = 1 + 0.001 * index * (block.side == "B")
+            tpot = msgspec.structs.replace(
+                run.summary.tpot_ms, p50=run.summary.tpot_ms.p50 * factor
+            )
+            summary = msgspec.structs.replace(run.summary, tpot_ms=tpot)
+            run_by_name[block.name] = msgspec.structs.replace(run, name=block.name, summary=summary)
+
+    wide = msgspec.structs.replace(plan, half_width=0.5)
+    enough = live_result.compare_groups(wide, groups, run_by_name)
+    assert enough.is_complete and enough.needed_groups == FIRST_STAGE_GROUPS
+
+    narrow = msgspec.structs.replace(plan, half_width=0.0005)
+    too_few = live_result.compare_groups(narrow, groups, run_by_name)
+    assert not too_few.is_complete and (too_few.needed_groups or 0) > 60
+
+    first_stage = live_result.compare_groups(narrow, groups[:4], run_by_name)
+    assert first_stage.needed_groups is None and not first_stage.is_complete
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("results/a", "--request-rate", "10"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--save", "x"),
+        ("qa", "rag", "--live", "sim:gb300-vm", "sim:gb300-vm"),
+        ("qa", "--live", "sim:gb300-vm", "sim:nowhere"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "-d", "10s", "--repeat", "10"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--repeat", "auto,most=5"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--fail-on", "nonsense"),
+    ],
+)
+def test_wrong_usage_writes_nothing(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exits("compare", *arguments) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_sends_nothing(tmp_path: Path, slower_target: str) -> None:
+    assert run_live(tmp_path / "dry", slower_target, "--dry-run") == 0
+    assert not (tmp_path / "dry").exists()
+
+
+def test_the_time_of_all_blocks_is_divided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--request-rate", "9")
+    for options, blocks in (
+        (("-d", "36s", "--repeat", "3"), "12 blocks of 3.0 s in 3 groups"),
+        (("-d", "20m"), "80 blocks of 15.0 s in 20 groups"),
+        (("-d", "2m"), "40 blocks of 3.0 s in 10 groups"),
+    ):
+        assert exits(*command, *options, "--dry-run", "-o", tmp_path / "ab") == 0
+        assert capsys.readouterr().err.startswith(blocks)
+
+
+@pytest.mark.processes
+def test_it_measures_two_servers_over_http(tmp_path: Path) -> None:
+    urls = [servers.shared(number=number).url for number in (0, 1)]
+    load = ("-c", "4", "-n", "40", "--warmup", "0", "--isl", "20", "--osl", "5")
+    code = exits(
+        "compare", "qa", "--live", *urls, *load, "--repeat", "3", "--progress", "off",
+        "-o", tmp_path / "http",
+    )  # fmt: skip
+    assert code in (0, 3), "3: this host may be too busy to measure"
+    stored = read_stored(tmp_path / "http")
+    assert stored.complete_groups == 3 and stored.comparison.valid is (code == 0)
+    assert [Target.parse(url).address for url in urls] == [
+        Target.parse(target).address for target in stored.plan.targets
+    ]
