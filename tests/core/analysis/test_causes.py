@@ -90,10 +90,14 @@ def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
     first_s, last_s = rows["due_ns"].min() / 1e9, rows["due_ns"].max() / 1e9
     for t_s in np.arange(first_s - 1, last_s + 1, 1.0).tolist():
         mark = 4.0 if capped and t_s > first_s + step_s else 1.0
-        told = {"nvidia_smi_throttle_reasons": mark, "nvidia_smi_power_watts": 700.0, UP: 1.0}
+        sample_values = {
+            "nvidia_smi_throttle_reasons": mark,
+            "nvidia_smi_power_watts": 700.0,
+            UP: 1.0,
+        }
         samples += [
             MetricSample(t_s=t_s, target=None, page="nvidia-smi", name=name, labels="", value=value)
-            for name, value in told.items()
+            for name, value in sample_values.items()
         ]
     explanation = explain(
         [Columns(rows)], RunManifest(), sorted(samples, key=lambda sample: sample.t_s)
@@ -219,9 +223,9 @@ def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
 
 def test_few_requests_are_not_explained() -> None:
     rows, samples = BENCHMARK.simulate_run("queue", 3)
-    found = explain([Columns(rows[:199])], RunManifest(), samples)
-    assert (found.text, found.causes) == ("", ())
-    assert "199 requests are too few" in found.not_examined
+    explanation = explain([Columns(rows[:199])], RunManifest(), samples)
+    assert (explanation.text, explanation.causes) == ("", ())
+    assert "199 requests are too few" in explanation.not_examined
     assert explain([], RunManifest()) == Explanation()
 
 
@@ -291,11 +295,11 @@ SHORT_QUEUE = [
 def test_a_queue_that_explains_a_missed_ttft_is_named_from_20_requests_on(
     rows: NDArray[np.void], samples: list[MetricSample], sure: str | None
 ) -> None:
-    found = explain([Columns(rows)], MISSED, samples)
-    assert [(cause.code, cause.sure) for cause in found.causes] == (
+    explanation = explain([Columns(rows)], MISSED, samples)
+    assert [(cause.code, cause.sure) for cause in explanation.causes] == (
         [] if sure is None else [("queue", sure)]
     )
-    assert found.not_examined, "causes other than a queue need more requests"
+    assert explanation.not_examined, "causes other than a queue need more requests"
 
 
 def test_no_queue_is_named_where_the_client_was_late() -> None:
@@ -336,7 +340,7 @@ def test_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "length", "code", "words"),
+    ("rate", "length", "code", "expected_text"),
     [
         (
             "33",
@@ -365,7 +369,7 @@ def test_objective_that_all_requests_miss_has_a_cause(
     rate: str,
     length: tuple[str, ...],
     code: str,
-    words: str,
+    expected_text: str,
 ) -> None:
     slo = ("--slo", "ttft:2s:p95", "--slo", "tpot:45ms:p95")
     with pytest.raises(SystemExit):
@@ -387,7 +391,9 @@ def test_objective_that_all_requests_miss_has_a_cause(
             ]
         )
     document = json.loads((tmp_path / "r" / "summary.json").read_bytes())["causes"]
-    assert document["text"].startswith(words) and bool(document["text"]) == bool(words)
+    assert document["text"].startswith(expected_text) and bool(document["text"]) == bool(
+        expected_text
+    )
     printed = " ".join(capsys.readouterr().out.split())
-    assert (words or "No bottleneck found.") in printed
+    assert (expected_text or "No bottleneck found.") in printed
     assert [cause["code"] for cause in document["causes"]][:1] == [code] * bool(code)

@@ -38,7 +38,7 @@ def test_jain_bounds_contain_every_index_and_are_reached() -> None:
         ]
         assert estimate.high >= max(grid) - 1e-4, "the most even shares"
         in_order = all(
-            one[1] <= other[1] for one, other in itertools.pairwise(sorted(ends.tolist()))
+            lower[1] <= other[1] for lower, other in itertools.pairwise(sorted(ends.tolist()))
         )
         assert not in_order or estimate.low <= min(grid) + 1e-12, "the most uneven ones"
     assert estimate_jain_index([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
@@ -64,8 +64,10 @@ def test_the_tenant_with_the_least_is_named() -> None:
         ),
         TenantShare(name="y", classes=("b",), decided=10, ok_share=1.0, good_share=1.0),
     )
-    found = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
-    lines = text.render(Report(title="", generated_by="", sections=(fairness_section(found),)))
+    tenant_fairness = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
+    lines = text.render(
+        Report(title="", generated_by="", sections=(fairness_section(tenant_fairness),))
+    )
     rendered = " ".join(lines.split())
     assert re.findall(r"\d\.\d{3}", rendered) == ["1.000", "0.900"]
     assert rendered.endswith("Served worst: x.")

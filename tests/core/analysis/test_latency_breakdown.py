@@ -37,29 +37,33 @@ def rows(n: int = 1000, **columns: Any) -> np.ndarray[Any, Any]:
     Each one is sent 1 ms late, connects in 2 ms, waits in the server's queue for its number modulo
     100 in ms, and has 30 ms of prefill, 4 ms of network and 100 ms of decoding.
     """
-    made = np.zeros(n, ROW)
+    records = np.zeros(n, ROW)
     number = np.arange(n)
-    made["slot"] = made["request"] = number
-    made["due_ns"] = number * 10 * MS
-    made["ready_ns"] = made["due_ns"] + 2 * MS
-    made["sent_ns"] = made["ready_ns"] + 1 * MS
-    made["server_queue_ns"] = number % 100 * MS
-    made["server_prefill_ns"] = 30 * MS
-    made["server_transfer_ns"] = -1
+    records["slot"] = records["request"] = number
+    records["due_ns"] = number * 10 * MS
+    records["ready_ns"] = records["due_ns"] + 2 * MS
+    records["sent_ns"] = records["ready_ns"] + 1 * MS
+    records["server_queue_ns"] = number % 100 * MS
+    records["server_prefill_ns"] = 30 * MS
+    records["server_transfer_ns"] = -1
     for name, values in columns.items():
-        made[name] = values
-    told = np.maximum(made["server_queue_ns"], 0) + np.maximum(made["server_prefill_ns"], 0)
-    first = made["sent_ns"] + told + 4 * MS
-    made["first_token_ns"] = made["first_answer_ns"] = first
-    made["last_token_ns"] = made["end_ns"] = made["done_ns"] = first + 100 * MS
-    made["input_tokens"] = columns.get("input_tokens", 500)
-    made["cached_tokens"], made["output_tokens"], made["output_events"] = 50, 11, 11
-    made["max_gap_ns"] = columns.get("max_gap_ns", 10 * MS)
-    return made
+        records[name] = values
+    reported_ns = np.maximum(records["server_queue_ns"], 0) + np.maximum(
+        records["server_prefill_ns"], 0
+    )
+    first = records["sent_ns"] + reported_ns + 4 * MS
+    records["first_token_ns"] = records["first_answer_ns"] = first
+    records["last_token_ns"] = records["end_ns"] = records["done_ns"] = first + 100 * MS
+    records["input_tokens"] = columns.get("input_tokens", 500)
+    records["cached_tokens"], records["output_tokens"], records["output_events"] = 50, 11, 11
+    records["max_gap_ns"] = columns.get("max_gap_ns", 10 * MS)
+    return records
 
 
-def summary(made: np.ndarray[Any, Any], **manifest: Any) -> Summary:
-    return summarize(RunManifest(run="r", stages=(StagePlan(slots=len(made)),), **manifest), made)
+def summary(records: np.ndarray[Any, Any], **manifest: Any) -> Summary:
+    return summarize(
+        RunManifest(run="r", stages=(StagePlan(slots=len(records)),), **manifest), records
+    )
 
 
 def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
@@ -100,7 +104,7 @@ def test_stalls_are_a_separate_part_of_latency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "asked", "words"),
+    ("columns", "has_server_timing", "expected_text"),
     [
         (
             {"server_queue_ns": -1, "server_prefill_ns": -1},
@@ -112,18 +116,20 @@ def test_stalls_are_a_separate_part_of_latency() -> None:
     ],
 )
 def test_a_latency_that_cannot_be_split_gives_the_reason(
-    columns: dict[str, int], asked: bool, words: str
+    columns: dict[str, int], has_server_timing: bool, expected_text: str
 ) -> None:
-    measured_summary = summary(rows(**columns), server_timing=asked)
+    measured_summary = summary(rows(**columns), server_timing=has_server_timing)
     split = measured_summary.splits.groups[0].ttft[0]
     assert split.queue_ms is None and split.client_ms == 1
     assert split.client_ms + split.connect_ms + (
         split.prefill_ms or 0
     ) + split.rest_ms == pytest.approx(split.ttft_ms)
-    assert re.search(words, measured_summary.splits.reason)
+    assert re.search(expected_text, measured_summary.splits.reason)
     codes = [code.code for code in measured_summary.verdict.warning_codes]
     assert ("server_timing_missing" in codes) == (
-        asked and columns["server_queue_ns"] < 0 and measured_summary.splits.accounted == 0
+        has_server_timing
+        and columns["server_queue_ns"] < 0
+        and measured_summary.splits.accounted == 0
     )
 
 
@@ -171,20 +177,22 @@ def test_slowest_requests_state_how_many_others_were_in_flight() -> None:
     assert (first.slot, first.id, first.ttft_ms, first.input_tokens) == (150, "r-150", 903, 500)
     assert (longest.slot, longest.e2e_ms, longest.cached_tokens) == (120, 5000, 50)
     sent, done, token = records["sent_ns"], records["done_ns"], records["first_token_ns"]
-    others = (sent <= sent[150]) & (done > sent[150]) & (records["slot"] != 150)
-    assert first.in_flight == int(others.sum())
-    assert first.waiting_input_tokens == 500 * int((others & (token > sent[150])).sum())
+    is_in_flight = (sent <= sent[150]) & (done > sent[150]) & (records["slot"] != 150)
+    assert first.in_flight == int(is_in_flight.sum())
+    assert first.waiting_input_tokens == 500 * int((is_in_flight & (token > sent[150])).sum())
 
 
 def test_only_the_slowest_requests_are_read_completely() -> None:
     """Only 7 fields of measured requests and 6 fields of the others are read for all requests."""
     records = rows(20_000).view(CountedRows)
-    measured, others = (Columns(records, records["slot"] % 2 == half) for half in (0, 1))
+    measured, other_columns = (Columns(records, records["slot"] % 2 == half) for half in (0, 1))
     CountedRows.seen.clear()
-    shown = list_slowest_requests([measured], [others], RunManifest(run="r"))
+    slow_requests = list_slowest_requests([measured], [other_columns], RunManifest(run="r"))
     assert CountedRows.seen["picked"] < 10 * len(records)
-    assert shown == list_slowest_requests(
-        [Columns(records, records["slot"] % 2 == 0, keep_all=True)], [others], RunManifest(run="r")
+    assert slow_requests == list_slowest_requests(
+        [Columns(records, records["slot"] % 2 == 0, keep_all=True)],
+        [other_columns],
+        RunManifest(run="r"),
     )
 
 
@@ -200,10 +208,10 @@ def test_the_breakdown_of_a_simulated_run_is_exact(tmp_path: Path) -> None:
         )
     text = render(run.summary)
     assert "TTFT breakdown (ms)" in text and "slowest by TTFT" in text
-    why = run_page.render(run.summary).split('id="slow-requests"')[1].split("<h2")[0]
-    assert "TTFT breakdown (ms)" in why and "slowest by E2E" in why
+    table_html = run_page.render(run.summary).split('id="slow-requests"')[1].split("<h2")[0]
+    assert "TTFT breakdown (ms)" in table_html and "slowest by E2E" in table_html
     assert (
-        why.count('title="prefill ') == 10 and why.count('title="decode ') == 10
+        table_html.count('title="prefill ') == 10 and table_html.count('title="decode ') == 10
     )  # in the waterfall of each of the ten
 
 
@@ -215,14 +223,16 @@ def test_requests_near_a_quantile_equal_those_of_a_full_sort(
     """Only these are put in order, among many equal values."""
     values = np.array(few_values, np.int64)
     due = np.array([draw.randrange(5) for _ in few_values], np.int64)
-    own = np.flatnonzero(values > 0)
-    ordered = own[np.lexsort((due[own], values[own]))]
+    positions = np.flatnonzero(values > 0)
+    ordered = positions[np.lexsort((due[positions], values[positions]))]
     wanted = {
         at: ordered[
-            (first := min(int(len(own) * low), len(own) - 1)) : max(int(len(own) * high), first + 1)
+            (first := min(int(len(positions) * low), len(positions) - 1)) : max(
+                int(len(positions) * high), first + 1
+            )
         ].tolist()
         for at, (low, high, fewest) in BANDS.items()
-        if len(own) >= fewest
+        if len(positions) >= fewest
     }
     near_percentiles = _find_near_percentiles(values, due, values > 0)
     assert {percentile: indexes.tolist() for percentile, indexes in near_percentiles} == wanted

@@ -50,20 +50,20 @@ def rows_of(late: tuple[float, float] | None, until_s: float, stages: Sequence[S
     ]  # rows of several workers come in any order
 
 
-def found(
+def measured_recoveries(
     late: tuple[float, float] | None,
     *,
     slo: Slo | None = SLO,
     until_s: float = 60.0,
     stages: Sequence[StagePlan] = STAGES,
-    said: Sequence[MetricSample] = (),
+    samples: Sequence[MetricSample] = (),
     codes: dict[str, ReasonCode] | None = None,
 ) -> tuple[Recovery, ...]:
     """Return the recoveries of a run with 10 requests/s whose TTFT is 2 s in `late`, else 0.1 s."""
     manifest = RunManifest(
         state="finished", stages=tuple(stages), slo=slo, warning_codes=codes or {}
     )
-    return recovery.measure_recoveries([Columns(rows_of(late, until_s, stages))], manifest, said)
+    return recovery.measure_recoveries([Columns(rows_of(late, until_s, stages))], manifest, samples)
 
 
 def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> ChartData:
@@ -72,18 +72,22 @@ def figures_of(start_s: float, end_s: float, stages: Sequence[StagePlan]) -> Cha
 
 
 def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses_it() -> None:
-    (one,) = found(
+    (event_recovery,) = measured_recoveries(
         (12, 29)
     )  # groups of 20 requests last 2 s: the last one with a miss is that from 28 to 30 s
-    assert (one.load_before, one.load_after, one.at_s) == ("poisson 30/s", "poisson 10/s", 20)
-    assert (one.slo_missed, one.recovered_after_s) == (True, 10.0)
-    assert recovery_text.describe_recovery(one) == "met again after 10.0 s"
+    assert (event_recovery.load_before, event_recovery.load_after, event_recovery.at_s) == (
+        "poisson 30/s",
+        "poisson 10/s",
+        20,
+    )
+    assert (event_recovery.slo_missed, event_recovery.recovered_after_s) == (True, 10.0)
+    assert recovery_text.describe_recovery(event_recovery) == "met again after 10.0 s"
 
 
 def test_a_slo_not_met_again_by_the_end_of_the_run_has_no_recovery_time() -> None:
-    (late,) = found((50, 50.1))
+    (late,) = measured_recoveries((50, 50.1))
     assert late.recovered_after_s == 32.0
-    (never,) = found((12, 60))
+    (never,) = measured_recoveries((12, 60))
     assert (never.slo_missed, never.recovered_after_s) == (
         True,
         None,
@@ -93,20 +97,20 @@ def test_a_slo_not_met_again_by_the_end_of_the_run_has_no_recovery_time() -> Non
 
 def test_late_requests_within_the_quantile_do_not_violate_the_slo() -> None:
     allowed = Slo(terms=(Term(metric="ttft", limit_ns=S, quantile=0.9),))
-    assert found((30, 30.2), slo=allowed)[0].slo_missed is False  # 2 of a group of 20
-    assert found((30, 30.3), slo=allowed)[0].recovered_after_s == 12.0
+    assert measured_recoveries((30, 30.2), slo=allowed)[0].slo_missed is False  # 2 of a group of 20
+    assert measured_recoveries((30, 30.3), slo=allowed)[0].recovered_after_s == 12.0
     assert (
-        found((30, 30.2), slo=Slo(goodput_share=0.95))[0].slo_missed is False
+        measured_recoveries((30, 30.2), slo=Slo(goodput_share=0.95))[0].slo_missed is False
     )  # no term: every ok request is good
 
 
 def test_recovery_is_immediate_unneeded_or_not_measurable() -> None:
-    assert recovery_text.describe_recovery(found(None)[0]) == "met all the time"
-    assert recovery_text.describe_recovery(found((11, 19))[0]) == "met again at once"
+    assert recovery_text.describe_recovery(measured_recoveries(None)[0]) == "met all the time"
+    assert recovery_text.describe_recovery(measured_recoveries((11, 19))[0]) == "met again at once"
     assert "fewer than 20 requests" in recovery_text.describe_recovery(
-        found((11, 19), until_s=21.5)[0]
+        measured_recoveries((11, 19), until_s=21.5)[0]
     )
-    assert found((11, 19), slo=None) == ()
+    assert measured_recoveries((11, 19), slo=None) == ()
 
 
 def test_only_a_fall_of_the_measured_load_is_the_end_of_a_spike() -> None:
@@ -118,8 +122,8 @@ def test_only_a_fall_of_the_measured_load_is_the_end_of_a_spike() -> None:
     assert (
         falls(before, spike) == falls(msgspec.structs.replace(spike, measured=False), after) == []
     )
-    lanes = [StagePlan(closed=True, concurrency=n) for n in (8, 24, 8)]
-    assert falls(*lanes) == [2] and falls(spike, lanes[0]) == []
+    stage_plans = [StagePlan(closed=True, concurrency=n) for n in (8, 24, 8)]
+    assert falls(*stage_plans) == [2] and falls(spike, stage_plans[0]) == []
 
 
 def up(t_s: float, url: str, value: float = 1, target: int | None = 0) -> MetricSample:
@@ -128,20 +132,28 @@ def up(t_s: float, url: str, value: float = 1, target: int | None = 0) -> Metric
 
 def ready(t_s: float, pods: float) -> list[MetricSample]:
     """Return the samples of a gateway's metrics page that counts its ready pods."""
-    told = msgspec.structs.replace(up(t_s, "epp", pods, None), name="inference_pool_ready_pods")
-    return [told, up(t_s, "epp", target=None)]
+    sample = msgspec.structs.replace(up(t_s, "epp", pods, None), name="inference_pool_ready_pods")
+    return [sample, up(t_s, "epp", target=None)]
 
 
 READY = [*ready(-1, 4), *ready(5, 3), *ready(40, 4)]
 UP = [up(-1, "a"), up(-0.9, "b"), up(5, "a", 0), up(40, "a")]
 
 
-@pytest.mark.parametrize(("said", "counts"), [(READY, (4, 3)), (UP, (2, 1))])
+@pytest.mark.parametrize(("samples", "counts"), [(READY, (4, 3)), (UP, (2, 1))])
 def test_metrics_pages_show_lost_and_added_replicas(
-    said: list[MetricSample], counts: tuple[int, int]
+    samples: list[MetricSample], counts: tuple[int, int]
 ) -> None:
-    gone, come = found((5, 9), said=said, stages=STAGES[:1])
-    assert [(one.event, one.load_before, one.load_after, one.at_s) for one in (gone, come)] == [
+    gone, come = measured_recoveries((5, 9), samples=samples, stages=STAGES[:1])
+    assert [
+        (
+            event_recovery.event,
+            event_recovery.load_before,
+            event_recovery.load_after,
+            event_recovery.at_s,
+        )
+        for event_recovery in (gone, come)
+    ] == [
         ("loss", f"{counts[0]} replicas", format.counted(counts[1], "replica"), 5.0),
         ("scale_up", format.counted(counts[1], "replica"), f"{counts[0]} replicas", 40.0),
     ]
@@ -150,24 +162,24 @@ def test_metrics_pages_show_lost_and_added_replicas(
         4.0,
     ) and gone.observed_s == pytest.approx(54.9)
     assert recovery_text.describe_recovery(come) == "met all the time"
-    (_, slow) = found((35, 43), said=said, stages=STAGES[:1])
+    (_, slow) = measured_recoveries((35, 43), samples=samples, stages=STAGES[:1])
     assert (slow.slo_missed, slow.recovered_after_s) == (True, 4.0), (
         "it was asked for, since the SLO was missed"
     )
-    (lost, _) = found((5, 43), said=said, stages=STAGES[:1])
+    (lost, _) = measured_recoveries((5, 43), samples=samples, stages=STAGES[:1])
     assert lost.recovered_after_s == 38.0, "the replica that came was part of the way back"
 
 
 def test_a_recovery_ends_where_the_next_event_begins() -> None:
     """The way back of a spike had the miss of a replica lost long after it."""
-    spike, lost = found((31, 33), said=[*ready(-1, 4), *ready(30, 3)])
+    spike, lost = measured_recoveries((31, 33), samples=[*ready(-1, 4), *ready(30, 3)])
     assert (spike.event, spike.recovered_after_s, spike.observed_s) == (
         "spike",
         0.0,
         pytest.approx(9.9),
     )
     assert (lost.event, lost.recovered_after_s) == ("loss", 4.0)
-    before, _ = found((25, 26), said=[*ready(-1, 4), *ready(8, 3)])
+    before, _ = measured_recoveries((25, 26), samples=[*ready(-1, 4), *ready(8, 3)])
     assert (before.event, before.observed_s) == ("loss", pytest.approx(1.9)), (
         "to the beginning of the spike"
     )
@@ -175,21 +187,30 @@ def test_a_recovery_ends_where_the_next_event_begins() -> None:
 
 def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:
     codes = {"words": ReasonCode(code="target_gone", values={"target": "b", "at_s": 30.0})}
-    (one,) = found((30, 31), codes=codes, stages=STAGES[:1])
-    assert (one.event, one.load_before, one.load_after, one.at_s, one.recovered_after_s) == (
+    (event_recovery,) = measured_recoveries((30, 31), codes=codes, stages=STAGES[:1])
+    assert (
+        event_recovery.event,
+        event_recovery.load_before,
+        event_recovery.load_after,
+        event_recovery.at_s,
+        event_recovery.recovered_after_s,
+    ) == (
         "loss",
         "b",
         "gone",
         30.0,
         2.0,
     )
-    assert found((30, 31), said=[*ready(-2, 1), *ready(-1, 4)], stages=STAGES[:1]) == ()
-    drawn = next(charts.build_recovery_charts(figures_of(30, 31, STAGES[:1]), (one,)))
-    assert [mark.x for mark in drawn.marks] == [
+    assert (
+        measured_recoveries((30, 31), samples=[*ready(-2, 1), *ready(-1, 4)], stages=STAGES[:1])
+        == ()
+    )
+    chart = next(charts.build_recovery_charts(figures_of(30, 31, STAGES[:1]), (event_recovery,)))
+    assert [mark.x for mark in chart.marks] == [
         30.0,
         32.0,
-    ] and drawn.title == "SLO attainment"
-    assert min(value for value in drawn.series[0].y if value is not None) == 0.5
+    ] and chart.title == "SLO attainment"
+    assert min(value for value in chart.series[0].y if value is not None) == 0.5
 
 
 def written(tmp_path: Path, stages: str) -> Any:
@@ -233,19 +254,20 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
     with pytest.raises(SystemExit):
         main([*command, "-o", str(tmp_path / "r")])
-    words = "the load on the command line replaces 2 stages of the file: load, spike"
+    warning_text = "the load on the command line replaces 2 stages of the file: load, spike"
     captured = capsys.readouterr()
-    assert f"Warning: {words}" in captured.err
+    assert f"Warning: {warning_text}" in captured.err
     assert (
-        words in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
+        warning_text
+        in json.loads((tmp_path / "r" / "summary.json").read_bytes())["verdict"]["warnings"]
     )
     with pytest.raises(SystemExit):
         main([*command, "--dry-run"])
-    assert words in capsys.readouterr().out
+    assert warning_text in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "expected_text"),
     [
         ("{spike: 3x}", "a spike that is not of the form"),
         ("{spike: 1x for 60s}", "a spike that is not of the form"),
@@ -258,11 +280,11 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
     ],
 )
 def test_an_invalid_spike_is_refused_with_its_location(
-    tmp_path: Path, bad: str, words: str
+    tmp_path: Path, bad: str, expected_text: str
 ) -> None:
     with pytest.raises(CombinedError) as refused:
         written(tmp_path, f"  - {{arrival: {{poisson: 10/s}}, duration: 30s}}\n  - {bad}\n")
-    assert words in str(refused.value) and "stages[" in str(refused.value)
+    assert expected_text in str(refused.value) and "stages[" in str(refused.value)
 
 
 @pytest.mark.commands
@@ -282,10 +304,10 @@ def test_an_overloaded_simulated_server_recovers(
     with pytest.raises(SystemExit) as ending:
         main(["run", str(file), "--url", "sim:h100x8", "--full", "--out", str(tmp_path / "r")])
     assert ending.value.code == 1  # the SLO of the whole run is missed
-    (one,) = json.loads((tmp_path / "r" / "summary.json").read_text())["recovery"]
-    assert one["broken"] is True and 1 < one["back_s"] < 40
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "spike poisson 60/s poisson 10/s 20.0 s" in shown
+    (event_recovery,) = json.loads((tmp_path / "r" / "summary.json").read_text())["recovery"]
+    assert event_recovery["broken"] is True and 1 < event_recovery["back_s"] < 40
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert "spike poisson 60/s poisson 10/s 20.0 s" in stdout
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")

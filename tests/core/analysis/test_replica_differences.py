@@ -76,21 +76,23 @@ def _rows(
     """
     draw = np.random.default_rng(seed)
     n = targets * per
-    found = blank(n)
-    found["target"] = np.arange(n) % targets
-    found["due_ns"] = (np.arange(n) / n * 200 * S).astype(np.int64)
-    found["output_tokens"] = found["output_events"] = 50
-    found["first_event_tokens"] = 1
-    found["input_tokens"] = found["built_tokens"] = 100
-    found["input_source"] = found["output_source"] = SOURCES.index("server")
-    own = draw.normal(1, 0.01, targets)
-    scale = np.array([own[i] * factor.get(i, 1.0) for i in range(targets)])[found["target"]]
-    common = 1 + wave * np.sin(found["due_ns"] / (50 * S) * 2 * np.pi)
+    records = blank(n)
+    records["target"] = np.arange(n) % targets
+    records["due_ns"] = (np.arange(n) / n * 200 * S).astype(np.int64)
+    records["output_tokens"] = records["output_events"] = 50
+    records["first_event_tokens"] = 1
+    records["input_tokens"] = records["built_tokens"] = 100
+    records["input_source"] = records["output_source"] = SOURCES.index("server")
+    target_factors = draw.normal(1, 0.01, targets)
+    scale = np.array([target_factors[i] * factor.get(i, 1.0) for i in range(targets)])[
+        records["target"]
+    ]
+    common = 1 + wave * np.sin(records["due_ns"] / (50 * S) * 2 * np.pi)
     gap = (10 * MS * scale * common * draw.lognormal(0, 0.1, n)).astype(np.int64)
     stream(
-        found, (100 * MS * draw.lognormal(0, 0.2, n)).astype(np.int64), gap, np.full(n, MS // 20)
+        records, (100 * MS * draw.lognormal(0, 0.2, n)).astype(np.int64), gap, np.full(n, MS // 20)
     )
-    return found
+    return records
 
 
 def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
@@ -111,15 +113,22 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
 
 def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
-    found = summary.node_differences
-    assert (found.node_kind, found.nodes, found.blocks, found.reason) == ("target", 18, 20, "")
-    assert {(one.name, one.metric) for one in found.outliers} == {
+    node_differences = summary.node_differences
+    assert (
+        node_differences.node_kind,
+        node_differences.nodes,
+        node_differences.blocks,
+        node_differences.reason,
+    ) == ("target", 18, 20, "")
+    assert {(outlier.name, outlier.metric) for outlier in node_differences.outliers} == {
         ("vm-07", "tpot"),
         ("vm-07", "e2e"),
     }
-    tpot = next(one for one in found.outliers if one.metric == "tpot")
+    tpot = next(outlier for outlier in node_differences.outliers if outlier.metric == "tpot")
     assert tpot.change == pytest.approx(0.08, abs=0.025)
-    table = {one.metric: one for one in found.variances}["tpot"]
+    table = {
+        variance_table.metric: variance_table for variance_table in node_differences.variances
+    }["tpot"]
     shares = (table.between_share, table.time_share, table.own_time_share, table.within_share)
     assert sum(shares) == pytest.approx(1)
     assert table.within_ms == pytest.approx(1.0, rel=0.1), "lognormal noise of 10 % of 10 ms"
@@ -130,7 +139,7 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
         r"between (.*\n.* )?targets ", rendered_text
     )
     assert "vm-07 is an outlier" in run_page.render(summary)
-    assert load_summary(dump_summary(summary)).node_differences == found
+    assert load_summary(dump_summary(summary)).node_differences == node_differences
 
 
 @pytest.mark.parametrize(("error_ms", "named"), [(0.01, True), (0.45, False)])
@@ -148,7 +157,7 @@ def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
     rows["last_token_error_ns"][slower | everywhere] = int(49 * error_ms * MS)
     summary = _summary(rows)
     assert "tpot" not in summary.unsound
-    assert ("tpot" in {one.metric for one in summary.node_differences.outliers}) is named
+    assert ("tpot" in {outlier.metric for outlier in summary.node_differences.outliers}) is named
 
 
 def test_compare_says_which_node_of_a_side_stands_out() -> None:
@@ -170,25 +179,25 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
 @pytest.mark.parametrize("targets", [3, 18])
 def test_equal_nodes_name_none(targets: int) -> None:
     for seed in range(4):
-        found = _summary(_rows(targets, {}, seed=seed)).node_differences
-        assert found.outliers == () and found.nodes == targets, seed
+        node_differences = _summary(_rows(targets, {}, seed=seed)).node_differences
+        assert node_differences.outliers == () and node_differences.nodes == targets, seed
     assert f"No outlier target ({targets} targets" in text.render(_summary(_rows(targets, {})))
 
 
 def test_of_two_replicas_neither_is_an_outlier() -> None:
-    found = _summary(_rows(2, {0: 1.5}))
+    summary = _summary(_rows(2, {0: 1.5}))
     assert (
-        found.node_differences.outliers == ()
-        and found.node_differences.variances[1].between_share > 0.5
+        summary.node_differences.outliers == ()
+        and summary.node_differences.variances[1].between_share > 0.5
     )
-    assert "Two targets are too few" in text.render(found)
+    assert "Two targets are too few" in text.render(summary)
 
 
 def test_too_few_responses_are_reported_and_not_judged() -> None:
     rows = _rows(4, {})
     rows = rows[(rows["target"] != 2) | (np.arange(len(rows)) < 8)]
-    found = _summary(rows).node_differences
-    assert found.left_out == ("vm-02",) and found.nodes == 3
+    node_differences = _summary(rows).node_differences
+    assert node_differences.left_out == ("vm-02",) and node_differences.nodes == 3
     few = _summary(_rows(4, {}, per=3)).node_differences
     assert few.variances == () and few.left_out == () and "have 10 ok requests" in few.reason
 
@@ -200,7 +209,7 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     assert [part.target.node for part in summary.nodes] == [f"node-{i}" for i in range(9)]
     assert sum(part.requests.ok for part in summary.nodes) == summary.requests.ok
     assert summary.node_differences.node_kind == "node" and {
-        one.name for one in summary.node_differences.outliers
+        outlier.name for outlier in summary.node_differences.outliers
     } == {"node-3"}
     assert "\nnode " in text.render(summary)
     file = tmp_path / "t.yaml"
@@ -231,7 +240,9 @@ def test_a_simulated_rack_is_compared_by_replica(
     run_command_line([*call, "--full", "-o", str(out)])
     summary = load_summary((out / "summary.json").read_bytes()).node_differences
     assert summary.node_kind == "replica" and summary.nodes == 72 and summary.outliers == ()
-    tpot = next(one for one in summary.variances if one.metric == "tpot")
+    tpot = next(
+        variance_table for variance_table in summary.variances if variance_table.metric == "tpot"
+    )
     assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(
         0.031 * tpot.mean_ms, rel=0.2
     )

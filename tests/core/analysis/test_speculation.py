@@ -29,27 +29,31 @@ S = 1_000_000_000
 
 def rows(drafted: Sequence[int], accepted: Sequence[int], output: int = 100) -> Any:
     """Ok requests, one a second, with these drafts in their accounts; -1: not told."""
-    made = np.zeros(len(drafted), ROW)
-    made["due_ns"] = made["sent_ns"] = np.arange(len(drafted)) * S
-    made["slot"] = made["request"] = np.arange(len(drafted))
+    records = np.zeros(len(drafted), ROW)
+    records["due_ns"] = records["sent_ns"] = np.arange(len(drafted)) * S
+    records["slot"] = records["request"] = np.arange(len(drafted))
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
-        made[name] = made["due_ns"] + S // 2
-    made["last_token_ns"] += S // 4
-    made["draft_tokens"], made["accepted_tokens"], made["output_tokens"] = drafted, accepted, output
-    return made
+        records[name] = records["due_ns"] + S // 2
+    records["last_token_ns"] += S // 4
+    records["draft_tokens"], records["accepted_tokens"], records["output_tokens"] = (
+        drafted,
+        accepted,
+        output,
+    )
+    return records
 
 
 def pages(*reads: dict[str, float]) -> list[MetricSample]:
     """Return reads of one page, a second apart. A name may have a position after a slash."""
-    said = []
+    samples = []
     for t_s, values in enumerate(reads):
         for key, value in {**values, "up": 1}.items():
             name, _, place = key.partition("/")
             labels = f'engine="0",position="{place}"' if place else ""
-            said.append(
+            samples.append(
                 MetricSample(t_s=t_s, target=0, page="p", name=name, labels=labels, value=value)
             )
-    return said
+    return samples
 
 
 VLLM = "vllm:spec_decode_num_"
@@ -66,10 +70,12 @@ COUNTED = [
 ]
 
 
-def summary(made: Any, said: Sequence[MetricSample] = (), *, random_words: bool = True) -> Summary:
-    stages = (StagePlan(name="load", arrival="poisson 1/s", rate=1.0, end_ns=len(made) * S),)
+def summary(
+    records: Any, samples: Sequence[MetricSample] = (), *, random_words: bool = True
+) -> Summary:
+    stages = (StagePlan(name="load", arrival="poisson 1/s", rate=1.0, end_ns=len(records) * S),)
     manifest = RunManifest(state="finished", stages=stages, random_words=random_words)
-    return summarize(manifest, made, server_samples=said)
+    return summarize(manifest, records, server_samples=samples)
 
 
 def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
@@ -78,13 +84,13 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     assert speculation_summary == Speculation(
         requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95
     )
-    figures = summary(records).other_metrics
-    assert figures["acceptance"].count == 2 and figures["acceptance"].max == pytest.approx(
-        75 / 90 * 100
-    )
+    distributions_by_name = summary(records).other_metrics
+    assert distributions_by_name["acceptance"].count == 2 and distributions_by_name[
+        "acceptance"
+    ].max == pytest.approx(75 / 90 * 100)
     assert (
-        figures["accepted_length"].max == pytest.approx(100 / 25)
-        and figures["accepted_length"].count == 2
+        distributions_by_name["accepted_length"].max == pytest.approx(100 / 25)
+        and distributions_by_name["accepted_length"].count == 2
     )
     assert (
         speculation.summarize_speculation(
@@ -118,8 +124,8 @@ def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
 
 def test_speculation_on_random_texts_has_a_warning() -> None:
     measured_summary = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
-    said = " ".join(text.render(measured_summary).split())
-    assert "40 responses 2,400 1,200 50.0 % 1.43" in said and "3 20.0 %" in said
+    rendered_text = " ".join(text.render(measured_summary).split())
+    assert "40 responses 2,400 1,200 50.0 % 1.43" in rendered_text and "3 20.0 %" in rendered_text
     assert "drafts_random" in {code.code for code in measured_summary.verdict.warning_codes}
     quiet = summary(rows([60] * 40, [30] * 40), random_words=False)
     assert (
@@ -155,10 +161,12 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
         {"name": "w", "requests": requests, "stages": stages}, read_flags(seed=1)
     )
     tokenizer = load_tokenizer()
-    made = [str(build_prompts(workload, 1, 1, tokenizer)[number].prompt) for number in range(3)]
-    assert {tokenizer.count(text) for text in made} == {length} and len(set(made)) == 3
-    assert length < 400 or all(" the " in text and " Alice " in text for text in made)
-    assert len({text[:200] for text in made}) == (1 if length >= 400 else 3)  # the shared quarter
+    prompts = [str(build_prompts(workload, 1, 1, tokenizer)[number].prompt) for number in range(3)]
+    assert {tokenizer.count(text) for text in prompts} == {length} and len(set(prompts)) == 3
+    assert length < 400 or all(" the " in text and " Alice " in text for text in prompts)
+    assert len({text[:200] for text in prompts}) == (
+        1 if length >= 400 else 3
+    )  # the shared quarter
     random_too = workload_from_mapping(
         {"name": "w", "requests": requests | {"prompts": "random"}, "stages": stages}, read_flags()
     )
@@ -166,7 +174,10 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
     without = workload_from_mapping(
         {"name": "w", "requests": plain, "stages": stages}, read_flags()
     )
-    prints = [recipe_fingerprint(one, "server") for one in (random_too, without, workload)]
+    prints = [
+        recipe_fingerprint(requested_workload, "server")
+        for requested_workload in (random_too, without, workload)
+    ]
     assert prints[0] == prints[1] != prints[2]
 
 
@@ -181,8 +192,8 @@ def test_a_file_of_speed_bench_is_read() -> None:
         "difficulty": "",
         "multiturn": True,
     }
-    found = dataset_rows.parse_row(json.dumps(row).encode())
-    assert found.prompt == "Write a loop."
-    assert "`turns`" in found.conversion_note
+    dataset_row = dataset_rows.parse_row(json.dumps(row).encode())
+    assert dataset_row.prompt == "Write a loop."
+    assert "`turns`" in dataset_row.conversion_note
     with pytest.raises(row_errors.BadRowError):
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())

@@ -59,10 +59,10 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
             1.0,
         )
         value = float(np.sort(values)[int(N * p)])
-        found = within_run_variance.ScaledEstimate(math.log(value), error, freedom).interval(
+        interval = within_run_variance.ScaledEstimate(math.log(value), error, freedom).interval(
             math.exp
         )
-        hits += found.low <= truth <= found.high
+        hits += interval.low <= truth <= interval.high
     assert hits >= 181
 
 
@@ -71,8 +71,8 @@ def test_the_interval_of_a_rate_equals_one_by_hand() -> None:
     known = within_run_variance.estimate_log_rate([9.0, 11.0] * 10, 10.0)
     assert known is not None
     half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10
-    found = known.interval(math.exp)
-    assert (found.value, found.low, found.high) == pytest.approx(
+    interval = known.interval(math.exp)
+    assert (interval.value, interval.low, interval.high) == pytest.approx(
         (10, 10 * math.exp(-half), 10 * math.exp(half))
     )
     assert within_run_variance.estimate_log_rate([0.0] * 20, 1.0) is None
@@ -109,12 +109,12 @@ def test_text_and_json_say_the_same_and_a_short_run_says_nothing(tmp_path: Path)
         "tokens.steady_output_per_s",
         "goodput.share",
     }
-    for path, one in long.within.items():
-        assert one.low <= one.value <= one.high and one.level == 0.95, path
+    for path, interval in long.within.items():
+        assert interval.low <= interval.value <= interval.high and interval.level == 0.95, path
     assert long.within["ttft_ms.p50"].value == pytest.approx(long.ttft_ms.p50)
-    words = " ".join(text.render(long).split())
-    assert "Confidence intervals" in words and " ".join(COVERAGE.split()) in words
+    rendered_text = " ".join(text.render(long).split())
+    assert "Confidence intervals" in rendered_text and " ".join(COVERAGE.split()) in rendered_text
     value, low, high = (f"{value:.1f}" for value in long.within["ttft_ms.p50"])
-    assert f"TTFT p50, ms {value} {low} {high}" in words
+    assert f"TTFT p50, ms {value} {low} {high}" in rendered_text
     for short in (ran(tmp_path / "in-time", 1000), ran(tmp_path / "in-requests", 10, "3s")):
         assert short.within == {} and "Confidence intervals" not in text.render(short)

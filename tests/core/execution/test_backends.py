@@ -21,15 +21,17 @@ from loadgen.core.results.store import read_run
 def test_every_backend_can_be_selected() -> None:
     for row in BACKENDS.builtin_rows:
         assert bool(row.schemes) or row.flag in Settings.__struct_fields__, row.name
-        found = backends.load_backend(row)
-        assert found.run is None or (found.serve is None and found.senders is None), row.name
-        assert any((found.run, found.serve, found.senders)), row.name
+        loaded_backend = backends.load_backend(row)
+        assert loaded_backend.run is None or (
+            loaded_backend.serve is None and loaded_backend.senders is None
+        ), row.name
+        assert any((loaded_backend.run, loaded_backend.serve, loaded_backend.senders)), row.name
     schemes = [scheme for row in BACKENDS.builtin_rows for scheme in row.schemes]
     assert len(set(schemes)) == len(schemes)
 
 
 @pytest.mark.parametrize(
-    ("url", "name", "shown"),
+    ("url", "name", "expected_name"),
     [
         (None, "embedded", "embedded simulation"),
         ("http://host:8000/v1", "http", "http://host:8000/v1"),
@@ -39,19 +41,19 @@ def test_every_backend_can_be_selected() -> None:
         ("unix:///run/server", "http", "--url"),
     ],
 )
-def test_a_url_finds_its_backend(url: str | None, name: str, shown: str) -> None:
+def test_a_url_finds_its_backend(url: str | None, name: str, expected_name: str) -> None:
     assert Settings(url=url).backend.name == name
-    assert Endpoint(url=url or "").display_name == shown
+    assert Endpoint(url=url or "").display_name == expected_name
     assert (backend.known(Settings(url=url)) is None) == (name == "http")
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    for given in (
+    for options in (
         {"url": "grpc://me:secret@host:1"},
         {"url": ["http://host", "grpc://me:secret@host:1"]},
     ):
         with pytest.raises((UserError, CombinedError)) as raised:
-            build_settings(given)
+            build_settings(options)
         text = str(raised.value)
         assert "the scheme grpc:\n" in text and "  --> --url" in text and "secret" not in text
         assert "known: http:, https:, sim:" in text
@@ -110,9 +112,9 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.processes
 @pytest.mark.usefixtures("kitchen")
 def test_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
-    asked = {"concurrency": 1, "num_requests": 3, "warmup": 0}
+    options = {"concurrency": 1, "num_requests": 3, "warmup": 0}
     result = loadgen.run(
-        "qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **asked
+        "qa", url="kitchen:soup", input_tokens=8, output_tokens=4, out=tmp_path / "run", **options
     )  # type: ignore[arg-type]
     manifest = read_run(tmp_path / "run").manifest
     target = manifest.targets[0]

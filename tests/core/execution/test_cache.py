@@ -50,8 +50,8 @@ def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
     assert len(groups) == 2
     for members in groups.values():
         for a, b in pairwise(members):
-            words = zip(texts[a].split(), texts[b].split(), strict=False)
-            equal = next(i for i, (x, y) in enumerate(words) if x != y)
+            word_pairs = zip(texts[a].split(), texts[b].split(), strict=False)
+            equal = next(i for i, (x, y) in enumerate(word_pairs) if x != y)
             built = min(share * lengths[a], share * lengths[b], lengths[a] - 4, lengths[b] - 4) - 8
             assert abs(equal - max(built, 0)) <= 2
     assert len(set(texts)) == 40
@@ -111,8 +111,8 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     )
     chunks = [prompts.chunks_of(number) for number in range(300)]
     assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
-    drawn = [chunk for of in chunks for chunk in of]
-    assert drawn.count(0) > 2 * drawn.count(3) > 0  # 1 / k^1.2
+    all_chunks = [chunk for of in chunks for chunk in of]
+    assert all_chunks.count(0) > 2 * all_chunks.count(3) > 0  # 1 / k^1.2
     texts = [str(prompts[number].prompt) for number in range(40)]
     assert {tokenizer.count(text) for text in texts} == {1302 - 8} and len(set(texts)) == 40
     first = {of[0]: text.split(" ")[:384] for of, text in zip(chunks, texts, strict=False)}
@@ -168,10 +168,10 @@ def test_each_server_type_has_its_cache_reset_request() -> None:
 
     def reset(kind: str, *answers: bytes) -> list[str]:
         with serving(*answers) as server:
-            found = SimpleNamespace(
+            probe_result = SimpleNamespace(
                 target=Target.parse(server.url), server_profile=SERVER_PROFILES[kind]
             )
-            asyncio.run(cache_reset.reset_caches(Settings(api_key="sk-12345"), [found]))  # type: ignore[list-item]
+            asyncio.run(cache_reset.reset_caches(Settings(api_key="sk-12345"), [probe_result]))  # type: ignore[list-item]
             return [heard.path for heard in server.heard]
 
     assert reset("vllm", answer({})) == ["/reset_prefix_cache"]
@@ -231,19 +231,23 @@ def test_the_servers_cache_counters_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "asked"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)]
+    ("tokens", "requested_share"), [(150, 0.6), (150, 1.0), (1302, 0.6), (2000, 0.6), (2000, 0.0)]
 )
-def test_each_profile_caches_whole_blocks(tmp_path: Path, tokens: int, asked: float) -> None:
+def test_each_profile_caches_whole_blocks(
+    tmp_path: Path, tokens: int, requested_share: float
+) -> None:
     """Of short prompts that is less than was asked for, and the run says so."""
     shape = f"input_tokens: {tokens}, output_tokens: 20"
-    cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[asked]
+    cache = {0.6: "{hit_rate: 60%}", 1.0: "warm", 0.0: "cold"}[requested_share]
     requested_workload = workload(tmp_path, f", cache: {cache}", shape, seed="3")
     summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    built = min(round(asked * tokens), tokens - 4)  # four tokens make each prompt different
+    built = min(
+        round(requested_share * tokens), tokens - 4
+    )  # four tokens make each prompt different
     whole_blocks = built // 32 * 32 / tokens
     assert summary.tokens.cached_share == pytest.approx(whole_blocks, abs=0.02)
     differs = "cache_differs" in [code.code for code in summary.verdict.warning_codes]
-    assert differs == (asked - whole_blocks > 0.1)
+    assert differs == (requested_share - whole_blocks > 0.1)
 
 
 @pytest.mark.processes

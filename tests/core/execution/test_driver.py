@@ -126,16 +126,16 @@ def workload(tmp_path: Path, more: str = "", **flags: str) -> Workload:
 
 def run(
     folder: Path,
-    made: Workload,
+    requested_workload: Workload,
     answer: OneShot,
     during: Callable[[Driver, Paper], None] | None = None,
 ) -> tuple[Stored, Paper, Schedule, Driver]:
     """Drive a workload to its end; what was recorded."""
 
     async def work() -> tuple[Paper, Schedule, Driver]:
-        schedule = build_schedule(made, 7)
+        schedule = build_schedule(requested_workload, 7)
         client = Paper(answer)
-        requests = build_prompts(made, 7, 1, tokenizer.load_tokenizer(None))
+        requests = build_prompts(requested_workload, 7, 1, tokenizer.load_tokenizer(None))
         bodies = Bodies(
             requests,
             lambda _, request: str(request.messages or request.prompt).encode(),
@@ -147,7 +147,7 @@ def run(
                 stage, numbers[stage], max_bodies=100 if span.session_count is None else None
             )
         reactor = Reactor(asyncio.get_running_loop())
-        spool = RecordLog(folder, 0)
+        record_log = RecordLog(folder, 0)
         drive = Driver(
             schedule,
             WorkerResources(
@@ -155,9 +155,13 @@ def run(
                 clients=[client],
                 bodies=bodies,
                 unbuilt_slot_ids=numbers,
-                record_log=spool,
+                record_log=record_log,
             ),
-            DriveSettings(drain_ns=made.drain_ns, max_in_flight=made.max_in_flight, run_id="r"),
+            DriveSettings(
+                drain_ns=requested_workload.drain_ns,
+                max_in_flight=requested_workload.max_in_flight,
+                run_id="r",
+            ),
             start_ns=monotonic_ns(),
         )
         if during is not None:
@@ -166,7 +170,7 @@ def run(
             with stop_signals.on_stop_signal(lambda _: drive.stop()):
                 await asyncio.wait_for(drive.run(), 300)
         finally:
-            spool.close()
+            record_log.close()
             bodies.close()
             reactor.shut_down()
         return client, schedule, drive
@@ -299,11 +303,11 @@ def test_a_failed_turn_drops_the_rest_of_its_conversation_and_no_other(tmp_path:
         sheet.end(Failure("truncated", "cut") if len(client.sheets) == 2 else None)
 
     stored, client, _, _ = run(tmp_path, requested_workload, some)
-    found = outcomes(stored)
-    assert found[("failed", "truncated")] == 1
-    assert found[("dropped", "previous_turn_failed")] in (1, 2)
-    assert sum(found.values()) == 30
-    assert len(client.sheets) == 30 - found[("dropped", "previous_turn_failed")]
+    counts = outcomes(stored)
+    assert counts[("failed", "truncated")] == 1
+    assert counts[("dropped", "previous_turn_failed")] in (1, 2)
+    assert sum(counts.values()) == 30
+    assert len(client.sheets) == 30 - counts[("dropped", "previous_turn_failed")]
 
 
 @pytest.mark.parametrize("history", ["scripted", "server"])
@@ -337,11 +341,11 @@ def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
     assert outcomes(stored) == {("ok", ""): len(client.sheets)}
     assert len(client.sheets) > 100
     assert stored.rows["due_ns"].max() < SECOND_NS // 5
-    lanes = Counter(stored.rows["virtual_user"].tolist())
-    assert set(lanes) == {0, 1, 2, 3}
-    for lane in lanes:  # lane k's i-th request is number i * lanes + k
-        mine = np.sort(stored.rows["slot"][stored.rows["virtual_user"] == lane])
-        assert mine.tolist() == list(range(lane, lane + 4 * len(mine), 4))
+    requests_by_user = Counter(stored.rows["virtual_user"].tolist())
+    assert set(requests_by_user) == {0, 1, 2, 3}
+    for virtual_user in requests_by_user:  # lane k's i-th request is number i * lanes + k
+        mine = np.sort(stored.rows["slot"][stored.rows["virtual_user"] == virtual_user])
+        assert mine.tolist() == list(range(virtual_user, virtual_user + 4 * len(mine), 4))
 
 
 def test_one_signal_drains_and_a_second_one_exits(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def check(
     out = folder / "out"
     (folder / "c.yaml").write_text(CONTRACT)
     (folder / "w.yaml").write_text(WORKLOAD)
-    words = [
+    command_line = [
         word.format(contract=folder / "c.yaml", workload=folder / "w.yaml")
         for word in COMMANDS[command]
     ]
@@ -145,7 +145,7 @@ def check(
     flags += ["--keep", keep] if command in ("run", "soak") else []
     log(endpoint)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "loadgen", *words, *flags],
+        [sys.executable, "-P", "-m", "loadgen", *command_line, *flags],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         cwd=folder,
@@ -190,39 +190,42 @@ def check(
     if command in ("sweep", "search", "validate") and killed in ("main", "all"):
         if command == "validate":  # a verdict has one folder: the next one begins anew
             flags[flags.index("--out") + 1] += "-again"
-        again = subprocess.run(
-            [sys.executable, "-P", "-m", "loadgen", *words, *flags],
+        resumed = subprocess.run(
+            [sys.executable, "-P", "-m", "loadgen", *command_line, *flags],
             capture_output=True,
             text=True,
             cwd=folder,
             check=False,
         )
-        assert again.returncode in (0, 1, 3), again.stderr
-        assert "bug" not in again.stderr
+        assert resumed.returncode in (0, 1, 3), resumed.stderr
+        assert "bug" not in resumed.stderr
 
 
 def answered(seen: SentRequests, before_ns: float) -> int:
     """How many requests of the run had the last token of their answer sent before an instant."""
     early = seen.request[seen.sent_ns < before_ns].tolist()
     both_ends = {number for number, count in Counter(early).items() if count == 2}
-    return sum(bool(one.id) and one.number in both_ends for one in seen.requests)
+    return sum(
+        bool(logged_request.id) and logged_request.number in both_ends
+        for logged_request in seen.requests
+    )
 
 
 def chosen(killed: str, main: int, draw: random.Random) -> list[int]:
     """Return the process ids to kill."""
-    own = children(main)
+    main_children = children(main)
     named = {
         pid: Path(f"/proc/{pid}/cmdline").read_bytes()
-        for pid in own
+        for pid in main_children
         if Path(f"/proc/{pid}").exists()
     }
     if killed == "all":
-        return [main, *own]
+        return [main, *main_children]
     if killed == "main":
         return [main]
     module = b"backends.worker" if killed == "worker" else b"compactor_process"
-    found = [pid for pid, line in named.items() if module in line]
-    return [draw.choice(found)] if found else []
+    pids = [pid for pid, line in named.items() if module in line]
+    return [draw.choice(pids)] if pids else []
 
 
 def alive(pid: int) -> bool:

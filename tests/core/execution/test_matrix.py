@@ -57,7 +57,7 @@ AT = {
     "oversized": ("@0", "@3", "@7"),
 }
 FAULTS = [name + at for name in FAILURE_EFFECTS for at in AT.get(name, ("",))]
-ASKED = {  # how it is asked: settings
+REQUEST_FORMS = {  # how it is asked: settings
     "chat": {},
     "completions": {"api": "completions"},
     "whole": {"stream": False},
@@ -79,11 +79,11 @@ class Cell(NamedTuple):
 
 CELLS = [Cell(load, workers) for load in LOADS for workers in (1, 2)]
 KINDS_OF_FAULT = [
-    (fault, asked)
+    (fault, form)
     for fault in FAULTS
-    for asked in ASKED
+    for form in REQUEST_FORMS
     if not (
-        asked == "whole" and fault in ("stall@1", "stall@3", "stall@7")
+        form == "whole" and fault in ("stall@1", "stall@3", "stall@7")
     )  # without a token they are all stall@0
 ]
 
@@ -93,11 +93,13 @@ def groups() -> Iterator[tuple[tuple[str, ...], str]]:
 
     Stalls are alone because they need short time limits.
     """
-    for asked in ASKED:
-        faults = [fault for fault, how in KINDS_OF_FAULT if how == asked]
+    for form in REQUEST_FORMS:
+        faults = [fault for fault, how in KINDS_OF_FAULT if how == form]
         stalls = [fault for fault in faults if fault.startswith("stall")]
-        others = [fault for fault in faults if fault not in stalls]
-        yield from ((tuple(few), asked) for few in (stalls, others[::2], others[1::2]))
+        other_failures = [fault for fault in faults if fault not in stalls]
+        yield from (
+            (tuple(few), form) for few in (stalls, other_failures[::2], other_failures[1::2])
+        )
 
 
 GROUPS = [
@@ -106,10 +108,10 @@ GROUPS = [
 ]
 
 
-def expected(one: LoggedRequest, asked: str) -> str:
+def expected(logged_request: LoggedRequest, form: str) -> str:
     """Return the error kind that an injected failure causes in a last attempt, or "" if none."""
-    name = one.fault.partition("@")[0]
-    if name == "idle_reset" and not one.status:
+    name = logged_request.fault.partition("@")[0]
+    if name == "idle_reset" and not logged_request.status:
         return "reset"
     kind = {
         "http_429": "http_429",
@@ -125,11 +127,11 @@ def expected(one: LoggedRequest, asked: str) -> str:
         "engine_error": "truncated",
         "no_finish": "no_finish_reason",
     }.get(name, "")
-    if (name, asked) == ("stall", "whole"):
+    if (name, form) == ("stall", "whole"):
         return "timeout_total"  # a stream can stall; of a whole answer only its time is known
-    if asked == "completions" and name == "engine_error":
+    if form == "completions" and name == "engine_error":
         return "error_event"
-    if asked == "whole" and name in ("error_event", "engine_error"):
+    if form == "whole" and name in ("error_event", "engine_error"):
         return "http_5xx"
     return kind
 
@@ -140,39 +142,39 @@ def test_there_are_a_hundred_kinds_of_fault() -> None:
 
 
 def test_each_kind_of_fault_is_in_one_group() -> None:
-    assert sorted((fault, asked) for faults, asked in groups() for fault in faults) == sorted(
+    assert sorted((fault, form) for faults, form in groups() for fault in faults) == sorted(
         KINDS_OF_FAULT
     )
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("faults", "asked"), GROUPS)
+@pytest.mark.parametrize(("faults", "form"), GROUPS)
 def test_some_combinations_of_failures_give_one_record_per_slot(
-    tmp_path: Path, faults: tuple[str, ...], asked: str
+    tmp_path: Path, faults: tuple[str, ...], form: str
 ) -> None:
     """Run each group of faults under every load, and under two of the loads with two workers.
 
     Each failure of a group is injected into at least one request of the five cells. The number of
     a request decides which ones.
     """
-    number = list(groups()).index((faults, asked))
+    number = list(groups()).index((faults, form))
     loads = list(LOADS)
     cells = [Cell(load, 1) for load in loads]
     cells += [Cell(loads[(number + shift) % 3], 2) for shift in (0, 1)]
-    check(tmp_path, faults, asked, cells)
+    check(tmp_path, faults, form, cells)
 
 
 @pytest.mark.optional
 @pytest.mark.processes
 @pytest.mark.matrix
-@pytest.mark.parametrize(("fault", "asked"), KINDS_OF_FAULT)
+@pytest.mark.parametrize(("fault", "form"), KINDS_OF_FAULT)
 def test_all_combinations_of_failures_give_one_record_per_slot(
-    tmp_path: Path, fault: str, asked: str
+    tmp_path: Path, fault: str, form: str
 ) -> None:
-    check(tmp_path, (fault,), asked, CELLS)
+    check(tmp_path, (fault,), form, CELLS)
 
 
-def check(folder: Path, faults: tuple[str, ...], asked: str, cells: list[Cell]) -> None:
+def check(folder: Path, faults: tuple[str, ...], form: str, cells: list[Cell]) -> None:
     plan = ",".join(f"{fault}:{min(0.09, 0.5 / len(faults)):.3f}" for fault in faults)
     struck: set[str] = set()
     with start(
@@ -183,10 +185,10 @@ def check(folder: Path, faults: tuple[str, ...], asked: str, cells: list[Cell]) 
             runs := folder.parent / "warm"
         ).exists():  # the first run of a process keeps a pipe for its event loops
             runs.mkdir()
-            execute(runs, endpoint.url, known, faults[0].startswith("stall"), asked, CELLS[0])
+            execute(runs, endpoint.url, known, faults[0].startswith("stall"), form, CELLS[0])
         for cell in cells:
             struck |= one_cell(
-                folder / "-".join(map(str, cell)), endpoint.url, known, faults, asked, cell
+                folder / "-".join(map(str, cell)), endpoint.url, known, faults, form, cell
             )
     assert struck == {fault.partition("@")[0] for fault in faults}
 
@@ -196,7 +198,7 @@ def execute(
     url: str,
     known: ProbeCache,
     stalls: bool,
-    asked: str,
+    form: str,
     cell: Cell,
     hear: EventHandler = lambda _: None,
 ) -> tuple[Summary, NDArray[np.void]]:
@@ -205,7 +207,7 @@ def execute(
     file.write_text(f"name: t\nrequests:\n  input_tokens: 20\n  output_tokens: {TOKENS}\n{more}")
     times = {  # no limit is near, on however busy a machine, but for stalls
         "stall_timeout": f"{STALL_MS}ms" if stalls else "60s",
-        "timeout": "3s" if stalls and asked == "whole" else "60s",
+        "timeout": "3s" if stalls and form == "whole" else "60s",
     }
     workload = load(str(file), read_flags(seed="7", warmup="0", **times, **flags))
     settings: dict[str, Any] = {
@@ -218,13 +220,13 @@ def execute(
     if cell.load != "sessions":  # a reader of metrics pages runs beside some of them
         settings |= NO_PAGES
     summary, out = run.execute(
-        workload, Settings(**settings | ASKED[asked]), (hear,), probe_cache=known
+        workload, Settings(**settings | REQUEST_FORMS[form]), (hear,), probe_cache=known
     )
     return summary, store.read_run(out).rows
 
 
 def one_cell(
-    folder: Path, url: str, known: ProbeCache, faults: tuple[str, ...], asked: str, cell: Cell
+    folder: Path, url: str, known: ProbeCache, faults: tuple[str, ...], form: str, cell: Cell
 ) -> set[str]:
     """Run one combination and return the names of the failures injected, retries included."""
     stalls = faults[0].startswith("stall")
@@ -238,7 +240,7 @@ def one_cell(
             starts.append(event.start_ns)
 
     with answered(url) as answers:
-        summary, rows = execute(folder, url, known, stalls, asked, cell, hear)
+        summary, rows = execute(folder, url, known, stalls, form, cell, hear)
     assert in_use() - ours == Counter(), "a process or a descriptor is left"
     assert wait_for_no_connection(url), "connections are left"
 
@@ -253,10 +255,12 @@ def one_cell(
 
     log = parse_log(read(url, "/_log")).requests
     struck = {
-        int(one.id.rpartition("-")[2]): one for one in log if one.id
+        int(logged_request.id.rpartition("-")[2]): logged_request
+        for logged_request in log
+        if logged_request.id
     }  # the last try of each counts
     kind_of = dict(zip(slots, (KINDS[kind] for kind in rows["kind"].tolist()), strict=True))
-    wanted = {slot: expected(one, asked) for slot, one in struck.items()}
+    wanted = {slot: expected(logged_request, form) for slot, logged_request in struck.items()}
     wanted |= {slot: "previous_turn_failed" for slot in slots if slot not in struck}
     (start_ns,) = starts
     for row in rows[
@@ -280,7 +284,9 @@ def one_cell(
     assert (healthy["output_tokens"] == TOKENS).all()
     due, end = (np.searchsorted(answers, start_ns + healthy[at]) for at in ("due_ns", "end_ns"))
     assert (end - due).max() < HELD_UP, "a healthy request was held up"
-    return {one.fault.partition("@")[0] for one in log if one.fault}
+    return {
+        logged_request.fault.partition("@")[0] for logged_request in log if logged_request.fault
+    }
 
 
 @contextmanager

@@ -55,17 +55,17 @@ def probed(count: Callable[[str], int], tokenizer: str | None) -> ProbeResult:
 
 def test_the_tokenizer_of_the_server_has_a_ratio_of_one(tmp_path: Path) -> None:
     path = train(tmp_path / "tokenizer.json")
-    found = probed(load_tokenizer(str(path)).count, str(path))
-    assert (found.token_ratio, found.template_tokens) == (1.0, TEMPLATE_TOKENS)
+    probe_result = probed(load_tokenizer(str(path)).count, str(path))
+    assert (probe_result.token_ratio, probe_result.template_tokens) == (1.0, TEMPLATE_TOKENS)
 
 
 def test_a_coarser_tokenizer_of_the_server_shows_in_the_ratio(tmp_path: Path) -> None:
     path = train(tmp_path / "tokenizer.json")
-    found = probed(len, str(path))  # one token for each character
-    assert found.token_ratio is not None and found.token_ratio > 2
+    probe_result = probed(len, str(path))  # one token for each character
+    assert probe_result.token_ratio is not None and probe_result.token_ratio > 2
 
 
 def test_without_a_tokenizer_the_word_is_one_token_of_the_packaged_vocabulary() -> None:
-    found = probed(load_tokenizer().count, None)
-    assert found.token_ratio == pytest.approx(1.0)
-    assert found.template_tokens == TEMPLATE_TOKENS
+    probe_result = probed(load_tokenizer().count, None)
+    assert probe_result.token_ratio == pytest.approx(1.0)
+    assert probe_result.template_tokens == TEMPLATE_TOKENS

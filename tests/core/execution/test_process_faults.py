@@ -64,8 +64,8 @@ def test_a_killed_compactor_loses_no_record(tmp_path: Path, endpoint: EmbeddedSe
     summary = run_folder.read_summary(tmp_path / "out")
     assert summary.requests.scheduled == summary.requests.ok >= 100
     assert says(summary.verdict.warning_codes, "store_died"), out
-    again = run_folder.summary(tmp_path / "out")
-    assert (again.requests, again.ttft_ms) == (summary.requests, summary.ttft_ms)
+    second_summary = run_folder.summary(tmp_path / "out")
+    assert (second_summary.requests, second_summary.ttft_ms) == (summary.requests, summary.ttft_ms)
 
 
 @pytest.mark.processes
@@ -73,10 +73,10 @@ def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: Embed
     flags = ("--request-rate", "300", "-n", "3000", "--workers", "2", "--keep", "gaps")
     process = cli(tmp_path, "--url", endpoint.url, *flags)
     rows_written(tmp_path, 700)
-    for pid in (process.pid, *(others := children(process.pid))):
+    for pid in (process.pid, *(child_pids := children(process.pid))):
         os.kill(pid, signal.SIGKILL)
     ended(process)
-    for pid in others:
+    for pid in child_pids:
         gone(pid)
     written = rows_written(tmp_path, 1)  # no file of the spool is full: all are there
     requests = run_folder.summary(tmp_path / "out").requests
@@ -110,9 +110,9 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: EmbeddedSe
     )
     settings = replace(to(endpoint, tmp_path), workers=2, tuning=Tuning(frozen_s=3.0))
     summary, out = run.execute(workload, settings, when_started(freeze))
-    found = outcomes(store.read_run(out).rows)
-    assert found["ok", ""] + found["lost", "worker_died"] == 300
-    assert found["lost", "worker_died"] > 20
+    counts = outcomes(store.read_run(out).rows)
+    assert counts["ok", ""] + counts["lost", "worker_died"] == 300
+    assert counts["lost", "worker_died"] > 20
     assert "worker 0 did not respond" in summary.requests.by_error["worker_died"].first_text
 
 
@@ -256,7 +256,7 @@ def test_an_interrupt_right_before_the_load_leaves_nothing(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     """It was heard when the load was said to have begun: a folder without a summary stayed."""
-    words = [
+    command = [
         sys.executable,
         "-P",
         "-c",
@@ -267,7 +267,7 @@ def test_an_interrupt_right_before_the_load_leaves_nothing(
         endpoint.url,
     ]
     process = subprocess.Popen(
-        [*words, "-n", "400", "-o", "out"],
+        [*command, "-n", "400", "-o", "out"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -309,12 +309,12 @@ def are_for_their_user_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"]
+    "input_bytes", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"]
 )
 def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(
-    told: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    input_bytes: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback of it stood below "interrupted"."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(told)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input_bytes)))
     worker._main()
     assert capfd.readouterr() == ("", "")

@@ -52,8 +52,8 @@ def server(
         request.param.behind and lacks(BY_NAME[request.param.behind])
     ):
         pytest.skip(f"{request.param.name}: {missing}")
-    with started(request.param, tmp_path_factory.mktemp("server")) as made:
-        yield made
+    with started(request.param, tmp_path_factory.mktemp("server")) as started_server:
+        yield started_server
 
 
 def needs(server: Started, word: str) -> None:
@@ -61,13 +61,13 @@ def needs(server: Started, word: str) -> None:
         pytest.skip(f"{server.row.name} cannot: {word}")
 
 
-def target(server: Started, others: tuple[str, ...] = ()) -> list[str]:
+def target(server: Started, options: tuple[str, ...] = ()) -> list[str]:
     return [
         "--url",
         server.url,
         "--tokenizer",
         str(HOME / "model/tokenizer.json"),
-        *(() if "--model" in others else server.flags),
+        *(() if "--model" in options else server.flags),
     ]
 
 
@@ -76,10 +76,10 @@ def begun(server: Started, out: Path, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def said(*words: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
+def run_loadgen(*arguments: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
     """Run `loadgen` and return its output. The exit code must be one of `codes`."""
     done = subprocess.run(
-        [*LOADGEN, *words], capture_output=True, text=True, timeout=600, check=False
+        [*LOADGEN, *arguments], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode in codes, (
         f"{done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
@@ -92,9 +92,11 @@ def ran(
     server: Started, out: Path, workload: str, *flags: str, codes: tuple[int, ...] = (0, 1, 3)
 ) -> dict[str, Any]:
     """Run a workload and return its summary."""
-    said("run", workload, *target(server), *flags, "--progress", "off", "-o", str(out), codes=codes)
-    found: dict[str, Any] = json.loads((out / "summary.json").read_bytes())
-    return found
+    run_loadgen(
+        "run", workload, *target(server), *flags, "--progress", "off", "-o", str(out), codes=codes
+    )
+    document: dict[str, Any] = json.loads((out / "summary.json").read_bytes())
+    return document
 
 
 def requests(out: Path) -> dict[str, Any]:
@@ -105,22 +107,22 @@ def requests(out: Path) -> dict[str, Any]:
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = parquet.read_table(out / "requests").to_pylist()
-    return found
+    records: list[dict[str, Any]] = parquet.read_table(out / "requests").to_pylist()
+    return records
 
 
 def test_doctor_detects_the_server(server: Started) -> None:
     if "limits" in server.row.can:
         pytest.skip("it refuses so many questions")
-    document = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
-    found = {finding["check"]: finding for finding in document["findings"]}
+    document = json.loads(run_loadgen("doctor", *target(server), "--json", codes=(0, 1)))
+    findings_by_check = {finding["check"]: finding for finding in document["findings"]}
     assert (
-        found["make"]["found"].startswith(SERVER_PROFILES[server.row.kind].title)
+        findings_by_check["make"]["found"].startswith(SERVER_PROFILES[server.row.kind].title)
         or server.row.kind == "generic"
     )
-    assert found["model"]["state"] in ("ok", "note")
+    assert findings_by_check["model"]["state"] in ("ok", "note")
     if "exact" in server.row.can:
-        assert found["length"]["state"] == "ok", found["length"]
+        assert findings_by_check["length"]["state"] == "ok", findings_by_check["length"]
     assert not [finding for finding in document["findings"] if finding["state"] == "problem"]
 
 
@@ -131,24 +133,28 @@ def test_a_run_completes_on_a_real_server(server: Started, tmp_path: Path) -> No
         counts = requests(tmp_path / "out")
         assert counts["ok"] >= 5 and counts["by_error"]["http_5xx"]["count"] == counts["failed"] > 0
         return
-    found = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "4", "-n", "24")
+    document = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "4", "-n", "24")
     assert requests(tmp_path / "out")["ok"] == 24
     counted = "events" if "no usage" in server.row.can else "server"
-    assert found["tokens"]["sources"]["output"] == {counted: 24}
+    assert document["tokens"]["sources"]["output"] == {counted: 24}
     if "exact" in server.row.can:
-        assert found["tokens"]["output"] == 24 * 20
+        assert document["tokens"]["output"] == 24 * 20
         assert {row["finish_reason"] for row in rows(tmp_path / "out")} == {"length"}
 
 
 def test_a_gateway_that_buffers_events_is_reported(server: Started, tmp_path: Path) -> None:
     needs(server, "holds")
-    document = json.loads(said("doctor", *target(server), "--json", codes=(0, 1)))
-    (finding,) = [one for one in document["findings"] if one["check"] == "streaming"]
-    assert finding["state"] == "warning" and "TTFT is late" in finding["meaning"], finding
-    found = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "2", "-n", "24")
-    assert any("TTFT may hold" in caveat for caveat in found["verdict"]["caveats"]), found[
-        "verdict"
+    document = json.loads(run_loadgen("doctor", *target(server), "--json", codes=(0, 1)))
+    (finding,) = [
+        reported_finding
+        for reported_finding in document["findings"]
+        if reported_finding["check"] == "streaming"
     ]
+    assert finding["state"] == "warning" and "TTFT is late" in finding["meaning"], finding
+    stored_document = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "2", "-n", "24")
+    assert any("TTFT may hold" in caveat for caveat in stored_document["verdict"]["caveats"]), (
+        stored_document["verdict"]
+    )
 
 
 @pytest.mark.parametrize("profile", ["qa", "rag", "summarization", "agentic", "coding-agent"])
@@ -161,14 +167,14 @@ def test_each_packaged_workload_runs_on_a_real_server(
         "agentic": ("-n", "2", *FEW[2:]),
         "coding-agent": ("-n", "1", "-c", "1", "--warmup", "0"),
     }.get(profile, FEW)
-    found = ran(server, tmp_path / "out", profile, *few)
+    document = ran(server, tmp_path / "out", profile, *few)
     assert requests(tmp_path / "out")["failed"] == 0
     if profile == "agentic" and "cached" in server.row.can:
         later = [row for row in rows(tmp_path / "out") if row["turn"] > 0]
         assert later
         for row in later:  # the conversation before it was in the cache, save a last block
             assert 0.4 * row["input_tokens"] < row["cached_tokens"] <= row["input_tokens"], row
-        assert found["tokens"]["cached"] == sum(
+        assert document["tokens"]["cached"] == sum(
             row["cached_tokens"] for row in rows(tmp_path / "out")
         )
 
@@ -202,26 +208,28 @@ def test_metrics_agree_with_those_of_the_server(server: Started, tmp_path: Path)
     ran(
         server, tmp_path / "first", "qa", *LOAD, "-c", "1", "-n", "1"
     )  # a counter is on the page when it has counted
-    found = ran(server, tmp_path / "out", "agentic", "-n", "6", *FEW[2:])
-    theirs = found["server"]
-    ours = {f"{part}_tokens": found["tokens"][part] for part in ("input", "output", "cached")}
+    document = ran(server, tmp_path / "out", "agentic", "-n", "6", *FEW[2:])
+    theirs = document["server"]
+    ours = {f"{part}_tokens": document["tokens"][part] for part in ("input", "output", "cached")}
     if server.row.kind == "llamacpp":  # it counts the prompt tokens that it computed
         ours["input_tokens"] -= ours["cached_tokens"]
-    told = {name for name in ours if theirs[name] is not None and ours[name] is not None}
-    assert {name: theirs[name] for name in told} == {name: ours[name] for name in told}
+    shared_names = {name for name in ours if theirs[name] is not None and ours[name] is not None}
+    assert {name: theirs[name] for name in shared_names} == {
+        name: ours[name] for name in shared_names
+    }
     assert theirs["input_tokens"] and theirs["output_tokens"]
     for metric, histogram in server.row.histograms:
         low, high = around_the_middle(*buckets(tmp_path / "out", histogram))
-        assert found[metric] and found[metric]["p50"] is not None, (
-            f"{metric} withheld: {found['verdict']['reasons']}"
+        assert document[metric] and document[metric]["p50"] is not None, (
+            f"{metric} withheld: {document['verdict']['reasons']}"
         )
-        assert low <= found[metric]["p50"] / 1e3 <= high, metric
+        assert low <= document[metric]["p50"] / 1e3 <= high, metric
 
 
 def test_streamed_tool_calls_are_measured(server: Started, tmp_path: Path) -> None:
     needs(server, "tools")
     data = tmp_path / "tools.jsonl"
-    asked = {
+    data_row = {
         "messages": [{"role": "user", "content": "Look up river."}],
         "max_tokens": 24,
         "tools": [TOOL],
@@ -230,7 +238,7 @@ def test_streamed_tool_calls_are_measured(server: Started, tmp_path: Path) -> No
         [{}] if server.row.kind != "llamacpp" else [{}, {"tool_choice": "required"}]
     )
     data.write_text(
-        "".join(json.dumps(asked | choice) + "\n" for choice in choices for _ in range(3))
+        "".join(json.dumps(data_row | choice) + "\n" for choice in choices for _ in range(3))
     )
     ran(
         server,
@@ -255,14 +263,23 @@ def test_structured_output_is_valid_json(server: Started, tmp_path: Path) -> Non
     needs(server, "schema")
     data = tmp_path / "schema.jsonl"
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-    asked = {
+    row = {
         "messages": [{"role": "user", "content": "Is it?"}],
         "max_tokens": 40,
         "response_format": form,
     }
-    data.write_text((json.dumps(asked) + "\n") * 4)
-    words = ["answers", str(data), "--url", server.url, *server.flags, "--keep-content", "-c", "2"]
-    said(*words, "-o", str(tmp_path / "out"))
+    data.write_text((json.dumps(row) + "\n") * 4)
+    arguments = [
+        "answers",
+        str(data),
+        "--url",
+        server.url,
+        *server.flags,
+        "--keep-content",
+        "-c",
+        "2",
+    ]
+    run_loadgen(*arguments, "-o", str(tmp_path / "out"))
     texts = [
         json.loads(line)["a"] for line in (tmp_path / "out/texts.jsonl").read_text().splitlines()
     ]
@@ -272,7 +289,7 @@ def test_structured_output_is_valid_json(server: Started, tmp_path: Path) -> Non
 def test_a_short_search_ends_with_a_result(server: Started, tmp_path: Path) -> None:
     """Short probes: it ends, with a load or with the reason why there is none."""
     needs(server, "exact")
-    words = [
+    arguments = [
         "search",
         "qa",
         *target(server),
@@ -285,7 +302,7 @@ def test_a_short_search_ends_with_a_result(server: Started, tmp_path: Path) -> N
         "--low",
         "1",
     ]
-    words += [
+    arguments += [
         "--high",
         "8",
         "-d",
@@ -296,12 +313,12 @@ def test_a_short_search_ends_with_a_result(server: Started, tmp_path: Path) -> N
         "--slo",
         "ttft:2s:p50",
     ]
-    said(*words, "-o", str(tmp_path / "out"))
+    run_loadgen(*arguments, "-o", str(tmp_path / "out"))
     assert (tmp_path / "out/probes.jsonl").read_text()
 
 
 def test_a_contract_is_planned(server: Started) -> None:
-    said("validate", "chatbot", *target(server), "--dry-run")
+    run_loadgen("validate", "chatbot", *target(server), "--dry-run")
 
 
 def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
@@ -321,9 +338,11 @@ def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
         "--timeout",
         "200s",
     )
-    found = ran(server, tmp_path / "out", "qa", *flags, "--server-timing")
+    document = ran(server, tmp_path / "out", "qa", *flags, "--server-timing")
     assert requests(tmp_path / "out")["failed"] == 0
-    assert [cause["code"] for cause in found["causes"]["causes"]] == ["queue"], found["causes"]
+    assert [cause["code"] for cause in document["causes"]["causes"]] == ["queue"], document[
+        "causes"
+    ]
 
 
 def test_a_cancel_drains_and_reports(server: Started, tmp_path: Path) -> None:
@@ -402,14 +421,14 @@ def test_two_precisions_of_one_model_are_distinguished(tmp_path: Path) -> None:
         )
 
     with as_("float32") as exact, as_("bfloat16") as rounded:
-        asked = [
+        prompts = [
             {"prompt": f"Write about river and stone, number {i}.", "max_tokens": 48}
             for i in range(60)
         ]
 
         def answers(name: str, url: str, *flags: str) -> int:
             data = tmp_path / f"{name}.jsonl"
-            data.write_text("".join(json.dumps(one) + "\n" for one in asked))
+            data.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
             model = [filled(row, flag) for flag in row.flags]
             command = [*LOADGEN, "answers", str(data), "--url", url, *model, *flags, "-c", "4"]
             command += ["-o", str(tmp_path / name)]
@@ -420,6 +439,8 @@ def test_two_precisions_of_one_model_are_distinguished(tmp_path: Path) -> None:
             json.loads(line)["a"]
             for line in (tmp_path / "references/texts.jsonl").read_text().splitlines()
         ]
-        asked = [{**row, "reference": text} for row, text in zip(asked, texts, strict=True) if text]
+        prompts = [
+            {**row, "reference": text} for row, text in zip(prompts, texts, strict=True) if text
+        ]
         assert answers("rounded", rounded.url, "--against", exact.url, "--within", "10%") == 1
         assert answers("same", exact.url, "--against", exact.url, "--within", "10%") == 0

@@ -34,16 +34,16 @@ def calls(folder: Path, requests: int) -> Counter[str]:
     settings = Settings(
         url=endpoint.url, model="sim", server="trtllm", out=folder / "out", **NO_PAGES
     )
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, called: Any) -> None:
         is_evaluation = any(name in frame.f_code.co_filename for name in EVALUATION)
         if is_evaluation:
             return
         if event == "call":
-            found[""] += 1
+            counts[""] += 1
         elif event == "c_call":
-            found[called.__qualname__] += 1
+            counts[called.__qualname__] += 1
 
     before = sys.getprofile()
     sys.setprofile(count)
@@ -52,7 +52,7 @@ def calls(folder: Path, requests: int) -> Counter[str]:
     finally:
         sys.setprofile(before)
     assert summary.requests.ok == requests
-    return found
+    return counts
 
 
 @pytest.mark.processes

@@ -73,8 +73,8 @@ def go(
         read_flags(**{name: value for name, value in flags.items() if value is not None}),
     )
     where = {"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"}
-    told = Settings(**(where | NO_PAGES | (settings or {})))
-    summary, out = run.execute(workload, told, when_started(begun or (lambda _: None)))
+    run_settings = Settings(**(where | NO_PAGES | (settings or {})))
+    summary, out = run.execute(workload, run_settings, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
     assert not (out / "spool").exists()
     assert [path.name for path in (out / "requests").iterdir()] == ["requests.parquet"]
@@ -146,33 +146,33 @@ def test_every_slot_has_one_record_whatever_the_server_does(
             tmp_path, endpoint.url, num_requests="200", settings={"server": "trtllm"}, **load
         )
         seen = [request for request in log(endpoint).requests if request.id]
-    found = outcomes(stored.rows)
-    assert summary.requests.scheduled == 200 == sum(found.values())
+    counts = outcomes(stored.rows)
+    assert summary.requests.scheduled == 200 == sum(counts.values())
     assert adds_up(summary)
     # The endpoint's log has the injected failure of each request by its id. The last try counts.
     struck = {
         int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen
     }
-    told = dict(
+    kind_by_slot = dict(
         zip(
             stored.rows["slot"].tolist(),
             (KINDS[k] for k in stored.rows["kind"].tolist()),
             strict=True,
         )
     )
-    assert told == struck
+    assert kind_by_slot == struck
     assert summary.requests.resent == sum(
         request.fault == "idle_reset" and not request.status for request in seen
     )
     assert (
         summary.requests.failed
-        == sum(count for (status, _), count in found.items() if status == "failed")
+        == sum(count for (status, _), count in counts.items() if status == "failed")
         > 10
     )
-    assert {kind: one.count for kind, one in summary.requests.by_error.items()} == {
-        kind: count for (_, kind), count in found.items() if kind
+    assert {kind: error_kind.count for kind, error_kind in summary.requests.by_error.items()} == {
+        kind: count for (_, kind), count in counts.items() if kind
     }
-    assert all(one.first_text for one in summary.requests.by_error.values())
+    assert all(error_kind.first_text for error_kind in summary.requests.by_error.values())
     assert summary.verdict.valid is False
 
 
@@ -318,11 +318,11 @@ def test_a_cap_on_prefill_needs_streams_and_a_place_for_each_worker(
     tmp_path: Path, endpoint: EmbeddedServer
 ) -> None:
     load = {"concurrency": "4", "num_requests": "8", "max_in_prefill": "1"}
-    for settings, words in (
+    for settings, rendered_text in (
         ({"stream": False}, "show the end of prefill"),
         ({"workers": 2}, "spread over 2"),
     ):
-        with pytest.raises(CombinedError, match=words):
+        with pytest.raises(CombinedError, match=rendered_text):
             go(tmp_path, endpoint.url, settings=settings, **load)
 
 
@@ -340,8 +340,8 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
         return bodies(endpoint), stored.manifest
 
     first, manifest = received("first", seed=None)
-    again, repeated = received("again", seed=str(manifest.seed), settings={"workers": 2})
-    assert first == again
+    same_seed_texts, repeated = received("again", seed=str(manifest.seed), settings={"workers": 2})
+    assert first == same_seed_texts
     assert len(first) == 20
     assert (manifest.seed, manifest.salt, manifest.fingerprints) == (
         repeated.seed,
@@ -355,9 +355,9 @@ def test_the_same_seed_sends_the_same_bytes_and_another_salt_other_texts(
     assert salted.fingerprints.schedule == manifest.fingerprints.schedule
     assert salted.fingerprints.prompts != manifest.fingerprints.prompts
     assert salted.fingerprints.bodies != manifest.fingerprints.bodies
-    fresh, drawn = received("fresh", seed=str(manifest.seed), salt="fresh")
+    fresh, fresh_manifest = received("fresh", seed=str(manifest.seed), salt="fresh")
     assert not set(first) & set(fresh)
-    repeat, _ = received("drawn", seed=str(manifest.seed), salt=drawn.salt)
+    repeat, _ = received("drawn", seed=str(manifest.seed), salt=fresh_manifest.salt)
     assert repeat == fresh
 
 
@@ -439,14 +439,14 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(
     os.kill(workers[0], signal.SIGKILL)
     code, out, err = ended(process)
     stored = store.read_run(tmp_path / "out")
-    found = outcomes(stored.rows)
-    lost = found[("lost", "worker_died")]
+    counts = outcomes(stored.rows)
+    lost = counts[("lost", "worker_died")]
     assert lost > 0
     assert code == 3, err
     assert "died" in out
-    assert set(found) == {("ok", ""), ("lost", "worker_died")}
+    assert set(counts) == {("ok", ""), ("lost", "worker_died")}
     if "-n" in load:
-        assert sum(found.values()) == 400
+        assert sum(counts.values()) == 400
     else:
         assert lost == 3  # its lanes
     dead = stored.rows[stored.rows["status"] == STATUSES.index("lost")]
@@ -470,10 +470,10 @@ def test_a_run_interrupted_once_drains_and_reports(
     assert code == 130, err
     assert "Traceback" not in err
     stored = store.read_run(tmp_path / "out")
-    found = outcomes(stored.rows)
-    assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
-    assert sum(found.values()) == 4000
-    assert found[("ok", "")] >= 20
+    counts = outcomes(stored.rows)
+    assert set(counts) == {("ok", ""), ("cancelled", "interrupted")}
+    assert sum(counts.values()) == 4000
+    assert counts[("ok", "")] >= 20
     assert stored.manifest.state == "interrupted"
     assert "interrupted" in out
 
@@ -503,9 +503,9 @@ def test_a_run_interrupted_twice_exits_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         code, _, err = ended(process)
     assert code == 130, err
-    found = outcomes(store.read_run(tmp_path / "out").rows)
-    assert set(found) == {("ok", ""), ("cancelled", "interrupted")}
-    assert sum(found.values()) == 1000
+    counts = outcomes(store.read_run(tmp_path / "out").rows)
+    assert set(counts) == {("ok", ""), ("cancelled", "interrupted")}
+    assert sum(counts.values()) == 1000
 
 
 @pytest.mark.processes
@@ -518,11 +518,11 @@ def test_a_killed_run_leaves_a_readable_folder(
         tmp_path, "--url", endpoint.url, "--request-rate", "200", "-n", "4000", "--workers", workers
     )
     rows_written(tmp_path, rows)
-    others = children(process.pid)
+    child_pids = children(process.pid)
     killed_ns = monotonic_ns()
     process.kill()
     process.communicate()
-    for pid in others:  # nothing goes on without it: no load, no recorder
+    for pid in child_pids:  # nothing goes on without it: no load, no recorder
         gone(pid)
     stored = store.read_run(tmp_path / "out")
     assert (stored.manifest.state, stored.manifest.host.hot_path) == ("running", compiled.RUNS)
@@ -532,7 +532,11 @@ def test_a_killed_run_leaves_a_readable_folder(
     }  # orphaned workers stop at once
     written = set(stored.rows["slot"].tolist())
     seen = [request for request in log(endpoint).requests if request.id]
-    old = {int(one.id.rpartition("-")[2]) for one in seen if one.arrival_ns < killed_ns - 2 * 10**9}
+    old = {
+        int(logged_request.id.rpartition("-")[2])
+        for logged_request in seen
+        if logged_request.arrival_ns < killed_ns - 2 * 10**9
+    }
     assert old <= written
     assert (
         len(old) > 20 or workers == "2"
@@ -727,7 +731,7 @@ def test_an_invalid_url_is_a_user_error(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "expected_text"),
     [
         ("X: 日本", "--header"),
         ("Content-Length: 3", "--header Content-Length"),
@@ -735,14 +739,14 @@ def test_an_invalid_url_is_a_user_error(tmp_path: Path, url: str) -> None:
     ],
 )
 def test_a_header_that_cannot_be_sent_is_a_user_error(
-    header: str, said: str, capsys: pytest.CaptureFixture[str]
+    header: str, expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A text that no header holds, and those that frame the message."""
     with pytest.raises(SystemExit) as ending:
         main(["run", "qa", "--url", "http://127.0.0.1:1", "-c", "1", "-n", "1", "--header", header])
     err = capsys.readouterr().err
     assert ending.value.code == 2, err
-    assert said in err
+    assert expected_text in err
     assert "bug" not in err
 
 

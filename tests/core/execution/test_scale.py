@@ -83,7 +83,11 @@ def test_one_or_many_workers_send_the_same(
         summary, out = run.execute(
             workload(tmp_path, turns, **flags), to(server, tmp_path / str(workers), workers=workers)
         )
-        bodies = Counter(one.body_sha256 for one in log(server).requests if one.id)
+        bodies = Counter(
+            logged_request.body_sha256
+            for logged_request in log(server).requests
+            if logged_request.id
+        )
         rows = store.read_run(out).rows
         rows = rows[np.argsort(rows["slot"])]
         assert summary.requests.ok == summary.requests.scheduled == len(rows) == bodies.total()
@@ -100,15 +104,15 @@ def test_one_or_many_workers_send_the_same(
 )
 @settings(max_examples=60, deadline=None)
 def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) -> None:
-    whole = np.array(values, np.int64)
-    shares = [whole[i::parts] for i in range(parts)]
-    assert distribution_of(np.concatenate(shares)) == distribution_of(whole)
+    all_values = np.array(values, np.int64)
+    shares = [all_values[i::parts] for i in range(parts)]
+    assert distribution_of(np.concatenate(shares)) == distribution_of(all_values)
     together, at_once = Histogram(), Histogram()
-    at_once.add(whole)
+    at_once.add(all_values)
     for share in shares:
-        one = Histogram()
-        one.add(share)
-        together.merge(Histogram.from_bytes(one.to_bytes()))
+        histogram = Histogram()
+        histogram.add(share)
+        together.merge(Histogram.from_bytes(histogram.to_bytes()))
     assert together.to_bytes() == at_once.to_bytes()
 
 
@@ -134,21 +138,21 @@ def test_files_of_many_workers_equal_those_of_one(
     records["worker"] = draw.integers(0, workers, count)
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull) as ended:
         folder = Path(scratch)
-        told = manifest("whole", count, workers=workers)
-        (folder / "run.json").write_bytes(encode_manifest(told))
+        run_manifest = manifest("whole", count, workers=workers)
+        (folder / "run.json").write_bytes(encode_manifest(run_manifest))
         for worker in range(workers):
             mine = draw.permutation(records[records["worker"] == worker])
-            spool = RecordLog(folder, worker)
+            record_log = RecordLog(folder, worker)
             if (mine["text"] == 0).any():
-                spool.store_text("gone")
-            spool.add_record(mine.tobytes())
+                record_log.store_text("gone")
+            record_log.add_record(mine.tobytes())
             if len(mine):
-                spool.write_event_counts(0, *gaps_of(mine))
-            spool.close()
+                record_log.write_event_counts(0, *gaps_of(mine))
+            record_log.close()
         compact_records(folder, ended)
         merged = summarize(*store.read_run(folder, max_rows=0 if lazily else math.inf))
     gaps, timeline = gaps_of(records)
-    assert merged == summarize(told, records, [gaps], [timeline], [], ["gone"])
+    assert merged == summarize(run_manifest, records, [gaps], [timeline], [], ["gone"])
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 21])
@@ -163,11 +167,11 @@ def test_worker_limits_add_up_to_the_limit_in_flight(most: int, workers: int) ->
 @pytest.mark.processes
 def test_the_limit_in_flight_applies_to_all_workers_together(tmp_path: Path) -> None:
     with start(Options(ttft="3s")) as server:
-        told = to(server, tmp_path / "out", workers=2)
+        run_settings = to(server, tmp_path / "out", workers=2)
         requested_workload = workload(
             tmp_path, request_rate="inf", num_requests="40", max_in_flight="5", grace="0.2s"
         )
-        summary, _ = run.execute(requested_workload, told)
+        summary, _ = run.execute(requested_workload, run_settings)
     assert summary.requests.dropped == 35
     assert summary.load.in_flight_max == 5
 
@@ -200,10 +204,10 @@ def test_the_number_of_workers_follows_from_the_load(
 
     requested_workload = workload(tmp_path, **flags)
     requests = build_prompts(requested_workload, 7, 1, tokenizer.load_tokenizer(None))
-    found = plan.count_useful_workers(
+    worker_count = plan.count_useful_workers(
         build_schedule(requested_workload, 7), requests, requested_workload, 8 - simulated
     )
-    assert found == expected
+    assert worker_count == expected
 
 
 # -- room ------------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ AMPLE = MachineLimits(open_files=100_000, local_ports=28_000)
 
 
 @pytest.mark.parametrize(
-    ("need", "limits", "said"),
+    ("need", "limits", "expected_texts"),
     [
         ({"total": 20_000}, AMPLE, []),
         ({"total": None}, MachineLimits(open_files=10, local_ports=10), []),
@@ -240,15 +244,15 @@ AMPLE = MachineLimits(open_files=100_000, local_ports=28_000)
     ],
 )
 def test_files_and_ports_are_counted(
-    need: dict[str, Any], limits: MachineLimits, said: list[str]
+    need: dict[str, Any], limits: MachineLimits, expected_texts: list[str]
 ) -> None:
     demand = ConnectionDemand(
         **{"workers": 4, "addresses": ["a:1"], "source_addresses": 0, "is_simulated": False} | need
     )
-    found = list(resource_limits.limit_errors(demand, limits))
-    assert len(found) == len(said)
-    for fault, words in zip(found, said, strict=True):
-        assert words in fault.hint
+    user_errors = list(resource_limits.limit_errors(demand, limits))
+    assert len(user_errors) == len(expected_texts)
+    for fault, text in zip(user_errors, expected_texts, strict=True):
+        assert text in fault.hint
 
 
 def test_limits_of_the_system_are_read() -> None:
@@ -293,7 +297,7 @@ def test_a_load_too_large_for_this_machine_is_refused_before_it_starts(tmp_path:
     assert "local ports" in process.stderr
     assert "open files" in process.stderr
     assert "203.0.113.9" in process.stderr
-    assert not [one for one in received.requests if one.id]
+    assert not [logged_request for logged_request in received.requests if logged_request.id]
 
 
 @pytest.mark.processes
@@ -314,9 +318,9 @@ def test_a_limit_in_flight_below_the_number_of_workers_is_refused(tmp_path: Path
 
 
 def _loopback(address: str) -> bool:
-    with socket.socket() as one:
+    with socket.socket() as connection:
         try:
-            one.bind((address, 0))
+            connection.bind((address, 0))
         except OSError:
             return False
     return True
@@ -327,17 +331,19 @@ def _loopback(address: str) -> bool:
 def test_requests_are_sent_from_the_specified_addresses(tmp_path: Path) -> None:
     server = shared()
     port = server.url.rpartition(":")[2]
-    told = to(server, tmp_path / "out", sources=("127.0.0.2", "127.0.0.3"))
+    run_settings = to(server, tmp_path / "out", sources=("127.0.0.2", "127.0.0.3"))
     seen: list[str] = []
 
-    def look(_: Any) -> None:
+    def check_connections(_: Any) -> None:
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, here, there, *_rest = line.split()
             if int(there.rpartition(":")[2], 16) == int(port):
                 seen.append(socket.inet_ntoa(bytes.fromhex(here.rpartition(":")[0])[::-1]))
 
     summary, _ = run.execute(
-        workload(tmp_path, concurrency="6", num_requests="30"), told, when_started(look)
+        workload(tmp_path, concurrency="6", num_requests="30"),
+        run_settings,
+        when_started(check_connections),
     )
     assert summary.requests.ok == 30
     assert {"127.0.0.2", "127.0.0.3"} <= set(seen)
@@ -371,8 +377,8 @@ def test_event_handlers_follow_several_workers(tmp_path: Path) -> None:
     (board,) = seen
     assert board.counters().sent > 0
     links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
-    held = [str(link.readlink()) for link in links if link.is_symlink()]
-    assert [name for name in held if name.startswith(str(out))] == [], (
+    open_files = [str(link.readlink()) for link in links if link.is_symlink()]
+    assert [name for name in open_files if name.startswith(str(out))] == [], (
         "who heard of the load holds none of its files"
     )
     assert not (out / "spool").exists()

@@ -37,7 +37,7 @@ print(json.dumps([code, begun, sorted(unneeded & {*sys.modules})]), file=sys.std
 @pytest.mark.processes
 def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_path: Path) -> None:
     with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
-        words = [
+        arguments = [
             "run",
             "qa",
             "--url",
@@ -52,7 +52,7 @@ def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_
             "50ms",
         ]
         process = subprocess.run(
-            [sys.executable, "-P", "-c", WATCHED, *words, "--out", str(tmp_path / "r")],
+            [sys.executable, "-P", "-c", WATCHED, *arguments, "--out", str(tmp_path / "r")],
             capture_output=True,
             text=True,
             check=False,
@@ -118,8 +118,10 @@ def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_pat
         timeout=60,
         cwd=tmp_path,
     )
-    seen, told = process.stdout.split("\n", 1)
+    seen, stdout_rest = process.stdout.split("\n", 1)
     word, read, alone, files = json.loads(seen)
     assert (word, read, alone) == ("word", "told", True)
     assert files[:3] == [0, 1, 2] and len(files) == 4, "and the list that was just read"
-    assert told.split() == ["0", "TimeoutExpired", "-9", "ForkedProcess", "Popen"], process.stderr
+    assert stdout_rest.split() == ["0", "TimeoutExpired", "-9", "ForkedProcess", "Popen"], (
+        process.stderr
+    )

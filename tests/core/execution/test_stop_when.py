@@ -41,13 +41,13 @@ ERRORS, SLOW = parse_stop_rule("errors:20%"), parse_stop_rule("ttft:p50:2s")
 
 
 def rows(n: int, failed: int = 0, slow: int = 0, at_s: float = 5.0) -> np.ndarray:
-    made = np.zeros(n, ROW)
-    made["due_ns"], made["sent_ns"] = 0, 0
-    made["first_token_ns"] = S
-    made["first_token_ns"][n - slow :] = 3 * S
-    made["done_ns"] = made["end_ns"] = int(at_s * S)
-    made["status"][:failed], made["kind"][:failed] = STATUS["failed"], KIND["http_5xx"]
-    return made
+    records = np.zeros(n, ROW)
+    records["due_ns"], records["sent_ns"] = 0, 0
+    records["first_token_ns"] = S
+    records["first_token_ns"][n - slow :] = 3 * S
+    records["done_ns"] = records["end_ns"] = int(at_s * S)
+    records["status"][:failed], records["kind"][:failed] = STATUS["failed"], KIND["http_5xx"]
+    return records
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_the_first_check_that_finds_a_rule_broken_decides() -> None:
     both = np.concatenate(
         [rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)]
     )
-    found = first_breach((ERRORS,), both, S)
-    assert found is not None and found[0] == 13 * S
-    assert found[1].values == {
+    breach = first_breach((ERRORS,), both, S)
+    assert breach is not None and breach[0] == 13 * S
+    assert breach[1].values == {
         "rule": "errors:20%",
         "requests": 60,
         "window_s": 10.0,
@@ -152,7 +152,7 @@ def test_a_stop_rule_ignores_unsent_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "expected_text"),
     [
         ("errors", "is not a stop rule"),
         ("errors:2", "must be a percentage"),
@@ -165,13 +165,13 @@ def test_a_stop_rule_ignores_unsent_requests() -> None:
         ("ttft:p100:30s", "must be a percentile"),
     ],
 )
-def test_an_invalid_stop_rule_is_reported(text: str, what: str) -> None:
-    if not what:
+def test_an_invalid_stop_rule_is_reported(text: str, expected_text: str) -> None:
+    if not expected_text:
         assert load("qa", read_flags(stop_when=[text])).stop_when == (
             parse_stop_rule("ttft:p50:30s"),
         )
         return
-    with pytest.raises(CombinedError, match=what):
+    with pytest.raises(CombinedError, match=expected_text):
         load("qa", read_flags(stop_when=[text]))
 
 
@@ -211,11 +211,13 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
     sent = stored.rows["sent_ns"] >= 0
     assert stored.rows["due_ns"][sent].max() <= at_ns
     assert set(stored.rows["status"][~sent].tolist()) == {STATUS["cancelled"]}
-    again, _ = execute(
+    full_summary, _ = execute(
         workload.model_copy(update={"stop_when": ()}),
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
-    assert again.run.state == "finished" and again.requests.scheduled == len(stored.rows)
+    assert full_summary.run.state == "finished" and full_summary.requests.scheduled == len(
+        stored.rows
+    )
 
 
 @pytest.mark.parametrize("profile", ["agentic", "qa"])
@@ -228,20 +230,20 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
     workload = load(
         profile, read_flags(**load_of, duration="60s", seed="1", stop_when=rules, warmup="0")
     )
-    told: list[RunEvent] = []
+    run_events: list[RunEvent] = []
     summary, folder = execute(
-        workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [told.append]
+        workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [run_events.append]
     )
-    assert (summary.run.state, sum(isinstance(event, Simulated) for event in told)) == (
+    assert (summary.run.state, sum(isinstance(event, Simulated) for event in run_events)) == (
         "stopped",
         1,
     )
-    _, whole = execute(
+    _, full_run_dir = execute(
         workload.model_copy(update={"stop_when": ()}),
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
-    found = first_breach(workload.stop_when, store.read_run(whole).rows, S)
-    assert found is not None and store.read_run(folder).manifest.stopped_by == found[1]
+    breach = first_breach(workload.stop_when, store.read_run(full_run_dir).rows, S)
+    assert breach is not None and store.read_run(folder).manifest.stopped_by == breach[1]
 
 
 @pytest.mark.processes

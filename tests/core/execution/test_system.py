@@ -25,8 +25,8 @@ SIM = ("qa", "--url", "sim:gb300-vm", "--request-rate", "5", "--duration", "10s"
 
 
 def test_the_example_describes_a_complete_system() -> None:
-    told, target = system_file.read_system_file(EXAMPLE)
-    keys = {key.removeprefix("system.") for key in told} | target.keys()
+    description, target = system_file.read_system_file(EXAMPLE)
+    keys = {key.removeprefix("system.") for key in description} | target.keys()
     parts = {
         "host": system_file.HostsOfServers,
         "accelerator": system_file.Accelerator,
@@ -36,18 +36,20 @@ def test_the_example_describes_a_complete_system() -> None:
     }
     every = {f"{name}.{key}" for name, part in parts.items() for key in part.model_fields}
     every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys() - {"metadata"}
-    assert told["ticket"] == "PERF-42" and target == {
+    assert description["ticket"] == "PERF-42" and target == {
         "gpus": 8,
         "shape": "hgx-h200-8",
         "region": "eu-west",
     }
     assert every - keys == {"parallelism.prefill_accelerators", "parallelism.decode_accelerators"}
-    assert {key for asked in system_file.REQUIRED_KEYS_BY_USE.values() for key in asked} <= every
+    assert {
+        key for required_keys in system_file.REQUIRED_KEYS_BY_USE.values() for key in required_keys
+    } <= every
     assert (
-        told["system.accelerator.driver"] == "580.65"
-        and told["system.parallelism.data_attention"] == "no"
+        description["system.accelerator.driver"] == "580.65"
+        and description["system.parallelism.data_attention"] == "no"
     )
-    assert system_file.missing_facts(told, TargetFacts()) == {}
+    assert system_file.missing_facts(description, TargetFacts()) == {}
 
 
 def test_missing_descriptions_are_named_unless_the_server_supplies_them(tmp_path: Path) -> None:
@@ -172,9 +174,9 @@ def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
         ]
     }
     coded = reasons.make_note("undisclosed", {"missing": missing})
-    told = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
+    description = {"system.accelerator.power_limit_w": "500", "system.accelerator.driver": "580.65"}
     manifest = run_fixtures.manifest(
-        "r", 200, warnings=tuple(coded), warning_codes=coded, metadata=told
+        "r", 200, warnings=tuple(coded), warning_codes=coded, metadata=description
     )
     rows = queueing.rows(1, 200)
     plain = summarize(manifest, rows)

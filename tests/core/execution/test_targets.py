@@ -24,10 +24,10 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 
-def beside(two: embedded.EmbeddedServer) -> dict[str, Any]:
+def settings_of_two_servers(two: embedded.EmbeddedServer) -> dict[str, Any]:
     """Return settings of this server and of one that other tests share."""
-    one = Endpoint(url=shared().url, name="one")
-    return {"url": one.url, "targets": (one, Endpoint(url=two.url, name="two"))}
+    endpoint = Endpoint(url=shared().url, name="one")
+    return {"url": endpoint.url, "targets": (endpoint, Endpoint(url=two.url, name="two"))}
 
 
 def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
@@ -56,8 +56,10 @@ def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
     if route == "sticky":
         assert (rows["target"] == rows["session"] % 2).all()
     assert summary.rack is not None and summary.rack.targets == 2
-    own = [part.own_output_per_s for part in summary.targets]
-    assert summary.rack.sum_of_rates_per_s == pytest.approx(sum(rate or 0.0 for rate in own))
+    own_output_per_s = [part.own_output_per_s for part in summary.targets]
+    assert summary.rack.sum_of_rates_per_s == pytest.approx(
+        sum(rate or 0.0 for rate in own_output_per_s)
+    )
     assert summary.rack.single_clock_per_s == summary.tokens.output_per_s
     lines = text.render(summary).splitlines()
     totals = [
@@ -73,7 +75,10 @@ def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
 def test_a_run_continues_if_one_target_dies(tmp_path: Path, policy: str) -> None:
     with start(QUICK) as two:
         settings = Settings(
-            on_target_failure=policy, out=tmp_path / "out", **NO_PAGES, **beside(two)
+            on_target_failure=policy,
+            out=tmp_path / "out",
+            **NO_PAGES,
+            **settings_of_two_servers(two),
         )  # type: ignore[arg-type]
         requested_workload = workload(tmp_path, concurrency="2", num_requests="200")
         summary, folder = run.execute(
@@ -103,7 +108,9 @@ def test_a_dead_target_does_not_cause_floods_of_failures(
 ) -> None:
     """Immediate retries of refused connections would cause thousands of failures a second."""
     with start(QUICK) as two:
-        settings = Settings(route=route, out=tmp_path / "out", **NO_PAGES, **beside(two))  # type: ignore[arg-type]
+        settings = Settings(
+            route=route, out=tmp_path / "out", **NO_PAGES, **settings_of_two_servers(two)
+        )  # type: ignore[arg-type]
         requested_workload = workload(
             tmp_path, concurrency=concurrency, duration="1.5s", warmup="0"
         )
@@ -127,7 +134,11 @@ def test_all_workers_stop_when_one_does(tmp_path: Path) -> None:
     """All requests to the dead target belong to the second worker, yet both workers stop."""
     with start(QUICK) as two:
         settings = Settings(
-            on_target_failure="stop", workers=2, out=tmp_path / "out", **NO_PAGES, **beside(two)
+            on_target_failure="stop",
+            workers=2,
+            out=tmp_path / "out",
+            **NO_PAGES,
+            **settings_of_two_servers(two),
         )
         requested_workload = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
         summary, folder = run.execute(
@@ -164,8 +175,8 @@ def test_the_least_busy_responding_target_is_selected() -> None:
     flying = [5, 0, 3]
     routes = TargetSelection("least-in-flight", 3, 1, flying.__getitem__)
     assert routes.choose(0, 0) == 1
-    told = [routes.report_failure(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
-    assert told == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
+    reports = [routes.report_failure(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
+    assert reports == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
     assert routes.down_since_ns == {1: 100}
     assert {routes.choose(n, 200) for n in range(9)} == {2}
     assert [routes.choose(n, 100 + RETRY_NS) for n in range(3)] == [
@@ -200,7 +211,7 @@ def test_a_target_is_down_after_repeated_connection_failures(done: Completion, d
 @pytest.mark.processes
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:
     with start(Options(model="other")) as two:
-        settings = Settings(out=tmp_path / "out", **beside(two))
+        settings = Settings(out=tmp_path / "out", **settings_of_two_servers(two))
         requested_workload = workload(tmp_path, concurrency="1", num_requests="1")
         with refused(TargetError, "targets_differ", where="two"):
             run.execute(requested_workload, settings)

@@ -85,7 +85,7 @@ def test_a_summary_without_explanations_lacks_the_explained_sections_only(
     which: int,
 ) -> None:
     manifest, rows, *rest = examples()[which]
-    whole, judged = (
+    full_summary, judged = (
         summarize(manifest, rows, *rest, explained=explained) for explained in (True, False)
     )
     of_readers = (
@@ -98,8 +98,8 @@ def test_a_summary_without_explanations_lacks_the_explained_sections_only(
         "stimulus",
     )
     defaults = {name: getattr(judged, name) for name in of_readers}
-    assert msgspec.structs.replace(whole, **defaults) == judged
+    assert msgspec.structs.replace(full_summary, **defaults) == judged
     assert not any(
         (judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups)
     )
-    assert any(getattr(whole, name) != value for name, value in defaults.items())
+    assert any(getattr(full_summary, name) != value for name, value in defaults.items())

@@ -66,11 +66,12 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
             {"loadgen.figures": {"thinking": "thinking:ROW"}},
         )
         summary = summarize(manifest, rows, *rest)
-        found = summary.other_metrics["thinking_ms"]
-        assert found.count == summary.requests.ok
+        distribution = summary.other_metrics["thinking_ms"]
+        assert distribution.count == summary.requests.ok
         assert (
-            found.p50 is not None
-            and comparable_metrics.metric_value(summary, "figures.thinking_ms.p50") == found.p50
+            distribution.p50 is not None
+            and comparable_metrics.metric_value(summary, "figures.thinking_ms.p50")
+            == distribution.p50
         )
         assert load_summary(dump_summary(summary)) == summary
         assert "Time to think" in text.render(summary) and "Time to think" in run_page.render(
@@ -194,15 +195,15 @@ def test_a_contract_can_limit_a_metric_of_a_plugin(
         exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out)
         == code
     )
-    shown = capsys.readouterr().out
-    assert "thinking at p50 within" in shown and "at p50 in the last" in shown
+    stdout = capsys.readouterr().out
+    assert "thinking at p50 within" in stdout and "at p50 in the last" in stdout
     assert "first answer - first token" in (out / "verdict.html").read_text("utf-8")
     assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
     with without_plugins():
         assert exits("report", out, "--full") == 4
-        shown = capsys.readouterr().out
-        assert "thinking at p50 within" in shown
-        assert "metric thinking is defined" in shown
+        stdout = capsys.readouterr().out
+        assert "thinking at p50 within" in stdout
+        assert "metric thinking is defined" in stdout
         assert exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--dry-run") == 2
         assert 'unknown term "thinking"' in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
         ("content_filter", 3),
     ]
     assert sum(requests.by_finish.values()) == requests.ok
-    said = kind.report(kind.load(folder))
-    lines = [" ".join(line.split()) for line in as_text.render(said, full=True).splitlines()]
+    report = kind.report(kind.load(folder))
+    lines = [" ".join(line.split()) for line in as_text.render(report, full=True).splitlines()]
     assert "Finish reasons" in lines and "stop 39 19.6 %" in lines
-    assert "<td>content_filter</td><td>3</td><td>1.5 %</td>" in as_page.render(said)
+    assert "<td>content_filter</td><td>3</td><td>1.5 %</td>" in as_page.render(report)

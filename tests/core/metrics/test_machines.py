@@ -53,7 +53,7 @@ SEVERAL = (
 def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
     summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
     first, second, third, gone = summary.machines
-    assert [one.name for one in summary.machines] == [
+    assert [machine_summary.name for machine_summary in summary.machines] == [
         "a (10.0.0.1)",
         "b (10.0.0.1)",
         "c #1 (10.0.0.1)",
@@ -61,8 +61,14 @@ def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
     ]
     assert (first.workers, first.requests, first.lost, first.late) == (2, 200, 0, 0)
     assert (third.requests, third.lost, third.late, third.send_lag_ms.p50) == (100, 10, 90, 50.0)
-    assert sum(one.requests or 0 for one in summary.machines) == summary.requests.scheduled
-    assert sum(one.lost or 0 for one in summary.machines) == summary.requests.lost
+    assert (
+        sum(machine_summary.requests or 0 for machine_summary in summary.machines)
+        == summary.requests.scheduled
+    )
+    assert (
+        sum(machine_summary.lost or 0 for machine_summary in summary.machines)
+        == summary.requests.lost
+    )
     assert first.cores is not None and abs(first.cores - 0.3) < 1e-9 and first.cpu_share_max == 0.2
     assert second.state == "" and third.state == "lost under load"
     assert gone == MachineSummary(name="d (10.0.0.4)", workers=0, state="lost before the load")
@@ -79,7 +85,7 @@ def test_machines_are_the_same_in_text_page_and_json() -> None:
     assert "d (10.0.0.4), lost before the load" in rendered_text
     assert "c #1 (10.0.0.1), lost under load" in run_page.render(summary)
     written = json.loads(dump_summary(summary))["machines"]
-    assert [one["requests"] for one in written] == [200, 100, 100, None]
+    assert [machine["requests"] for machine in written] == [200, 100, 100, None]
     assert load_summary(dump_summary(summary)).machines == summary.machines
 
 

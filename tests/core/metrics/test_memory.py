@@ -24,9 +24,9 @@ def requests_with_long_responses() -> MetricAccumulator:
     rows["first_token_ns"] = rows["due_ns"] + draw.integers(1, 50 * S, COUNT)
     rows["end_ns"] = rows["done_ns"] = rows["last_token_ns"] = rows["first_token_ns"] + 5
     rows["input_tokens"], rows["status"][:1_000], rows["sent_ns"][:1_000] = 7, 1, -1
-    found = MetricAccumulator()
-    found.columns.append(Columns(rows))
-    return found
+    metric_accumulator = MetricAccumulator()
+    metric_accumulator.columns.append(Columns(rows))
+    return metric_accumulator
 
 
 CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {

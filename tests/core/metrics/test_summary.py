@@ -174,8 +174,8 @@ def statistics_of(distribution: Any) -> tuple[int, list[float]]:
 def test_latencies_equal_those_computed_by_hand(
     metric: str, count: int, three: list[float]
 ) -> None:
-    found = statistics_of(getattr(handmade_summary(), metric))
-    assert found == (count, pytest.approx(three, abs=1e-6))
+    statistics = statistics_of(getattr(handmade_summary(), metric))
+    assert statistics == (count, pytest.approx(three, abs=1e-6))
 
 
 def test_turns_after_a_failed_turn_do_not_count_as_dropped() -> None:
@@ -326,15 +326,15 @@ def test_the_summary_does_not_depend_on_the_order_of_records() -> None:
         shifted = rows[field] + np.repeat(np.arange(20) * 5_000 * MS, 10)
         rows[field] = np.where(rows[field] < 0, -1, shifted)
     events = draw.exponential(9 * MS, 500).astype(np.int64)
-    whole, halves = Histogram(), [Histogram(), Histogram()]
-    whole.add(events)
+    histogram, halves = Histogram(), [Histogram(), Histogram()]
+    histogram.add(events)
     halves[0].add(events[:200])
     halves[1].add(events[200:])
     halves[0].merge(halves[1])
     manifest = msgspec.structs.replace(
         MANIFEST, stages=(MANIFEST.stages[0], StagePlan(name="main"))
     )
-    summary = summarize(manifest, rows, [Histogram(), whole])
+    summary = summarize(manifest, rows, [Histogram(), histogram])
     assert summary == summarize(manifest, draw.permutation(rows), [Histogram(), halves[0]])
     assert summary.inter_chunk_ms.count == 500
 
@@ -686,7 +686,7 @@ def stopped_client(
         == timeline.gaps.count + len(rows)
         == timeline.uncertainties.count
     )
-    made = np.frombuffer(b"".join(rows), record.ROW).copy()
+    records = np.frombuffer(b"".join(rows), record.ROW).copy()
     terms = tuple(
         Term(metric=metric, limit_ns=300 * MS, quantile=0.5)
         for metric in ("ttft", "tpot", "itl", "max_gap")
@@ -696,7 +696,7 @@ def stopped_client(
     )
     return summarize(
         manifest,
-        made,
+        records,
         [timeline.gaps],
         [timeline.bins[: timeline.bin_count]],
         (),
@@ -733,8 +733,8 @@ def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
     )
     assert "requested, ms p50 p25.5 samples" in page
     assert "SLO UNDECIDED" in page and "VALID: with a caveat" in page
-    again = load_summary(dump_summary(s))
-    assert again == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
+    reloaded_summary = load_summary(dump_summary(s))
+    assert reloaded_summary == s and json.loads(dump_summary(s))["inter_chunk_ms"]["p99"] is None
 
 
 @pytest.mark.parametrize(
@@ -1007,12 +1007,14 @@ def test_tokens_of_the_steady_state_are_counted_in_the_timeline() -> None:
 def test_exit_codes_follow_their_precedence(
     interrupted: bool, valid: bool, met: bool | None, code: int
 ) -> None:
-    found = handmade_summary()
+    summary = handmade_summary()
     changed = msgspec.structs.replace(
-        found,
-        run=msgspec.structs.replace(found.run, state="interrupted" if interrupted else "finished"),
-        verdict=msgspec.structs.replace(found.verdict, valid=valid),
-        goodput=msgspec.structs.replace(found.goodput, met=met),
+        summary,
+        run=msgspec.structs.replace(
+            summary.run, state="interrupted" if interrupted else "finished"
+        ),
+        verdict=msgspec.structs.replace(summary.verdict, valid=valid),
+        goodput=msgspec.structs.replace(summary.goodput, met=met),
     )
     assert exit_code(changed) == code
 
@@ -1024,8 +1026,8 @@ def test_exit_codes_follow_their_precedence(
 def test_the_stored_examples_equal_the_output_of_their_script(name: str) -> None:
     data = (DATA / name).read_bytes()
     stored = load_summary(data)
-    made = dump_summary(summarize(*EXAMPLES[name]()))
-    assert list(differences(json.loads(made), json.loads(data))) == []
+    summary_json = dump_summary(summarize(*EXAMPLES[name]()))
+    assert list(differences(json.loads(summary_json), json.loads(data))) == []
     assert dump_summary(stored) == data
     assert exit_code(stored) == (0 if stored.verdict.valid else 3)
 
@@ -1101,11 +1103,11 @@ def test_exactly_the_fields_of_a_summary_are_documented() -> None:
         name: re.findall(r"^- ((?:`[\w{},]+`(?:, )?)+)", part, flags=re.M)
         for name, part in sections.items()
     }
-    names = {name: re.findall(r"`([^`]+)`", " ".join(found)) for name, found in heads.items()}
+    names = {name: re.findall(r"`([^`]+)`", " ".join(head)) for name, head in heads.items()}
     documented = {
-        name: sorted(itertools.chain(*map(expand_braces, found)))
-        for name, found in names.items()
-        if found
+        name: sorted(itertools.chain(*map(expand_braces, terms)))
+        for name, terms in names.items()
+        if terms
     }
     namespace = {
         kind.__name__: sorted(kind.__struct_encode_fields__) for kind in structs_within(Summary)
@@ -1146,11 +1148,15 @@ def test_goodput_is_part_of_the_throughput_of_the_same_window() -> None:
     """A reader compares the two printed rates, so both count completed requests."""
     for example in EXAMPLES.values():
         summary = summarize(*example())
-        shown = select_headline_rates(summary)
-        assert shown.goodput is not None and shown.requests is not None
-        assert shown.steady and 0 < shown.goodput <= shown.requests
-        assert shown.requests == summary.load.steady_completed_rps != summary.load.completed_rps
-        printed = f"goodput {format.quantity(shown.goodput)} req/s"
+        headline_rates = select_headline_rates(summary)
+        assert headline_rates.goodput is not None and headline_rates.requests is not None
+        assert headline_rates.steady and 0 < headline_rates.goodput <= headline_rates.requests
+        assert (
+            headline_rates.requests
+            == summary.load.steady_completed_rps
+            != summary.load.completed_rps
+        )
+        printed = f"goodput {format.quantity(headline_rates.goodput)} req/s"
         assert printed in text.render(summary) and printed in run_page.render(summary)
 
 

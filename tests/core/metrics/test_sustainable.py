@@ -57,12 +57,12 @@ def correlated_noise(
     rng: np.random.Generator, count: int, memory_s: float, length: int = 300
 ) -> np.ndarray:  # type: ignore[type-arg]
     """Return block means of AR(1) noise with one value a second and standard deviation 1."""
-    kept = math.exp(-1 / memory_s)
-    shocks = rng.standard_normal((count, length)) * math.sqrt(1 - kept * kept)
+    decay = math.exp(-1 / memory_s)
+    shocks = rng.standard_normal((count, length)) * math.sqrt(1 - decay * decay)
     values = np.empty((count, length))
     values[:, 0] = rng.standard_normal(count)
     for i in range(1, length):
-        values[:, i] = kept * values[:, i - 1] + shocks[:, i]
+        values[:, i] = decay * values[:, i - 1] + shocks[:, i]
     blocks = growth.BLOCKS
     return values[:, : length // blocks * blocks].reshape(count, blocks, -1).mean(axis=2)
 
@@ -77,7 +77,7 @@ def test_noise_is_called_growth_in_at_most_one_run_of_a_hundred(
     alarms = 0
     for _ in range(runs):
         trends = trend.find_trends(list(correlated_noise(rng, series, memory_s)))
-        alarms += any(found is not None and found.grows for found in trends)
+        alarms += any(growth_trend is not None and growth_trend.grows for growth_trend in trends)
     assert alarms <= max(1, round(0.02 * runs))
 
 
@@ -100,7 +100,11 @@ def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
     series = list(1000 + 20 * correlated_noise(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
     finding = trend.find_trends(series)
-    assert [i for i, one in enumerate(finding) if one is not None and one.grows] == [143]
+    assert [
+        i
+        for i, growth_trend in enumerate(finding)
+        if growth_trend is not None and growth_trend.grows
+    ] == [143]
 
 
 def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
@@ -116,8 +120,11 @@ def test_a_series_needs_eight_blocks_and_a_flat_one_does_not_grow() -> None:
 def test_bent_growth_is_not_noise_and_missing_blocks_are_skipped() -> None:
     bend = (np.arange(16.0) - 3) ** 2
     bend[[2, 11]] = math.nan
-    (found,) = trend.find_trends([bend])
-    assert found is not None and (found.grows, found.detectable_growth) == (True, 0)
+    (growth_trend,) = trend.find_trends([bend])
+    assert growth_trend is not None and (growth_trend.grows, growth_trend.detectable_growth) == (
+        True,
+        0,
+    )
 
 
 # -- rows of a run ---------------------------------------------------------------------------------
@@ -164,18 +171,21 @@ def judge_records(rows: Any, **stage: Any) -> Sustainable:
 
 
 def test_the_one_target_that_is_overloaded_is_named() -> None:
-    found = judge_records(simulate_queues([0.6, 1.2, 0.6]))
-    assert (found.sustained, found.growing, found.parts) == (False, ("target B",), 3)
-    assert "target B" in found.reason and "1 of 3 targets" in found.reason
-    assert found.growth_share is not None and found.growth_share > 0.5
+    judgement = judge_records(simulate_queues([0.6, 1.2, 0.6]))
+    assert (judgement.sustained, judgement.growing, judgement.parts) == (False, ("target B",), 3)
+    assert "target B" in judgement.reason and "1 of 3 targets" in judgement.reason
+    assert judgement.growth_share is not None and judgement.growth_share > 0.5
 
 
 def test_targets_that_keep_up_are_sustained_with_their_visible_growth() -> None:
-    found = judge_records(simulate_queues([0.5, 0.5, 0.5]))
-    assert found.sustained is True and found.growing == ()
-    assert found.visible_share is not None and 0 < found.visible_share < 1
-    assert "per target" in found.reason
-    assert (found.start_s, found.end_s) == (pytest.approx(200, abs=1), pytest.approx(400, abs=1))
+    judgement = judge_records(simulate_queues([0.5, 0.5, 0.5]))
+    assert judgement.sustained is True and judgement.growing == ()
+    assert judgement.visible_share is not None and 0 < judgement.visible_share < 1
+    assert "per target" in judgement.reason
+    assert (judgement.start_s, judgement.end_s) == (
+        pytest.approx(200, abs=1),
+        pytest.approx(400, abs=1),
+    )
 
 
 def test_a_short_load_is_not_sustained_if_far_fewer_requests_end_than_are_due() -> None:
@@ -189,9 +199,12 @@ def test_a_short_load_is_not_sustained_if_far_fewer_requests_end_than_are_due() 
         for load in (0.9, 2)
     }
     assert not any(shortfalls[0.9])
-    found = [shortfall for shortfall in shortfalls[2] if shortfall is not None]
-    assert len(found) > 8
-    assert all(one.observed < 0.95 * one.expected for one in found)
+    known_shortfalls = [shortfall for shortfall in shortfalls[2] if shortfall is not None]
+    assert len(known_shortfalls) > 8
+    assert all(
+        known_shortfall.observed < 0.95 * known_shortfall.expected
+        for known_shortfall in known_shortfalls
+    )
 
 
 @pytest.mark.parametrize("of_sessions", [False, True])
@@ -208,8 +221,8 @@ def test_a_load_shorter_than_its_responses_is_judged_by_first_tokens(
             rows["session"] = np.arange(len(rows))
         return rows
 
-    found = judge_records(long_responses(2))
-    assert (found.sustained, found.code) == (False, "falls_behind")
+    judgement = judge_records(long_responses(2))
+    assert (judgement.sustained, judgement.code) == (False, "falls_behind")
     keeps_up = judge_records(long_responses(0.9))
     assert (keeps_up.sustained, keeps_up.code) == (None, "too_short")
     assert keeps_up.needed_s == pytest.approx(1200, rel=0.05), "four times what requests last"
@@ -230,8 +243,8 @@ def test_a_server_that_falls_behind_is_not_sustained_however_long_requests_wait(
     rows = simulate_queues([1.25], length_s=600)
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[name] += (wait_s * S * (rows["due_ns"] / rows["due_ns"].max())).astype(np.int64)
-    found = judge_records(rows)
-    assert found.sustained is False and found.code in ("falls_behind", "grows")
+    judgement = judge_records(rows)
+    assert judgement.sustained is False and judgement.code in ("falls_behind", "grows")
 
 
 def test_a_server_that_fills_slowly_keeps_up() -> None:
@@ -252,9 +265,9 @@ def test_failed_requests_do_not_count_as_completed(
     rows = simulate_queues([0.5])
     every = round(1 / failing_share)
     rows["status"][::every] = STATUS["failed"]
-    found = judge_records(rows)
-    assert found.sustained is sustained
-    assert found.code == ("failures" if sustained is None else "falls_behind")
+    judgement = judge_records(rows)
+    assert judgement.sustained is sustained
+    assert judgement.code == ("failures" if sustained is None else "falls_behind")
 
 
 def simulate_growing_requests(
@@ -286,17 +299,17 @@ def simulate_growing_requests(
 @pytest.mark.parametrize("growth", [1.0, 4.0])
 def test_longer_requests_are_not_growth_of_the_server(growth: float, field: str) -> None:
     """Rows that lengthen in file order were not sustained at a tenth of the capacity."""
-    found = judge_records(simulate_growing_requests(growth=growth, field=field))
-    assert (found.sustained, found.code) == (True, "steady")
+    judgement = judge_records(simulate_growing_requests(growth=growth, field=field))
+    assert (judgement.sustained, judgement.code) == (True, "steady")
     in_tested_half = growth / 2 / (1 + 0.75 * growth)
-    assert found.work_growth_share == pytest.approx(in_tested_half, rel=0.1)
+    assert judgement.work_growth_share == pytest.approx(in_tested_half, rel=0.1)
     assert judge_records(simulate_growing_requests(growth=0.0)).work_growth_share is None
 
 
 @pytest.mark.parametrize("field", ["input_tokens", "asked_output"])
 def test_a_growing_queue_is_found_although_requests_become_longer(field: str) -> None:
-    found = judge_records(simulate_growing_requests(growth=1.0, queue_s=5, field=field))
-    assert (found.sustained, found.code) == (False, "grows")
+    judgement = judge_records(simulate_growing_requests(growth=1.0, queue_s=5, field=field))
+    assert (judgement.sustained, judgement.code) == (False, "grows")
 
 
 def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
@@ -309,8 +322,8 @@ def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
         rows[name] = rows["due_ns"] + delay_ns
     for name in ("last_token_ns", "end_ns", "done_ns"):
         rows[name] = rows["first_token_ns"] + 100 * MS
-    found = judge_records(rows)
-    assert (found.sustained, found.code) == (True, "steady")
+    judgement = judge_records(rows)
+    assert (judgement.sustained, judgement.code) == (True, "steady")
 
 
 def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
@@ -360,9 +373,11 @@ def run_search(*, steady: float, **options: Any) -> LoadSearch:
     return search
 
 
-def confirmation_text(answer: SearchResult, told: Sequence[TrialResult], *, simulated: bool) -> str:
+def confirmation_text(
+    answer: SearchResult, trial_results: Sequence[TrialResult], *, simulated: bool
+) -> str:
     return as_text.render_sections(
-        [search_text.confirmation_section(answer, told, "/s", simulated=simulated)]
+        [search_text.confirmation_section(answer, trial_results, "/s", simulated=simulated)]
     )
 
 
@@ -443,11 +458,11 @@ def count_intervals_covering(
             SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)
         )
         while (trial := search.next_trial()) is not None:
-            own = truth * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
+            run_rate = truth * math.exp(math.hypot(spread, sampling) * float(rng.standard_normal()))
             search.add_result(
                 TrialResult(
                     trial=trial,
-                    outcome="under" if trial.load < own else "over",
+                    outcome="under" if trial.load < run_rate else "over",
                     ended_early=False,
                     duration_s=600,
                     offered_load=trial.load,
@@ -484,8 +499,8 @@ def interval_of_search(run_spread: float) -> float:
 
 def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     simulated = run_search(steady=200).result
-    words = search_text.describe_interval_coverage(simulated, simulated=True)
-    assert words.index("model error") < words.index("seed variation")
+    coverage_text = search_text.describe_interval_coverage(simulated, simulated=True)
+    assert coverage_text.index("model error") < coverage_text.index("seed variation")
     measured = run_search(steady=200, run_spread=None).result
     assert measured.run_spread is not None and measured.run_spread_source == "learned"
     assert "--run-spread" in search_text.describe_interval_coverage(measured, simulated=False)
@@ -500,12 +515,12 @@ def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
 )
 def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, within: str) -> None:
     """Trials of ten minutes cannot show a slowdown that recurs every half hour."""
-    words = search_text.describe_interval_coverage(
+    coverage_text = search_text.describe_interval_coverage(
         run_search(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
     )
-    assert f"every {within}" in words
-    assert ("rarer ones" in words) is (trial_s < 2700)
-    assert ("trials of 45 min 00 s" in words) is (trial_s < 2700)
+    assert f"every {within}" in coverage_text
+    assert ("rarer ones" in coverage_text) is (trial_s < 2700)
+    assert ("trials of 45 min 00 s" in coverage_text) is (trial_s < 2700)
     assert "recur" not in search_text.describe_interval_coverage(
         run_search(steady=200).result, simulated=True
     ), "a model does not change"
@@ -531,10 +546,10 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     (text,) = make_note("resonance", finding)
     assert "50.0%" in text
     assert resonance.find_resonance(data, None, 5, "replica", 1000) is None  # no common factor
-    drawn = Synthetic(
+    data_set = Synthetic(
         input_tokens=EmpiricalTokens(values=lengths), output_tokens=EmpiricalTokens(values=lengths)
     )
-    assert resonance.find_resonance(drawn, None, 6, "replica", 1000) is None  # no cycle
+    assert resonance.find_resonance(data_set, None, 6, "replica", 1000) is None  # no cycle
     assert (
         resonance.find_resonance(data, None, 6, "replica", 24) is None
     )  # one pass: nothing repeats
@@ -613,14 +628,14 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
     assert "Sustained" in out
     assert "2 times the trial length" in out
     assert out.index("model error") < out.index("seed variation")
-    found = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
+    capacity = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
     answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
-    assert found.sustained is answer["sustained"] and found.sustained_reason
-    assert found.evidence.endswith("-sustain")
+    assert capacity.sustained is answer["sustained"] and capacity.sustained_reason
+    assert capacity.evidence.endswith("-sustain")
     assert answer["steady"] is not None and answer["steady"] <= answer["confirmed"]
     assert (answer["not_steady"] is not None) is lower
     if lower:
-        assert found.rate_per_s < answer["not_steady"] == found.high_per_s, (
+        assert capacity.rate_per_s < answer["not_steady"] == capacity.high_per_s, (
             "no higher than what was seen to grow"
         )
 

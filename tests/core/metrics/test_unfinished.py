@@ -150,10 +150,10 @@ STREAMING = {
 def test_an_unfinished_request_is_over_a_term_if_its_least_value_is(
     metric: str, limit_ns: int, fields: dict[str, int], over: bool
 ) -> None:
-    found = outcomes.is_over_when_cut(
+    is_over = outcomes.is_over_when_cut(
         single_request(**fields), Term(metric=metric, limit_ns=limit_ns)
     )
-    assert found.tolist() == [over]
+    assert is_over.tolist() == [over]
     assert not outcomes.is_over_when_cut(
         single_request(**fields, status=1), Term(metric=metric, limit_ns=limit_ns)
     ).any()
@@ -274,13 +274,13 @@ def test_the_status_is_stored_and_an_unknown_one_is_never_ok(tmp_path: Path) -> 
         UNFINISHED,
         UNFINISHED,
     ]
-    words = [
+    statuses = [
         word.replace("unfinished", "of a later version") for word in table["status"].to_pylist()
     ]
     import pyarrow as pa
 
     later = table.set_column(
-        table.schema.get_field_index("status"), "status", pa.array(words).dictionary_encode()
+        table.schema.get_field_index("status"), "status", pa.array(statuses).dictionary_encode()
     )
     pq.write_table(later, tmp_path / "b.parquet")
     assert read_records([tmp_path / "b.parquet"])[0]["status"].tolist() == [
@@ -440,12 +440,12 @@ def test_search_report_cost_and_capacity_agree(
 ) -> None:
     folder = tmp_path / "v"
 
-    def said(*arguments: str) -> str:
+    def run_command(*arguments: str) -> str:
         capsys.readouterr()
         assert exits(*arguments) == OK
         return capsys.readouterr().out
 
-    found = said(
+    output = run_command(
         "search",
         profile,
         "--url",
@@ -469,13 +469,13 @@ def test_search_report_cost_and_capacity_agree(
         "--full",
     )
     unit = " conversations/s" if profile == "agentic" else " req/s"
-    load = _number(rf"^50 % pass +([\d.]+){unit}", found)
-    confirmed = _number(rf"^(?:Confirmed|Passed once) +([\d.]+){unit}", found)
-    steady = _number(rf"^Sustained +([\d.]+){unit}", found)
-    of_steady = found.partition("\nSustained")[2].partition("\n50 % pass")[0]
+    load = _number(rf"^50 % pass +([\d.]+){unit}", output)
+    confirmed = _number(rf"^(?:Confirmed|Passed once) +([\d.]+){unit}", output)
+    steady = _number(rf"^Sustained +([\d.]+){unit}", output)
+    of_steady = output.partition("\nSustained")[2].partition("\n50 % pass")[0]
     assert "loadgen cost" in of_steady
 
-    reported = said("report", str(folder), "--full")
+    reported = run_command("report", str(folder), "--full")
     assert _number(rf"^50 % pass +([\d.]+){unit}", reported) == load
     assert _number(rf"^(?:Confirmed|Passed once) +([\d.]+){unit}", reported) == confirmed
     page = (folder / "report.html").read_text()
@@ -489,7 +489,7 @@ def test_search_report_cost_and_capacity_agree(
     for pattern, line in zip(
         (r"capacity by search: ([\d.]+)", r"([\d.]+) \w+/s on \d+ GPUs,\s+capacity"),
         (
-            said(
+            run_command(
                 "cost",
                 "--full",
                 str(folder),
@@ -497,7 +497,7 @@ def test_search_report_cost_and_capacity_agree(
                 "--price",
                 f"{folder.name}=oracle-gb300",
             ),
-            said(
+            run_command(
                 "size",
                 "--full",
                 profile,

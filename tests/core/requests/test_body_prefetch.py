@@ -49,39 +49,45 @@ def go(
 ) -> tuple[Any, Counter[str], store.Stored]:
     requested_workload = workload(folder, turns, **flags)
     server = shared(Options(ttft="8ms", itl="0.2ms", log_bodies=True))
-    told = Settings(
+    settings = Settings(
         url=server.url, model="sim", server="trtllm", out=folder / "out", tuning=tuning, **NO_PAGES
     )
-    summary, out = run.execute(requested_workload, told, when_started(begun or (lambda _: None)))
+    summary, out = run.execute(
+        requested_workload, settings, when_started(begun or (lambda _: None))
+    )
     return (
         summary,
-        Counter(one.body_sha256 for one in log(server).requests if one.id),
+        Counter(
+            logged_request.body_sha256
+            for logged_request in log(server).requests
+            if logged_request.id
+        ),
         store.read_run(out),
     )
 
 
 def test_bodies_are_read_back_in_any_order() -> None:
     """Short bodies share blocks, some cross from one block to the next, and some are long."""
-    made = load("qa", read_flags(num_requests="400", request_rate="inf"))
-    prompts = build_prompts(made, 7, 1, load_tokenizer(None))
+    requested_workload = load("qa", read_flags(num_requests="400", request_rate="inf"))
+    prompts = build_prompts(requested_workload, 7, 1, load_tokenizer(None))
     draw = random.Random(1)
     written = [
         draw.randbytes(draw.choice([0, 1, 300, 3000, 4096, 4097, 40_000])) for _ in range(400)
     ]
     texts = iter(written)
-    kept = bodies.Bodies(prompts, lambda *_: next(texts), 1, max_blocks=2)
+    prefetched = bodies.Bodies(prompts, lambda *_: next(texts), 1, max_blocks=2)
     numbers = iter(range(400))
     for part in (
         1,
         150,
         249,
     ):  # what is built while a load goes lies in a block that was read before
-        kept.build(0, numbers, max_bodies=part)
-        order = list(range(kept.built_count(0)))
+        prefetched.build(0, numbers, max_bodies=part)
+        order = list(range(prefetched.built_count(0)))
         draw.shuffle(order)
-        assert all(kept.take_body(0, number)[0] == written[number] for number in order)
-    assert kept.late_bodies == 0
-    kept.close()
+        assert all(prefetched.take_body(0, number)[0] == written[number] for number in order)
+    assert prefetched.late_bodies == 0
+    prefetched.close()
 
 
 PLAIN = (
@@ -100,13 +106,13 @@ CLASSES = (
 )
 
 
-@pytest.mark.parametrize("asked", [PLAIN, CHUNKS, LONG, PARTS, CLASSES])
+@pytest.mark.parametrize("requests_text", [PLAIN, CHUNKS, LONG, PARTS, CLASSES])
 @pytest.mark.parametrize("targets", [1, 3])
 def test_bodies_built_together_equal_bodies_built_singly(
-    tmp_path: Path, asked: str, targets: int
+    tmp_path: Path, requests_text: str, targets: int
 ) -> None:
     """Bytes, metadata and both digests do not depend on how many are built at a time."""
-    (tmp_path / "w.yaml").write_text(f"name: w\n{asked}\n")
+    (tmp_path / "w.yaml").write_text(f"name: w\n{requests_text}\n")
     prompts = build_prompts(
         load(str(tmp_path / "w.yaml"), read_flags(num_requests="500", concurrency="1")),
         7,
@@ -177,12 +183,12 @@ REAL = ", turns: {count: 3, tool_result_tokens: 5, history: server}"
 def test_bodies_are_the_same_with_and_without_prefetching(
     tmp_path: Path, turns: str, flags: dict[str, str]
 ) -> None:
-    ahead, wanted, before = go(tmp_path / "ahead", Tuning(), turns, **flags)
+    prefetched_bodies, wanted, before = go(tmp_path / "ahead", Tuning(), turns, **flags)
     rolling = Tuning(most_ahead=10, window=150 if "max_in_flight" in flags else 20)
     summary, received, after = go(tmp_path / "rolling", rolling, turns, **flags)
     assert received == wanted or "max_in_flight" in flags
     assert sum(received.values()) > 20
-    assert summary.requests.scheduled == ahead.requests.scheduled
+    assert summary.requests.scheduled == prefetched_bodies.requests.scheduled
     assert summary.requests.ok > 20
     for name in ("built_tokens", "asked_output", "input_source", "slot"):
         if (
@@ -213,10 +219,10 @@ def test_a_closed_loop_with_a_duration_uses_prefetched_bodies(tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("lanes", "turns", "made"), [("3", "", 12), ("20", TURNS, 80), ("300", "", 300)]
+    ("concurrency", "turns", "body_count"), [("3", "", 12), ("20", TURNS, 80), ("300", "", 300)]
 )
 def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
-    tmp_path: Path, lanes: str, turns: str, made: int
+    tmp_path: Path, concurrency: str, turns: str, body_count: int
 ) -> None:
     """However long they are; the next ones are made as these are sent."""
     planned: list[Plan] = []
@@ -231,13 +237,13 @@ def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
     )
     with pytest.raises(UserError):
         run.execute(
-            workload(tmp_path, turns, concurrency=lanes, duration="9s", warmup="0"),
+            workload(tmp_path, turns, concurrency=concurrency, duration="9s", warmup="0"),
             settings,
             (hear,),
         )
     (plan,) = planned
 
-    async def held() -> int:
+    async def count_prefetched() -> int:
         prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
         try:
             await prefetch.receive_first_bodies()
@@ -245,7 +251,7 @@ def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
         finally:
             prefetch.close()
 
-    assert asyncio.run(held()) == made * len(plan.schedule.stages)
+    assert asyncio.run(count_prefetched()) == body_count * len(plan.schedule.stages)
 
 
 @pytest.mark.processes
@@ -281,10 +287,10 @@ def test_bodies_are_built_in_place_if_the_builder_dies(tmp_path: Path) -> None:
     def kill(_: Any) -> None:
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         (builder,) = [
-            one
-            for one in children
+            pid
+            for pid in children
             if "body_builder"
-            in Path(f"/proc/{one}/cmdline").read_text() + Path(f"/proc/{one}/comm").read_text()
+            in Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/comm").read_text()
         ]
         os.kill(int(builder), signal.SIGKILL)
 

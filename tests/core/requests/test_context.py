@@ -44,11 +44,11 @@ def test_a_load_above_the_context_length_is_refused_before_it_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], call: tuple[str, ...]
 ) -> None:
     out = [] if "--dry-run" in call else ["--out", str(tmp_path / "out")]
-    code, _, told = ends(capsys, *call, "--url", "sim:gb300-vm", "--seed", "1", *out)
+    code, _, stderr = ends(capsys, *call, "--url", "sim:gb300-vm", "--seed", "1", *out)
     assert code == 2
-    assert "context length of llama-2-70b" in told
-    assert "4,096 allowed" in told
-    assert "--url sim:gb300-vm-128k" in told
+    assert "context length of llama-2-70b" in stderr
+    assert "4,096 allowed" in stderr
+    assert "--url sim:gb300-vm-128k" in stderr
 
 
 def test_a_contract_names_the_load_point_above_the_context_length(tmp_path: Path) -> None:
@@ -77,18 +77,18 @@ def test_the_context_length_is_read_from_the_server(
 ) -> None:
     with start(Options(max_seq_len=512, ttft="1ms", itl="0.1ms")) as server:
         fits = ("run", *SHORT.split(), "--url", server.url, "--out")
-        code, _, told = ends(capsys, *fits, str(tmp_path / "fits"))
+        code, _, stderr = ends(capsys, *fits, str(tmp_path / "fits"))
         assert code in (0, 3), "on a busy machine the run is not valid"
-        code, _, told = ends(capsys, *fits, str(tmp_path / "long"), "--isl", "506")
+        code, _, stderr = ends(capsys, *fits, str(tmp_path / "long"), "--isl", "506")
         assert code == 2
-        assert "20 of the 20 requests" in told and "512" in told
+        assert "20 of the 20 requests" in stderr and "512" in stderr
         few = tmp_path / "few.yaml"
         few.write_text(
             "name: few\nlimits: {failure_share: 40%}\nrequests: {output_tokens: 8, input_tokens: "
             "{empirical: {values: [40, 520], weights: [9, 1]}}}\n"
             "stages: [{arrival: {poisson: 50/s}, count: 60}]\n"
         )
-        code, out, told = ends(
+        code, out, stderr = ends(
             capsys,
             "run",
             str(few),
@@ -101,11 +101,12 @@ def test_the_context_length_is_read_from_the_server(
             "--json",
         )
         failed = json.loads(out)["requests"]["by_error"]["http_4xx"]["count"]
-        assert f"Warning: {failed} of the 60 requests" in told
-        found = {
-            one.check: one for one in asyncio.run(doctor.collect_findings(Settings(url=server.url)))
+        assert f"Warning: {failed} of the 60 requests" in stderr
+        findings_by_name = {
+            finding.check: finding
+            for finding in asyncio.run(doctor.collect_findings(Settings(url=server.url)))
         }
-        assert "512 tokens" in found["context"].observed
+        assert "512 tokens" in findings_by_name["context"].observed
 
 
 @pytest.mark.parametrize(
@@ -128,16 +129,16 @@ def test_the_context_length_is_that_of_the_selected_model(rows: object, tokens: 
 def test_a_dry_run_lists_the_lengths_of_tasks_and_classes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, told, _ = ends(
+    code, stdout, _ = ends(
         capsys, "run", "coding-agent", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm-128k"
     )
     assert code == 0
-    assert "load: poisson 0.5/s: 60 tasks, 967 requests" in told
-    assert "a task: 7 to 25 requests" in told
-    assert "largest context 33,535" in told
-    _, told, _ = ends(capsys, "run", "mixed", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm")
-    assert "480 starts, 543 requests" in told
-    assert "agentic: 5.0 % of all sessions, 15.1 %" in told
+    assert "load: poisson 0.5/s: 60 tasks, 967 requests" in stdout
+    assert "a task: 7 to 25 requests" in stdout
+    assert "largest context 33,535" in stdout
+    _, stdout, _ = ends(capsys, "run", "mixed", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm")
+    assert "480 starts, 543 requests" in stdout
+    assert "agentic: 5.0 % of all sessions, 15.1 %" in stdout
 
 
 def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
@@ -145,16 +146,19 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
     prompts = build_prompts(workload, 1, 1, load_tokenizer())
     first = lengths.first_request_lengths(prompts, 100)
     assert len(first) == 100
-    for number, one in first.items():
+    for number, requested_lengths in first.items():
         request = prompts[number]
-        assert (one.input_tokens, one.output_tokens) == (request.input_tokens, request.max_tokens)
+        assert (requested_lengths.input_tokens, requested_lengths.output_tokens) == (
+            request.input_tokens,
+            request.max_tokens,
+        )
     tasks = lengths.task_lengths(prompts, first)
     assert {task.requests for task in tasks} == {4} and {task.input_tokens for task in tasks} == {
         9000
     }
     shares = list(lengths.class_shares(prompts, first))  # type: ignore[arg-type]
-    assert sum(one.requests for one in shares) == pytest.approx(1)
-    assert sum(one.tokens for one in shares) == pytest.approx(1)
+    assert sum(class_share.requests for class_share in shares) == pytest.approx(1)
+    assert sum(class_share.tokens for class_share in shares) == pytest.approx(1)
 
 
 def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:

@@ -82,7 +82,11 @@ def steps_of(summary: Summary) -> dict[str, Any]:
 
 def loads(heard: Sequence[Heard]) -> list[Heard]:
     """Return the requests of the load. The preflight sends no corpus document and short texts."""
-    return [one for one in heard if one.body is not None and "hello" not in json.dumps(one.body)]
+    return [
+        received_request
+        for received_request in heard
+        if received_request.body is not None and "hello" not in json.dumps(received_request.body)
+    ]
 
 
 @pytest.mark.processes
@@ -96,7 +100,7 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
             f"- {{name: model, url: '{model.url}'}}\n- {{name: embedder, url: '{embedder.url}'}}\n"
             f"- {{name: ranker, url: '{ranker.url}', api_key_env: RANK_KEY}}\n"
         )
-        asked = build_settings(
+        settings = build_settings(
             {
                 "targets": file,
                 "model": "m",
@@ -108,8 +112,8 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
             }
         )
         steps = STEPS | {"embed": STEPS["embed"] | {"model": "e"}}
-        summary, _ = execute(workload(RAG | {"steps": steps}, slo={"ttft": "5s"}), asked)
-    texts = {one.body["input"] for one in loads(embedder.heard)}
+        summary, _ = execute(workload(RAG | {"steps": steps}, slo={"ttft": "5s"}), settings)
+    texts = {load_request.body["input"] for load_request in loads(embedder.heard)}
     assert (
         len(loads(embedder.heard))
         == len(loads(ranker.heard))
@@ -117,32 +121,47 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
         == len(texts)
         == 6
     )
-    assert {one.path for one in embedder.heard if one.body} == {"/v1/embeddings"}
-    assert {one.path for one in ranker.heard if one.body} == {"/v1/rerank"}
-    assert {one.headers["authorization"] for one in ranker.heard} == {"Bearer sk-rank"}
-    assert {one.headers["authorization"] for one in embedder.heard} == {"Bearer sk-run"}
-    assert {one.body["model"] for one in loads(ranker.heard)} == {"r"}
-    ranked = {one.body["query"]: one.body["documents"] for one in loads(ranker.heard)}
+    assert {load_request.path for load_request in embedder.heard if load_request.body} == {
+        "/v1/embeddings"
+    }
+    assert {load_request.path for load_request in ranker.heard if load_request.body} == {
+        "/v1/rerank"
+    }
+    assert {load_request.headers["authorization"] for load_request in ranker.heard} == {
+        "Bearer sk-rank"
+    }
+    assert {load_request.headers["authorization"] for load_request in embedder.heard} == {
+        "Bearer sk-run"
+    }
+    assert {load_request.body["model"] for load_request in loads(ranker.heard)} == {"r"}
+    ranked = {
+        load_request.body["query"]: load_request.body["documents"]
+        for load_request in loads(ranker.heard)
+    }
     assert ranked.keys() == texts and {len(documents) for documents in ranked.values()} <= {
         3,
         4,
         5,
         6,
     }
-    for one in loads(model.heard):
-        system, said = one.body["messages"]
-        assert (system["role"], one.body["temperature"]) == ("system", 0)
-        *documents, question = said["content"].split("\n\n")
+    for received_request in loads(model.heard):
+        system, user_message = received_request.body["messages"]
+        assert (system["role"], received_request.body["temperature"]) == ("system", 0)
+        *documents, question = user_message["content"].split("\n\n")
         assert documents == ranked[question][:3]
-    assert all("temperature" not in one.body for one in loads(embedder.heard))
-    found = steps_of(summary)
-    assert [found[name].requests.ok for name in ("embed", "rank", "answer")] == [6, 6, 6]
-    assert [found[name].targets for name in ("embed", "rank", "answer")] == [
+    assert all("temperature" not in load_request.body for load_request in loads(embedder.heard))
+    step_metrics = steps_of(summary)
+    assert [step_metrics[name].requests.ok for name in ("embed", "rank", "answer")] == [6, 6, 6]
+    assert [step_metrics[name].targets for name in ("embed", "rank", "answer")] == [
         ("embedder",),
         ("ranker",),
         (),
     ]
-    assert (found["answer"].tokens.output, found["embed"].ttft_ms.count, summary.ttft_ms.count) == (
+    assert (
+        step_metrics["answer"].tokens.output,
+        step_metrics["embed"].ttft_ms.count,
+        summary.ttft_ms.count,
+    ) == (
         12,
         0,
         6,
@@ -156,7 +175,10 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
         price_result(evidence, book.entries[0], "run", "", gpus=None, utilization=Decimal(1)), book
     )
     per_task = {name: step.per_task for name, step in priced.step_costs.items()}
-    prompt, text_length = found["answer"].tokens.input or 0, found["embed"].tokens.input or 0
+    prompt, text_length = (
+        step_metrics["answer"].tokens.input or 0,
+        step_metrics["embed"].tokens.input or 0,
+    )
     assert (
         per_task["answer"]
         == Decimal(prompt + 2 * 12) / 6 / 10**6
@@ -178,15 +200,18 @@ def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) ->
         serving(*good, answer({}, "500 Oops")) as ranker,
     ):
         urls = [model.url, f"embedder={embedder.url}", f"ranker={ranker.url}"]
-        asked = build_settings(
+        settings = build_settings(
             {"url": urls, "server_metrics": "off", "out": tmp_path / "out", "model": "m"}
         )
         steps = {name: step | {"model": "x"} for name, step in STEPS.items()}
-        summary, _ = execute(workload(RAG | {"steps": steps}, 30), asked)
-    found = steps_of(summary)
-    answered, failed = found["rank"].requests.ok, found["rank"].requests.failed
-    assert found["embed"].requests.ok == 30 == answered + failed and failed >= 20
-    assert (found["answer"].requests.ok, found["answer"].requests.dropped) == (answered, failed)
+        summary, _ = execute(workload(RAG | {"steps": steps}, 30), settings)
+    step_metrics = steps_of(summary)
+    answered, failed = step_metrics["rank"].requests.ok, step_metrics["rank"].requests.failed
+    assert step_metrics["embed"].requests.ok == 30 == answered + failed and failed >= 20
+    assert (step_metrics["answer"].requests.ok, step_metrics["answer"].requests.dropped) == (
+        answered,
+        failed,
+    )
     assert summary.sessions is not None and summary.sessions.ok == answered
 
 
@@ -196,18 +221,18 @@ def test_the_shipped_pipeline_runs_against_one_simulated_server(
     workers: int, tmp_path: Path
 ) -> None:
     embedded = {"ttft": "20ms", "itl": "0.1ms", "per_input_token": "0.001ms"}
-    asked = Settings(embedded=embedded, out=tmp_path / "out", workers=workers, **NO_PAGES)
+    settings = Settings(embedded=embedded, out=tmp_path / "out", workers=workers, **NO_PAGES)
     summary, _ = execute(
         load("rag-pipeline", read_flags(seed=3, request_rate="40", warmup="0", num_requests="12")),
-        asked,
+        settings,
     )
-    found = steps_of(summary)
-    assert [*found] == ["embed", "rerank", "answer", "check"]
+    steps = steps_of(summary)
+    assert [*steps] == ["embed", "rerank", "answer", "check"]
     assert {step.requests.ok for step in summary.steps} == {12} and summary.requests.failed == 0
-    assert [found[name].targets for name in found] == [("embedder",), ("reranker",), (), ()]
-    assert found["embed"].tokens.output == 0 < found["check"].tokens.output == 240
-    assert found["answer"].time_share is not None
-    assert (found["rerank"].e2e_ms.min or 0) > 20 + 384 * 0.001
+    assert [steps[name].targets for name in steps] == [("embedder",), ("reranker",), (), ()]
+    assert steps["embed"].tokens.output == 0 < steps["check"].tokens.output == 240
+    assert steps["answer"].time_share is not None
+    assert (steps["rerank"].e2e_ms.min or 0) > 20 + 384 * 0.001
 
 
 def by_hand(folder: Path) -> dict[str, float]:
@@ -230,7 +255,7 @@ def by_hand(folder: Path) -> dict[str, float]:
             spent[name] = spent.get(name, 0.0) + int(row["end_ns"]) - int(row["due_ns"])
             if not waits[turn]:
                 break
-            before = max(waits[turn], key=lambda one: int(task[one]["end_ns"]))
+            before = max(waits[turn], key=lambda slot: int(task[slot]["end_ns"]))
             pause = int(row["due_ns"]) - int(task[before]["end_ns"])
             spent[f"before {name}"] = spent.get(f"before {name}", 0.0) + pause
             turn = before
@@ -258,18 +283,18 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
     summary, folder = execute(
         workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o")
     )
-    found, expected = steps_of(summary), by_hand(folder)
-    for name, step in found.items():
+    step_metrics, expected = steps_of(summary), by_hand(folder)
+    for name, step in step_metrics.items():
         assert step.time_share == pytest.approx(expected.get(name, 0.0))
         assert step.pause_share == pytest.approx(expected.get(f"before {name}", 0.0))
     shares = [share for step in summary.steps for share in (step.time_share, step.pause_share)]
-    assert sum(shares) == pytest.approx(1.0) and found["embed"].requests.ok == 90
-    assert found["rank"].pause == "search" and found["rank"].pause_ms.p50 == pytest.approx(
-        20, abs=0.01
-    )
-    assert found["check"].pause == "thinking" and found["check"].pause_ms.p50 == pytest.approx(
-        30, abs=0.01
-    )
+    assert sum(shares) == pytest.approx(1.0) and step_metrics["embed"].requests.ok == 90
+    assert step_metrics["rank"].pause == "search" and step_metrics[
+        "rank"
+    ].pause_ms.p50 == pytest.approx(20, abs=0.01)
+    assert step_metrics["check"].pause == "thinking" and step_metrics[
+        "check"
+    ].pause_ms.p50 == pytest.approx(30, abs=0.01)
     assert run_folder.open_run(folder).summary.steps == summary.steps
 
 
@@ -277,14 +302,16 @@ def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
     for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
         execute(workload(RAG, 200), Settings(url=url, out=tmp_path / name))
     sides = read_sides([tmp_path / "a", tmp_path / "b"])
-    found = {
-        one.metric: one for one in compare(sides).differences if one.metric.startswith("steps.")
+    differences_by_name = {
+        difference.metric: difference
+        for difference in compare(sides).differences
+        if difference.metric.startswith("steps.")
     }
-    assert {one.split(".")[1] for one in found} == set(
+    assert {metric.split(".")[1] for metric in differences_by_name} == set(
         STEPS
-    ) and "steps.embed.tokens.output_per_s" not in found
+    ) and "steps.embed.tokens.output_per_s" not in differences_by_name
     summaries = [run_folder.read_summary(tmp_path / name) for name in ("a", "b")]
-    ranked = found["steps.rank.e2e_ms.p50"]
+    ranked = differences_by_name["steps.rank.e2e_ms.p50"]
     assert [ranked.before, ranked.after] == [
         steps_of(summary)["rank"].e2e_ms.p50 for summary in summaries
     ]
@@ -305,7 +332,7 @@ def test_steps_of_different_classes_are_distinguished(tmp_path: Path) -> None:
             },
         },
     }
-    asked = workload_from_mapping(
+    requested_workload = workload_from_mapping(
         {
             "name": "w",
             "classes": classes,
@@ -313,7 +340,7 @@ def test_steps_of_different_classes_are_distinguished(tmp_path: Path) -> None:
         },
         read_flags(seed=1),
     )
-    summary, _ = execute(asked, Settings(url="sim:gb300-vm", out=tmp_path / "o"))
+    summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "o"))
     starts = {part.name: part.starts for part in summary.classes}
     rows = {(step.of_class, step.name): step.requests.ok for step in summary.steps}
     expected = {("rag", name): starts["rag"] for name in STEPS} | {
@@ -329,12 +356,14 @@ def test_requested_lengths_equal_the_lengths_of_texts() -> None:
         request = prompts[number]
         if sequences := prompts.sequence_lengths(number):  # type: ignore[attr-defined]
             texts = request.extra.get("documents") or [""]
-            assert sequences == tuple(count(str(request.prompt)) + count(one) for one in texts)
+            assert sequences == tuple(
+                count(str(request.prompt)) + count(rendered_text) for rendered_text in texts
+            )
             assert request.input_tokens == sum(sequences) == prompts.requested_input_tokens(number)  # type: ignore[attr-defined]
             assert request.max_tokens == 0
         else:
             assert request.messages is not None
-            assert sum(count(one["content"]) for one in request.messages) == pytest.approx(
+            assert sum(count(message["content"]) for message in request.messages) == pytest.approx(
                 request.input_tokens, abs=8
             )
             assert request.input_tokens == sum(
@@ -402,19 +431,21 @@ def test_steps_are_sent_to_their_targets() -> None:
     with refused(CombinedError, "unknown_name", "--url"):
         resolve_step_targets(plain, targets("http://a", "embedder=http://b"))
     assert resolve_step_targets(plain, targets("http://a")) == targets("http://a")
-    one = resolve_step_targets(workload(), targets("http://a", extra_body='{"x": 1}', model="m"))
-    assert [(each.url, each.api, each.serves) for each in one.endpoints] == [
+    settings = resolve_step_targets(
+        workload(), targets("http://a", extra_body='{"x": 1}', model="m")
+    )
+    assert [(each.url, each.api, each.serves) for each in settings.endpoints] == [
         ("http://a", None, ""),
         ("http://a", "embeddings", "embedder"),
         ("http://a", "rerank", "ranker"),
     ]
-    assert one.step_targets == {
+    assert settings.step_targets == {
         ("", ""): (0,),
         ("", "embed"): (1,),
         ("", "rank"): (2,),
         ("", "answer"): (0,),
     }
-    of_main, _, of_rank = (one.for_endpoint(endpoint) for endpoint in one.endpoints)
+    of_main, _, of_rank = (settings.for_endpoint(endpoint) for endpoint in settings.endpoints)
     assert (of_main.model, of_main.extra_body, of_rank.model, of_rank.extra_body) == (
         "m",
         {"x": 1},
@@ -426,10 +457,10 @@ def test_steps_are_sent_to_their_targets() -> None:
     }
     with refused(CombinedError, "unset_variable", "E_KEY"):
         resolve_step_targets(workload({**RAG, "steps": steps}), targets("http://a"), {})
-    own = resolve_step_targets(
+    step_settings = resolve_step_targets(
         workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"}
     )
-    assert own.endpoints[1] == Endpoint(
+    assert step_settings.endpoints[1] == Endpoint(
         url="http://e", api_key="k", name="embed", api="embeddings", serves="embed"
     )
     several = resolve_step_targets(

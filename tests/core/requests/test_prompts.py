@@ -84,10 +84,10 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_has_exactly_the_requested_tokens(kind):
-    made = built(**KINDS[kind])
+    prompts = built(**KINDS[kind])
     for number in range(300):
-        request = made[number]
-        assert true_count(request) == request.input_tokens == made.requested_input_tokens(number)
+        request = prompts[number]
+        assert true_count(request) == request.input_tokens == prompts.requested_input_tokens(number)
         assert request.input_source == "estimate"
 
 
@@ -102,11 +102,11 @@ def test_short_prompts_are_exact(n):
 @pytest.mark.parametrize("kind", KINDS)
 @given(numbers=st.lists(st.integers(0, 10**15), max_size=5))
 def test_a_request_does_not_depend_on_earlier_requests(kind, numbers):
-    one, other = built(**KINDS[kind]), built(**KINDS[kind])
-    assert [one[n] for n in numbers] == [other[n] for n in reversed(numbers)][::-1]
+    prompts, other = built(**KINDS[kind]), built(**KINDS[kind])
+    assert [prompts[n] for n in numbers] == [other[n] for n in reversed(numbers)][::-1]
 
 
-OTHERS = {
+OTHER_KINDS = {
     "words": {
         "input_tokens": UniformTokens.model_construct(min=0, max=9),
         "output_tokens": UNIFORM,
@@ -122,13 +122,13 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHER_KINDS])
 def test_iter_requests_returns_the_same_as_single_requests(tiny, kind):
     rng = random.Random(kind)
-    asked = {"input_tokens": FixedTokens(value=50), "output_tokens": FixedTokens(value=20)} | (
-        KINDS | OTHERS
+    fields = {"input_tokens": FixedTokens(value=50), "output_tokens": FixedTokens(value=20)} | (
+        KINDS | OTHER_KINDS
     )[kind]
-    one = SimpleNamespace(requests=Synthetic.model_construct(**asked))
+    requested_workload = SimpleNamespace(requests=Synthetic.model_construct(**fields))
     kinds = [
         (CL100K, 0, "chat"),
         (CL100K, 8, "completions"),
@@ -136,17 +136,19 @@ def test_iter_requests_returns_the_same_as_single_requests(tiny, kind):
         (tiny, 8, "chat"),
     ]
     for tokenizer, template, api in kinds[
-        : 1 if kind in ("images", "natural") else 2 if "turns" in asked else 4
+        : 1 if kind in ("images", "natural") else 2 if "turns" in fields else 4
     ]:
-        prompts = build_prompts(one, rng.randrange(9), 2, tokenizer, PromptTarget(template, api))
+        prompts = build_prompts(
+            requested_workload, rng.randrange(9), 2, tokenizer, PromptTarget(template, api)
+        )
         numbers = [rng.randrange(rng.choice([9, 500, 10**15])) for _ in range(12)]
         assert list(iter_requests(prompts, numbers)) == [prompts[number] for number in numbers]
 
 
 @pytest.mark.parametrize("file", sorted(WORKLOADS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_requests(file):
-    one = workload.load(str(file), workload.read_flags())
-    prompts = build_prompts(one, 1, 2, CL100K)
+    requested_workload = workload.load(str(file), workload.read_flags())
+    prompts = build_prompts(requested_workload, 1, 2, CL100K)
     numbers = [*prompts.request_ids(24)][::-1]
     assert list(iter_requests(prompts, numbers)) == [prompts[number] for number in numbers]
     digest = digests.Digest(includes_replies=prompts.history == "scripted")
@@ -157,14 +159,17 @@ def test_iter_requests_of_a_packaged_workload_returns_the_same_as_single_request
 
 def test_a_turn_contains_the_scripted_history_of_earlier_turns():
     """Generating the texts again for each of 50 turns was most of the cost of the bodies."""
-    made = built(**KINDS["talk"] | {"turns": talk(50, 11)})
-    requests = [made[number] for number in range(100)]
+    prompts = built(**KINDS["talk"] | {"turns": talk(50, 11)})
+    requests = [prompts[number] for number in range(100)]
     for before, after in itertools.pairwise(requests):
         if after.turn:
-            said = zip(
+            message_pairs = zip(
                 before.messages[2:], after.messages[2:], strict=False
             )  # behind the message of the user
-            assert all(one["content"] is again["content"] for one, again in said)
+            assert all(
+                message["content"] is repeated_message["content"]
+                for message, repeated_message in message_pairs
+            )
 
 
 def test_recipe_of_the_draws_is_frozen():
@@ -189,43 +194,45 @@ def test_heads_are_unique_within_a_run_and_between_runs():
 
 @pytest.mark.parametrize(("n", "different"), [(1, 4096), (2, 20_000), (3, 20_000)])
 def test_short_prompts_differ_as_far_as_they_can(n, different):
-    made = built(input_tokens=FixedTokens(value=n))
-    assert len({made[number].prompt for number in range(20_000)}) == different
-    assert "4 are needed" in made.warnings(10)[0]
+    prompts = built(input_tokens=FixedTokens(value=n))
+    assert len({prompts[number].prompt for number in range(20_000)}) == different
+    assert "4 are needed" in prompts.warnings(10)[0]
 
 
 def test_the_seed_decides_lengths_and_the_salt_the_words():
-    one, other, third = (
+    prompts, other, third = (
         built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2))
     )
     numbers = range(1, 60)
-    assert [one.requested_input_tokens(n) for n in numbers] == [
+    assert [prompts.requested_input_tokens(n) for n in numbers] == [
         other.requested_input_tokens(n) for n in numbers
     ]
-    assert [one.requested_input_tokens(n) for n in numbers] != [
+    assert [prompts.requested_input_tokens(n) for n in numbers] != [
         third.requested_input_tokens(n) for n in numbers
     ]
-    assert all(texts(one[n]) != texts(other[n]) for n in numbers)
+    assert all(texts(prompts[n]) != texts(other[n]) for n in numbers)
 
 
 def test_shared_prefixes_are_shared_and_only_they():
-    made = built(input_tokens=FixedTokens(value=40), shared_prefix_tokens=30, prefixes=3)
-    words = [made[number].prompt.split(" ") for number in range(300)]
-    groups = {tuple(one[:30]) for one in words}
+    prompts = built(input_tokens=FixedTokens(value=40), shared_prefix_tokens=30, prefixes=3)
+    word_lists = [prompts[number].prompt.split(" ") for number in range(300)]
+    groups = {tuple(word_list[:30]) for word_list in word_lists}
     assert len(groups) == 3
-    assert len({tuple(one[30:34]) for one in words}) == 300
+    assert len({tuple(word_list[30:34]) for word_list in word_lists}) == 300
     assert (
-        sorted(sum(tuple(one[:30]) == group for one in words) > 60 for group in groups)
+        sorted(
+            sum(tuple(word_list[:30]) == group for word_list in word_lists) > 60 for group in groups
+        )
         == [True] * 3
     )
 
 
 def test_the_system_message_is_the_same_for_all():
-    made = built(system_tokens=12)
-    assert {made[number].messages[0]["content"] for number in range(20)} == {
-        made[0].messages[0]["content"]
+    prompts = built(system_tokens=12)
+    assert {prompts[number].messages[0]["content"] for number in range(20)} == {
+        prompts[0].messages[0]["content"]
     }
-    assert [message["role"] for message in made[0].messages] == ["system", "user"]
+    assert [message["role"] for message in prompts[0].messages] == ["system", "user"]
 
 
 @pytest.mark.parametrize(
@@ -249,12 +256,12 @@ def test_an_agentic_task_is_10_000_tokens_re_sent_history_included():
 
 
 def test_each_turn_begins_with_the_messages_of_the_previous_turn():
-    made = built(**KINDS["talk"])
+    prompts = built(**KINDS["talk"])
     for turn in (1, 2):
-        before, now = made[30 + turn - 1].messages, made[30 + turn].messages
+        before, now = prompts[30 + turn - 1].messages, prompts[30 + turn].messages
         assert now[: len(before)] == before
         assert [message["role"] for message in now[len(before) :]] == ["assistant", "user"]
-        assert CL100K.count(now[len(before)]["content"]) == made[30 + turn - 1].max_tokens
+        assert CL100K.count(now[len(before)]["content"]) == prompts[30 + turn - 1].max_tokens
 
 
 def replies(*texts: str) -> dict[int, AssistantTurn]:
@@ -262,9 +269,9 @@ def replies(*texts: str) -> dict[int, AssistantTurn]:
 
 
 def test_real_replies_take_the_place_of_scripted_ones():
-    made = built(system_tokens=3, turns=talk(3, history="server"))
-    request, scripted = made.with_replies(5, replies("first", "second")), made[5]
-    assert made.history == "server"
+    prompts = built(system_tokens=3, turns=talk(3, history="server"))
+    request, scripted = prompts.with_replies(5, replies("first", "second")), prompts[5]
+    assert prompts.history == "server"
     assert [m["content"] for m in request.messages if m["role"] == "assistant"] == [
         "first",
         "second",
@@ -274,22 +281,22 @@ def test_real_replies_take_the_place_of_scripted_ones():
     ]
     assert request.input_tokens is None
     with pytest.raises(ValueError, match="turns \\[1\\]"):
-        made.with_replies(5, replies("first"))
+        prompts.with_replies(5, replies("first"))
 
 
 def test_fingerprint_is_the_same_however_the_requests_are_spread():
-    made = built(**KINDS["talk"])
+    prompts = built(**KINDS["talk"])
     shards = [digests.Digest() for _ in range(3)]
     for number in random.Random(1).sample(range(100), 100):
-        shards[number % 3].add([(number, made[number])])
+        shards[number % 3].add([(number, prompts[number])])
     total = sum(shard.total for shard in shards) % (1 << 128)
-    whole = digests.Digest(total, sum(shard.count for shard in shards))
-    assert whole.hexdigest() == digests.fingerprint(made, 100)
+    combined_digest = digests.Digest(total, sum(shard.count for shard in shards))
+    assert combined_digest.hexdigest() == digests.fingerprint(prompts, 100)
 
 
 def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
     base = digests.fingerprint(built(), 10)
-    others = [
+    other_fingerprints = [
         digests.fingerprint(built(salt=3), 10),
         digests.fingerprint(built(output_tokens=FixedTokens(value=21)), 10),
         digests.fingerprint(built(), 11),
@@ -297,15 +304,15 @@ def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
     ]
     swapped = digests.Digest()
     swapped.add((number, built()[number ^ 1]) for number in range(10))
-    assert len({base, *others, swapped.hexdigest()}) == 6
+    assert len({base, *other_fingerprints, swapped.hexdigest()}) == 6
     assert digests.fingerprint(built(), 10) == base
 
 
 def test_fingerprint_of_server_history_leaves_the_replies_out():
-    made = built(turns=talk(2, history="server"))
+    prompts = built(turns=talk(2, history="server"))
     digest = digests.Digest(includes_replies=False)
-    digest.add([(0, made[0]), (1, made.with_replies(1, replies("what the server said")))])
-    assert digest.hexdigest() == digests.fingerprint(made, 2)
+    digest.add([(0, prompts[0]), (1, prompts.with_replies(1, replies("what the server said")))])
+    assert digest.hexdigest() == digests.fingerprint(prompts, 2)
 
 
 @pytest.mark.parametrize(
@@ -324,14 +331,14 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
 )
 def test_length_samplers_follow_their_distributions(length, mean, low, high):
     law, key = sampling.length_sampler(length), sampling.derive_key(5)
-    drawn = [law(key, "input", index) for index in range(2000)]
-    assert sampling.sample_lengths(length, key, "input", range(2000)) == drawn
-    assert low <= min(drawn) <= max(drawn) <= high
-    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.05)
+    lengths = [law(key, "input", index) for index in range(2000)]
+    assert sampling.sample_lengths(length, key, "input", range(2000)) == lengths
+    assert low <= min(lengths) <= max(lengths) <= high
+    assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.05)
     if length.tag == "uniform":
-        assert set(drawn) == set(range(10, 20))
+        assert set(lengths) == set(range(10, 20))
     if length.tag == "empirical":
-        assert 5 not in drawn
+        assert 5 not in lengths
 
 
 def test_a_length_outside_its_bounds_is_clamped():
@@ -345,14 +352,14 @@ def test_a_length_outside_its_bounds_is_clamped():
 
 def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
     local = tokens.load_tokenizer(str(train(tmp_path / "tokenizer.json")))
-    made = built(tokenizer=local, **KINDS["prefix"])
+    prompts = built(tokenizer=local, **KINDS["prefix"])
     for number in range(100):
         assert (
-            true_count(made[number], local)
-            == made[number].input_tokens
-            == made.requested_input_tokens(number)
+            true_count(prompts[number], local)
+            == prompts[number].input_tokens
+            == prompts.requested_input_tokens(number)
         )
-    assert made[0].input_source == "tokenizer"
+    assert prompts[0].input_source == "tokenizer"
 
 
 def test_lengths_that_cannot_be_met_cause_a_warning():

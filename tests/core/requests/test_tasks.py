@@ -74,8 +74,8 @@ def workload(folder: Path, requests: str = RESEARCH, more: str = STAGES, **flags
     return load(str(file), read_flags(**({"seed": "7"} | flags)))
 
 
-def prompts(one: Workload, seed: int = 7) -> Any:
-    return build_requests(one, seed, 1, load_tokenizer())
+def prompts(requested_workload: Workload, seed: int = 7) -> Any:
+    return build_requests(requested_workload, seed, 1, load_tokenizer())
 
 
 def steps(text: str) -> str:
@@ -161,17 +161,17 @@ def test_steps_that_form_no_graph_are_refused_with_their_location(
 
 def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> None:
     task = workload(tmp_path).requests
-    graphs, again, other = TaskGraphs(task, 7), TaskGraphs(task, 7), TaskGraphs(task, 8)
-    assert [graphs[n] for n in range(50)] == [again[n] for n in range(49, -1, -1)][::-1]
+    graphs, repeated_graphs, other = TaskGraphs(task, 7), TaskGraphs(task, 7), TaskGraphs(task, 8)
+    assert [graphs[n] for n in range(50)] == [repeated_graphs[n] for n in range(49, -1, -1)][::-1]
     assert [graphs[n] for n in range(50)] != [other[n] for n in range(50)]
     copies, turns = set(), set()
     for number in range(200):
         nodes = graphs[number]
-        looks = [turn for turn, node in enumerate(nodes) if node.step == "look"]
-        begins = [turn for turn in looks if nodes[turn].continued_turn is None]
-        ends = [turn for turn in looks if turn + 1 not in looks or turn + 1 in begins]
+        look_turns = [turn for turn, node in enumerate(nodes) if node.step == "look"]
+        begins = [turn for turn in look_turns if nodes[turn].continued_turn is None]
+        ends = [turn for turn in look_turns if turn + 1 not in look_turns or turn + 1 in begins]
         copies.add(len(begins))
-        turns.add(len(looks) / len(begins))
+        turns.add(len(look_turns) / len(begins))
         write = nodes[-2]
         assert (write.step, write.predecessors, write.continued_turn, write.branch_turns) == (
             "write",
@@ -183,7 +183,7 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
             nodes[turn].predecessors == (0,) and nodes[turn].pause_ns == 5_000_000
             for turn in begins
         )
-        for turn in set(looks) - set(begins):
+        for turn in set(look_turns) - set(begins):
             assert nodes[turn].predecessors == (turn - 1,) and nodes[turn].tool_of_result in (
                 "search",
                 "fetch",
@@ -201,13 +201,13 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
 
 
 def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Path) -> None:
-    made, count = prompts(workload(tmp_path)), load_tokenizer().count
-    assert isinstance(made, TaskPrompts)
-    for number in made.request_ids(60):
-        request, (task, turn) = made[number], made.task_and_turn(number)
-        node = made.graphs[task][turn]
+    task_prompts, count = prompts(workload(tmp_path)), load_tokenizer().count
+    assert isinstance(task_prompts, TaskPrompts)
+    for number in task_prompts.request_ids(60):
+        request, (task, turn) = task_prompts[number], task_prompts.task_and_turn(number)
+        node = task_prompts.graphs[task][turn]
         tokens = sum(
-            count(json.dumps(one, separators=(",", ":"))) for one in request.extra["tools"]
+            count(json.dumps(tool, separators=(",", ":"))) for tool in request.extra["tools"]
         )
         assert tokens == 210
         for message in request.messages or ():
@@ -217,8 +217,8 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
         assert (
             request.input_tokens
             == tokens
-            == made.requested_input_tokens(number)
-            == sum(n for _, n in made.prompt_segments(number))
+            == task_prompts.requested_input_tokens(number)
+            == sum(n for _, n in task_prompts.prompt_segments(number))
         )
         calls = [
             call["id"]
@@ -241,12 +241,12 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
 
 
 def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_them() -> None:
-    made = prompts(load("coding-agent"))
-    numbers = list(made.ids_of_task(0))
+    task_prompts = prompts(load("coding-agent"))
+    numbers = list(task_prompts.ids_of_task(0))
     assert len(numbers) > 5 and sum(
-        len(list(made.prompt_segments(number))) for number in numbers
+        len(list(task_prompts.prompt_segments(number))) for number in numbers
     ) > 3 * len(numbers)
-    assert made._cached_added_lengths.cache_info().misses == len(numbers)
+    assert task_prompts._cached_added_lengths.cache_info().misses == len(numbers)
 
 
 class Clock:
@@ -279,22 +279,23 @@ class Clock:
 
 def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> None:
     """As they are: neither their texts nor their lengths are made anew."""
-    asked = load("coding-agent", read_flags())
-    made, again = prompts(asked), prompts(asked)
-    numbers = list(made.request_ids(120))
-    requests = {number: made[number] for number in numbers}
+    requested_workload = load("coding-agent", read_flags())
+    task_prompts, repeated_prompts = prompts(requested_workload), prompts(requested_workload)
+    numbers = list(task_prompts.request_ids(120))
+    requests = {number: task_prompts[number] for number in numbers}
     continued = 0
     for number, request in requests.items():
-        node = made.graphs[request.session][request.turn]
+        node = task_prompts.graphs[request.session][request.turn]
         if node.continued_turn is None:
             continue
         before = requests.get(number - request.turn + node.continued_turn)
         if before is not None:
             continued += all(
-                one is other for one, other in zip(before.messages, request.messages, strict=False)
+                message is other
+                for message, other in zip(before.messages, request.messages, strict=False)
             )
     assert continued > 80
-    assert {number: again[number] for number in reversed(numbers)} == requests
+    assert {number: repeated_prompts[number] for number in reversed(numbers)} == requests
 
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
@@ -327,12 +328,13 @@ def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, st
             ]
             assert start.due_ns == max(ends) + nodes[start.turn].pause_ns
     if stages == CLOSED:
-        lanes = defaultdict(list)
+        sessions_by_user = defaultdict(list)
         for start in ran.starts.values():
-            lanes[start.virtual_user].append(start.session)
-        assert {lane: sorted(set(sessions)) for lane, sessions in lanes.items()} == {
-            lane: list(range(lane, tasks, 3)) for lane in range(3)
-        }
+            sessions_by_user[start.virtual_user].append(start.session)
+        assert {
+            virtual_user: sorted(set(sessions))
+            for virtual_user, sessions in sessions_by_user.items()
+        } == {virtual_user: list(range(virtual_user, tasks, 3)) for virtual_user in range(3)}
         assert ran.most > 3  # sub-agents are in flight beside each other
 
 
@@ -378,18 +380,18 @@ def test_a_task_over_the_cap_is_dropped_and_each_slot_is_reported_once(tmp_path:
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
 def test_a_stopped_run_reports_each_slot_once(tmp_path: Path, stages: str, after: int) -> None:
     schedule = build_schedule(workload(tmp_path, more=stages), 7)
-    dispatcher, told, in_flight = Dispatcher(schedule), list[int](), list[int]()
+    dispatcher, reported_slots, in_flight = Dispatcher(schedule), list[int](), list[int]()
     for _ in range(after):
         due = dispatcher.next_due_ns()
         if due is not None and (not in_flight or len(in_flight) < 4):
             started = dispatcher.take_due_slots(due, max_slots=1)
-            told += [start.slot_id for start in started]
+            reported_slots += [start.slot_id for start in started]
             in_flight += [start.slot_id for start in started]
         elif in_flight:
             dispatcher.report_finished(in_flight.pop(0), due or 10**9, True)
     dispatcher.stop()
-    told += [start.slot_id for start in dispatcher.unsent_slots()]
-    assert sorted(told) == sorted(schedule.slot_ids())
+    reported_slots += [start.slot_id for start in dispatcher.unsent_slots()]
+    assert sorted(reported_slots) == sorted(schedule.slot_ids())
 
 
 @pytest.mark.parametrize("shares", [2, 3])
@@ -397,10 +399,12 @@ def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -
     schedule = build_schedule(workload(tmp_path), 7)
     parts = [shard(schedule, i, shares) for i in range(shares)]
     numbers = [list(part.slot_ids()) for part in parts]
-    assert [len(own) for own in numbers] == [part.slot_count for part in parts]
-    assert sorted(number for own in numbers for number in own) == sorted(schedule.slot_ids())
+    assert [len(shard_numbers) for shard_numbers in numbers] == [part.slot_count for part in parts]
+    assert sorted(number for shard_numbers in numbers for number in shard_numbers) == sorted(
+        schedule.slot_ids()
+    )
     assert [sorted(part.columns().slot_id.tolist()) for part in parts] == [
-        sorted(own) for own in numbers
+        sorted(shard_numbers) for shard_numbers in numbers
     ]
 
 
@@ -412,32 +416,36 @@ def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_g
         requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
     )
     rows = store.read_run(folder).rows
-    made = prompts(requested_workload)
+    task_prompts = prompts(requested_workload)
     by_number = {int(row["slot"]): row for row in rows}
     assert sorted(by_number) == sorted(build_schedule(requested_workload, 7).slot_ids())
     for number, row in by_number.items():
-        task, turn = made.task_and_turn(number)
-        node = made.graphs[task][turn]
+        task, turn = task_prompts.task_and_turn(number)
+        node = task_prompts.graphs[task][turn]
         assert (row["session"], row["turn"], row["asked_output"]) == (
             task,
             turn,
-            made.requested_output_tokens(number),
+            task_prompts.requested_output_tokens(number),
         )
-        assert row["input_tokens"] == made.requested_input_tokens(number)
+        assert row["input_tokens"] == task_prompts.requested_input_tokens(number)
         if node.predecessors:
-            ends = [by_number[task * made.turns + before]["end_ns"] for before in node.predecessors]
+            ends = [
+                by_number[task * task_prompts.turns + before]["end_ns"]
+                for before in node.predecessors
+            ]
             assert row["due_ns"] == max(ends) + node.pause_ns
     assert summary.sessions is not None and summary.sessions.count == summary.sessions.ok == 40
     assert summary.requests.scheduled == len(rows)
     for slow in summary.slowest:
-        assert (slow.session, slow.turn) == made.task_and_turn(slow.slot)
+        assert (slow.session, slow.turn) == task_prompts.task_and_turn(slow.slot)
         assert (
             f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary)
             or slow.by == "e2e"
         )
-    first = {task: by_number[task * made.turns]["due_ns"] for task in range(40)}
+    first = {task: by_number[task * task_prompts.turns]["due_ns"] for task in range(40)}
     times = sorted(
-        by_number[task * made.turns + made.turns - 1]["end_ns"] - first[task] for task in range(40)
+        by_number[task * task_prompts.turns + task_prompts.turns - 1]["end_ns"] - first[task]
+        for task in range(40)
     )
     assert summary.sessions.duration_ms.max == times[-1] / 1e6
 
@@ -452,7 +460,7 @@ def heard_requests(
             yield int(name.rpartition("-")[2]), heard.body, heard.headers
 
 
-def said(text: str, *calls: dict[str, Any]) -> bytes:
+def streamed_reply(text: str, *calls: dict[str, Any]) -> bytes:
     delta: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
@@ -491,7 +499,7 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
         request_rate="40",
         num_requests="6",
     )
-    with scripted_server.serving(said("so be it", call)) as server:
+    with scripted_server.serving(streamed_reply("so be it", call)) as server:
         settings = Settings(
             url=server.url,
             model="m",
@@ -506,23 +514,25 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
         }
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
     assert store.read_run(folder).manifest.session_header == "X-Session-ID"
-    made = prompts(requested_workload)
+    task_prompts = prompts(requested_workload)
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
-    assert sessions == {number: f"wire-{number // made.turns}" for number in heard}
+    assert sessions == {number: f"wire-{number // task_prompts.turns}" for number in heard}
     for number, body in heard.items():
-        task, turn = made.task_and_turn(number)
-        node, messages = made.graphs[task][turn], body["messages"]
+        task, turn = task_prompts.task_and_turn(number)
+        node, messages = task_prompts.graphs[task][turn], body["messages"]
         assert [tool["function"]["name"] for tool in body["tools"]] == ["search", "fetch"]
         if node.predecessors:
-            ends = [rows[task * made.turns + before]["done_ns"] for before in node.predecessors]
+            ends = [
+                rows[task * task_prompts.turns + before]["done_ns"] for before in node.predecessors
+            ]
             assert rows[number]["due_ns"] == max(ends) + node.pause_ns <= rows[number]["sent_ns"]
         path = [turn]
-        while made.graphs[task][path[-1]].continued_turn is not None:
-            path.append(made.graphs[task][path[-1]].continued_turn)
+        while task_prompts.graphs[task][path[-1]].continued_turn is not None:
+            path.append(task_prompts.graphs[task][path[-1]].continued_turn)
         answers = [message for message in messages if message["role"] == "assistant"]
         assert len(answers) == len(path) - 1
-        for answer, follower in zip(answers, reversed(path[:-1]), strict=True):
-            follows = made.graphs[task][follower]
+        for answer, next_slot in zip(answers, reversed(path[:-1]), strict=True):
+            follows = task_prompts.graphs[task][next_slot]
             assert len(answer["tool_calls"]) == len(follows.branch_turns) + bool(
                 follows.tool_of_result
             )
@@ -554,8 +564,8 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     requested_workload = workload(
         tmp_path, MIX, STAGES.replace("count: 40", "count: 400").replace("5/s", "20/s")
     )
-    made = prompts(requested_workload)
-    assert isinstance(made, MixPrompts)
+    task_prompts = prompts(requested_workload)
+    assert isinstance(task_prompts, MixPrompts)
     summary, folder = execute(
         requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
     )
@@ -563,25 +573,29 @@ def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Pa
     assert (
         sorted(rows["slot"].tolist())
         == sorted(build_schedule(requested_workload, 7).slot_ids())
-        == sorted(made.request_ids(len(rows)))
+        == sorted(task_prompts.request_ids(len(rows)))
     )
     assert (rows["status"] == STATUS["ok"]).all()
-    started = np.array([made.class_of(start) for start in range(400)])
+    started = np.array([task_prompts.class_of(start) for start in range(400)])
     for index, (part, turns) in enumerate(zip(summary.classes, (1, 1, 3, None), strict=True)):
-        own = rows[started[rows["slot"] // made.turns] == index]
-        assert part.requests.ok == len(own)
+        class_records = rows[started[rows["slot"] // task_prompts.turns] == index]
+        assert part.requests.ok == len(class_records)
         assert abs((started == index).mean() - part.share) < 0.06
         if turns:
-            assert len(own) == turns * (started == index).sum()
-            assert (own["session"] >= 0).all() == (turns > 1) and own["turn"].max() == turns - 1
+            assert len(class_records) == turns * (started == index).sum()
+            assert (class_records["session"] >= 0).all() == (turns > 1) and class_records[
+                "turn"
+            ].max() == turns - 1
     assert summary.sessions is not None
     assert summary.sessions.count == summary.sessions.ok == (started >= 2).sum()
 
 
 @pytest.mark.parametrize("priced", ["rented", "per_token"])
 def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, priced: str) -> None:
-    one = workload(tmp_path, MIX, STAGES.replace("count: 40", "count: 200").replace("5/s", "20/s"))
-    execute(one, Settings(url="sim:gb300-vm", gpus=4, out=tmp_path / "out"))
+    requested_workload = workload(
+        tmp_path, MIX, STAGES.replace("count: 40", "count: 200").replace("5/s", "20/s")
+    )
+    execute(requested_workload, Settings(url="sim:gb300-vm", gpus=4, out=tmp_path / "out"))
     prices = tmp_path / "prices.yaml"
     dated = "as_of: 2026-11, source: mine"
     prices.write_text(
@@ -594,15 +608,15 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     book = load_prices(prices)
     (evidence,) = read_evidence([tmp_path / "out"])
     price = next(
-        one for one in book.entries if isinstance(one, PerToken) == (priced == "per_token")
+        entry for entry in book.entries if isinstance(entry, PerToken) == (priced == "per_token")
     )
     offer = price_of(evidence, price, "mix", "", gpus=4, utilization=Decimal(1))
     counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
     each = {part: of_class.costs["request"] for part, of_class in offer.class_costs.items()}
-    whole = offer.costs["request"]
-    assert whole is not None and offer.costs["task"] is None and set(each) == set(counts)
+    request_cost = offer.costs["request"]
+    assert request_cost is not None and offer.costs["task"] is None and set(each) == set(counts)
     total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
-    assert total == pytest.approx(float(whole.total) * sum(counts.values()), rel=1e-6)
+    assert total == pytest.approx(float(request_cost.total) * sum(counts.values()), rel=1e-6)
     task, request = (
         offer.class_costs["agentic"].costs["task"],
         offer.class_costs["agentic"].costs["request"],
@@ -613,12 +627,14 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
 
 
 def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
-    one = recipe_fingerprint(workload(tmp_path), "server")
+    fingerprint = recipe_fingerprint(workload(tmp_path), "server")
     assert (
-        recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server") == one
+        recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server")
+        == fingerprint
     )
     assert (
-        recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "901ms")), "server") != one
+        recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "901ms")), "server")
+        != fingerprint
     )
 
 
@@ -633,11 +649,12 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
     _, folder = execute(
         requested_workload, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "calls")
     )
-    made = prompts(requested_workload)
+    task_prompts = prompts(requested_workload)
     for row in store.read_run(folder).rows:
-        task, turn = made.task_and_turn(int(row["slot"]))
+        task, turn = task_prompts.task_and_turn(int(row["slot"]))
         called = any(
-            node.continued_turn == turn and node.tool_of_result for node in made.graphs[task]
+            node.continued_turn == turn and node.tool_of_result
+            for node in task_prompts.graphs[task]
         )
         assert (
             row["status"] == STATUS["ok"]
@@ -651,11 +668,14 @@ LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
 def test_the_requested_share_of_users_abandons_its_tasks(tmp_path: Path) -> None:
     graphs = TaskGraphs(workload(tmp_path, LEAVING).requests, 7)
     leaving = [graphs.abandonment(number) for number in range(2000)]
-    assert abs(sum(one is not None for one in leaving) / 2000 - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
-    for number, one in enumerate(leaving):
-        if one is not None:
-            assert one.turn < len(graphs[number])
-            assert 1 <= one.tokens < graphs.output_tokens(number, one.turn)
+    assert (
+        abs(sum(user_abandonment is not None for user_abandonment in leaving) / 2000 - 0.3)
+        < 4 * (0.3 * 0.7 / 2000) ** 0.5
+    )
+    for number, abandonment in enumerate(leaving):
+        if abandonment is not None:
+            assert abandonment.turn < len(graphs[number])
+            assert 1 <= abandonment.tokens < graphs.output_tokens(number, abandonment.turn)
 
 
 def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_failed(
@@ -665,18 +685,24 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
     summary, folder = execute(
         requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
     )
-    rows, made = store.read_run(folder).rows, prompts(requested_workload)
-    leaving = {task: found for task in range(60) if (found := made.graphs.abandonment(task))}
+    rows, task_prompts = store.read_run(folder).rows, prompts(requested_workload)
+    leaving = {
+        task: abandonment
+        for task in range(60)
+        if (abandonment := task_prompts.graphs.abandonment(task))
+    }
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
     assert len(rows) == build_schedule(requested_workload, 7).slot_count
     for task, left in leaving.items():
-        own = rows[rows["session"] == task]
-        cut = own[own["turn"] == left.turn][0]
+        task_records = rows[rows["session"] == task]
+        cut = task_records[task_records["turn"] == left.turn][0]
         assert (cut["status"], cut["kind"]) == (STATUS["cancelled"], KIND["abandoned"])
         assert left.tokens <= cut["output_tokens"] < cut["asked_output"]
-        assert set(own["status"].tolist()) <= {STATUS["ok"], STATUS["cancelled"]}
-        assert (own["due_ns"] <= cut["done_ns"]).all() and (own["done_ns"] <= cut["done_ns"]).all()
+        assert set(task_records["status"].tolist()) <= {STATUS["ok"], STATUS["cancelled"]}
+        assert (task_records["due_ns"] <= cut["done_ns"]).all() and (
+            task_records["done_ns"] <= cut["done_ns"]
+        ).all()
     assert (
         (rows["status"] == STATUS["cancelled"]).sum() == summary.requests.cancelled > len(leaving)
     )
@@ -692,8 +718,8 @@ def test_users_abandon_tasks_over_http(tmp_path: Path) -> None:
     summary, folder = execute(
         requested_workload, Settings(embedded=quick, **NO_PAGES, out=tmp_path / "out")
     )
-    rows, made = store.read_run(folder).rows, prompts(requested_workload)
-    leaving = [task for task in range(12) if made.graphs.abandonment(task)]
+    rows, task_prompts = store.read_run(folder).rows, prompts(requested_workload)
+    leaving = [task for task in range(12) if task_prompts.graphs.abandonment(task)]
     assert summary.sessions is not None and summary.requests.failed == 0
     gone = (
         summary.sessions.abandoned
@@ -703,25 +729,25 @@ def test_users_abandon_tasks_over_http(tmp_path: Path) -> None:
 
 
 def test_metrics_of_tasks_equal_those_of_their_records(tmp_path: Path) -> None:
-    promise = "slo: {task: {within: 8s, wait: 55ms, attainment: 40%}}"
-    requested_workload = workload(tmp_path, more=STAGES + promise)
+    slo_text = "slo: {task: {within: 8s, wait: 55ms, attainment: 40%}}"
+    requested_workload = workload(tmp_path, more=STAGES + slo_text)
     summary, folder = execute(
         requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
     )
     rows = store.read_run(folder).rows
     seen = []
     for task in range(40):
-        own = rows[rows["session"] == task]
-        waits = own["first_token_ns"] - own["due_ns"]
-        took = own["end_ns"].max() - own["due_ns"].min()
+        task_records = rows[rows["session"] == task]
+        waits = task_records["first_token_ns"] - task_records["due_ns"]
+        took = task_records["end_ns"].max() - task_records["due_ns"].min()
         seen.append(
             (
                 took,
                 waits.sum(),
                 waits.max(),
-                len(own),
-                own["input_tokens"].sum(),
-                own["output_tokens"].sum(),
+                len(task_records),
+                task_records["input_tokens"].sum(),
+                task_records["output_tokens"].sum(),
             )
         )
     took, waited, longest, requests, inputs, outputs = (
@@ -739,9 +765,9 @@ def test_metrics_of_tasks_equal_those_of_their_records(tmp_path: Path) -> None:
         pytest.approx(inputs.mean()),
         pytest.approx(outputs.mean()),
     )
-    for found, values in (
+    for distribution, values in (
         (tasks.duration_ms, took),
         (tasks.wait_ms, waited),
         (tasks.longest_wait_ms, longest),
     ):
-        assert found.p50 == pytest.approx(np.sort(values)[20] / 1e6, rel=0)
+        assert distribution.p50 == pytest.approx(np.sort(values)[20] / 1e6, rel=0)

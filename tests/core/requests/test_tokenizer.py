@@ -37,9 +37,9 @@ def test_the_packaged_ranks_are_the_published_file():
 
 
 def test_the_packaged_words_equal_those_of_the_pack_script():
-    words = pack.select_words(list(_unpacked_ranks()))
-    assert [" " + word for word in words] == list(CL100K.inner_words)
-    assert words[: pack.FIRST_WORD_COUNT] == list(CL100K.start_words)
+    selected_words = pack.select_words(list(_unpacked_ranks()))
+    assert [" " + word for word in selected_words] == list(CL100K.inner_words)
+    assert selected_words[: pack.FIRST_WORD_COUNT] == list(CL100K.start_words)
 
 
 def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
@@ -195,9 +195,9 @@ def test_a_name_of_hugging_face_is_found_in_its_cache_with_its_commit(
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "0123abcd"
     snapshot.mkdir(parents=True)
     file = train(snapshot / "tokenizer.json")
-    found = tokenizer.load_tokenizer("some/model")
-    assert found.name == "some/model@0123abcd" and found.tag == "tokenizer"
-    assert found.sha256 == tokenizer.load_tokenizer(str(file)).sha256
+    loaded_tokenizer = tokenizer.load_tokenizer("some/model")
+    assert loaded_tokenizer.name == "some/model@0123abcd" and loaded_tokenizer.tag == "tokenizer"
+    assert loaded_tokenizer.sha256 == tokenizer.load_tokenizer(str(file)).sha256
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with refused(UserError, "not_downloaded", where="--tokenizer nobody/has-this"):
         tokenizer.load_tokenizer("nobody/has-this")

@@ -7,7 +7,7 @@ from loadgen_sdk.words import create_text_writer
 
 from loadgen.core.requests.tokenizer import packaged_tokenizer
 
-WORDS = {
+WORD_LISTS = {
     "the packaged": packaged_tokenizer().inner_words,
     "one": [" a"],
     "not a power of two": [" a", " bc", " def"],
@@ -16,11 +16,11 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_each_two_bytes_choose_a_word(words: list[str]) -> None:
-    write = create_text_writer(words)
+@pytest.mark.parametrize("word_list", WORD_LISTS.values(), ids=WORD_LISTS)
+def test_each_two_bytes_choose_a_word(word_list: list[str]) -> None:
+    write = create_text_writer(word_list)
     numbers = [0, 1, 2, 700, 65_535]
     random_bytes = b"".join(number.to_bytes(2, "little") for number in numbers)
-    expected = [words[number % len(words)] for number in numbers]
+    expected = [word_list[number % len(word_list)] for number in numbers]
     assert write("beginning", random_bytes) == "beginning" + "".join(expected)
     assert write("", b"") == ""

@@ -75,9 +75,11 @@ def test_only_new_connections_have_a_connect_time() -> None:
         max_size=20,
     )
 )
-def test_columns_equal_the_scalar_definitions(drawn: list[tuple[int, ...]]) -> None:
-    rows = blank(len(drawn))
-    for row, (*instants, output, reasoning, first_tokens, at_once) in zip(rows, drawn, strict=True):
+def test_columns_equal_the_scalar_definitions(values: list[tuple[int, ...]]) -> None:
+    rows = blank(len(values))
+    for row, (*instants, output, reasoning, first_tokens, at_once) in zip(
+        rows, values, strict=True
+    ):
         for field, value in zip(FIELDS, instants, strict=True):
             row[field] = value
         if at_once:
@@ -101,8 +103,8 @@ def test_columns_equal_the_scalar_definitions(drawn: list[tuple[int, ...]]) -> N
             "e2e": measures.e2e(due, end),
             "send_lag": measures.send_lag(due, sent),
         }
-        found = {metric: int(columns.measure(metric)[i]) for metric in expected}
-        assert found == {
+        measured_values = {metric: int(columns.measure(metric)[i]) for metric in expected}
+        assert measured_values == {
             key: metrics.UNDEFINED if value is None else value for key, value in expected.items()
         }
 
@@ -118,26 +120,26 @@ def test_itl_is_the_time_between_successive_events() -> None:
     st.integers(1, 40),
 )
 def test_in_flight_equals_counting_at_every_instant(
-    drawn: list[tuple[int, int]], low: int, length: int
+    spans_ns: list[tuple[int, int]], low: int, length: int
 ) -> None:
-    rows = blank(len(drawn))
-    for row, (sent, took) in zip(rows, drawn, strict=True):
+    rows = blank(len(spans_ns))
+    for row, (sent, took) in zip(rows, spans_ns, strict=True):
         row["sent_ns"], row["done_ns"] = sent * S, -1 if took < 0 else (sent + took) * S
     stretch = Span(start_s=low, end_s=low + length, duration_s=length)
     halves = [Columns(rows[::2]), Columns(rows[1::2])]
     mean, largest = count_in_flight(halves, stretch)
 
     high = low + length
-    spans = [(sent, max(sent, high) if took < 0 else sent + took) for sent, took in drawn]
+    spans = [(sent, max(sent, high) if took < 0 else sent + took) for sent, took in spans_ns]
     levels = [sum(start <= t < end for start, end in spans) for t in range(low, high + 1)]
     assert mean == pytest.approx(sum(levels[:-1]) / length)  # all instants are whole seconds
     assert largest == max(levels)
 
 
 def variation(instants: NDArray[np.int64]) -> float:
-    found = gap_variation(instants, np.zeros(len(instants), np.int64))
-    assert found is not None
-    return found
+    measured_variation = gap_variation(instants, np.zeros(len(instants), np.int64))
+    assert measured_variation is not None
+    return measured_variation
 
 
 def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
@@ -195,12 +197,14 @@ def test_joined_columns_in_an_order_are_those_of_all_in_that_order(
     rows["stage"] = np.arange(len(rows)) % stages
     parts = [Columns(rows, rows["stage"] == stage) for stage in range(stages)]
     for ok in (False, True):
-        whole = JoinedColumns(parts, only_ok=ok)
-        order = draw.sample(range(len(whole["slot"])), draw.randint(0, len(whole["slot"])))
+        joined_columns = JoinedColumns(parts, only_ok=ok)
+        order = draw.sample(
+            range(len(joined_columns["slot"])), draw.randint(0, len(joined_columns["slot"]))
+        )
         some = JoinedColumns(parts, only_ok=ok, order=np.array(order, np.int64))
         for field in ("slot", "server_queue_ns", "status"):
-            assert some[field].tolist() == whole[field][order].tolist()
-        assert some.measure("ttft").tolist() == whole.measure("ttft")[order].tolist()
+            assert some[field].tolist() == joined_columns[field][order].tolist()
+        assert some.measure("ttft").tolist() == joined_columns.measure("ttft")[order].tolist()
 
 
 def test_records_copied_as_bytes_are_equal() -> None:
@@ -264,10 +268,10 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     count: int,
 ) -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
-    found = measure_goodput(slo_sample(answers(slo, ttft_ms, **statuses)), Window())
-    term = found.slo[0]
+    goodput = measure_goodput(slo_sample(answers(slo, ttft_ms, **statuses)), Window())
+    term = goodput.slo[0]
     assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
-    assert (found.met, found.good, found.counted) == (met, count - over, count)
+    assert (goodput.met, goodput.good, goodput.counted) == (met, count - over, count)
 
 
 def test_the_goodput_objective_counts_unrecorded_slots_as_misses() -> None:
@@ -287,9 +291,14 @@ def test_a_pooled_term_judges_gaps_not_requests() -> None:
     gaps = Histogram()
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
-    found = measure_goodput(slo_sample(answers(slo, [1, 1]), gaps), Window())
-    assert (found.met, found.good, found.slo[0].over, found.slo[0].count) == (False, 2, 2, 100)
-    assert found.slo[0].value_ms == pytest.approx(50, rel=0.001)
+    goodput = measure_goodput(slo_sample(answers(slo, [1, 1]), gaps), Window())
+    assert (goodput.met, goodput.good, goodput.slo[0].over, goodput.slo[0].count) == (
+        False,
+        2,
+        2,
+        100,
+    )
+    assert goodput.slo[0].value_ms == pytest.approx(50, rel=0.001)
 
 
 def test_the_most_in_flight_is_found_among_many_starts() -> None:
@@ -349,8 +358,8 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
             assert (Columns(frame, chosen)[name] == rows[name][chosen]).all()
             assert (Columns(frame, chosen).take(name, late) == rows[name][chosen][late]).all()
             assert len(Columns(frame, rows["slot"] < 0)[name]) == 0
-        said = np.array([*frame.texts, ""])[frame["text"]]
-        assert (said == np.array([*texts, ""])[rows["text"]]).all()
+        row_texts = np.array([*frame.texts, ""])[frame["text"]]
+        assert (row_texts == np.array([*texts, ""])[rows["text"]]).all()
         assert (frame.read_range("text", 250, 650) == frame["text"][250:650]).all()
     assert summarize(manifest, frame) == summarize(manifest, rows)
 
@@ -374,8 +383,8 @@ def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_sa
         "reused",
     }  # one value: the statistics say it
     assert [len(read & same) for same in SAME] == [1, 1]
-    again = {name for (name, _), times in frame.reads.items() if times > 1}
-    assert again <= {"stage"}, "a column was read again"
+    repeated_reads = {name for (name, _), times in frame.reads.items() if times > 1}
+    assert repeated_reads <= {"stage"}, "a column was read again"
     sizes = {name: frame._cache[name].values.itemsize for name in ("request", "max_gap_ns")}
     assert sizes == {"request": 2, "max_gap_ns": 4}
 
@@ -386,11 +395,11 @@ def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path
     for name in FIELDS:
         rows[name] = draw.integers(0, 1 << 62, 500)
     write_tables(tmp_path / "r.parquet", [to_table(rows, [])])
-    told = pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0)
-    chunks = [told.column(at) for at in range(told.num_columns)]
-    assert len({one.total_compressed_size for one in chunks if one.path_in_schema in FIELDS}) < len(
-        FIELDS
-    )
+    row_group = pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0)
+    chunks = [row_group.column(at) for at in range(row_group.num_columns)]
+    assert len(
+        {chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in FIELDS}
+    ) < len(FIELDS)
     frame = Frame([tmp_path / "r.parquet"])
     assert all(frame[name].tolist() == rows[name].tolist() for name in FIELDS)
     frame.close()
@@ -430,14 +439,14 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
 def test_blocks_of_columns_are_not_made_of_rows() -> None:
     """A row has all of its fields: to gather them for each figure was half of a run of a rack."""
 
-    class Whole(RecordColumns):
+    class ColumnsOnly(RecordColumns):
         def __getitem__(self, which: Any) -> Any:
             assert isinstance(which, str), "rows were made"
             return super().__getitem__(which)
 
     due = np.arange(BLOCK_ROWS + 5)
     chosen = due % 7 > 0
-    columns = Columns(cast(Any, Whole(len(due), {"due_ns": due})), chosen)
+    columns = Columns(cast(Any, ColumnsOnly(len(due), {"due_ns": due})), chosen)
     assert [len(part["due_ns"]) for part in columns.blocks()][1:] == [
         int(chosen[BLOCK_ROWS:].sum())
     ]
@@ -451,10 +460,15 @@ def test_blocks_are_the_rows_in_their_order() -> None:
         assert [part["slot"].tolist() for part in parts if len(part)] != [] or not len(columns)
         assert np.concatenate([part["slot"] for part in parts]).tolist() == columns["slot"].tolist()
         assert max(map(len, parts)) <= BLOCK_ROWS
-        whole, by_block = MetricAccumulator(), MetricAccumulator()
-        whole.add(Columns(rows, chosen, keep_all=True), [], is_open_loop=True)
+        metric_accumulator, by_block = MetricAccumulator(), MetricAccumulator()
+        metric_accumulator.add(Columns(rows, chosen, keep_all=True), [], is_open_loop=True)
         by_block.add(columns, [], is_open_loop=True)
-        assert (whole.sums, whole.minima, whole.maxima, whole.failures) == (
+        assert (
+            metric_accumulator.sums,
+            metric_accumulator.minima,
+            metric_accumulator.maxima,
+            metric_accumulator.failures,
+        ) == (
             by_block.sums,
             by_block.minima,
             by_block.maxima,
@@ -591,20 +605,20 @@ def allocated_elsewhere() -> int:
 @pytest.mark.parametrize("largest", [1 << 30, (1 << 53) - 1, 1 << 62])
 def test_quotients_are_computed_from_integers(largest: int) -> None:
     """Small spans are divided as floats, which is faster, and must come out the same."""
-    drawn = np.random.default_rng(7)
-    tokens = drawn.integers(1, 5000, 20_000)
-    spans = drawn.integers(0, largest, 20_000) // tokens * tokens - drawn.integers(
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(1, 5000, 20_000)
+    spans = rng.integers(0, largest, 20_000) // tokens * tokens - rng.integers(
         0, 2, 20_000
     )  # at whole quotients
     spans[:2], tokens[2:4] = (UNDEFINED, largest - 1), (0, -1)
-    found = request_metrics._divide(spans, tokens)
+    quotients = request_metrics._divide(spans, tokens)
     expected = np.array(
         [
             s // t if t > 0 and s != UNDEFINED else UNDEFINED
             for s, t in zip(spans, tokens, strict=True)
         ]
     )
-    assert found.tolist() == expected.tolist()
+    assert quotients.tolist() == expected.tolist()
 
 
 def test_numbers_of_one_part_are_not_copied() -> None:

@@ -77,7 +77,7 @@ def test_every_results_folder_has_its_hashes(
     exits(*command, "-o", str(folder))
     assert sound(folder)
     runs = [file.parent for file in folder.rglob("run.json")]
-    assert runs and all(sound(one) for one in runs)
+    assert runs and all(sound(run_dir) for run_dir in runs)
     if command[0] != "search":
         assert exits("report", str(folder)) == 0  # writes or renews a page
         assert checksums.find_changes(folder) == {}

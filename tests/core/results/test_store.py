@@ -52,12 +52,12 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
         encode_manifest(RunManifest(stages=(StagePlan(), StagePlan())))
     )
     for worker in range(workers):
-        spool = RecordLog(folder, worker)
+        record_log = RecordLog(folder, worker)
         for i in range(each):
             done = completion(i)
-            text = spool.store_text(done.failure.text + f" w{worker}") if done.failure else -1
+            text = record_log.store_text(done.failure.text + f" w{worker}") if done.failure else -1
             place = RecordKey(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
-            spool.add_record(
+            record_log.add_record(
                 encode_sent_record(
                     place,
                     done,
@@ -66,7 +66,7 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
                     request_facts=RequestFacts(10, "estimate", 7),
                 )
             )
-        spool.add_record(
+        record_log.add_record(
             encode_unsent_record(
                 RecordKey(999 + worker, 1, 1, worker, 0, 3, 1, -1),
                 5,
@@ -75,18 +75,18 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
                 RequestFacts(1, "", 2),
             )
         )
-        spool.add_sample(WorkerSample(t_s=1.0, worker=worker))
+        record_log.add_sample(WorkerSample(t_s=1.0, worker=worker))
         gaps = Histogram()
         gaps.add(np.array([1_000_000 * (worker + 1)] * 10))
-        spool.write_event_counts(1, gaps, np.arange(worker + 2))
-        spool.close()
+        record_log.write_event_counts(1, gaps, np.arange(worker + 2))
+        record_log.close()
 
 
 def by_slot(rows: np.ndarray) -> np.ndarray:
     return rows[np.argsort(rows["slot"], kind="stable")]
 
 
-def words(stored: store.Stored) -> list[str]:
+def error_texts(stored: store.Stored) -> list[str]:
     rows = by_slot(stored.rows)
     return [stored.texts[i] if i >= 0 else "" for i in rows["text"].tolist()]
 
@@ -107,8 +107,8 @@ def test_record_log_and_parquet_have_the_same_records(tmp_path: Path, long_s: fl
     for name, *_ in FIELDS:
         if name != "text":
             assert (left[name] == right[name]).all(), name
-    assert words(spooled) == words(stored_run)
-    assert words(stored_run)[:2] == ["overloaded 0 w0", "overloaded 0 w1"]
+    assert error_texts(spooled) == error_texts(stored_run)
+    assert error_texts(stored_run)[:2] == ["overloaded 0 w0", "overloaded 0 w1"]
     assert spooled.gaps[1].count == stored_run.gaps[1].count == 20
     assert stored_run.timeline[1].tolist() == [0, 2, 2]
     assert [second.worker for second in stored_run.seconds] == [0, 1]

@@ -32,20 +32,23 @@ LAWS: dict[str, Callable[..., Arrivals]] = {
 
 @pytest.mark.parametrize("run", ORACLE["official_runs_v5.1"], ids=lambda run: run["run"])
 def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int]) -> None:
-    made = arrivals.poisson_arrivals_at_least(
+    arrival_times = arrivals.poisson_arrivals_at_least(
         run["qps"],
         seed=SEED,
         min_duration_ns=run["min_duration_s"] * S,
         min_count=1,
         multiple_of=24_576,
     )
-    assert (len(made.offsets_ns), made.end_ns) == (run["queries"], run["duration_ns"])
-    assert made.offsets_ns[0] == 0
+    assert (len(arrival_times.offsets_ns), arrival_times.end_ns) == (
+        run["queries"],
+        run["duration_ns"],
+    )
+    assert arrival_times.offsets_ns[0] == 0
     if run["qps"] == 170:
-        assert made.offsets_ns[-1] == 722_654_092_626  # stated in the oracle's note
+        assert arrival_times.offsets_ns[-1] == 722_654_092_626  # stated in the oracle's note
     same = arrivals.poisson_arrivals(run["qps"], seed=SEED, count=run["queries"])
-    assert np.array_equal(same.offsets_ns, made.offsets_ns)
-    assert same.end_ns == made.end_ns
+    assert np.array_equal(same.offsets_ns, arrival_times.offsets_ns)
+    assert same.end_ns == arrival_times.end_ns
 
 
 def mt19937(seed: int, n: int) -> list[int]:
@@ -53,8 +56,8 @@ def mt19937(seed: int, n: int) -> list[int]:
     state = [seed & 0xFFFFFFFF]
     for i in range(1, 624):
         state.append((1812433253 * (state[-1] ^ (state[-1] >> 30)) + i) & 0xFFFFFFFF)
-    words: list[int] = []
-    while len(words) < n:
+    outputs: list[int] = []
+    while len(outputs) < n:
         for i in range(624):
             y = (state[i] & 0x80000000) | (state[(i + 1) % 624] & 0x7FFFFFFF)
             state[i] = state[(i + 397) % 624] ^ (y >> 1) ^ (0x9908B0DF if y & 1 else 0)
@@ -62,8 +65,8 @@ def mt19937(seed: int, n: int) -> list[int]:
             y ^= y >> 11
             y ^= (y << 7) & 0x9D2C5680
             y ^= (y << 15) & 0xEFC60000
-            words.append(y ^ (y >> 18))
-    return words[:n]
+            outputs.append(y ^ (y >> 18))
+    return outputs[:n]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +85,14 @@ def test_vectorised_gaps_equal_scalar_gaps_to_the_nanosecond(
 ) -> None:
     """The rule of the oracle, written out one gap at a time with libm's logarithm."""
     for seed in seeds:
-        words = mt19937(seed, 2 * count)
+        outputs = mt19937(seed, 2 * count)
         offset, expected = 0, []
-        for a, b in zip(words[::2], words[1::2], strict=True):
+        for a, b in zip(outputs[::2], outputs[1::2], strict=True):
             expected.append(offset)
             offset += int(-math.log(1 - (a + b * 2.0**32) / 2.0**64) / rate * 1e9)
-        made = arrivals.poisson_arrivals(rate, seed=seed, count=count)
-        assert made.offsets_ns.tolist() == expected
-        assert made.end_ns == offset
+        arrival_times = arrivals.poisson_arrivals(rate, seed=seed, count=count)
+        assert arrival_times.offsets_ns.tolist() == expected
+        assert arrival_times.end_ns == offset
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_vectorised_gaps_equal_scalar_gaps_to_the_nanosecond(
 def test_minimum_length_follows_the_stop_rule_of_loadgen(
     rate: float, duration_s: int, count: int, multiple: int
 ) -> None:
-    made = arrivals.poisson_arrivals_at_least(
+    arrival_times = arrivals.poisson_arrivals_at_least(
         rate, seed=5, min_duration_ns=duration_s * S, min_count=count, multiple_of=multiple
     )
     longer = arrivals.poisson_arrivals(rate, seed=5, count=2000).offsets_ns
@@ -108,8 +111,8 @@ def test_minimum_length_follows_the_stop_rule_of_loadgen(
     )
     while expected < count or longer[expected - 1] < duration_s * S or expected % multiple:
         expected += 1
-    assert np.array_equal(made.offsets_ns, longer[:expected])
-    assert made.end_ns == longer[expected]
+    assert np.array_equal(arrival_times.offsets_ns, longer[:expected])
+    assert arrival_times.end_ns == longer[expected]
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -174,7 +177,7 @@ def exponential(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("made", "variation", "cdf"),
+    ("arrival_times", "variation", "cdf"),
     [
         (arrivals.poisson_arrivals(50.0, seed=11, count=40_000), 1.0, exponential),
         (
@@ -196,21 +199,21 @@ def exponential(x: np.ndarray) -> np.ndarray:
     ids=["poisson", "gamma 1", "gamma 2", "gamma 1/2"],
 )
 def test_gaps_follow_their_distribution(
-    made: Arrivals, variation: float, cdf: Callable[[np.ndarray], np.ndarray]
+    arrival_times: Arrivals, variation: float, cdf: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    gaps = np.diff(made.offsets_ns) * 50.0 / 1e9  # in means
+    gaps = np.diff(arrival_times.offsets_ns) * 50.0 / 1e9  # in means
     assert gaps.mean() == pytest.approx(1.0, abs=4 * variation / math.sqrt(len(gaps)))
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.03)
     assert furthest(gaps, cdf) < 1.63
-    assert made.offsets_ns[0] == 0
+    assert arrival_times.offsets_ns[0] == 0
 
 
 @pytest.mark.parametrize(
     ("low", "high"), [(0.0, 400.0), (400.0, 0.0), (100.0, 300.0), (200.0, 200.0)]
 )
 def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
-    made = arrivals.ramp_arrivals(low, high, rng=rng(3), duration_ns=100 * S)
-    t = made.offsets_ns / 1e9
+    arrival_times = arrivals.ramp_arrivals(low, high, rng=rng(3), duration_ns=100 * S)
+    t = arrival_times.offsets_ns / 1e9
     integral = low * t + (high - low) / 100 * t * t / 2  # expected arrivals up to t
     assert len(t) == pytest.approx(20_000, abs=4 * math.sqrt(20_000))
     assert furthest(np.diff(integral), exponential) < 1.63
@@ -223,8 +226,8 @@ def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
 
 
 def test_infinite_rate_sends_everything_at_once() -> None:
-    made = arrivals.constant_arrivals(math.inf, count=100)
-    assert made.offsets_ns.tolist() == [0] * 100
-    assert made.end_ns == 0
+    arrival_times = arrivals.constant_arrivals(math.inf, count=100)
+    assert arrival_times.offsets_ns.tolist() == [0] * 100
+    assert arrival_times.end_ns == 0
     with pytest.raises(ValueError, match="needs a count"):
         arrivals.constant_arrivals(math.inf, duration_ns=S)

@@ -170,7 +170,7 @@ def begun(
     requests = Synthetic(
         input_tokens=FixedTokens(value=100), output_tokens=FixedTokens(value=TOKENS)
     )
-    made, begins = staggered_start.decide_starts(
+    requested_workload, begins = staggered_start.decide_starts(
         Workload(name="x", requests=requests, stages=stages),
         FixedLengthPrompts(),
         ANSWER,
@@ -178,7 +178,7 @@ def begun(
     )
     return [
         (stage.name, stage.measured, stage.duration_ns, stage.count, begin.ramp_ns, begin.source)
-        for stage, begin in zip(made.stages, begins, strict=True)
+        for stage, begin in zip(requested_workload.stages, begins, strict=True)
     ]
 
 
@@ -288,7 +288,7 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
 def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
     """By Little's law either loop gives the load of the other: N = rate x latency."""
 
-    def figures(name: str, *load: str) -> tuple[float, float, float]:
+    def measure_load(name: str, *load: str) -> tuple[float, float, float]:
         assert (
             exits(
                 "run",
@@ -314,10 +314,10 @@ def test_a_closed_and_an_open_loop_of_one_server_agree(tmp_path: Path) -> None:
             (summary.e2e_ms.mean or 0) / 1e3,
         )
 
-    in_flight, rate, takes_s = figures("closed", "-c", "64", "-n", "960")
+    in_flight, rate, takes_s = measure_load("closed", "-c", "64", "-n", "960")
     assert in_flight == pytest.approx(64, rel=0.03)
     assert rate * takes_s == pytest.approx(64, rel=0.02)
-    in_flight, open_rate, open_takes_s = figures(
+    in_flight, open_rate, open_takes_s = measure_load(
         "open", "--request-rate", f"{rate}", "-d", "60s", "--warmup", "10s"
     )
     assert open_rate == pytest.approx(rate, rel=0.05)
@@ -337,9 +337,15 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     common = (str(short), *VM, "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95")
     search = ("search", *common, "-d", "25s", "--low", "20", "--high", "400", "--precision", "0.1")
     assert exits(*search, "-o", str(tmp_path / "search")) == 0
-    found = capacity.load_capacity((tmp_path / "search" / capacity.CAPACITY_FILE).read_bytes())
-    evidence = load_summary((tmp_path / "search" / found.evidence / "summary.json").read_bytes())
-    users = round(found.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3)  # in flight at that rate
+    search_capacity = capacity.load_capacity(
+        (tmp_path / "search" / capacity.CAPACITY_FILE).read_bytes()
+    )
+    evidence = load_summary(
+        (tmp_path / "search" / search_capacity.evidence / "summary.json").read_bytes()
+    )
+    users = round(
+        search_capacity.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3
+    )  # in flight at that rate
     levels = f"{users // 2},{round(users * 0.9)},{users * 3}"
     assert (
         exits("sweep", *common, "-c", levels, "-n", str(users * 6), "-o", str(tmp_path / "sweep"))
@@ -347,7 +353,7 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     )
     stdout = capsys.readouterr().out
     swept = capacity.load_capacity((tmp_path / "sweep" / capacity.CAPACITY_FILE).read_bytes())
-    assert swept.rate_per_s == pytest.approx(found.rate_per_s, rel=0.15), (
+    assert swept.rate_per_s == pytest.approx(search_capacity.rate_per_s, rel=0.15), (
         "at nine tenths of the users"
     )
     assert swept.lower_bound and "the limit lies between" in swept.lower_bound_reason

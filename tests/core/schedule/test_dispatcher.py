@@ -555,16 +555,16 @@ def test_shards_together_start_the_slots_of_one_worker(
     def took(start: DispatchedSlot) -> tuple[int, bool]:
         return 1 + start.slot_id * 7919 % (50 * MS), True
 
-    whole = drive(Dispatcher(schedule), took)
+    full_run = drive(Dispatcher(schedule), took)
     parts = [drive(Dispatcher(shard(schedule, i, n)), took) for i in range(n)]
     together = sorted((astuple(start) for part in parts for start in part.sent), key=itemgetter(0))
     # each share begins such a stage by itself, and its users take over from its own requests
     if any(span.start_ns is None or (span.concurrency and span.index) for span in schedule.stages):
         assert [start[:5] for start in together] == [
-            start[:5] for start in sorted(map(astuple, whole.sent), key=itemgetter(0))
+            start[:5] for start in sorted(map(astuple, full_run.sent), key=itemgetter(0))
         ]
     else:
-        assert together == sorted(map(astuple, whole.sent), key=itemgetter(0))
+        assert together == sorted(map(astuple, full_run.sent), key=itemgetter(0))
 
 
 def test_after_stop_nothing_starts_and_unsent_slots_have_a_reason() -> None:

@@ -34,9 +34,9 @@ from loadgen.core.workload import (
 ORACLE = json.loads((repository_paths.DATA / "loadgen_oracle.json").read_text())["poisson_schedule"]
 
 
-def lines(whole: Schedule) -> list[Slot]:
+def lines(schedule: Schedule) -> list[Slot]:
     return [
-        Slot(*row) for row in zip(*(column.tolist() for column in whole.columns()), strict=True)
+        Slot(*row) for row in zip(*(column.tolist() for column in schedule.columns()), strict=True)
     ]
 
 
@@ -104,8 +104,8 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_and_single_slots_agree_with_the_expected_schedule(name: str) -> None:
-    made, expected = TABLES[name]
-    schedule = build_schedule(made, 1)
+    requested_workload, expected = TABLES[name]
+    schedule = build_schedule(requested_workload, 1)
     assert lines(schedule) == expected
     assert [schedule.slot(number) for number in range(len(expected))] == expected
     assert list(schedule.slot_ids()) == list(range(len(expected)))
@@ -257,10 +257,10 @@ def test_shards_have_complete_sessions_and_add_up_to_the_schedule(
     shares = [lines(part) for part in parts]
     assert sorted(line for share in shares for line in share) == lines(schedule)
     for part, share in zip(parts, shares, strict=True):
-        own = {line.slot_id for line in share}
+        slot_ids = {line.slot_id for line in share}
         assert part.slot_count == len(share)
-        assert sorted(part.slot_ids()) == sorted(own)
-        assert all(line.predecessor in own for line in share if line.predecessor >= 0)
+        assert sorted(part.slot_ids()) == sorted(slot_ids)
+        assert all(line.predecessor in slot_ids for line in share if line.predecessor >= 0)
         assert [part.slot(line.slot_id) for line in share] == share
     with pytest.raises(ValueError, match="no shard"):
         shard(schedule, n, n)
@@ -321,7 +321,7 @@ def test_fingerprint_depends_on_the_schedule_only() -> None:
 
     base = of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
     assert base == of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S))
-    others = [
+    other_fingerprints = [
         of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=S), seed=2),
         of(poisson(9.0, count=51), turns=2, tool_time=UniformDuration(min=0, max=S)),
         of(poisson(9.0, count=50), turns=2, tool_time=UniformDuration(min=0, max=2 * S)),
@@ -337,7 +337,7 @@ def test_fingerprint_depends_on_the_schedule_only() -> None:
         of(closed(4, duration_ns=2 * S)),
         of(closed(4, count=100)),
     ]
-    assert len({base, *others}) == len(others) + 1
+    assert len({base, *other_fingerprints}) == len(other_fingerprints) + 1
     with pytest.raises(ValueError):
         schedule_fingerprint(shard(build_schedule(workload(closed(4, count=9)), 1), 0, 2))
 

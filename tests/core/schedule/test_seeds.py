@@ -41,9 +41,9 @@ def run(folder: Path, **flags: Any) -> loadgen.Result:
     return loadgen.run("qa", **(SMALL | {"out": folder} | flags))
 
 
-def words_file(folder: Path, *words: str) -> str:
+def words_file(folder: Path, *content: str) -> str:
     """Write a tokenizer file of whole words and return its path."""
-    vocabulary = {word: i for i, word in enumerate(("?", *words))}
+    vocabulary = {word: i for i, word in enumerate(("?", *content))}
     model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()
     folder.mkdir()
@@ -69,25 +69,25 @@ def test_a_salt_comes_from_the_seed_the_word_or_is_fresh() -> None:
 
 
 def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
-    one, again, fresh = (
+    summary, repeated_summary, fresh = (
         run(tmp_path / name, seed=3, **more).summary
         for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))
     )
-    assert one.fingerprints == again.fingerprints
-    assert one.run.salt == again.run.salt == seeds.resolve_salt(3, None)
-    assert one.fingerprints.prompts != fresh.fingerprints.prompts
-    assert one.fingerprints.schedule == fresh.fingerprints.schedule
+    assert summary.fingerprints == repeated_summary.fingerprints
+    assert summary.run.salt == repeated_summary.run.salt == seeds.resolve_salt(3, None)
+    assert summary.fingerprints.prompts != fresh.fingerprints.prompts
+    assert summary.fingerprints.schedule == fresh.fingerprints.schedule
     notes = compare(
         [
             Side(name=name, runs=(ComparedRun(name=name, summary=s),))
-            for name, s in (("a", one), ("b", again))
+            for name, s in (("a", summary), ("b", repeated_summary))
         ]
     )
     assert any("the prompts are equal" in note for note in notes.notes)
     notes = compare(
         [
             Side(name=name, runs=(ComparedRun(name=name, summary=s),))
-            for name, s in (("a", one), ("c", fresh))
+            for name, s in (("a", summary), ("c", fresh))
         ]
     )
     assert any("different texts" in note for note in notes.notes) and not any(
@@ -97,18 +97,18 @@ def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
 
 def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
     files = [
-        words_file(tmp_path / name, *words)
-        for name, words in (("x", ("ab", "cd")), ("y", ("ab", "ef")))
+        words_file(tmp_path / name, *word_pair)
+        for name, word_pair in (("x", ("ab", "cd")), ("y", ("ab", "ef")))
     ]
-    one, other, packaged = (
+    summary, other, packaged = (
         run(tmp_path / name, seed=3, tokenizer=file).summary
         for name, file in (("a", files[0]), ("b", files[1]), ("c", None))
     )
-    assert len({s.fingerprints.recipe for s in (one, other, packaged)}) == 3
-    assert one.run.tokenizer == other.run.tokenizer
+    assert len({s.fingerprints.recipe for s in (summary, other, packaged)}) == 3
+    assert summary.run.tokenizer == other.run.tokenizer
     sides = [
         Side(name=name, runs=(ComparedRun(name=name, summary=s),))
-        for name, s in (("a", one), ("b", other))
+        for name, s in (("a", summary), ("b", other))
     ]
     assert any(
         text.startswith("tokenizer file: tokenizer.json (")
@@ -132,12 +132,12 @@ def test_levels_of_one_seed_send_different_prompts(command: str, tmp_path: Path)
         "4",
     ]
     assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
-    one, two = headers(tmp_path / "a")
-    assert one.seed == two.seed == 3
-    assert one.fingerprints.prompts != two.fingerprints.prompts
+    manifest, two = headers(tmp_path / "a")
+    assert manifest.seed == two.seed == 3
+    assert manifest.fingerprints.prompts != two.fingerprints.prompts
     assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "b")) == 0
     assert [h.fingerprints.prompts for h in headers(tmp_path / "b")] == [
-        one.fingerprints.prompts,
+        manifest.fingerprints.prompts,
         two.fingerprints.prompts,
     ]
     alone = run(tmp_path / "alone", seed=3, salt=two.salt, concurrency=2)
@@ -164,8 +164,10 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     seed = experiment.read_plan(tmp_path / "a").seed
     assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
-    first, again = ([h.fingerprints for h in headers(tmp_path / name)] for name in "ab")
-    assert first == again and len(first) == 2
+    first, repeated_fingerprints = (
+        [h.fingerprints for h in headers(tmp_path / name)] for name in "ab"
+    )
+    assert first == repeated_fingerprints and len(first) == 2
 
 
 def test_a_search_prints_and_stores_the_seed_that_it_drew(
@@ -189,9 +191,11 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     assert experiment.choose_seed(tmp_path / "a", None) == seed
     exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
-    first, again = (headers(tmp_path / name) for name in "ab")
+    first, repeated_manifests = (headers(tmp_path / name) for name in "ab")
     assert len({h.fingerprints.prompts for h in first}) == len(first)
-    assert [h.fingerprints.prompts for h in first] == [h.fingerprints.prompts for h in again]
+    assert [h.fingerprints.prompts for h in first] == [
+        h.fingerprints.prompts for h in repeated_manifests
+    ]
 
 
 def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own() -> None:
@@ -201,14 +205,21 @@ def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own() -> None:
         for level in ("a", "b")
         for repeat in (1, 2)
     ]
-    assert len({(one.seed, one.salt) for one in runs}) == 4
+    assert (
+        len({(requested_workload.seed, requested_workload.salt) for requested_workload in runs})
+        == 4
+    )
     assert runs[0].seed == 3 != runs[1].seed
     assert prepare_workload_of_run(load("qa"), "a", 2, None, None).seed is None
     assert prepare_workload_of_run(load("qa"), "a", 1, 5, "blue").salt == "blue.a.r1"
     test = rules.create_test("llama2-70b", "server", None)
     data = mlperf.synthetic_data(test)._replace(seed=9)
-    made = mlperf.build_workload(test, data, qps=10)
-    assert (made.seed, made.salt, made.schedule_seed) == (9, None, test.seeds.schedule)
+    requested_workload = mlperf.build_workload(test, data, qps=10)
+    assert (requested_workload.seed, requested_workload.salt, requested_workload.schedule_seed) == (
+        9,
+        None,
+        test.seeds.schedule,
+    )
 
 
 def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) -> None:

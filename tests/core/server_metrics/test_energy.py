@@ -61,9 +61,11 @@ WATTS = "nvidia_smi_power_watts"
 
 
 def test_only_energy_samples_of_a_page_are_kept() -> None:
-    found = energy.select_hardware_values(parse_page(DCGM))
-    assert found["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
-    assert len(found) == 6 and not [name for name, _ in found if name.startswith("something")]
+    hardware_values = energy.select_hardware_values(parse_page(DCGM))
+    assert hardware_values["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
+    assert len(hardware_values) == 6 and not [
+        name for name, _ in hardware_values if name.startswith("something")
+    ]
     assert energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {
         (COUNTER, ""): 12.5
     }
@@ -115,17 +117,17 @@ def test_watts_are_integrated_with_the_error_of_what_is_between_readings() -> No
 
 
 @pytest.mark.parametrize(
-    ("values", "why"),
+    ("values", "has_reason"),
     [
         ([(0.0, 400.0), (1.0, 400.0)], True),  # ends before the window does
         ([(-1.0, 400.0), *[(float(t), None) for t in range(20)], (21.0, 400.0)], True),  # a hole
     ],
 )
 def test_readings_with_holes_give_no_energy_and_say_why(
-    values: list[tuple[float, float | None]], why: bool
+    values: list[tuple[float, float | None]], has_reason: bool
 ) -> None:
     used = energy.measure_energy(read(WATTS, values), 0.0, 20.0)
-    assert used is not None and used.joules is None and bool(used.missing_reason) is why
+    assert used is not None and used.joules is None and bool(used.missing_reason) is has_reason
 
 
 def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
@@ -247,8 +249,8 @@ def test_the_energy_of_a_run_is_in_summary_report_and_contract(tmp_path: Path) -
     assert used.watts == pytest.approx(700, abs=used.error_j / used.window_s)
     tokens = run.summary.tokens.steady_output_per_s
     assert tokens and used.joules_per_output_token == pytest.approx(used.watts / tokens)
-    shown = " ".join(text.render(run.summary).split())
-    assert "J/output token" in shown and "(750 W declared)" in shown
+    rendered_text = " ".join(text.render(run.summary).split())
+    assert "J/output token" in rendered_text and "(750 W declared)" in rendered_text
     stored = json.loads((tmp_path / "run" / "summary.json").read_bytes())
     assert stored["energy"]["joules"] == used.joules
     assert loadgen.load(tmp_path / "run").summary.energy == used
@@ -286,8 +288,8 @@ def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
 
 
 @pytest.mark.parametrize(
-    "words", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)]
+    "arguments", [("auto", "off"), ("off", "nvidia-smi"), ("ftp://h/metrics",), ("watts",)]
 )
-def test_an_invalid_option_is_refused_before_any_request(words: tuple[str, ...]) -> None:
+def test_an_invalid_option_is_refused_before_any_request(arguments: tuple[str, ...]) -> None:
     with pytest.raises(CombinedError):
-        loadgen.run(WORKLOAD, url="sim:gb300-vm", energy=words)
+        loadgen.run(WORKLOAD, url="sim:gb300-vm", energy=arguments)

@@ -186,7 +186,7 @@ def table(folder: Path) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "settings_options"),
     [
         ({}, {"server_timing": True}),  # the event after [DONE]
         ({}, {"server_timing": True, "stream": False}),  # the header
@@ -202,7 +202,7 @@ def table(folder: Path) -> Any:
     ids=["event", "header", "usage", "choice"],
 )
 def test_the_account_of_the_embedded_server_is_in_the_records(
-    tmp_path: Path, options: dict[str, str], asked: dict[str, Any]
+    tmp_path: Path, options: dict[str, str], settings_options: dict[str, Any]
 ) -> None:
     """Half of TTFT is queueing for one slot. The server's parts fit into the client's times."""
     embedded = {"ttft": "20ms", "itl": "1ms", "slots": 1} | options
@@ -214,7 +214,7 @@ def test_the_account_of_the_embedded_server_is_in_the_records(
         output_tokens=8,
         out=tmp_path / "run",
         warmup=0,
-        **asked,
+        **settings_options,
     )
     columns = (
         table(tmp_path / "run").select([*COLUMNS, "due_ns", "first_token_ns", "end_ns"]).to_pylist()
@@ -314,9 +314,19 @@ def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
         "kv_cache_transfer_start": 5.06,
         "kv_cache_transfer_end": 5.08,
     }
-    one, other = request_accounts.parse_breakdowns(msgspec.json.encode([alone, apart]), 1)
-    assert (one.queue, one.prefill, one.decode) == (10 * MS, 40 * MS, 950 * MS)
-    assert (one.drafted, one.accepted, one.target) == (9, 4, 1)
+    timing_breakdown, other = request_accounts.parse_breakdowns(
+        msgspec.json.encode([alone, apart]), 1
+    )
+    assert (timing_breakdown.queue, timing_breakdown.prefill, timing_breakdown.decode) == (
+        10 * MS,
+        40 * MS,
+        950 * MS,
+    )
+    assert (timing_breakdown.drafted, timing_breakdown.accepted, timing_breakdown.target) == (
+        9,
+        4,
+        1,
+    )
     assert (other.queue, other.prefill, other.decode, other.transfer) == (
         10 * MS,
         40 * MS,

@@ -38,7 +38,7 @@ def go(
     workload = load(
         str(file), read_flags(**({"seed": "7", "warmup": "20req", "slo": ("ttft:60s",)} | flags))
     )
-    told = Settings(
+    settings = Settings(
         url=shared().url,
         model="sim",
         server="trtllm",
@@ -48,7 +48,7 @@ def go(
         tuning=Tuning(segment_rows=segment_rows),
         **NO_PAGES,
     )
-    return run.execute(workload, told)
+    return run.execute(workload, settings)
 
 
 @pytest.mark.processes
@@ -62,21 +62,21 @@ def test_all_records_of_many_small_files_are_kept(tmp_path: Path, workers: int) 
     assert summary.ttft_ms.count == 300
     assert summary.goodput.good == 300
     assert not (out / "spool").exists()
-    again = run_folder.summary(out)
-    assert again.requests == summary.requests
-    assert again.ttft_ms == summary.ttft_ms
+    second_summary = run_folder.summary(out)
+    assert second_summary.requests == summary.requests
+    assert second_summary.ttft_ms == summary.ttft_ms
     assert len(np.unique(store.read_run(out).rows["slot"])) == 340
 
 
 def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(encode_manifest(RunManifest(stages=(StagePlan(),))))
-    spool = RecordLog(tmp_path, 3, 10)
+    record_log = RecordLog(tmp_path, 3, 10)
     parts = ParquetParts(tmp_path)
     place = iter(range(1000))
     taken = 0
     for _ in range(7):
         for _ in range(4):
-            spool.add_record(
+            record_log.add_record(
                 encode_unsent_record(
                     RecordKey(next(place), 0, 0, 3, 0, -1, 0, -1),
                     5,
@@ -85,7 +85,7 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
                     UNKNOWN,
                 )
             )
-        spool.flush()
+        record_log.flush()
         for segment in segments(tmp_path)[
             :-1
         ]:  # what the recorder does with those that are complete
@@ -98,17 +98,17 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
         assert len(np.unique(store.read_run(tmp_path).rows["slot"])) == len(
             store.read_run(tmp_path).rows
         )
-    spool.close()
+    record_log.close()
     assert taken == 24
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(28))
-    again = RecordLog(tmp_path, 3)  # of a worker that died: its file goes on
-    again.add_record(
+    reopened_log = RecordLog(tmp_path, 3)  # of a worker that died: its file goes on
+    reopened_log.add_record(
         encode_unsent_record(
             RecordKey(28, 0, 0, 3, 0, -1, 0, -1), 5, "worker_died", "lost", UNKNOWN
         )
     )
-    again.close()
+    reopened_log.close()
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(29))
 
 
@@ -130,7 +130,7 @@ def test_of_a_worker_that_dies_after_its_first_records_are_in_parquet_only_the_r
     workload = load(
         str(file), read_flags(seed="7", warmup="0", request_rate="100", num_requests="300")
     )
-    told = Settings(
+    settings = Settings(
         url=shared().url,
         model="sim",
         server="trtllm",
@@ -139,7 +139,7 @@ def test_of_a_worker_that_dies_after_its_first_records_are_in_parquet_only_the_r
         workers=2,
         **NO_PAGES,
     )
-    summary, _ = run.execute(workload, told, when_started(kill))
+    summary, _ = run.execute(workload, settings, when_started(kill))
     requests = summary.requests
     assert requests.scheduled == 300
     assert requests.ok + requests.lost == 300

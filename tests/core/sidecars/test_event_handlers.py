@@ -142,7 +142,7 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
     unknown: dict[str, Any] = dict.fromkeys(
         ("template_tokens", "token_ratio", "reports_usage", "has_exact_length", "tokens_per_event")
     )
-    found = ProbeResult(
+    probe_result = ProbeResult(
         target=Target.parse("http://h.test:8000"),
         server="vllm",
         server_profile=SERVER_PROFILES["vllm"],
@@ -157,7 +157,7 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
     )
     addresses = iter((before, after))
     names = HostNameCheck(lambda host_names: dict.fromkeys(host_names, next(addresses)))
-    names.handle_event(TargetsProbed(Path(), Settings(), (found,)))
+    names.handle_event(TargetsProbed(Path(), Settings(), (probe_result,)))
     names.handle_event(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
     ended = names.handle_event(LoadEnded(manifest("x", 1)))
     assert ended is not None

@@ -46,8 +46,8 @@ def wait_until_profiling(url: str, wanted: bool, until: float) -> None:
 
 def stats(url: str) -> dict[str, int]:
     with urllib.request.urlopen(f"{url.removesuffix('/v1')}/_stats", timeout=10) as answer:
-        found: dict[str, int] = json.load(answer)
-    return found
+        counts: dict[str, int] = json.load(answer)
+    return counts
 
 
 def test_a_part_of_the_load_is_named_and_may_be_cut_short() -> None:

@@ -121,58 +121,67 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def said(
+def samples_of_reads(
     *reads: tuple[float, dict[str, float] | None], page: str = "http://a/metrics"
 ) -> list[MetricSample]:
     """Return samples as `PageReader.new_samples` does; None stands for a read that failed.
 
     Each read has the changed values and `up`.
     """
-    found: list[MetricSample] = []
+    samples: list[MetricSample] = []
     last: dict[str, float] = {}
     for t_s, values in reads:
         new = {name: value for name, value in (values or {}).items() if last.get(name) != value}
         last |= new
         for name, value in (*new.items(), (UP, float(values is not None))):
-            found.append(
+            samples.append(
                 MetricSample(t_s=t_s, target=0, page=page, name=name, labels="", value=value)
             )
-    return found
+    return samples
 
 
 TOKENS, RUN = "vllm:generation_tokens_total", "vllm:num_requests_running"
 
 
 def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
-    found = said(
+    samples = samples_of_reads(
         (-0.1, {TOKENS: 1000, RUN: 0}),
         (1.0, {TOKENS: 1100, RUN: 7}),
         (2.0, None),
         (3.0, {TOKENS: 1300, RUN: 7}),
         (4.0, {TOKENS: 50, RUN: 1}),
     )
-    told = series.summarize(found, 350)
-    assert told is not None
-    assert (told.output_tokens, told.running_max, told.pages[0].reads, told.pages[0].failed) == (
+    server_totals = series.summarize(samples, 350)
+    assert server_totals is not None
+    assert (
+        server_totals.output_tokens,
+        server_totals.running_max,
+        server_totals.pages[0].reads,
+        server_totals.pages[0].failed,
+    ) == (
         350,
         7,
         5,
         1,
     )
-    assert series.find_token_difference(told) is None
-    assert series.compute_curves(found)[OUTPUT_TOKENS].values == pytest.approx((100 / 1.1, 100, 50))
-    assert series.compute_curves(found)[RUNNING] == series.MetricCurve(
+    assert series.find_token_difference(server_totals) is None
+    assert series.compute_curves(samples)[OUTPUT_TOKENS].values == pytest.approx(
+        (100 / 1.1, 100, 50)
+    )
+    assert series.compute_curves(samples)[RUNNING] == series.MetricCurve(
         (-0.1, 1.0, 3.0, 4.0), (0, 7, 7, 1)
     )
 
 
 def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
-    first = said((0.0, {TOKENS: 500}), (1.0, {TOKENS: 500, "sglang:generation_tokens_total": 40}))
-    other = said((0.0, {TOKENS: 5}), (1.0, {TOKENS: 25}), page="http://b/metrics")
-    found = sorted([*first, *other], key=lambda one: one.t_s)
-    told = series.summarize(found, 100)
-    assert told is not None and told.output_tokens == 60
-    assert series.find_token_difference(told) == {
+    first = samples_of_reads(
+        (0.0, {TOKENS: 500}), (1.0, {TOKENS: 500, "sglang:generation_tokens_total": 40})
+    )
+    other = samples_of_reads((0.0, {TOKENS: 5}), (1.0, {TOKENS: 25}), page="http://b/metrics")
+    samples = sorted([*first, *other], key=lambda sample: sample.t_s)
+    server_totals = series.summarize(samples, 100)
+    assert server_totals is not None and server_totals.output_tokens == 60
+    assert series.find_token_difference(server_totals) == {
         "server_tokens": 60,
         "client_tokens": 100,
         "share": -0.4,
@@ -182,14 +191,14 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
 
 def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r"))
-    made = compute_chart_data(*stored[:5])
+    chart_data = compute_chart_data(*stored[:5])
     kv = "vllm:kv_cache_usage_perc"
-    found = said(
+    samples = samples_of_reads(
         *((t / 4 - 0.5, {TOKENS: 50 * t, RUN: t % 9, kv: t % 10 / 10}) for t in range(1000))
     )
     charts = {
         chart.title: chart
-        for chart in run_charts.build_server_charts(made, series.compute_curves(found))
+        for chart in run_charts.build_server_charts(chart_data, series.compute_curves(samples))
     }
     assert list(charts) == [
         "Requests in the server",
@@ -198,25 +207,25 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
     ]
     tokens, ours = charts["Output throughput, server and client"].series
     assert set(tokens.y) == {200} and len(tokens.x) <= MAX_BINS and min(tokens.x) >= 0
-    assert max(tokens.x) <= made.length_s
-    whole = [value for values in made.load.output_rate.series.values() for value in values]
+    assert max(tokens.x) <= chart_data.length_s
+    rates = [value for values in chart_data.load.output_rate.series.values() for value in values]
     assert sum(v or 0 for v in ours.y) / len(ours.y) == pytest.approx(
-        sum(v or 0 for v in whole) / len(whole), rel=0.1
+        sum(v or 0 for v in rates) / len(rates), rel=0.1
     )
-    assert list(run_charts.build_server_charts(made, {})) == []
+    assert list(run_charts.build_server_charts(chart_data, {})) == []
 
 
 def test_without_a_readable_page_there_are_no_server_metrics() -> None:
     assert series.summarize([], 10) is None
-    assert series.summarize(said((0.0, None)), 10) is None
+    assert series.summarize(samples_of_reads((0.0, None)), 10) is None
 
 
 def test_every_server_type_maps_the_important_metrics() -> None:
     for prefix in ("trtllm_", "vllm:", "sglang:", "llamacpp:", "dynamo_frontend_"):
-        for what in (RUNNING, WAITING, OUTPUT_TOKENS, INPUT_TOKENS, CACHED_TOKENS):
-            assert sum(name.startswith(prefix) for name in series.NAMES_BY_QUANTITY[what]), (
+        for metric in (RUNNING, WAITING, OUTPUT_TOKENS, INPUT_TOKENS, CACHED_TOKENS):
+            assert sum(name.startswith(prefix) for name in series.NAMES_BY_QUANTITY[metric]), (
                 prefix,
-                what,
+                metric,
             )
     names = [name for names in series.NAMES_BY_QUANTITY.values() for name in names]
     assert len(names) == len(set(names))
@@ -227,14 +236,14 @@ def test_every_server_type_maps_the_important_metrics() -> None:
 KEY = "sk-very-secret-key"
 
 
-def asked(url: str, server: str, *words: str) -> tuple[page_addresses.PageAddress, ...]:
+def find_pages(url: str, server: str, *urls: str) -> tuple[page_addresses.PageAddress, ...]:
     settings = Settings(
-        url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=words or ("auto",)
+        url=url, targets=(Endpoint(url=url, api_key=KEY),), server_metrics=urls or ("auto",)
     )
-    found: Any = types.SimpleNamespace(
+    probe_result: Any = types.SimpleNamespace(
         target=Target.parse(url), server=server, server_profile=SERVER_PROFILES[server]
     )
-    return page_addresses.find_page_addresses(settings.pages, [found])
+    return page_addresses.find_page_addresses(settings.pages, [probe_result])
 
 
 def test_a_server_under_two_keys_has_one_page() -> None:
@@ -242,19 +251,19 @@ def test_a_server_under_two_keys_has_one_page() -> None:
     settings = Settings(
         url=urls[0], targets=tuple(Endpoint(url=url, api_key=str(i)) for i, url in enumerate(urls))
     )
-    found: list[Any] = [
+    probe_results: list[Any] = [
         types.SimpleNamespace(
             target=Target.parse(url), server="vllm", server_profile=SERVER_PROFILES["vllm"]
         )
         for url in urls
     ]
     assert [
-        place.target for place in page_addresses.find_page_addresses(settings.pages, found)
+        place.target for place in page_addresses.find_page_addresses(settings.pages, probe_results)
     ] == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("server", "words", "paths"),
+    ("server", "arguments", "paths"),
     [
         ("trtllm", (), ["http://h:8000/x/prometheus/metrics"]),
         ("trtllm", ("drain",), ["http://h:8000/x/metrics"]),
@@ -267,31 +276,32 @@ def test_a_server_under_two_keys_has_one_page() -> None:
     ],
 )
 def test_metrics_pages_are_found_by_server_type_and_hide_secrets(
-    server: str, words: tuple[str, ...], paths: list[str]
+    server: str, arguments: tuple[str, ...], paths: list[str]
 ) -> None:
-    found = asked("http://h:8000/x/v1", server, *words)
-    assert [url for place in found for url in place.urls if place.kind == "metrics"] == paths
+    addresses = find_pages("http://h:8000/x/v1", server, *arguments)
+    assert [url for place in addresses for url in place.urls if place.kind == "metrics"] == paths
 
 
 def test_the_key_is_sent_to_its_own_host_only() -> None:
-    for words, expected in (
+    for arguments, expected in (
         ((), f"Bearer {KEY}"),
         (("http://h:8000/metrics",), f"Bearer {KEY}"),
         (("http://h:9090/metrics",), None),
         (("http://other:8000/metrics",), None),
     ):
-        (place,) = asked("http://h:8000/v1", "vllm", *words)
+        (place,) = find_pages("http://h:8000/v1", "vllm", *arguments)
         assert place.headers.get("Authorization") == expected
 
 
 @pytest.mark.parametrize(
-    "words", [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)]
+    "arguments",
+    [("auto", "off"), ("ftp://h/metrics",), ("metrics",), ("http://",), ("http://h:0/",)],
 )
-def test_an_invalid_option_is_refused_before_any_request(words: tuple[str, ...]) -> None:
-    fault = page_addresses.check_page_options(words)
+def test_an_invalid_option_is_refused_before_any_request(arguments: tuple[str, ...]) -> None:
+    fault = page_addresses.check_page_options(arguments)
     assert fault is not None and fault.where == "--server-metrics" and fault.hint
     with pytest.raises(CombinedError):
-        loadgen.run("qa", url="http://127.0.0.1:9", server_metrics=words)
+        loadgen.run("qa", url="http://127.0.0.1:9", server_metrics=arguments)
 
 
 # -- whole -----------------------------------------------------------------------------------------
@@ -329,11 +339,11 @@ def test_a_run_stores_the_samples_of_the_metrics_page(
     ):
         go(tmp_path / "r", server.url, "--url", two.url, "--workers", workers)
     result = loadgen.load(tmp_path / "r")
-    told = result.summary.server
-    assert told is not None and len(told.pages) == 2
-    assert told.output_tokens == told.client_output_tokens == 12 * 8
-    assert told.requests_ok == 12 and all(
-        page.reads >= 2 and not page.failed for page in told.pages
+    server_metrics = result.summary.server
+    assert server_metrics is not None and len(server_metrics.pages) == 2
+    assert server_metrics.output_tokens == server_metrics.client_output_tokens == 12 * 8
+    assert server_metrics.requests_ok == 12 and all(
+        page.reads >= 2 and not page.failed for page in server_metrics.pages
     )
     full_report = " ".join(text.render(result.summary).split())
     assert "96 output tokens counted" in full_report
@@ -360,7 +370,9 @@ def test_server_without_a_metrics_page_has_no_server_metrics(tmp_path: Path) -> 
 
 def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
-    lines = said((0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10}))
+    lines = samples_of_reads(
+        (0.0, {TOKENS: 0, RUN: 1, "vllm:kv_cache_usage_perc": 0.25}), (2.0, {TOKENS: 10})
+    )
     data = b"".join(
         json.dumps({f: getattr(x, f) for f in x.__struct_fields__}).encode() + b"\n" for x in lines
     )

@@ -16,8 +16,8 @@ from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import Interval
 
 
-def _holds(found: intervals.Interval, value: float) -> bool:
-    return found.low <= value <= found.high
+def _holds(interval: intervals.Interval, value: float) -> bool:
+    return interval.low <= value <= interval.high
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,17 @@ def test_quantiles_of_students_t_equal_tabulated_values(
 
 
 def test_replications_equal_a_worked_example() -> None:
-    found = intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0])
-    assert found.value == 14.0
-    assert found.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
-    assert not _holds(found, 9.0) and _holds(found, 11.0)
+    interval = intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0])
+    assert interval.value == 14.0
+    assert interval.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
+    assert not _holds(interval, 9.0) and _holds(interval, 11.0)
 
 
 @pytest.mark.parametrize("values", [[], [3.0]])
 def test_an_interval_of_too_few_values_is_unbounded(values: list[float]) -> None:
-    for found in (intervals.replications(values), intervals.batch_means(values)):
-        assert (found.low, found.high) == (-math.inf, math.inf) or math.isnan(found.value)
-        assert _holds(found, 1e9)
+    for interval in (intervals.replications(values), intervals.batch_means(values)):
+        assert (interval.low, interval.high) == (-math.inf, math.inf) or math.isnan(interval.value)
+        assert _holds(interval, 1e9)
 
 
 def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
@@ -80,13 +80,13 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
     covered = 0
     for seed in range(40):
         values = _walk(seed, 3000, 0.8)
-        found = block_errors.block_bootstrap(
+        interval = block_errors.block_bootstrap(
             values,
             lambda part: float(np.quantile(part, 0.9)),
             seeds.generator(seed, "bootstrap"),
             resamples=200,
         )
-        covered += _holds(found, truth)
+        covered += _holds(interval, truth)
     assert covered >= 34
 
 
@@ -161,8 +161,8 @@ def test_tolerance_limits_cover_correlated_values(memory: float) -> None:
     for seed in range(400):
         draw = seeds.generator(seed, "tolerance").normal(size=20)
         values = [draw[0]]
-        for one in draw[1:]:
-            values.append(memory * values[-1] + math.sqrt(1 - memory**2) * one)
+        for value in draw[1:]:
+            values.append(memory * values[-1] + math.sqrt(1 - memory**2) * value)
         below += intervals.upper_tolerance_limit(values, 0.99) < NormalDist().inv_cdf(0.99)
     assert below <= (16 if memory == 0 else 24)
     assert intervals.upper_tolerance_limit([1.0, 2.0], 0.99) == math.inf
@@ -200,8 +200,8 @@ def test_the_start_up_of_a_series_is_found() -> None:
 
 
 def test_growth_of_a_series_is_extrapolated() -> None:
-    ahead, bound = intervals.extrapolate_growth([5.0 + 0.5 * i for i in range(20)], 10)
-    assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
+    extrapolated, bound = intervals.extrapolate_growth([5.0 + 0.5 * i for i in range(20)], 10)
+    assert (extrapolated, bound) == (pytest.approx(5.0), pytest.approx(5.0))
     flat, high = intervals.extrapolate_growth(seeds.generator(2, "flat").normal(50, 1, 40), 40)
     assert abs(flat) < high < 10
     assert intervals.extrapolate_growth([1.0, 2.0], 5)[1] == math.inf
@@ -209,5 +209,5 @@ def test_growth_of_a_series_is_extrapolated() -> None:
 
 def test_the_normal_distribution_is_exact_in_both_tails() -> None:
     z = np.linspace(-12, 12, 97)
-    exact = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
+    exact = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
     assert np.allclose(students_t.normal_cdf(z), exact, rtol=1.3e-7, atol=0)

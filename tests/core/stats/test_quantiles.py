@@ -23,9 +23,9 @@ values = st.lists(st.integers(-5, LARGEST_NS), min_size=1, max_size=60)
 
 
 def histogram(numbers: list[int]) -> Histogram:
-    made = Histogram()
-    made.add(np.array(numbers, np.int64))
-    return made
+    filled_histogram = Histogram()
+    filled_histogram.add(np.array(numbers, np.int64))
+    return filled_histogram
 
 
 @pytest.mark.parametrize(
@@ -80,23 +80,26 @@ def test_quantiles_of_values_are_elements_of_the_sample() -> None:
 def test_quantiles_of_a_histogram_are_within_the_relative_error(
     numbers: list[int], p: float
 ) -> None:
-    found, true = histogram(numbers).quantile(p), sorted(numbers)[quantile_index(len(numbers), p)]
-    assert abs(found - max(true, 0)) <= MAX_RELATIVE_ERROR * true if true > 0 else found <= 0
+    quantile, true = (
+        histogram(numbers).quantile(p),
+        sorted(numbers)[quantile_index(len(numbers), p)],
+    )
+    assert abs(quantile - max(true, 0)) <= MAX_RELATIVE_ERROR * true if true > 0 else quantile <= 0
 
 
 @given(st.lists(values, max_size=4), st.randoms())
 def test_merged_histograms_equal_the_whole_in_any_order(
     shards: list[list[int]], random: object
 ) -> None:
-    whole = Histogram()
+    combined_histogram = Histogram()
     for shard in shards:
-        whole.add(np.array(shard, np.int64))
+        combined_histogram.add(np.array(shard, np.int64))
     merged = Histogram()
     random.shuffle(shards)  # type: ignore[attr-defined]
     for shard in [*shards, []]:
         merged.merge(Histogram.from_bytes(histogram(shard).to_bytes()))
-    assert merged.to_bytes() == whole.to_bytes()
-    assert merged.distribution() == whole.distribution()
+    assert merged.to_bytes() == combined_histogram.to_bytes()
+    assert merged.distribution() == combined_histogram.distribution()
     numbers = [number for shard in shards for number in shard]
     assert merged.count == len(numbers)
     if numbers:
@@ -108,12 +111,12 @@ def test_merged_histograms_equal_the_whole_in_any_order(
 def test_values_over_a_limit_are_counted_within_the_relative_error(
     numbers: list[int], limit: int
 ) -> None:
-    found = histogram(numbers).count_over(limit)
+    count = histogram(numbers).count_over(limit)
     low, high = (
         sum(number > limit * edge for number in numbers)
         for edge in (1 + 2 * MAX_RELATIVE_ERROR, 1 - 2 * MAX_RELATIVE_ERROR)
     )
-    assert low <= found <= high
+    assert low <= count <= high
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ classes:
 STAGES = "stages: [{name: load, arrival: {poisson: 50/s}, count: 1500}]\n"
 
 
-SAID = events(
+STREAMED_RESPONSE = events(
     {"choices": [{"delta": {"content": "a"}}]},
     {
         "choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}],
@@ -77,36 +77,40 @@ def workload(folder: Path, classes: str = CLASSES, more: str = STAGES, **flags: 
     return load(str(file), read_flags(**flags))
 
 
-def prompts(one: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
-    made = build_prompts(one, seed, salt, load_tokenizer())
-    assert isinstance(made, MixPrompts)
-    return made
+def prompts(requested_workload: Workload, seed: int = 7, salt: int = 1) -> MixPrompts:
+    built_prompts = build_prompts(requested_workload, seed, salt, load_tokenizer())
+    assert isinstance(built_prompts, MixPrompts)
+    return built_prompts
 
 
 def test_seed_and_number_determine_the_class_with_the_requested_shares(
     tmp_path: Path,
 ) -> None:
-    made = prompts(workload(tmp_path))
+    mix_prompts = prompts(workload(tmp_path))
     numbers = np.arange(200_000)
-    drawn = seeds.draw_classes(7, list(SHARES.values()), numbers)
-    assert [made.class_of(number) for number in (0, 1, 5000, 1023, 1024, 199_999)] == [
-        drawn[number] for number in (0, 1, 5000, 1023, 1024, 199_999)
+    class_indexes = seeds.draw_classes(7, list(SHARES.values()), numbers)
+    assert [mix_prompts.class_of(number) for number in (0, 1, 5000, 1023, 1024, 199_999)] == [
+        class_indexes[number] for number in (0, 1, 5000, 1023, 1024, 199_999)
     ]
-    assert (seeds.draw_classes(7, list(SHARES.values()), numbers[::-1]) == drawn[::-1]).all()
-    assert (seeds.draw_classes(8, list(SHARES.values()), numbers) != drawn).any()
+    assert (
+        seeds.draw_classes(7, list(SHARES.values()), numbers[::-1]) == class_indexes[::-1]
+    ).all()
+    assert (seeds.draw_classes(8, list(SHARES.values()), numbers) != class_indexes).any()
     for index, share in enumerate(SHARES.values()):
         spread = math.sqrt(share * (1 - share) * len(numbers))
-        assert abs(int((drawn == index).sum()) - share * len(numbers)) < 4 * spread
-    pairs = np.bincount(4 * drawn[:-1] + drawn[1:], minlength=16).reshape(4, 4) / len(numbers)
+        assert abs(int((class_indexes == index).sum()) - share * len(numbers)) < 4 * spread
+    pairs = np.bincount(4 * class_indexes[:-1] + class_indexes[1:], minlength=16).reshape(
+        4, 4
+    ) / len(numbers)
     expected = np.outer(list(SHARES.values()), list(SHARES.values()))
     assert np.abs(pairs - expected).max() < 0.005  # neighbours are independent
 
 
 def test_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Path) -> None:
-    made, count = prompts(workload(tmp_path)), load_tokenizer().count
+    mix_prompts, count = prompts(workload(tmp_path)), load_tokenizer().count
     texts: dict[str, list[str]] = {name: [] for name in SHARES}
     for number in range(300):
-        name, request = made.names[made.class_of(number)], made[number]
+        name, request = mix_prompts.names[mix_prompts.class_of(number)], mix_prompts[number]
         assert isinstance(request.prompt, str)
         assert (
             (request.input_tokens, request.max_tokens)
@@ -117,10 +121,12 @@ def test_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Pa
             name, {}
         )
         texts[name].append(request.prompt)
-    beginnings = {name: {one[:120] for one in of_class} for name, of_class in texts.items()}
+    beginnings = {
+        name: {class_name[:120] for class_name in of_class} for name, of_class in texts.items()
+    }
     assert len(beginnings["rag"]) == len(beginnings["summary"]) == 1
     assert beginnings["rag"] != beginnings["summary"]
-    assert len({one for of_class in texts.values() for one in of_class}) == 300
+    assert len({class_name for of_class in texts.values() for class_name in of_class}) == 300
 
 
 @pytest.mark.parametrize(
@@ -167,9 +173,12 @@ def test_equal_weights_and_percentages_have_the_same_fingerprint(
     relative = (
         CLASSES.replace("60%", "12").replace("25%", "5").replace("10%", "2").replace("5%", "1")
     )
-    one = recipe_fingerprint(workload(tmp_path), "server")
-    assert recipe_fingerprint(workload(tmp_path, relative), "server") == one
-    assert recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server") != one
+    fingerprint = recipe_fingerprint(workload(tmp_path), "server")
+    assert recipe_fingerprint(workload(tmp_path, relative), "server") == fingerprint
+    assert (
+        recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server")
+        != fingerprint
+    )
 
 
 def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
@@ -183,14 +192,14 @@ def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
     for index, (part, (input_tokens, output_tokens)) in enumerate(
         zip(summary.classes, LENGTHS.values(), strict=True)
     ):
-        own = rows[of_class == index]
-        assert part.requests.ok == len(own) > 50
+        class_records = rows[of_class == index]
+        assert part.requests.ok == len(class_records) > 50
         assert (part.tokens.input, part.tokens.output) == (
-            len(own) * input_tokens,
-            len(own) * output_tokens,
+            len(class_records) * input_tokens,
+            len(class_records) * output_tokens,
         )
-        ttft = np.sort(own["first_token_ns"] - own["due_ns"])
-        assert part.ttft_ms.p50 == ttft[len(own) // 2] / 1e6
+        ttft = np.sort(class_records["first_token_ns"] - class_records["due_ns"])
+        assert part.ttft_ms.p50 == ttft[len(class_records) // 2] / 1e6
     assert sum(part.requests.ok for part in summary.classes) == summary.requests.ok == 1500
     qa, rag, _, bystander = (part.goodput for part in summary.classes)
     assert (qa.met, bystander.met, rag.has_slo) == (True, False, False)
@@ -205,10 +214,10 @@ def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
         "completed_rps",
         "steady_completed_rps",
     ):  # all over one time
-        whole = getattr(summary.load, name)
-        assert sum(getattr(part.load, name) for part in summary.classes) == pytest.approx(whole), (
-            name
-        )
+        expected_total = getattr(summary.load, name)
+        assert sum(getattr(part.load, name) for part in summary.classes) == pytest.approx(
+            expected_total
+        ), name
 
     lines = text.render(summary)
     assert "Request classes" in lines and "bystander" in lines and "MISSED" in lines
@@ -260,8 +269,8 @@ def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) ->
         )
         summary, folder = execute(requested_workload, structs.replace(settings, workers=2))
     rows = store.read_run(folder).rows
-    drawn = seeds.draw_classes(5, list(SHARES.values()), rows["request"])
-    lengths = np.array(list(LENGTHS.values()))[drawn]
+    class_indexes = seeds.draw_classes(5, list(SHARES.values()), rows["request"])
+    lengths = np.array(list(LENGTHS.values()))[class_indexes]
     assert len(rows) == summary.requests.ok == 80
     assert (rows["output_tokens"] == lengths[:, 1]).all()
     assert (rows["built_tokens"] == lengths[:, 0]).all()
@@ -289,24 +298,36 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
         # The server answers at once, so that a busy host would withhold the maximum.
         "limits": {"stamp_error_share": "100%"},
     }
-    with serving(SAID) as server:
-        asked = Settings(
+    with serving(STREAMED_RESPONSE) as server:
+        settings = Settings(
             url=server.url,
             model="base",
             server="openai",
             out=tmp_path / "out",
             server_metrics=("off",),
         )
-        summary, folder = execute(workload_from_mapping(file, read_flags(seed=2)), asked)
-        of_load = [one for one in server.heard if one.body and "hello" not in str(one.body)]
-        heard = Counter(one.body["model"] for one in of_load if one.body)
-        tenants = Counter(one.headers.get("x-gateway-inference-fairness-id") for one in of_load)
-        premium = sum(
-            one.headers.get("x-gateway-inference-objective") == "premium" for one in of_load
+        summary, folder = execute(workload_from_mapping(file, read_flags(seed=2)), settings)
+        of_load = [
+            received_request
+            for received_request in server.heard
+            if received_request.body and "hello" not in str(received_request.body)
+        ]
+        heard = Counter(
+            received_request.body["model"] for received_request in of_load if received_request.body
         )
-    found = {part.model: part for part in summary.models}
-    assert {model: part.requests.ok for model, part in found.items()} == dict(heard)
-    assert {model: part.classes for model, part in found.items()} == {
+        tenants = Counter(
+            received_request.headers.get("x-gateway-inference-fairness-id")
+            for received_request in of_load
+        )
+        premium = sum(
+            received_request.headers.get("x-gateway-inference-objective") == "premium"
+            for received_request in of_load
+        )
+    model_summaries_by_name = {part.model: part for part in summary.models}
+    assert {model: part.requests.ok for model, part in model_summaries_by_name.items()} == dict(
+        heard
+    )
+    assert {model: part.classes for model, part in model_summaries_by_name.items()} == {
         "lora-1": ("a", "c"),
         "lora-2": ("b",),
         "base": ("d",),
@@ -322,18 +343,18 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
     assert summary.fairness.ok_index == summary.fairness.good_index == 1
     rows = store.read_run(folder).rows
     share = [plan.share for plan in store.read_run(folder).manifest.classes]
-    drawn = seeds.draw_classes(2, share, rows["request"])
-    for model, part in found.items():
-        own = rows[
+    class_indexes = seeds.draw_classes(2, share, rows["request"])
+    for model, part in model_summaries_by_name.items():
+        model_records = rows[
             np.isin(
-                drawn,
+                class_indexes,
                 [place for place, name in enumerate(models) if (models[name] or "base") == model],
             )
         ]
-        waits = np.sort(own["first_token_ns"] - own["due_ns"]) / 1e6
+        waits = np.sort(model_records["first_token_ns"] - model_records["due_ns"]) / 1e6
         assert part.ttft_ms.max == pytest.approx(waits[-1])
         assert part.ttft_ms.count == len(waits) == part.goodput.good
-        assert part.tokens.output == 2 * len(own) and part.load.completed_rps
+        assert part.tokens.output == 2 * len(model_records) and part.load.completed_rps
     assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(
         summary.load.completed_rps
     )
@@ -347,17 +368,26 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
         one = workload(tmp_path, seed="3", request_rate="8")
         _, folder = execute(one, Settings(url=f"sim:{preset}", out=tmp_path / name))
         sides.append(Side(name=name, runs=(load_compared_run(folder),)))
-    made = {one.metric: one for one in compare(sides).differences}
-    alone = {one.metric for one in compare([sides[0], sides[0]]).differences if one.change}
+    differences_by_name = {
+        difference.metric: difference for difference in compare(sides).differences
+    }
+    alone = {
+        difference.metric
+        for difference in compare([sides[0], sides[0]]).differences
+        if difference.change
+    }
     assert not alone
     for index, name in enumerate(SHARES):
-        one = made[f"classes.{name}.ttft_ms.p50"]
+        one = differences_by_name[f"classes.{name}.ttft_ms.p50"]
         assert one.name == f"{name}: TTFT p50"
         assert (one.before, one.after) == tuple(
             side.runs[0].summary.classes[index].ttft_ms.p50 for side in sides
         )
-    assert made["classes.qa.tpot_ms.p50"].detailed_outcome == "these two runs differ"
-    assert made["classes.qa.goodput.share"].is_fraction and "classes.rag.goodput.share" not in made
+    assert differences_by_name["classes.qa.tpot_ms.p50"].detailed_outcome == "these two runs differ"
+    assert (
+        differences_by_name["classes.qa.goodput.share"].is_fraction
+        and "classes.rag.goodput.share" not in differences_by_name
+    )
 
 
 def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Path) -> None:
@@ -378,14 +408,14 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
     )
     settings = Settings(url="sim:gb300-vm")
     options = ValidationOptions(execute=execute, show_status=str, seed=3)
-    made, _ = run_validation(load_contract(contract), settings, tmp_path / "out", options)
-    terms = made.levels[0].terms
+    validation, _ = run_validation(load_contract(contract), settings, tmp_path / "out", options)
+    terms = validation.levels[0].terms
     assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [
         t.reason for t in terms
     ]
-    assert [(each.term, each.verdict) for each in made.levels[1].terms] == [
+    assert [(each.term, each.verdict) for each in validation.levels[1].terms] == [
         ("Jain's index over tenants at least 90.0 %", "PASS")
-    ], made.levels[1].terms
+    ], validation.levels[1].terms
     assert "1.5x that of two" in terms[4].term and terms[4].sample == terms[1].sample
     assert terms[0].term.startswith("e2e at p50 within 9.0 s")
     assert terms[0].sample < terms[1].sample / 3
@@ -408,21 +438,25 @@ def test_a_class_from_a_trace_keeps_its_weight_lengths_and_times(
         "  traffic: {weight: 40%, requests: {trace: traffic.jsonl}}\n"
         "stages: [{arrival: {poisson: 80/s}, count: 120}]\n"
     )
-    one = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
+    requested_workload = load(str(tmp_path / "w.yaml"), read_flags(seed="5"))
     with start(Options(ttft="1ms", itl="0.2ms", log_events="ends")) as server:
-        summary, folder = execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
+        summary, folder = execute(
+            requested_workload, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES)
+        )
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    made: Any = build_prompts(one, 5, 1, load_tokenizer())
-    due_ns = build_schedule(one, 5).columns().due_ns
+    built_prompts: Any = build_prompts(requested_workload, 5, 1, load_tokenizer())
+    due_ns = build_schedule(requested_workload, 5).columns().due_ns
     heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
     assert sorted(heard) == list(range(120))
-    of_trace = [number for number in heard if made.class_and_id(number)[0] == 1]
+    of_trace = [number for number in heard if built_prompts.class_and_id(number)[0] == 1]
     assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
     assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
     for number, entry in heard.items():
         row = rows[number % len(rows)]
-        asked = (row["input_length"], row["output_length"]) if number in of_trace else (25, 9)
-        assert (entry.input_tokens, entry.output_tokens) == asked, (
+        expected_lengths = (
+            (row["input_length"], row["output_length"]) if number in of_trace else (25, 9)
+        )
+        assert (entry.input_tokens, entry.output_tokens) == expected_lengths, (
             "the server's count, template and all"
         )
     sent = {int(row["slot"]): row for row in store.read_run(folder).rows}
@@ -443,11 +477,11 @@ def test_a_class_from_a_trace_keeps_its_weight_lengths_and_times(
 
 def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
     """That of its class, or of the workload; a header that the class writes stands over it."""
-    one = {"requests": {"input_tokens": 8, "output_tokens": 2}}
+    single_class = {"requests": {"input_tokens": 8, "output_tokens": 2}}
     classes = {
-        "a": one | {"weight": 1, "headers": {"X-SLO-TTFT-ms": "7"}},
-        "b": one | {"weight": 2, "slo": {"ttft": "0.3s", "tpot": "12.5ms"}},
-        "c": one | {"weight": 3},
+        "a": single_class | {"weight": 1, "headers": {"X-SLO-TTFT-ms": "7"}},
+        "b": single_class | {"weight": 2, "slo": {"ttft": "0.3s", "tpot": "12.5ms"}},
+        "c": single_class | {"weight": 3},
     }
     file = {
         "name": "w",
@@ -455,9 +489,11 @@ def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
         "stages": [{"arrival": {"poisson": "200/s"}, "count": 20}],
     }
 
-    def told(what: dict[str, Any], out: str) -> tuple[Counter[tuple[str, ...]], Summary]:
-        with serving(SAID) as server:
-            asked = Settings(
+    def run_with_classes(
+        class_fields: dict[str, Any], out: str
+    ) -> tuple[Counter[tuple[str, ...]], Summary]:
+        with serving(STREAMED_RESPONSE) as server:
+            settings = Settings(
                 url=server.url,
                 model="m",
                 server="openai",
@@ -465,19 +501,21 @@ def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
                 server_metrics=("off",),
                 slo_headers=True,
             )
-            summary, folder = execute(workload_from_mapping(file | what, read_flags(seed=2)), asked)
+            summary, folder = execute(
+                workload_from_mapping(file | class_fields, read_flags(seed=2)), settings
+            )
             assert store.read_run(folder).manifest.slo_headers
             names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
             heard = [tuple(hear.headers.get(name, "") for name in names) for hear in server.heard]
         return Counter(each for each in heard if any(each)), summary
 
-    slos, summary = told({"classes": classes}, "classes")
+    slos, summary = run_with_classes({"classes": classes}, "classes")
     sent = {part.name: part.requests.ok for part in summary.classes}
     assert slos == {
         ("7", "1500", "", ""): sent["a"],
         ("300", "300", "12.5", "12.5"): sent["b"],
         ("1500", "1500", "", ""): sent["c"],
     }
-    assert told(one, "alone")[0] == {("1500", "1500", "", ""): 20}
+    assert run_with_classes(single_class, "alone")[0] == {("1500", "1500", "", ""): 20}
     with pytest.raises(CombinedError, match="no TTFT or TPOT objective"):
-        told(one | {"slo": {"e2e": "1s"}}, "none")
+        run_with_classes(single_class | {"slo": {"e2e": "1s"}}, "none")

@@ -48,7 +48,7 @@ def jsonl(row):
 
 def test_rows_are_sent_as_written(written):
     tools = [{"type": "function", "function": {"name": "f"}}]
-    made = written(
+    prompts = written(
         [
             {"prompt": "one", "output_tokens": 7},
             {
@@ -62,18 +62,23 @@ def test_rows_are_sent_as_written(written):
         ],
         output_tokens=FixedTokens(value=30),
     )
-    one, two, three = (made[number] for number in range(3))
-    assert (one.prompt, one.messages, one.max_tokens, one.exact_output) == ("one", None, 7, True)
+    first_request, two, three = (prompts[number] for number in range(3))
+    assert (
+        first_request.prompt,
+        first_request.messages,
+        first_request.max_tokens,
+        first_request.exact_output,
+    ) == ("one", None, 7, True)
     assert (two.messages, two.max_tokens, two.exact_output) == (CHAT["messages"], 9, False)
     assert two.extra == {"tools": tools, "temperature": 0.5, "top_logprobs": 1}
     assert (three.prompt, three.max_tokens, three.exact_output) == ([1, 2, 3], 30, True)
-    assert len({made[number].id for number in range(6)}) == 6
+    assert len({prompts[number].id for number in range(6)}) == 6
 
 
 def test_input_is_counted_only_on_demand(written):
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello world"}]}]
-    made = written(
+    prompts = written(
         [
             CHAT,
             {"prompt": [5, 6, 7]},
@@ -81,8 +86,8 @@ def test_input_is_counted_only_on_demand(written):
             {"messages": [{"role": "user", "content": [picture]}]},
         ]
     )
-    assert [made[number].input_tokens for number in range(4)] == [None] * 4
-    assert [made.input_tokens(number) for number in range(4)] == [2, 3, 2, None]
+    assert [prompts[number].input_tokens for number in range(4)] == [None] * 4
+    assert [prompts.input_tokens(number) for number in range(4)] == [2, 3, 2, None]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -96,15 +101,17 @@ def test_datasets_may_have_a_bom_crlf_and_blank_lines(written, bom, end):
         b'{"prompt": "c"}',
     ]
     for last in (b"", end, end + end):
-        made = written(bom + end.join(lines) + last)
-        assert [made[number].prompt for number in range(3)] == ["a", "b\nb \u2028", "c"]
-        assert len(made.rows) == 3
+        prompts = written(bom + end.join(lines) + last)
+        assert [prompts[number].prompt for number in range(3)] == ["a", "b\nb \u2028", "c"]
+        assert len(prompts.rows) == 3
 
 
 def test_order_is_the_files_or_shuffled_once_by_the_seed(written):
     rows = [{"prompt": str(i)} for i in range(50)]
     plain, shuffled = written(rows, order="sequential"), written(rows, order="shuffled")
-    inorder, other = ([made[number].prompt for number in range(100)] for made in (plain, shuffled))
+    inorder, other = (
+        [prompts[number].prompt for number in range(100)] for prompts in (plain, shuffled)
+    )
     assert inorder == [str(i) for i in range(50)] * 2
     assert other != inorder
     assert sorted(other[:50]) == sorted(inorder[:50])
@@ -112,11 +119,11 @@ def test_order_is_the_files_or_shuffled_once_by_the_seed(written):
 
 
 def test_ignored_fields_are_named(written):
-    made = written(
+    prompts = written(
         [{"prompt": "a", "topic": "b"}, {"prompt": "c", "id": 3}],
         output_tokens=FixedTokens(value=30),
     )
-    assert [note.partition(": ")[2] for note in made.warnings(2)] == ["topic, id"]
+    assert [note.partition(": ")[2] for note in prompts.warnings(2)] == ["topic, id"]
 
 
 @pytest.mark.parametrize(
@@ -183,25 +190,25 @@ def test_no_file_and_a_changed_file_are_named(written, tmp_path):
         dataset.read_rows(tmp_path / "none.jsonl")
     with refused(UserError, "unreadable_file"):
         dataset.read_rows(tmp_path)
-    made = written([CHAT, CHAT])
-    made.rows.path.write_bytes(b"\x00" * 5)
+    prompts = written([CHAT, CHAT])
+    prompts.rows.path.write_bytes(b"\x00" * 5)
     with refused(UserError, "changed_file", where="rows.jsonl"):
-        made[1]
+        prompts[1]
 
 
 def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
     small, large = [CHAT, CHAT], [{"prompt": "long " * (MAX_CACHED_FILE_BYTES // 5)}, CHAT]
-    for rows, kept in (small, True), (large, False):
-        made = written(rows)
-        first = made[0], made[1]
-        made.rows.path.write_bytes(b"")
-        if kept:
-            assert [made[n].messages for n in (2, 3, 4)] == [
+    for rows, is_in_memory in (small, True), (large, False):
+        prompts = written(rows)
+        first = prompts[0], prompts[1]
+        prompts.rows.path.write_bytes(b"")
+        if is_in_memory:
+            assert [prompts[n].messages for n in (2, 3, 4)] == [
                 first[n % 2].messages for n in (2, 3, 4)
             ]
         else:
             with refused(UserError, "changed_file"):
-                made[2]
+                prompts[2]
 
 
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
@@ -235,7 +242,7 @@ def test_any_object_is_a_row_or_an_error(row):
     test_any_line_is_a_row_or_an_error.hypothesis.inner_test(json.dumps(row).encode())
 
 
-ASKED = ["What is 2 + 2?", "And, so, 3 + 3?"]
+DATA_SET_QUESTIONS = ["What is 2 + 2?", "And, so, 3 + 3?"]
 SHAREGPT = [
     {
         "id": str(number),
@@ -246,7 +253,7 @@ SHAREGPT = [
             {"from": "human", "value": "Why?"},
         ],
     }
-    for number, text in enumerate(ASKED)
+    for number, text in enumerate(DATA_SET_QUESTIONS)
 ]
 BATCH = [
     {
@@ -255,7 +262,7 @@ BATCH = [
         "url": "/v1/chat/completions",
         "body": {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 9},
     }
-    for number, text in enumerate(ASKED)
+    for number, text in enumerate(DATA_SET_QUESTIONS)
 ]
 
 
@@ -278,11 +285,13 @@ def text(path, rows):
     path.write_text(rows)
 
 
-QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text in ASKED]
+QUESTIONS = [
+    {"question": text, "answer": "hello world", "tags": None} for text in DATA_SET_QUESTIONS
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "rows", "lengths", "said"),
+    ("name", "write", "rows", "lengths", "expected_text"),
     [
         (
             "share.json",
@@ -309,14 +318,14 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
         (
             "q.csv",
             text,
-            f'question,max_tokens,x\n{ASKED[0]},7,\n"{ASKED[1]}",,1\n',
+            f'question,max_tokens,x\n{DATA_SET_QUESTIONS[0]},7,\n"{DATA_SET_QUESTIONS[1]}",,1\n',
             [7, 1024],
             "prompts are `question`",
         ),
         (
             "q.tsv",
             text,
-            f"instruction\tinput\n{ASKED[0]}\t\n\t{ASKED[1]}\n",
+            f"instruction\tinput\n{DATA_SET_QUESTIONS[0]}\t\n\t{DATA_SET_QUESTIONS[1]}\n",
             [1024, 1024],
             "prompts are `in",
         ),
@@ -331,13 +340,13 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
         (
             "m.parquet",
             parquet,
-            [{"messages": [{"role": "user", "content": q}]} for q in ASKED],
+            [{"messages": [{"role": "user", "content": q}]} for q in DATA_SET_QUESTIONS],
             [1024, 1024],
             "1,024",
         ),
     ],
 )
-def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
+def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, expected_text):
     path = tmp_path / name
     write(path, rows)
     prompts = build_prompts(
@@ -346,11 +355,13 @@ def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, said):
         2,
         tokenizer.load_tokenizer(None),
     )
-    asked = [prompts[number] for number in range(2)]
-    assert [one.prompt or one.messages[-1]["content"] for one in asked] == ASKED
-    assert [one.max_tokens for one in asked] == lengths
+    requests = [prompts[number] for number in range(2)]
+    assert [
+        request.prompt or request.messages[-1]["content"] for request in requests
+    ] == DATA_SET_QUESTIONS
+    assert [request.max_tokens for request in requests] == lengths
     notes = prompts.warnings(2)
-    assert said in " ".join(notes)
+    assert expected_text in " ".join(notes)
     assert dataset.read_rows(path).sha256 == prompts.rows.sha256
 
 
@@ -459,20 +470,20 @@ def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
     def run(*flags):
         with pytest.raises(SystemExit) as caught:
             main(["run", *flags, "--url", "sim:gb300-vm"])
-        told = capsys.readouterr()
-        return caught.value.code, told.out + told.err
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out + captured.err
 
-    code, told = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
-    assert code == 0 and "left out 1 conversation" in told
+    code, output = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
+    assert code == 0 and "left out 1 conversation" in output
     requests = json.loads((out / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 20, "every row once"
-    code, told = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
-    assert (code, "prompt tokens, 2 output tokens" in told) == (0, True)
-    code, told = run(str(tmp_path / "share.json"))
-    assert (code, f"hint: use --dataset {tmp_path}/share.json" in told) == (2, True)
+    code, output = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
+    assert (code, "prompt tokens, 2 output tokens" in output) == (0, True)
+    code, output = run(str(tmp_path / "share.json"))
+    assert (code, f"hint: use --dataset {tmp_path}/share.json" in output) == (2, True)
     (tmp_path / "bad.json").write_text("[1]")
-    code, told = run("--dataset", str(tmp_path / "bad.json"), "-c", "1")
-    assert (code, told.count("error:")) == (2, 1), told
+    code, output = run("--dataset", str(tmp_path / "bad.json"), "-c", "1")
+    assert (code, output.count("error:")) == (2, 1), output
 
 
 def snapshot_of(home, name, commit, rows):
@@ -483,10 +494,13 @@ def snapshot_of(home, name, commit, rows):
 
 
 FORMS = {
-    "a.jsonl": (text, "\n".join(json.dumps({"prompt": q, "output_tokens": 5}) for q in ASKED)),
-    "a.json": (text, json.dumps([{"prompt": q} for q in ASKED])),
-    "a.csv": (text, f"prompt,max_tokens\n{ASKED[0]},7\n"),
-    "a.tsv": (text, f"question\tx\n{ASKED[0]}\t1\n"),
+    "a.jsonl": (
+        text,
+        "\n".join(json.dumps({"prompt": q, "output_tokens": 5}) for q in DATA_SET_QUESTIONS),
+    ),
+    "a.json": (text, json.dumps([{"prompt": q} for q in DATA_SET_QUESTIONS])),
+    "a.csv": (text, f"prompt,max_tokens\n{DATA_SET_QUESTIONS[0]},7\n"),
+    "a.tsv": (text, f"question\tx\n{DATA_SET_QUESTIONS[0]}\t1\n"),
     "a.parquet": (parquet, QUESTIONS),
     "a.arrow": (arrow, QUESTIONS),
     "openai.jsonl": (text, json.dumps(CHAT | {"max_tokens": 9})),
@@ -507,17 +521,17 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
     for variable in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(variable, raising=False)
     snapshot_of(tmp_path, "some/sums", "0123abcd", QUESTIONS)
-    given = name
+    source = name
     if name in FORMS:
         write, rows = FORMS[name]
         write(tmp_path / name, rows)
-        given = str(tmp_path / name)
+        source = str(tmp_path / name)
     with pytest.raises(SystemExit) as caught:
         main(
             [
                 "run",
                 "--dataset",
-                given,
+                source,
                 "-c",
                 "1",
                 "-n",
@@ -535,17 +549,19 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
 
 def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    found = {}
+    fingerprints = {}
     for commit, rows in (("one", QUESTIONS), ("two", QUESTIONS), ("one", QUESTIONS[:1])):
         home = tmp_path / f"{commit}{len(rows)}"
         snapshot_of(home, "some/sums", commit, rows)
         monkeypatch.setenv("HF_HOME", str(home))
         for split in ("train", "test"):
             checked = workload_from_dataset(f"hf:some/sums:{split}", base="qa")
-            found[commit, len(rows), split] = recipe_fingerprint(checked, "server")
+            fingerprints[commit, len(rows), split] = recipe_fingerprint(checked, "server")
         assert f"at {commit}, split train" in dataset.read_rows("hf:some/sums").notes[0]
-    assert found["one", 2, "test"] == found["one", 1, "test"], "the same file of the same commit"
-    assert len(set(found.values())) == 4, "by commit and content, not by name"
+    assert fingerprints["one", 2, "test"] == fingerprints["one", 1, "test"], (
+        "the same file of the same commit"
+    )
+    assert len(set(fingerprints.values())) == 4, "by commit and content, not by name"
 
 
 def test_body_fields_of_servers_are_sent_and_the_model_is_not() -> None:

@@ -20,13 +20,13 @@ def test_a_copy_of_a_workload_is_equal(name: str) -> None:
 
 
 def test_equal_requests_have_equal_hashes() -> None:
-    one, two = (
+    requests, two = (
         Synthetic(input_tokens=FixedTokens(value=3), output_tokens=UniformTokens(min=1, max=2))
         for _ in range(2)
     )
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one.model_copy(update={"prefixes": 2}) != one
+    assert requests == two
+    assert hash(requests) == hash(two)
+    assert requests.model_copy(update={"prefixes": 2}) != requests
 
 
 def test_a_model_is_immutable() -> None:

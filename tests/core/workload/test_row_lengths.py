@@ -130,9 +130,9 @@ def test_a_list_of_messages_per_line_is_a_conversation_per_line(tmp_path: Path) 
     talk = [QUESTION, RESPONSE, {"role": "user", "content": "Another one."}]
     prompts = prompts_of(tmp_path, [talk, talk])
     assert prompts[1].messages == talk
-    whole = tmp_path / "rows.json"
-    whole.write_text(json.dumps([talk, talk], indent=1), "utf-8")
-    model = FromFile.model_construct(path=whole)
+    rows_file = tmp_path / "rows.json"
+    rows_file.write_text(json.dumps([talk, talk], indent=1), "utf-8")
+    model = FromFile.model_construct(path=rows_file)
     of_list = build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
     assert of_list[1].messages == talk
 

@@ -30,9 +30,9 @@ def load_text(tmp_path: Path, text: str, *slo: str) -> Workload:
 
 
 def slo_of(tmp_path: Path, *slo: str) -> Slo:
-    found = load_text(tmp_path, FILE, *slo).slo
-    assert found is not None
-    return found
+    objectives = load_text(tmp_path, FILE, *slo).slo
+    assert objectives is not None
+    return objectives
 
 
 def refused_codes(tmp_path: Path, text: str, *slo: str) -> list[str]:
@@ -144,7 +144,7 @@ def test_both_percentiles_of_a_metric_decide_a_run(
     captured = capsys.readouterr()
     slo = msgspec.json.decode(captured.out)["goodput"]["slo"]
     assert code == 1
-    assert [(one["metric"], one["quantile"], one["met"]) for one in slo] == [
+    assert [(slo_term["metric"], slo_term["quantile"], slo_term["met"]) for slo_term in slo] == [
         ("ttft", 0.5, False),
         ("ttft", 0.99, True),
     ]

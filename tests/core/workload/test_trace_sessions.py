@@ -61,9 +61,9 @@ AGENT["requests"][2]["agent_id"] = "y"
 
 
 def ended(start_ns: int, end_ns: int, read: int, talk: str) -> dict[str, Any]:
-    one = span(start_ns, read, 5)
-    one["attributes"][1]["value"]["stringValue"] = talk
-    return {**one, "endTimeUnixNano": str(end_ns)}
+    agent_span = span(start_ns, read, 5)
+    agent_span["attributes"][1]["value"]["stringValue"] = talk
+    return {**agent_span, "endTimeUnixNano": str(end_ns)}
 
 
 EPOCH = 1_784_000_000 * S
@@ -131,38 +131,38 @@ def test_a_request_waits_for_the_requests_it_waited_for_in_the_trace(
     tmp_path: Path, name: str
 ) -> None:
     rows, expected = FILES[name]
-    found = trace_sessions.build_sessions(traces.read_trace(written(tmp_path, rows)))
-    graphs = [found.graph(session) for session in range(len(found))]
+    built_sessions = trace_sessions.build_sessions(traces.read_trace(written(tmp_path, rows)))
+    graphs = [built_sessions.graph(session) for session in range(len(built_sessions))]
     assert [list(zip(*graph, strict=True)) for graph in graphs] == expected
-    assert (np.diff(found.due_ns) >= 0).all()
+    assert (np.diff(built_sessions.due_ns) >= 0).all()
 
 
 def agent_spans() -> dict[str, Any]:
     """Return spans as agent traces have them: dates as texts and usage under older names."""
 
-    def one(
-        own: str, around: str | None, start: float, end: float, operation: str, *usage: int
+    def build_span(
+        span_id: str, around: str | None, start: float, end: float, operation: str, *usage: int
     ) -> dict[str, Any]:
         names = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
-        told = {
+        attributes = {
             "gen_ai.operation.name": operation,
             "exgentic.session.id": "s",
             **dict(zip(names, usage, strict=False)),
         }
         dates = (f"2026-02-25T10:00:{at:09.6f}" for at in (start, end))
         keys = ("trace_id", "span_id", "parent_span_id", "start_time", "end_time", "attributes")
-        return dict(zip(keys, ("t1", own, around, *dates, told), strict=True))
+        return dict(zip(keys, ("t1", span_id, around, *dates, attributes), strict=True))
 
     spans = [
-        one("root", None, 0, 20, "invoke_agent"),
-        one("a", "root", 0, 2, "chat", 100, 10),
-        one("b", "root", 2.5, 4.5, "chat", 120, 10),
-        one("c", "root", 3, 5, "chat", 130, 10),  # beside b
-        one("tool", "root", 5, 6, "execute_tool"),
-        one("inner", "tool", 5.5, 9, "invoke_agent"),
-        one("d", "inner", 6, 8, "chat", 50, 5),
-        one("e", "inner", 8.5, 9, "chat", 70, 5),
-        one("f", "root", 10, 11, "chat", 400, 20),
+        build_span("root", None, 0, 20, "invoke_agent"),
+        build_span("a", "root", 0, 2, "chat", 100, 10),
+        build_span("b", "root", 2.5, 4.5, "chat", 120, 10),
+        build_span("c", "root", 3, 5, "chat", 130, 10),  # beside b
+        build_span("tool", "root", 5, 6, "execute_tool"),
+        build_span("inner", "tool", 5.5, 9, "invoke_agent"),
+        build_span("d", "inner", 6, 8, "chat", 50, 5),
+        build_span("e", "inner", 8.5, 9, "chat", 70, 5),
+        build_span("f", "root", 10, 11, "chat", 400, 20),
     ]
     return {"trace_id": "t1", "span_count": len(spans), "spans": spans}
 
@@ -183,11 +183,11 @@ def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
     csv += [f"{at},s,1.5,m,{100 + at},20,{120 + at},Conversation log" for at in (0, 9, 20)]
     file = tmp_path / "burst.csv"
     file.write_text("\n".join(csv) + "\n")
-    told = "the trace does not record which prompts share"
-    made: Any = build_prompts(sessions(file), 7, 1, load_tokenizer())
-    assert told in " ".join(made.warnings(3))
+    warning_text = "the trace does not record which prompts share"
+    built_prompts: Any = build_prompts(sessions(file), 7, 1, load_tokenizer())
+    assert warning_text in " ".join(built_prompts.warnings(3))
     other: Any = build_prompts(workload_from_trace(file, read_flags()), 7, 1, load_tokenizer())
-    assert told not in " ".join(other.warnings(3)), "instants promise no conversation"
+    assert warning_text not in " ".join(other.warnings(3)), "instants promise no conversation"
 
 
 def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) -> None:
@@ -256,8 +256,11 @@ def test_spans_of_agents_are_read_as_they_are_published(
         "OpenTelemetry GenAI",
         [100, 120, 130, 50, 70, 400],
     )
-    found = trace_sessions.build_sessions(trace)
-    assert [list(zip(*found.graph(session), strict=True)) for session in range(len(found))] == [
+    built_sessions = trace_sessions.build_sessions(trace)
+    assert [
+        list(zip(*built_sessions.graph(session), strict=True))
+        for session in range(len(built_sessions))
+    ] == [
         [
             ((), 0),
             ((0,), 500 * MS),
@@ -275,30 +278,31 @@ def test_spans_of_agents_are_read_as_they_are_published(
 def test_requests_of_a_session_are_due_after_responses_and_the_recorded_pause(
     tmp_path: Path, rows: list[Any]
 ) -> None:
-    one = sessions(written(tmp_path, rows), trace_loop="2", seed="7")
-    trace = traces.read_replayed_trace(one.requests)  # type: ignore[arg-type]
-    found = trace_sessions.build_sessions(trace)
-    summary, folder = execute(one, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
-    kept = {int(row["slot"]): row for row in store.read_run(folder).rows}
-    made: Any = build_prompts(one, 7, 1, load_tokenizer())
-    assert len(kept) == 2 * len(trace) == summary.requests.ok
-    assert summary.sessions is not None and summary.sessions.count == 2 * len(found)
-    assert sorted(kept) == sorted(made.request_ids(2 * len(trace)))
-    (starts,) = (stage.arrivals_ns.tolist() for stage in build_schedule(one, 7).stages)
-    for number, row in kept.items():
+    workload = sessions(written(tmp_path, rows), trace_loop="2", seed="7")
+    trace = traces.read_replayed_trace(workload.requests)  # type: ignore[arg-type]
+    built_sessions = trace_sessions.build_sessions(trace)
+    summary, folder = execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    records_by_slot = {int(row["slot"]): row for row in store.read_run(folder).rows}
+    built_prompts: Any = build_prompts(workload, 7, 1, load_tokenizer())
+    assert len(records_by_slot) == 2 * len(trace) == summary.requests.ok
+    assert summary.sessions is not None and summary.sessions.count == 2 * len(built_sessions)
+    assert sorted(records_by_slot) == sorted(built_prompts.request_ids(2 * len(trace)))
+    (starts,) = (stage.arrivals_ns.tolist() for stage in build_schedule(workload, 7).stages)
+    for number, row in records_by_slot.items():
         chain, turn = int(row["session"]), int(row["turn"])
-        waits, pauses = found.graph(chain % len(found))
-        source = int(found.rows(chain % len(found))[turn])
+        waits, pauses = built_sessions.graph(chain % len(built_sessions))
+        source = int(built_sessions.rows(chain % len(built_sessions))[turn])
         assert (row["input_tokens"], row["output_tokens"]) == (
             trace.input_tokens[source],
             trace.output_tokens[source],
         )
-        assert made.locate(number)[:2] == (chain // len(found), source)
+        assert built_prompts.locate(number)[:2] == (chain // len(built_sessions), source)
         numbers = [
-            chain * made.turns + (made.max_turns - 1 if turn == len(waits) - 1 else turn)
+            chain * built_prompts.turns
+            + (built_prompts.max_turns - 1 if turn == len(waits) - 1 else turn)
             for turn in waits[turn]
         ]
-        ends = [int(kept[before]["end_ns"]) for before in numbers]
+        ends = [int(records_by_slot[before]["end_ns"]) for before in numbers]
         assert row["due_ns"] == (max(ends) + pauses[turn] if ends else starts[chain])
 
 
@@ -310,16 +314,16 @@ def test_a_server_receives_the_requests_of_a_session_in_order(tmp_path: Path) ->
         subagent(0, call(0.03, 0.02, 64, 7, 9), call(0.08, 0.02, 90, 6, 9, 10)),
         call(0.15, 0.02, 200, 6, 1, 2, 3),
     )
-    one = sessions(written(tmp_path, [quick, weka("b", call(0.05, 0.02, 64, 8, 1))]), seed="7")
-    found = trace_sessions.build_sessions(traces.read_replayed_trace(one.requests))  # type: ignore[arg-type]
+    workload = sessions(written(tmp_path, [quick, weka("b", call(0.05, 0.02, 64, 8, 1))]), seed="7")
+    built_sessions = trace_sessions.build_sessions(traces.read_replayed_trace(workload.requests))  # type: ignore[arg-type]
     with start(Options(ttft="20ms", itl="2ms", log_events="ends")) as server:
-        execute(one, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
+        execute(workload, Settings(url=server.url, out=tmp_path / "out", **NO_PAGES))
         log = parse_log(urllib.request.urlopen(server.url + "/_log").read())
-    made: Any = build_prompts(one, 7, 1, load_tokenizer())
+    built_prompts: Any = build_prompts(workload, 7, 1, load_tokenizer())
     arrived, answered = {}, {}
     for heard in log.requests:
         if "-" in heard.id:  # those of the probe have no name
-            request = made[int(heard.id.rpartition("-")[2])]
+            request = built_prompts[int(heard.id.rpartition("-")[2])]
             place = (request.session, request.turn)
             assert (
                 heard.input_tokens >= request.input_tokens
@@ -328,7 +332,7 @@ def test_a_server_receives_the_requests_of_a_session_in_order(tmp_path: Path) ->
             arrived[place] = heard.arrival_ns
             answered[place] = int(log.sent_ns[log.request == heard.number].max())
     assert sorted(arrived) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
-    for turn, (before, pause_ns) in enumerate(zip(*found.graph(0), strict=True)):
+    for turn, (before, pause_ns) in enumerate(zip(*built_sessions.graph(0), strict=True)):
         assert all(arrived[0, turn] > answered[0, other] + pause_ns for other in before)
         assert (
             not before
@@ -374,10 +378,13 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
 
 def test_the_recipe_says_whether_sessions_are_replayed(tmp_path: Path) -> None:
     path = written(tmp_path, FILES["mooncake"][0])
-    plain, asked = (
+    plain, replayed_workload = (
         workload_from_trace(path),
         workload_from_trace(path, read_flags(trace_replay="instants")),
     )
     chains = workload_from_trace(path, read_flags(trace_replay="sessions"))
-    recipes = [recipe_fingerprint(one, "server") for one in (plain, asked, chains)]
+    recipes = [
+        recipe_fingerprint(requested_workload, "server")
+        for requested_workload in (plain, replayed_workload, chains)
+    ]
     assert recipes[0] == recipes[1] != recipes[2]

@@ -123,10 +123,12 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
     lengths = [tokenizer.count(str(text)) for text in texts]
     assert lengths == [1200, 1300, 700, 40] * 2
     assert [prompts[number].max_tokens for number in range(4)] == [5, 6, 7, 8]
-    words = [str(text).split(" ") for text in texts]
-    assert words[0][:1024] == words[1][:1024] and words[0][1024] != words[1][1024]
-    assert words[0][0] != words[2][0]
-    assert words[0][1] != words[4][1]  # the second time round it is other text
+    word_lists = [str(text).split(" ") for text in texts]
+    assert (
+        word_lists[0][:1024] == word_lists[1][:1024] and word_lists[0][1024] != word_lists[1][1024]
+    )
+    assert word_lists[0][0] != word_lists[2][0]
+    assert word_lists[0][1] != word_lists[4][1]  # the second time round it is other text
     other = TracePrompts(trace, 5, 7, tokenizer)
     assert other[0].prompt != texts[0] and prompts[0] == TracePrompts(trace, 5, 6, tokenizer)[0]
     assert (
@@ -210,8 +212,8 @@ def test_a_part_of_a_trace_is_replayed_faster_and_repeatedly(tmp_path: Path) -> 
     assert recipe_fingerprint(workload, "server") != recipe_fingerprint(
         workload_from_trace(path), "server"
     )
-    again = workload_from_trace(path, read_flags(trace_slice="0.3..0.6"), "qa")
-    assert again.stages[0].count == 3
+    part_workload = workload_from_trace(path, read_flags(trace_slice="0.3..0.6"), "qa")
+    assert part_workload.stages[0].count == 3
     for flags, code in (
         ({"trace_slice": "5m.."}, "empty_file"),
         ({"trace_speed": 2, "request_rate": 5}, "no_effect"),
@@ -284,13 +286,17 @@ def test_written_arrivals_ascend_and_end(
     offsets = np.cumsum([0, *gaps])
     end = int(offsets[-1]) + int(offsets[-1]) // len(gaps)
     duration = None if seconds is None else seconds * S
-    made = arrivals.replayed_arrivals(offsets, end, speed=speed, duration_ns=duration, count=count)
-    assert (np.diff(made.offsets_ns) >= 0).all()
+    arrival_times = arrivals.replayed_arrivals(
+        offsets, end, speed=speed, duration_ns=duration, count=count
+    )
+    assert (np.diff(arrival_times.offsets_ns) >= 0).all()
     if count is not None:
-        assert len(made.offsets_ns) <= count and (
-            duration is not None or len(made.offsets_ns) == count
+        assert len(arrival_times.offsets_ns) <= count and (
+            duration is not None or len(arrival_times.offsets_ns) == count
         )
     if duration is not None:
-        assert not len(made.offsets_ns) or made.offsets_ns[-1] < duration
+        assert not len(arrival_times.offsets_ns) or arrival_times.offsets_ns[-1] < duration
     if count is None and duration is None:
-        assert made.offsets_ns.tolist() == np.rint(offsets / speed).astype(np.int64).tolist()
+        assert (
+            arrival_times.offsets_ns.tolist() == np.rint(offsets / speed).astype(np.int64).tolist()
+        )

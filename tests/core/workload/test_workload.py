@@ -181,14 +181,14 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
         200,
     )
     assert workload.stages[0].arrival == Poisson(rate=5)
-    found = faults(
+    errors = faults(
         text.replace("nobody", "n").replace("30s", "'${SECRET}'"),
         tmp_path,
         ISL="1",
         SECRET="sk-hush",
     )
-    assert "sk-hush" not in str(found) and "${SECRET}" in found[0][1].message
-    assert found[0][0] == "4:58 (stages[0].duration)"
+    assert "sk-hush" not in str(errors) and "${SECRET}" in errors[0][1].message
+    assert errors[0][0] == "4:58 (stages[0].duration)"
 
 
 def test_merge_keys_and_anchors(tmp_path: Path) -> None:
@@ -352,13 +352,19 @@ BAD_REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("requests", "what"), BAD_REQUESTS, ids=[row[0] for row in BAD_REQUESTS])
-def test_mistakes_in_requests_are_reported(requests: str, what: set[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("requests", "expected_codes"), BAD_REQUESTS, ids=[row[0] for row in BAD_REQUESTS]
+)
+def test_mistakes_in_requests_are_reported(
+    requests: str, expected_codes: set[str], tmp_path: Path
+) -> None:
     (tmp_path / "bad.txt").write_text("1\nmany\n")
-    found = faults(f"name: x\nrequests: {requests}\n", tmp_path, TEN_S)
-    assert len(found) == len(what)
-    assert {fault.key if fault.key in what else fault.code for _, fault in found} == what
-    assert all(place.startswith("2:") for place, _ in found)
+    errors = faults(f"name: x\nrequests: {requests}\n", tmp_path, TEN_S)
+    assert len(errors) == len(expected_codes)
+    assert {
+        fault.key if fault.key in expected_codes else fault.code for _, fault in errors
+    } == expected_codes
+    assert all(place.startswith("2:") for place, _ in errors)
 
 
 def test_all_errors_are_reported_in_the_order_of_lines_then_options(tmp_path: Path) -> None:
@@ -374,12 +380,12 @@ def test_all_errors_are_reported_in_the_order_of_lines_then_options(tmp_path: Pa
             if "[[" not in line and "never" not in line
         }.values()
     )
-    found = faults(
+    errors = faults(
         TWO_LINES + "\n".join(one_per_key), tmp_path, read_flags(seed="x", slo=("ttft:2x",))
     )
-    places = [int(place.partition(":")[0]) for place, _ in found if place[0].isdecimal()]
+    places = [int(place.partition(":")[0]) for place, _ in errors if place[0].isdecimal()]
     assert places == sorted(places) == [3 + index for index in range(len(one_per_key))]
-    assert [place for place, _ in found if not place[0].isdecimal()] == [
+    assert [place for place, _ in errors if not place[0].isdecimal()] == [
         "--seed x",
         "--slo ttft:2x",
     ]
@@ -699,8 +705,8 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
         closed.replace("closed: 4", f"closed: {{concurrency: 4{ramp}}}")
         for ramp in ("", ", ramp: 0", ", ramp: 2s")
     ]
-    lanes = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
-    assert lanes[0] == lanes[1] and len(set(lanes)) == 3, (
+    fingerprints = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
+    assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 3, (
         "spread over an answer, all at once, spread over 2 s"
     )
     assert of(closed, tmp_path, read_flags(stagger="2s")).stages == of(spelt[2], tmp_path).stages
@@ -713,13 +719,13 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
 def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n')
-    one, two = (
+    workload, two = (
         of(f"name: n\nrequests: {{from: {name}.jsonl}}\n", tmp_path, TEN_S) for name in "ab"
     )
-    assert recipe_fingerprint(one, "server") == recipe_fingerprint(two, "server")
-    before = recipe_fingerprint(one, "server")
+    assert recipe_fingerprint(workload, "server") == recipe_fingerprint(two, "server")
+    before = recipe_fingerprint(workload, "server")
     (tmp_path / "a.jsonl").write_text('{"prompt": "y"}\n')
-    assert recipe_fingerprint(one, "server") != before
+    assert recipe_fingerprint(workload, "server") != before
 
 
 # -- shipped ---------------------------------------------------------------------------------------
@@ -923,8 +929,8 @@ def test_streams_are_reproducible_and_apart() -> None:
 
 
 def test_fresh_seeds_differ_and_survive_json() -> None:
-    drawn = {seeds.random_seed() for _ in range(50)}
-    assert len(drawn) == 50 and max(drawn) < 2**53
+    random_seeds = {seeds.random_seed() for _ in range(50)}
+    assert len(random_seeds) == 50 and max(random_seeds) < 2**53
 
 
 def test_a_request_is_the_same_at_any_load() -> None:
@@ -969,7 +975,7 @@ def test_two_lengths_are_a_workload() -> None:
 def test_invalid_yaml_is_reported_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(CombinedError) as caught:
         read_yaml(text, "a.yaml", {})
-    assert [one.hint for one in caught.value.errors] == [hint]
+    assert [error.hint for error in caught.value.errors] == [hint]
 
 
 @pytest.mark.parametrize(
