@@ -51,8 +51,8 @@ DAY_NS = 86_400 * 10**9
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(**FAST, log_bodies=True)) as made:
-        yield made
+    with start(Options(**FAST, log_bodies=True)) as server:
+        yield server
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -141,7 +141,7 @@ OUTCOMES: dict[str, Outcome] = {
 CUT_SHORT = ("clamp@2", "one_event", "no_text")
 COMPLETIONS = OUTCOMES | {"engine_error@2": Outcome("error_event", "", 200, 3, None)}
 # A response that is not a stream has one event, and only some failures of streams.
-WHOLE = {
+FULL_OUTCOMES = {
     name: outcome._replace(events=outcome.events and (0 if outcome.kind else 1))
     for name, outcome in OUTCOMES.items()
     if name != "stall@2"
@@ -162,11 +162,11 @@ def test_every_fault_is_in_the_table() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", WHOLE)]
+    ("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", FULL_OUTCOMES)]
 )
 def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -> None:
     async def work() -> dict[str, Completion]:
-        found = {}
+        completions = {}
         for fault in table:
             api = "chat" if how == "whole" else how
             options = {
@@ -182,15 +182,15 @@ def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -
                         partial(lambda reading: reading.output_events == 3, exchange.reader)
                     )
                     client._pool.tick(exchange.last_event_read_at + DAY_NS)
-                found[fault] = await done
+                completions[fault] = await done
                 assert client.in_flight == 0
-        return found
+        return completions
 
-    found = run(work())
-    plain = found[""]
+    completions = run(work())
+    plain = completions[""]
     assert plain.text and plain.finish_reason == "length"
     for fault, expected in table.items():
-        done = found[fault]
+        done = completions[fault]
         failure = done.failure or Failure("", "")
         assert (failure.kind, done.http_status) == (expected.kind, expected.status), (
             fault,
@@ -216,9 +216,9 @@ def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -
             done.end,
             done.done,
         ]
-        known = [stamp for stamp in stamps if stamp >= 0]
+        known = [timestamp for timestamp in stamps if timestamp >= 0]
         assert known == sorted(known), fault
-    assert how == "whole" or len(found["oversized@2"].text or "") > 1 << 20
+    assert how == "whole" or len(completions["oversized@2"].text or "") > 1 << 20
 
 
 @pytest.mark.processes
@@ -244,7 +244,7 @@ GOOD = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
-def whole(more: bytes = b"", body: bytes = GOOD) -> bytes:
+def encode_response(more: bytes = b"", body: bytes = GOOD) -> bytes:
     return HEAD + more + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -285,18 +285,18 @@ class Scripted:
 async def scripted(
     *answers: bytes, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> Any:
-    made = Scripted(list(answers))
+    server = Scripted(list(answers))
     tasks: list[asyncio.Task[None]] = []
     listening = await asyncio.start_server(
-        lambda *ends: tasks.append(asyncio.ensure_future(made.serve(*ends))), host, 0, ssl=tls
+        lambda *ends: tasks.append(asyncio.ensure_future(server.serve(*ends))), host, 0, ssl=tls
     )
     port = listening.sockets[0].getsockname()[1]
-    made.url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    server.url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
     try:
-        yield made
+        yield server
     finally:
         listening.close()
-        for writer in list(made.open):
+        for writer in list(server.open):
             writer.transport.abort()
         await asyncio.gather(*tasks)
 
@@ -323,10 +323,10 @@ def talk(answers: list[bytes], count: int, **options: Any) -> tuple[list[Complet
     ],
 )
 def test_a_connection_serves_as_often_as_the_server_lets_it(more: bytes, connections: int) -> None:
-    done, used = talk([whole(more)], 4)
-    assert [one.failure for one in done] == [None] * 4
+    done, used = talk([encode_response(more)], 4)
+    assert [completion.failure for completion in done] == [None] * 4
     assert used == connections
-    assert [one.reused for one in done] == [False] + [connections == 1] * 3
+    assert [completion.reused for completion in done] == [False] + [connections == 1] * 3
 
 
 def test_a_body_until_the_end_of_the_connection() -> None:
@@ -346,16 +346,16 @@ def test_a_body_until_the_end_of_the_connection() -> None:
 
 
 def test_bytes_after_the_end_cost_the_connection_not_the_answer() -> None:
-    done, used = talk([whole() + b"HTTP/1.1 200 OK\r\n\r\n", whole()], 2)
-    assert [one.failure for one in done] == [None, None]
+    done, used = talk([encode_response() + b"HTTP/1.1 200 OK\r\n\r\n", encode_response()], 2)
+    assert [completion.failure for completion in done] == [None, None]
     assert used == 2
 
 
 @pytest.mark.parametrize("how", [RESET, END])
 def test_a_reused_connection_that_dies_silently_is_tried_once_more(how: bytes) -> None:
-    done, used = talk([whole(), how, whole(), whole()], 3)
-    assert [one.failure for one in done] == [None] * 3
-    assert [one.resent for one in done] == [0, 1, 0]
+    done, used = talk([encode_response(), how, encode_response(), encode_response()], 3)
+    assert [completion.failure for completion in done] == [None] * 3
+    assert [completion.resent for completion in done] == [0, 1, 0]
     assert used == 2
     assert done[1].due <= done[1].ready <= done[1].sent < done[1].first_byte
     assert done[1].bytes_sent == 2 * done[0].bytes_sent
@@ -365,12 +365,19 @@ def test_a_reused_connection_that_dies_silently_is_tried_once_more(how: bytes) -
 def test_it_is_tried_once_only_and_only_if_reused_and_only_without_a_byte() -> None:
     (first,), used = talk([RESET], 1)
     assert (first.failure and first.failure.kind, first.resent, used) == ("reset", 0, 1)
-    done, used = talk([whole(), RESET, RESET, whole()], 3)
-    assert [one.failure and one.failure.kind for one in done] == [None, "reset", None]
-    assert [one.resent for one in done] == [0, 1, 0]
+    done, used = talk([encode_response(), RESET, RESET, encode_response()], 3)
+    assert [completion.failure and completion.failure.kind for completion in done] == [
+        None,
+        "reset",
+        None,
+    ]
+    assert [completion.resent for completion in done] == [0, 1, 0]
 
     async def work() -> Completion:
-        async with scripted(whole(), b"HTTP/1.1 2") as server, client_of(server.url) as client:
+        async with (
+            scripted(encode_response(), b"HTTP/1.1 2") as server,
+            client_of(server.url) as client,
+        ):
             await client.complete(request())
             exchange, done = send(client)
             await until(lambda: exchange.bytes_received == 10)
@@ -385,8 +392,8 @@ def test_it_is_tried_once_only_and_only_if_reused_and_only_without_a_byte() -> N
 @pytest.mark.processes
 def test_idle_resets_of_the_endpoint_are_survived(endpoint: EmbeddedServer) -> None:
     done = ask(endpoint.url, 6, fault="idle_reset")
-    assert [one.failure for one in done] == [None] * 6
-    assert sum(one.resent for one in done) == 5
+    assert [completion.failure for completion in done] == [None] * 6
+    assert sum(completion.resent for completion in done) == 5
 
 
 @pytest.mark.parametrize(
@@ -406,7 +413,7 @@ def test_an_idle_connection_given_up_as_the_request_is_sent(
             async def answered(client: Client) -> Completion:
                 _, future = send(client)
                 await loop.sock_recv(peer, 1 << 16)
-                await loop.sock_sendall(peer, whole())
+                await loop.sock_sendall(peer, encode_response())
                 return await future
 
             async with client_of(f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
@@ -419,21 +426,21 @@ def test_an_idle_connection_given_up_as_the_request_is_sent(
                 _, future = send(client)  # before the loop has had a look at the socket
                 peer, _ = await loop.sock_accept(listening)
                 await loop.sock_recv(peer, 1 << 16)
-                await loop.sock_sendall(peer, whole())
+                await loop.sock_sendall(peer, encode_response())
                 done.append(await future)
                 peer.close()
                 return done, client._pool.connections_opened
 
     done, opened = run(work())
-    assert [one.failure for one in done] == [None] * len(done)
-    assert [one.resent for one in done] == [0, 1][-len(done) :]
+    assert [completion.failure for completion in done] == [None] * len(done)
+    assert [completion.resent for completion in done] == [0, 1][-len(done) :]
     assert opened == 2
     assert not done[-1].reused
 
 
 def test_what_the_server_closed_while_idle_is_not_used() -> None:
     async def work() -> tuple[list[Completion], int]:
-        async with scripted(whole()) as server, client_of(server.url) as client:
+        async with scripted(encode_response()) as server, client_of(server.url) as client:
             first = await client.complete(request())
             (writer,) = server.open
             writer.close()
@@ -441,20 +448,22 @@ def test_what_the_server_closed_while_idle_is_not_used() -> None:
             return [first, await client.complete(request())], server.connections
 
     done, used = run(work())
-    assert [(one.failure, one.resent, one.reused) for one in done] == [(None, 0, False)] * 2
+    assert [(completion.failure, completion.resent, completion.reused) for completion in done] == [
+        (None, 0, False)
+    ] * 2
     assert used == 2
 
 
 def test_idle_connections_are_dropped_before_the_server_would() -> None:
     async def work() -> tuple[int, int]:
         async with (
-            scripted(whole(), whole(b"Keep-Alive: timeout=3\r\n")) as server,
+            scripted(encode_response(), encode_response(b"Keep-Alive: timeout=3\r\n")) as server,
             client_of(server.url) as client,
         ):
             await client.complete(request())
             now = monotonic_ns()
             client._pool.tick(now + 3_900_000_000)  # servers close after 5 s
-            kept = len(client._pool._idle)
+            idle_count = len(client._pool._idle)
             client._pool.tick(now + 4_600_000_000)
             assert not [
                 line for line in client._pool._idle if not line.is_closed and line.responses_served
@@ -464,10 +473,10 @@ def test_idle_connections_are_dropped_before_the_server_would() -> None:
             assert not [
                 line for line in client._pool._idle if not line.is_closed and line.responses_served
             ]
-            return kept, server.connections
+            return idle_count, server.connections
 
-    kept, used = run(work())
-    assert kept >= 1
+    idle_count, used = run(work())
+    assert idle_count >= 1
     assert used >= 2
 
 
@@ -478,9 +487,12 @@ def test_connections_are_opened_before_they_are_needed(endpoint: EmbeddedServer)
             await client.open(200)
             assert (client._pool.connections_opened, client.in_flight) == (200, 0)
             done = await asyncio.gather(*(client.complete(request()) for _ in range(200)))
-            assert [one.failure for one in done] == [None] * 200
+            assert [completion.failure for completion in done] == [None] * 200
             assert client._pool.connections_opened == 200
-            assert all(one.ready - one.due < one.first_byte - one.due for one in done)
+            assert all(
+                completion.ready - completion.due < completion.first_byte - completion.due
+                for completion in done
+            )
 
     run(work())
 
@@ -526,7 +538,7 @@ def test_a_backlog_leaves_the_loop_to_others(endpoint: EmbeddedServer) -> None:
                 before = client._pool.reactor.turn_count
                 await asyncio.sleep(0)
                 most = max(most, client._pool.reactor.turn_count - before)
-            assert not any(one.failure for one in await load)
+            assert not any(completion.failure for completion in await load)
             return most
 
     assert run(work()) <= 3
@@ -606,7 +618,10 @@ def test_connects_over_ipv6() -> None:
         pytest.skip("this machine has no IPv6")
 
     async def work() -> Completion:
-        async with scripted(whole(), host="::1") as server, client_of(server.url) as client:
+        async with (
+            scripted(encode_response(), host="::1") as server,
+            client_of(server.url) as client,
+        ):
             return await client.complete(request())
 
     assert run(work()).failure is None
@@ -619,23 +634,23 @@ def test_connects_over_ipv6() -> None:
 def test_sends_a_prompt_larger_than_the_socket_buffer() -> None:
     async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
         text = " word" * 400_000
-        async with scripted(whole()) as server, client_of(server.url) as client:
-            asked = [client._pool.prepare(request(text=text + str(i))) for i in range(8)]
-            done = await asyncio.gather(*(send(client, body)[1] for body in asked))
-            done += [await send(client, asked[0])[1]]
-            return done, asked, server.bodies
+        async with scripted(encode_response()) as server, client_of(server.url) as client:
+            prepared = [client._pool.prepare(request(text=text + str(i))) for i in range(8)]
+            done = await asyncio.gather(*(send(client, body)[1] for body in prepared))
+            done += [await send(client, prepared[0])[1]]
+            return done, prepared, server.bodies
 
-    done, asked, bodies = run(work())
-    assert [one.failure for one in done] == [None] * 9
-    assert sorted(bodies) == sorted([*asked, asked[0]])
-    assert all(one.bytes_sent > 2_000_000 for one in done)
+    done, prepared, bodies = run(work())
+    assert [completion.failure for completion in done] == [None] * 9
+    assert sorted(bodies) == sorted([*prepared, prepared[0]])
+    assert all(completion.bytes_sent > 2_000_000 for completion in done)
 
 
 def test_a_large_body_is_written_in_pieces_so_that_other_requests_are_not_delayed() -> None:
     body_bytes = 8 * MAX_WRITE_BYTES
 
     async def work() -> tuple[int, Completion]:
-        async with scripted(whole()) as server, client_of(server.url) as client:
+        async with scripted(encode_response()) as server, client_of(server.url) as client:
             await send(client)[1]
             exchange, completion = send(client, b"x" * body_bytes)
             assert isinstance(exchange.connection, ClientConnection)
@@ -650,7 +665,7 @@ def test_a_large_body_is_written_in_pieces_so_that_other_requests_are_not_delaye
 
 def test_a_body_that_is_a_view_of_other_memory_is_sent_whole() -> None:
     async def work() -> tuple[list[bytes], Completion]:
-        async with scripted(whole()) as server, client_of(server.url) as client:
+        async with scripted(encode_response()) as server, client_of(server.url) as client:
             body = client._pool.prepare(request(text=" word" * 200_000))
             completion = await send(client, memoryview(body))[1]
             completion = await send(client, memoryview(body))[1]
@@ -722,7 +737,7 @@ def test_many_at_once_leave_no_descriptor_behind(endpoint: EmbeddedServer) -> No
     before = descriptors()
     done = run(work())
     assert descriptors() <= before
-    kinds = [one.failure.kind if one.failure else "" for one in done]
+    kinds = [completion.failure.kind if completion.failure else "" for completion in done]
     assert [kinds[i::8] for i in range(8)] == [
         [kind] * 50 for kind in ("", "reset", "truncated", "http_5xx", "", "", "malformed", "")
     ]
@@ -789,7 +804,7 @@ def test_timeouts_happen_by_themselves() -> None:
 
 def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
     async def work() -> None:
-        async with scripted(SILENCE, whole()) as server, client_of(server.url) as client:
+        async with scripted(SILENCE, encode_response()) as server, client_of(server.url) as client:
             exchange, done = send(client)
             await until(lambda: len(server.bodies) == 1)
             for _ in range(2):
@@ -884,14 +899,20 @@ def test_tls_of_a_known_authority(papers: Papers) -> None:
     with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
         assert endpoint.url.startswith("https://")
         done = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
-        assert [(one.failure, one.reused, one.output_events) for one in done] == [
+        assert [
+            (completion.failure, completion.reused, completion.output_events) for completion in done
+        ] == [
             (None, False, TOKENS),
             (None, True, TOKENS),
             (None, True, TOKENS),
         ]
-        assert [one.tcp >= 0 and one.tls > 0 for one in done] == [True, False, False]
+        assert [completion.tcp >= 0 and completion.tls > 0 for completion in done] == [
+            True,
+            False,
+            False,
+        ]
         assert done[0].tcp + done[0].tls <= done[0].ready - done[0].due
-        assert [(one.tcp, one.tls) for one in done[1:]] == [(-1, -1)] * 2
+        assert [(completion.tcp, completion.tls) for completion in done[1:]] == [(-1, -1)] * 2
         faults = ("split", "truncate@2", "oversized@2", "reset_after@1", "close_delimited")
         kinds = [
             ask(endpoint.url, tls=Tls(ca=papers.ca), fault=fault)[0].failure for fault in faults
@@ -974,7 +995,7 @@ async def client_opened(url: str) -> None:
 def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
     async def work(tls: Tls, body: bytes | None = None) -> Completion:
         async with (
-            scripted(whole(), tls=papers.server) as server,
+            scripted(encode_response(), tls=papers.server) as server,
             client_of(server.url, tls=tls) as client,
         ):
             return await send(client, body)[1]
@@ -989,16 +1010,16 @@ def test_tls_without_the_certificate_that_the_server_wants(
 ) -> None:
     """Before TLS 1.3 the handshake fails; since then an alert comes after the client's part."""
     listener = socket.create_server(("127.0.0.1", 0))
-    kept: list[socket.socket] = []
+    sockets: list[socket.socket] = []
 
     def refuse() -> None:
-        kept.append(
+        sockets.append(
             papers.server.wrap_socket(
                 listener.accept()[0], server_side=True, do_handshake_on_connect=False
             )
         )
         with suppress(ssl.SSLError):
-            kept[0].do_handshake()  # type: ignore[attr-defined]
+            sockets[0].do_handshake()  # type: ignore[attr-defined]
 
     server = threading.Thread(target=refuse)
     papers.server.maximum_version = version
@@ -1006,7 +1027,7 @@ def test_tls_without_the_certificate_that_the_server_wants(
     (done,) = ask(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=Tls(ca=papers.ca))
     server.join()
     listener.close()
-    kept[0].close()
+    sockets[0].close()
     papers.server.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
     assert done.failure is not None
     assert (done.failure.kind, "ALERT" in done.failure.text.upper()) == ("tls", True)
@@ -1035,7 +1056,7 @@ def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
 def test_the_server_gets_the_body_and_our_name_for_it() -> None:
     async def work() -> tuple[bytes, bytes]:
         async with (
-            scripted(whole()) as server,
+            scripted(encode_response()) as server,
             client_of(server.url, extra_body={"seed": 3}) as client,
         ):
             await client.complete(request())
@@ -1066,8 +1087,8 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             server_profile=SERVER_PROFILES["trtllm"],
             reactor=reactor,
         )
-        told: list[tuple[str, str]] = []
-        client.connection_failed = lambda _line, kind, text: told.append((kind, text))  # type: ignore[method-assign]
+        events: list[tuple[str, str]] = []
+        client.connection_failed = lambda _line, kind, text: events.append((kind, text))  # type: ignore[method-assign]
         with (
             socket.socket() as listening
         ):  # its queue is full: further connections stay in the making
@@ -1075,15 +1096,17 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             listening.listen(0)
             where = listening.getsockname()
             client._addresses = AddressList([Address(socket.AF_INET, where)])
-            held = [socket.create_connection(where) for _ in range(1)]
+            connections = [socket.create_connection(where) for _ in range(1)]
             for _ in range(8):
                 client._open_spare_connection()
             making = len(client._connecting)
             client.tick(monotonic_ns() + CONNECT_NS + 1)
             assert making == 8 and not client._connecting
-            assert told and all(kind == "connect" and "within 10 s" in text for kind, text in told)
-            for one in held:
-                one.close()
+            assert events and all(
+                kind == "connect" and "within 10 s" in text for kind, text in events
+            )
+            for connection in connections:
+                connection.close()
         reactor.shut_down()
 
     uvloop.run(scenario())
@@ -1106,35 +1129,35 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
                     partial(getattr(Receiver, n), None) for n in ("try_send_on_idle", "try_recycle")
                 )
             for _ in range(3):
-                made, done = send(client, pool.prepare(request(text="a" * size)))
-                busy: Any = made.connection
+                exchange, done = send(client, pool.prepare(request(text="a" * size)))
+                busy: Any = exchange.connection
                 seen.append(
                     (
                         busy.responses_served,
-                        made.is_connection_reused,
-                        made.bytes_sent,
+                        exchange.is_connection_reused,
+                        exchange.bytes_sent,
                         len(pool._idle),
                         len(pool._open_exchanges),
                     )
                 )
-                told = await done
-                assert told.due <= told.ready <= told.sent < told.first_byte
+                completion = await done
+                assert completion.due <= completion.ready <= completion.sent < completion.first_byte
                 seen.append(
                     (
-                        told.failure,
-                        told.tcp > 0,
-                        told.tls,
-                        told.reused,
-                        told.bytes_sent,
-                        told.output_events,
+                        completion.failure,
+                        completion.tcp > 0,
+                        completion.tls,
+                        completion.reused,
+                        completion.bytes_sent,
+                        completion.output_events,
                     )
                 )
                 seen.append(
                     (
                         busy.exchange,
                         busy.responses_served,
-                        made.connection,
-                        made.body,
+                        exchange.connection,
+                        exchange.body,
                         len(pool._idle),
                         pool.in_flight,
                     )

@@ -293,13 +293,13 @@ CLASSES = [
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_only_timestamps_are_kept_of_reads_of_plain_events(classes: tuple[Any, Any]) -> None:
-    said = script(
+    steps = script(
         [(0, "template"), (0, "can_batch_reads"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")],
         *classes,
     )
-    kept = [step[1][0] for step in said[:-1] if isinstance(step, tuple)]
-    assert kept[513] == [([1] * 512, 512 * len(PLAIN))], "then its owner is called"
-    assert said[-1] == (604, 601, [0])
+    read_timestamps = [step[1][0] for step in steps[:-1] if isinstance(step, tuple)]
+    assert read_timestamps[513] == [([1] * 512, 512 * len(PLAIN))], "then its owner is called"
+    assert steps[-1] == (604, 601, [0])
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
@@ -307,12 +307,12 @@ def test_the_number_of_events_is_kept_of_reads_of_several_plain_events(
     classes: tuple[Any, Any],
 ) -> None:
     sent = ["plain", "three", "two in one", "mixed", "long"]
-    said = script(
+    steps = script(
         [(0, "template"), (0, "can_batch_reads"), *[(0, step) for step in sent]], *classes
     )
     counted = [1, (3, True), (2, False), (3, True)]
     size = sum(len(SENT[step]) for step in sent[:4])
-    assert said[-2][1][0] == [(counted, size), PLAIN * 40], (
+    assert steps[-2][1][0] == [(counted, size), PLAIN * 40], (
         "a long read is looked at once, by its owner"
     )
 
@@ -322,61 +322,61 @@ def receiving(
     classes: tuple[Any, Any], sockets: int
 ) -> Iterator[tuple[Any, list[Any], list[socket.socket]]]:
     """Return a receiver whose buffers have a template, and the other ends of its sockets."""
-    poll, held, timer = select.epoll(), select.epoll(), TimerFd()
-    made = classes[1](poll, held, timer, deque())
+    poll, deferred_poll, timer = select.epoll(), select.epoll(), TimerFd()
+    socket_receiver = classes[1](poll, deferred_poll, timer, deque())
     buffers, ends = [], []
     learn(PLAIN)
     for _ in range(sockets):
         ours, theirs = make_pair()
-        buffer = type("Connection", (classes[0],), {})(ours.fileno(), made.now)
+        buffer = type("Connection", (classes[0],), {})(ours.fileno(), socket_receiver.now)
         buffer.sock, buffer.is_readable, buffer.can_batch_reads, buffer.template = (
             ours,
             True,
             True,
             (BEFORE, AFTER),
         )
-        made.add(buffer)
+        socket_receiver.add(buffer)
         poll.register(ours, select.EPOLLIN)
         buffers.append(buffer)
         ends.append(theirs)
-    yield made, buffers, ends
-    for closing in (*(buffer.sock for buffer in buffers), *ends, timer, held, poll):
+    yield socket_receiver, buffers, ends
+    for closing in (*(buffer.sock for buffer in buffers), *ends, timer, deferred_poll, poll):
         closing.close()
 
 
-def counted(made: Any, buffer: Any) -> int:
+def counted(socket_receiver: Any, buffer: Any) -> int:
     """Plain events that were counted since the last call."""
-    return sum(len(read[0]) for read in made.take_reads(buffer))
+    return sum(len(read[0]) for read in socket_receiver.take_reads(buffer))
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_a_stream_is_deferred_until_it_may_end(classes: tuple[Any, Any]) -> None:
-    with receiving(classes, 1) as (made, (buffer,), (theirs,)):
-        made.defer(buffer, 2)
-        for held in (True, False, False):
+    with receiving(classes, 1) as (socket_receiver, (buffer,), (theirs,)):
+        socket_receiver.defer(buffer, 2)
+        for is_deferred in (True, False, False):
             theirs.send(PLAIN)
-            made.receive(-1, 0, -1)
-            assert buffer.is_deferred is held
-        assert counted(made, buffer) == 3
-        made.defer(buffer, 9)
-        made.defer(buffer, 0)
+            socket_receiver.receive(-1, 0, -1)
+            assert buffer.is_deferred is is_deferred
+        assert counted(socket_receiver, buffer) == 3
+        socket_receiver.defer(buffer, 9)
+        socket_receiver.defer(buffer, 0)
         assert not buffer.is_deferred, "its owner knows that it ends"
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_nothing_of_a_deferred_socket_is_left_unread(classes: tuple[Any, Any]) -> None:
-    with receiving(classes, 1) as (made, (buffer,), (theirs,)):
-        made.defer(buffer, 1 << 40)
+    with receiving(classes, 1) as (socket_receiver, (buffer,), (theirs,)):
+        socket_receiver.defer(buffer, 1 << 40)
         theirs.send(PLAIN)
         theirs.shutdown(socket.SHUT_WR)  # the end has no edge of its own
-        made.receive(-1, 0, -1)
-        made.receive(0, 0, -1)
-        assert counted(made, buffer) == 1 and buffer.ended_at and not buffer.error
-    with receiving(classes, 1) as (made, (buffer,), (theirs,)):
-        made.defer(buffer, 1 << 40)
+        socket_receiver.receive(-1, 0, -1)
+        socket_receiver.receive(0, 0, -1)
+        assert counted(socket_receiver, buffer) == 1 and buffer.ended_at and not buffer.error
+    with receiving(classes, 1) as (socket_receiver, (buffer,), (theirs,)):
+        socket_receiver.defer(buffer, 1 << 40)
         sent = theirs.send(b"x" * (100 << 10))
         while sum(len(read[0]) for read in buffer.reads) < sent:
-            made.receive(-1, 0, -1)
+            socket_receiver.receive(-1, 0, -1)
         assert not buffer.is_deferred, "a read that fills its buffer leaves something"
 
 
@@ -388,54 +388,56 @@ def test_sockets_are_deferred_under_many_events_and_each_event_keeps_its_timesta
         for _ in range(
             1_000_000
         ):  # turns, not seconds: a busy machine makes fewer of them in its time
-            if made.is_deferring is is_deferring:
+            if socket_receiver.is_deferring is is_deferring:
                 return
             for end in ends:
                 end.send(chunk)
-            made.receive(-1, made.now + 1, -1)
+            socket_receiver.receive(-1, socket_receiver.now + 1, -1)
             for buffer in buffers:
-                made.take_reads(buffer)
+                socket_receiver.take_reads(buffer)
                 buffer.is_queued = False
         raise AssertionError(f"is_deferring is not {is_deferring} after a million turns")
 
-    with receiving(classes, 4) as (made, buffers, ends):
+    with receiving(classes, 4) as (socket_receiver, buffers, ends):
         for buffer in buffers:
-            made.defer(buffer, 1 << 40)
+            socket_receiver.defer(buffer, 1 << 40)
         until(True, PLAIN)
         ends[0].send(PLAIN)
         sent = time.monotonic_ns()
-        made.receive(-1, sent + 5_000_000, -1)
-        ((stamps, _, read_at),) = made.take_reads(buffers[0])
+        socket_receiver.receive(-1, sent + 5_000_000, -1)
+        ((stamps, _, read_at),) = socket_receiver.take_reads(buffers[0])
         assert stamps[-1] <= sent <= read_at, "stamped when it came, read when it was time"
         until(False, PLAIN * 2)  # reads of several events have less sure stamps
         until(True, PLAIN)  # another trial, a second later
         for buffer in buffers:
-            made.stop_deferring(buffer)
-        assert not made.is_deferring, "nothing is held"
-        made.next_poll_at = 0
-        made.receive(0, 0, FOREVER)
-        assert made.timer_armed_for == made.next_poll_at > made.now, "so waits need the timer again"
+            socket_receiver.stop_deferring(buffer)
+        assert not socket_receiver.is_deferring, "nothing is held"
+        socket_receiver.next_poll_at = 0
+        socket_receiver.receive(0, 0, FOREVER)
+        assert (
+            socket_receiver.timer_armed_for == socket_receiver.next_poll_at > socket_receiver.now
+        ), "so waits need the timer again"
 
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_did_not_watch(
     classes: tuple[Any, Any],
 ) -> None:
-    with receiving(classes, 2) as (made, (late, other), (to_late, to_other)):
-        made.defer(other, 1 << 40)
+    with receiving(classes, 2) as (socket_receiver, (late, other), (to_late, to_other)):
+        socket_receiver.defer(other, 1 << 40)
         late.is_readable, late.template = False, None  # not read, though it is ready
         sent = time.monotonic_ns()
         to_late.send(b"x" * 100)
         for _ in range(3):
             to_other.send(PLAIN)
-            while not counted(made, other):
-                made.receive(0, 0, -1)
+            while not counted(socket_receiver, other):
+                socket_receiver.receive(0, 0, -1)
         late.is_readable = True
-        made.defer(late, 1 << 40)
+        socket_receiver.defer(late, 1 << 40)
         while not late.reads:
-            made.receive(0, 0, -1)
-        ((_, stamp, _, empty_at, _),) = late.reads
-        assert empty_at < sent <= stamp
+            socket_receiver.receive(0, 0, -1)
+        ((_, timestamp_ns, _, empty_at, _),) = late.reads
+        assert empty_at < sent <= timestamp_ns
 
 
 def test_reads_have_the_timestamps_of_the_kernel() -> None:
@@ -443,25 +445,30 @@ def test_reads_have_the_timestamps_of_the_kernel() -> None:
         (compiled.SocketBuffer, compiled.Receiver),
         (receiver.SocketBuffer, receiver.Receiver),
     ):
-        poll, held, timer, ours, theirs = select.epoll(), select.epoll(), TimerFd(), *make_pair()
-        made = receiver_class(poll, held, timer, deque())
-        buffer = type("Connection", (buffer_class,), {})(ours.fileno(), made.now)
+        poll, deferred_poll, timer, ours, theirs = (
+            select.epoll(),
+            select.epoll(),
+            TimerFd(),
+            *make_pair(),
+        )
+        socket_receiver = receiver_class(poll, deferred_poll, timer, deque())
+        buffer = type("Connection", (buffer_class,), {})(ours.fileno(), socket_receiver.now)
         buffer.sock, buffer.is_readable, buffer.can_batch_reads = ours, True, True
-        made.add(buffer)
+        socket_receiver.add(buffer)
         poll.register(ours, select.EPOLLIN)
         stamps = []
         for _ in range(3):
             theirs.send(b"x" * 100)
-            made.receive(-1, 0, -1)
-        stamps = [read[1] for read in made.take_reads(buffer)]
+            socket_receiver.receive(-1, 0, -1)
+        stamps = [read[1] for read in socket_receiver.take_reads(buffer)]
         assert len(stamps) == 3 and stamps == sorted(stamps) and not buffer.is_queued
         poll.register(timer, select.EPOLLIN)
-        made.next_poll_at = 0
-        assert made.receive(0, 0, FOREVER) == []
-        assert made.timer_armed_for == made.next_poll_at > made.now
-        assert made.receive(-1, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
-        assert made.now >= made.timer_armed_for
-        for closing in (ours, theirs, timer, held, poll):
+        socket_receiver.next_poll_at = 0
+        assert socket_receiver.receive(0, 0, FOREVER) == []
+        assert socket_receiver.timer_armed_for == socket_receiver.next_poll_at > socket_receiver.now
+        assert socket_receiver.receive(-1, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
+        assert socket_receiver.now >= socket_receiver.timer_armed_for
+        for closing in (ours, theirs, timer, deferred_poll, poll):
             closing.close()
 
 
@@ -501,8 +508,10 @@ def test_plain_events_of_a_read_are_those_of_its_chunks(pieces: list[bytes]) -> 
         learn(data)
         chunks, events, used = plain_events.scan_plain_chunks(data, BEFORE, AFTER)
         for _ in range(2):  # the second time its text is known
-            found = plain_events.count_plain_events(data, BEFORE, AFTER)
-            assert found == ((chunks, events) if used == len(data) else (found[0], 0))
+            counted_events = plain_events.count_plain_events(data, BEFORE, AFTER)
+            assert counted_events == (
+                (chunks, events) if used == len(data) else (counted_events[0], 0)
+            )
 
 
 LINE = st.one_of(
@@ -518,7 +527,7 @@ BLOCK = st.one_of(
         [b": ping\n\n", b"event: x\ndata: y\n\n", b"\n", b"data: half", b"data: \n\n\n"]
     ),
 )
-WHOLE = (
+CHUNKED_BODIES = (
     st.lists(BLOCK, min_size=1, max_size=4)
     .map(b"".join)
     .map(lambda data: b"%x\r\n%s\r\n" % (len(data), data))
@@ -526,7 +535,7 @@ WHOLE = (
 
 
 @settings(RELAXED, max_examples=4 * settings().max_examples)
-@given(st.lists(st.one_of(WHOLE, WHOLE, PIECE), max_size=6), st.booleans())
+@given(st.lists(st.one_of(CHUNKED_BODIES, CHUNKED_BODIES, PIECE), max_size=6), st.booleans())
 def test_whole_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
     pieces: list[bytes], templated: bool
 ) -> None:
@@ -539,8 +548,8 @@ def test_whole_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
     st.integers(0, 9),
 )
 def test_both_implementations_find_the_same_plain_events(events: list[Any], start: int) -> None:
-    found = compiled.count_leading_plain_events(events, start, BEFORE, AFTER)
-    assert found == reference.count_leading_plain_events(events, start, BEFORE, AFTER)
+    counted_events = compiled.count_leading_plain_events(events, start, BEFORE, AFTER)
+    assert counted_events == reference.count_leading_plain_events(events, start, BEFORE, AFTER)
 
 
 def test_arguments_of_another_type_are_refused() -> None:
@@ -556,31 +565,31 @@ def test_arguments_of_another_type_are_refused() -> None:
 
 
 def test_values_that_are_no_socket_buffer_are_refused() -> None:
-    poll, held = select.epoll(), select.epoll()
-    made = compiled.Receiver(poll, held, poll, deque())
+    poll, deferred_poll = select.epoll(), select.epoll()
+    socket_receiver = compiled.Receiver(poll, deferred_poll, poll, deque())
     for call in (
-        made.add,
-        made.remove,
-        made.take_reads,
-        made.stop_deferring,
-        lambda value: made.defer(value, 1),
+        socket_receiver.add,
+        socket_receiver.remove,
+        socket_receiver.take_reads,
+        socket_receiver.stop_deferring,
+        lambda value: socket_receiver.defer(value, 1),
     ):
         with pytest.raises(TypeError):
             call(object())
     buffer = compiled.SocketBuffer(3, 0)
     buffer.reads = None
     with pytest.raises(TypeError):
-        made.take_reads(buffer)
+        socket_receiver.take_reads(buffer)
     with pytest.raises(TypeError):
-        compiled.Receiver(object(), held, poll, deque())
+        compiled.Receiver(object(), deferred_poll, poll, deque())
     with pytest.raises(OSError):
-        compiled.Receiver(poll, held, poll, deque())  # which is in it already
+        compiled.Receiver(poll, deferred_poll, poll, deque())  # which is in it already
     with pytest.raises(AttributeError):
-        compiled.Receiver(poll, held, poll, object())
+        compiled.Receiver(poll, deferred_poll, poll, object())
     buffer = compiled.SocketBuffer(-1, 0)
     with pytest.raises(ValueError):
-        made.add(buffer)
-    held.close()
+        socket_receiver.add(buffer)
+    deferred_poll.close()
     poll.close()
 
 
@@ -594,19 +603,19 @@ def test_removed_connections_are_not_kept_alive() -> None:
         def __del__(self) -> None:
             alive.append(self)
 
-    poll, held, queue = select.epoll(), select.epoll(), deque[Any]()
-    made = compiled.Receiver(poll, held, poll, queue)
+    poll, deferred_poll, queue = select.epoll(), select.epoll(), deque[Any]()
+    socket_receiver = compiled.Receiver(poll, deferred_poll, poll, queue)
     connection = Connection(5, 0)
     connection.owner = Owner()
-    connection.owner.receiver = made  # a circle through the module in C
+    connection.owner.receiver = socket_receiver  # a circle through the module in C
     connection.owner = connection.exchange = connection.owner  # and one through the buffer alone
     connection.owner.connection = connection
-    made.add(connection)
+    socket_receiver.add(connection)
     queue.append(connection)
-    del made, connection, queue
+    del socket_receiver, connection, queue
     gc.collect()
     assert len(alive) == 1
-    held.close()
+    deferred_poll.close()
     poll.close()
 
 

@@ -74,11 +74,11 @@ SPACE = st.sampled_from([b"", b"", b"", b" ", b"\t", b"\r"])
 
 def fields(**kinds: Any) -> st.SearchStrategy[bytes]:
     """Draw a JSON object with some of these fields, some twice, with blanks."""
-    one = st.sampled_from(sorted(kinds)).flatmap(
+    field_strategy = st.sampled_from(sorted(kinds)).flatmap(
         lambda name: st.tuples(st.just(name.encode()), SPACE, kinds[name])
     )
     return st.lists(
-        one.map(lambda parts: b'%s"%s":%s' % (parts[1], parts[0], parts[2])), max_size=5
+        field_strategy.map(lambda parts: b'%s"%s":%s' % (parts[1], parts[0], parts[2])), max_size=5
     ).map(lambda parts: b"{" + b",".join(parts) + b"}")
 
 
@@ -157,10 +157,10 @@ EVENT = st.one_of(
 @example([b'{"choices":[{"delta":{"content":"a"}}],"type":null}', FINISH], 1, 1, 4, True)
 @example([ROLE, WORD, usual(b'{"content":"\xed\xa0\xbd"}'), FINISH], 1, 2, 4, True)
 def test_both_implementations_read_any_events_alike(
-    payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool
+    payloads: list[bytes], per_chunk: int, per_read: int, requested_tokens: int, ends: bool
 ) -> None:
     pieces = chunked(payloads, per_chunk) + [END] * ends
-    check_response(as_reads(pieces, per_read), requested_output_tokens=asked)
+    check_response(as_reads(pieces, per_read), requested_output_tokens=requested_tokens)
 
 
 @settings(RELAXED)
@@ -171,14 +171,14 @@ def test_both_implementations_read_any_events_alike(
     st.sampled_from([0, 4]),
 )
 def test_both_implementations_read_any_split_and_any_damage_alike(
-    cuts: list[int], place: int, byte: int, asked: int
+    cuts: list[int], place: int, byte: int, requested_tokens: int
 ) -> None:
-    whole = HEAD + b"".join(chunked(USUAL)) + END
+    body = HEAD + b"".join(chunked(USUAL)) + END
     if byte >= 0:
-        whole = whole[:place] + bytes([byte]) + whole[place + 1 :]
+        body = body[:place] + bytes([byte]) + body[place + 1 :]
     check_response(
-        [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])],
-        requested_output_tokens=asked,
+        [body[a:b] for a, b in pairwise([0, *sorted(cuts), len(body)])],
+        requested_output_tokens=requested_tokens,
     )
 
 
@@ -315,7 +315,7 @@ def test_reading_responses_leaks_no_memory() -> None:
         for reads in inputs:
             read_response(reads, Exchange.feed_reads, requested_output_tokens=4)
 
-    class Kept:
+    class Listener:
         def __call__(self, *_: Any) -> None: ...
 
     all_of_them()
@@ -325,10 +325,10 @@ def test_reading_responses_leaks_no_memory() -> None:
         all_of_them()
     gc.collect()
     assert sys.getallocatedblocks() - before < 100
-    ring = Kept()
-    made = Exchange(None, b"", b"", 0, ring, EventTimeline(), is_stream_requested=True)
-    ring.held = made  # type: ignore[attr-defined]
-    del ring, made
+    ring = Listener()
+    exchange = Exchange(None, b"", b"", 0, ring, EventTimeline(), is_stream_requested=True)
+    ring.held = exchange  # type: ignore[attr-defined]
+    del ring, exchange
     assert gc.collect() > 0, "a ring through an exchange is found"
 
 
@@ -353,9 +353,11 @@ class Connection(compiled.SocketBuffer):  # type: ignore[misc]
 )
 def test_a_special_byte_is_found_at_any_position_of_a_long_text(byte: int) -> None:
     for place in range(10):
-        told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
+        text_bytes = b"n" * place + bytes([byte]) + b"r" * (12 - place)
         check_response(
-            as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9),
+            as_reads(
+                [*chunked([usual(b'{"content":"%s"}' % text_bytes), FINISH, COUNTED]), END], 9
+            ),
             requested_output_tokens=4,
         )
 
@@ -386,12 +388,14 @@ def test_an_event_that_matches_an_earlier_pattern_is_read_as_if_it_were_the_firs
     place: int,
 ) -> None:
     def event(at: int, value: bytes) -> bytes:
-        return FORM % tuple(value if at == number else one for number, one in enumerate(PLAIN))
+        return FORM % tuple(
+            value if at == number else template_part for number, template_part in enumerate(PLAIN)
+        )
 
     usage = COUNTED[COUNTED.index(b'"usage":') + 8 : -1]
     for value in [*VALUES, b'"stop"', b'"length"', usage, b'{"prompt_tokens":"no"}']:
         for between in (b"", b'{"role":"assistant"}'):
-            told = [
+            events = [
                 event(0, b'"o"'),
                 event(place, value),
                 event(place, b'"z"'),
@@ -399,7 +403,7 @@ def test_an_event_that_matches_an_earlier_pattern_is_read_as_if_it_were_the_firs
             ]
             more = [usual(between)] if between else []
             check_response(
-                as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2),
+                as_reads([*chunked([*more, *events, FINISH, COUNTED]), END], 2),
                 requested_output_tokens=4,
             )
 
@@ -408,66 +412,76 @@ def test_run_continues_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     check_response(pieces, requested_output_tokens=4)  # its head is known
     ours, theirs = socket.socketpair()
-    others: list[Any] = []
+    completed: list[Any] = []
     ours.setblocking(False)
-    with ours, theirs, select.epoll() as poll, select.epoll() as held, closing(TimerFd()) as timer:
+    with (
+        ours,
+        theirs,
+        select.epoll() as poll,
+        select.epoll() as deferred_poll,
+        closing(TimerFd()) as timer,
+    ):
         poll.register(timer.fileno(), select.EPOLLIN)
-        made = compiled.Receiver(poll, held, timer, deque())
+        socket_receiver = compiled.Receiver(poll, deferred_poll, timer, deque())
         short = Connection(ours, an_exchange(), [])
         short.is_readable, short.is_queued, short.owner = (
             True,
             False,
-            SimpleNamespace(response_completed=others.append),
+            SimpleNamespace(response_completed=completed.append),
         )
         poll.register(ours.fileno(), select.EPOLLIN)
-        made.add(short)
+        socket_receiver.add(short)
         later = time.monotonic_ns() + 60 * 10**9
 
         def go(until: int, tick_at: int) -> Any:
-            return made.receive_and_deliver(0, until, tick_at, {short}, 10**6, others.append)
+            return socket_receiver.receive_and_deliver(
+                0, until, tick_at, {short}, 10**6, completed.append
+            )
 
         theirs.send(pieces[0])
         assert (
             go(later, later) is None
             and short.exchange.reader.output_events
             and short.can_batch_reads
-            and not others
+            and not completed
         )
-        assert made.timer_armed_for == made.next_poll_at < later, (
+        assert socket_receiver.timer_armed_for == socket_receiver.next_poll_at < later, (
             "so that no wait is longer than may be"
         )
         theirs.send(b"".join(pieces[1:]))
-        assert go(later, later) is None and others == [short], "the end is its owner's"
+        assert go(later, later) is None and completed == [short], "the end is its owner's"
         assert go(later, 0) is None and go(0, later) is None, "the tick is due, or the loop's turn"
-        made.wake_at = 1
-        assert go(later, later) == [] and others == [short]
-        made.wake_at = later
-        made.timer_armed_for = fires = time.monotonic_ns() + 10**6
+        socket_receiver.wake_at = 1
+        assert go(later, later) == [] and completed == [short]
+        socket_receiver.wake_at = later
+        socket_receiver.timer_armed_for = fires = time.monotonic_ns() + 10**6
         timer.arm(fires)
         select.select([timer], [], [])
         assert go(later, 0) is None and not select.select([timer], [], [], 0)[0], (
             "it has fired, and is read"
         )
-        assert made.last_poll_at == fires, "what it did not report was empty when it fired"
+        assert socket_receiver.last_poll_at == fires, (
+            "what it did not report was empty when it fired"
+        )
         ours.shutdown(socket.SHUT_RDWR)
         poll.modify(ours.fileno(), select.EPOLLIN | select.EPOLLOUT)
         timer.arm(1)
         select.select([timer], [], [])
-        told = go(later, later)
-        assert sorted(fd for fd, _ in told) == sorted([ours.fileno(), timer.fileno()]), (
+        ready_sockets = go(later, later)
+        assert sorted(fd for fd, _ in ready_sockets) == sorted([ours.fileno(), timer.fileno()]), (
             "with others it is Python's"
         )
 
 
 @pytest.fixture
-def made() -> Iterator[Any]:
-    poll, held, timer = select.epoll(), select.epoll(), TimerFd()
-    yield compiled.Receiver(poll, held, timer, deque())
-    for each in (timer, held, poll):
+def compiled_receiver() -> Iterator[Any]:
+    poll, deferred_poll, timer = select.epoll(), select.epoll(), TimerFd()
+    yield compiled.Receiver(poll, deferred_poll, timer, deque())
+    for each in (timer, deferred_poll, poll):
         each.close()
 
 
-def an_exchange(asked: int = 4) -> Any:
+def an_exchange(requested_tokens: int = 4) -> Any:
     heard: list[Any] = []
     return Exchange(
         None,
@@ -477,50 +491,71 @@ def an_exchange(asked: int = 4) -> Any:
         heard.append,
         EventTimeline(),
         is_stream_requested=True,
-        requested_output_tokens=asked,
+        requested_output_tokens=requested_tokens,
     )
 
 
-def test_only_reads_of_short_responses_are_delivered_in_c(made: Any) -> None:
+def test_only_reads_of_short_responses_are_delivered_in_c(compiled_receiver: Any) -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
         check_response(pieces, requested_output_tokens=4)  # its head is known
         short = Connection(ours, an_exchange(), reads[0])
-        assert [made.deliver(short), short.reads, short.is_queued, short.can_batch_reads] == [
+        assert [
+            compiled_receiver.deliver(short),
+            short.reads,
+            short.is_queued,
+            short.can_batch_reads,
+        ] == [
             1,
             [],
             False,
             True,
         ]
-        assert made.deliver(short) == 0, "nothing came"
+        assert compiled_receiver.deliver(short) == 0, "nothing came"
         short.reads = reads[1]
         assert (
-            made.deliver(short) == 2
+            compiled_receiver.deliver(short) == 2
             and short.exchange.response.is_complete
             and short.exchange.failure is None
         )
         timed_out = [(b"HTTP/1.1 408 Request Timeout\r\n\r\n", 10, 20, 5, True)]
-        others = [Connection(ours, an_exchange(400), reads[0]), Connection(ours, None, reads[0])]
-        others += [Connection(ours, an_exchange(), timed_out), Connection(ours, an_exchange(), [])]
-        others += [Connection(ours, an_exchange(), reads[0]) for _ in range(4)]
-        others[-1].is_closed, others[-2].tls, others[-3].ended_at, others[-4].template = (
+        connections = [
+            Connection(ours, an_exchange(400), reads[0]),
+            Connection(ours, None, reads[0]),
+        ]
+        connections += [
+            Connection(ours, an_exchange(), timed_out),
+            Connection(ours, an_exchange(), []),
+        ]
+        connections += [Connection(ours, an_exchange(), reads[0]) for _ in range(4)]
+        (
+            connections[-1].is_closed,
+            connections[-2].tls,
+            connections[-3].ended_at,
+            connections[-4].template,
+        ) = (
             True,
             theirs,
             7,
             (b"a", b"b"),
         )
-        for other in others:
+        for other in connections:
             before = other.reads
-            assert made.deliver(other) == 0 and other.reads is before and other.is_queued
+            assert (
+                compiled_receiver.deliver(other) == 0 and other.reads is before and other.is_queued
+            )
         short.reads, short.exchange = [3], an_exchange()
-        assert made.deliver(short) == 0
+        assert compiled_receiver.deliver(short) == 0
 
 
-def test_both_receivers_send_parts_alike(made: Any) -> None:
+def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
     pure = receiver.Receiver.send
-    for send in (made.send, lambda buffer, parts: pure(made, buffer, parts)):
+    for send in (
+        compiled_receiver.send,
+        lambda buffer, parts: pure(compiled_receiver, buffer, parts),
+    ):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -539,18 +574,18 @@ def test_both_receivers_send_parts_alike(made: Any) -> None:
             theirs.close()
             assert send(buffer, (b"x",))[1] == -1
     with pytest.raises(TypeError):
-        made.send(buffer, ("text",))
+        compiled_receiver.send(buffer, ("text",))
 
 
 def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else_is_to_be_done(
-    made: Any,
+    compiled_receiver: Any,
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        connection, one = Connection(ours, None, []), an_exchange()
-        idle, awaited = deque([Connection(ours, None, []), connection]), {one} - {one}
-        one.head, one.body, connection.template, connection.can_batch_reads = (
+        connection, exchange = Connection(ours, None, []), an_exchange()
+        idle, awaited = deque([Connection(ours, None, []), connection]), {exchange} - {exchange}
+        exchange.head, exchange.body, connection.template, connection.can_batch_reads = (
             b"head",
             b"body",
             (b"", b""),
@@ -558,50 +593,51 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
         )
         before = time.monotonic_ns()
         assert (
-            made.try_send_on_idle(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
+            compiled_receiver.try_send_on_idle(exchange, idle, 10**9, awaited) == 0
+            and theirs.recv(9) == b"headbody"
         )
-        assert before <= one.ready_at <= one.sent_at <= time.monotonic_ns() and (
-            one.tcp_connect_ns,
-            one.tls_handshake_ns,
-            one.bytes_sent,
+        assert before <= exchange.ready_at <= exchange.sent_at <= time.monotonic_ns() and (
+            exchange.tcp_connect_ns,
+            exchange.tls_handshake_ns,
+            exchange.bytes_sent,
         ) == (
             3,
             0,
             8,
         )
         assert [
-            one.connection,
-            one.is_connection_reused,
+            exchange.connection,
+            exchange.is_connection_reused,
             connection.exchange,
             len(idle),
             awaited,
         ] == [
             connection,
             False,
-            one,
+            exchange,
             1,
-            {one},
+            {exchange},
         ]
         assert [connection.template, connection.can_batch_reads] == [None, False]
 
-        answer, in_flight = one.response, {one: None}
-        others = [
+        answer, in_flight = exchange.response, {exchange: None}
+        field_values = [
             ("is_complete", False),
             ("is_reusable", False),
             ("uses_left", 1),
             ("idle_limit_s", 5.0),
         ]
         answer.is_complete = True
-        for name, value in others:  # each is for Python
+        for name, value in field_values:  # each is for Python
             usual, _ = getattr(answer, name), setattr(answer, name, value)
             assert (
-                made.try_recycle(connection, idle, in_flight, awaited) is None
+                compiled_receiver.try_recycle(connection, idle, in_flight, awaited) is None
                 and in_flight
                 and awaited
             )
             setattr(answer, name, usual)
         assert (
-            made.try_recycle(connection, idle, in_flight, awaited) is one
+            compiled_receiver.try_recycle(connection, idle, in_flight, awaited) is exchange
             and not in_flight
             and not awaited
         )
@@ -609,8 +645,8 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
             connection.exchange,
             connection.responses_served,
             idle[-1],
-            one.connection,
-            one.body,
+            exchange.connection,
+            exchange.body,
         ] == [
             None,
             1,
@@ -620,11 +656,11 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
         ]
         assert (
             before < connection.idle_since
-            and made.try_recycle(connection, idle, in_flight, awaited) is None
+            and compiled_receiver.try_recycle(connection, idle, in_flight, awaited) is None
         )
 
-        again = an_exchange()
-        again.head, again.body = b"h", bytes(4 << 20)
+        second_exchange = an_exchange()
+        second_exchange.head, second_exchange.body = b"h", bytes(4 << 20)
         for name, value in (
             ("is_closed", True),
             ("tls", theirs),
@@ -633,68 +669,71 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
         ):
             usual, _ = getattr(connection, name), setattr(connection, name, value)
             assert (
-                made.try_send_on_idle(again, idle, 10**9, awaited) == -1
+                compiled_receiver.try_send_on_idle(second_exchange, idle, 10**9, awaited) == -1
                 and len(idle) == 2
                 and not awaited
-                and again.sent_at < 0
+                and second_exchange.sent_at < 0
             )
             setattr(connection, name, usual)
-        left = made.try_send_on_idle(again, idle, 10**9, awaited)
+        left = compiled_receiver.try_send_on_idle(second_exchange, idle, 10**9, awaited)
         assert 0 < left < 4 << 20 and (
-            again.is_connection_reused,
-            again.tcp_connect_ns,
-            again.bytes_sent,
+            second_exchange.is_connection_reused,
+            second_exchange.tcp_connect_ns,
+            second_exchange.bytes_sent,
         ) == (
             True,
             -1,
             1 + (4 << 20),
         )
         assert (
-            made.try_send_on_idle(again, deque(), 10**9, awaited) == -1
-            and made.try_send_on_idle(None, idle, 10**9, awaited) == -1
+            compiled_receiver.try_send_on_idle(second_exchange, deque(), 10**9, awaited) == -1
+            and compiled_receiver.try_send_on_idle(None, idle, 10**9, awaited) == -1
         )
         theirs.close()
-        assert made.try_send_on_idle(again, idle, 10**9, awaited) == 0, (
+        assert compiled_receiver.try_send_on_idle(second_exchange, idle, 10**9, awaited) == 0, (
             "an error: the next read reports it"
         )
 
 
 def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
-    poll, held, timer = select.epoll(), select.epoll(), TimerFd()
+    poll, deferred_poll, timer = select.epoll(), select.epoll(), TimerFd()
     queue, heard = deque[Any](), list[Any]()
-    made = compiled.Receiver(poll, held, timer, queue)
+    socket_receiver = compiled.Receiver(poll, deferred_poll, timer, queue)
     ours, theirs = socket.socketpair()
     pieces = as_reads([*chunked(USUAL), END], 20)
     check_response(pieces, requested_output_tokens=4)  # its head is known
-    with ours, theirs, poll, held:
+    with ours, theirs, poll, deferred_poll:
 
         class ConnectionOwner:
             def response_completed(self, connection: Any) -> None:
                 heard.append(("over", connection))
 
         def queued(reads: list[bytes], busy: Any) -> Any:
-            one = Connection(
+            connection = Connection(
                 ours, busy, [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)]
             )
-            one.owner = ConnectionOwner()
-            queue.append(one)
-            return one
+            connection.owner = ConnectionOwner()
+            queue.append(connection)
+            return connection
 
-        whole, part, other = (
+        full_connection, part, other = (
             queued(pieces, an_exchange()),
             queued([HEAD], an_exchange()),
             queued([HEAD], None),
         )
         before = time.monotonic_ns()
-        now = made.deliver_queued(10**9, lambda one: heard.append(("other", one)))
+        now = socket_receiver.deliver_queued(10**9, lambda event: heard.append(("other", event)))
         assert before <= now <= time.monotonic_ns() and not queue
-        assert heard == [("over", whole), ("other", other)] and part.exchange.response.status == 200
+        assert (
+            heard == [("over", full_connection), ("other", other)]
+            and part.exchange.response.status == 200
+        )
         for _ in range(20):
             queued([], None)
-        made.deliver_queued(0, lambda _: None)
+        socket_receiver.deliver_queued(0, lambda _: None)
         assert len(queue) == 12, "eight, and then the slice is over"
         with pytest.raises(ZeroDivisionError):
-            made.deliver_queued(0, lambda _: 1 // 0)
+            socket_receiver.deliver_queued(0, lambda _: 1 // 0)
         with pytest.raises(TypeError):
-            made.deliver_queued(None, print)
+            socket_receiver.deliver_queued(None, print)
     timer.close()

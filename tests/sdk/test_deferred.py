@@ -32,50 +32,59 @@ def as_run(reads: list[tuple[Read, int | EventBatch]]) -> list[PlainRun]:
 
 def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | EventBatch | None:
     """Return what a receiver keeps of a read of plain events only."""
-    data, stamp, _, empty_at, _ = read
+    data, timestamp_ns, _, empty_at, _ = read
     chunks, events, used = scan_plain_chunks(data, *template) if template is not None else (0, 0, 0)
     if not events or used != len(data):
         return None
-    return stamp if events == 1 else (stamp, events, stamp - empty_at if chunks > 1 else None)
+    return (
+        timestamp_ns
+        if events == 1
+        else (timestamp_ns, events, timestamp_ns - empty_at if chunks > 1 else None)
+    )
 
 
-def told(
+def read_in_groups(
     reads: list[Read], groups: list[int], *, templates: bool
 ) -> tuple[Completion, EventTimeline, bool]:
     """Return what an exchange reports of reads in groups of these sizes, and if it ended."""
     timeline = EventTimeline()
     heard: list[Completion] = []
-    kept: list[Read | PlainRun]
+    plain_reads: list[Read | PlainRun]
     run: list[tuple[Read, int | EventBatch]]
-    made = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
-    made.sent_at = 1
+    exchange = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
+    exchange.sent_at = 1
     if not templates:
-        made.reader.learned_templates = 1 << 60
-    over, kept, run = False, [], []
+        exchange.reader.learned_templates = 1 << 60
+    over, plain_reads, run = False, [], []
     sizes = iter(groups)
     size = next(sizes, 1 << 60)
     for read in (
         reads
     ):  # as a receiver does: plain reads are a run, all else goes on at once or waits for its group
-        template = made.template if templates and not kept else None
+        template = exchange.template if templates and not plain_reads else None
         plain = plainly(read, template)
         if plain is not None:
             run.append((read, plain))
         else:
-            kept += as_run(run)
+            plain_reads += as_run(run)
             run = []
-            kept.append(read)
-        if (kept and template is not None) or len(kept) + len(run) >= size:
-            kept += as_run(run)
-            over, kept, run, size = made.feed_reads(kept), [], [], next(sizes, 1 << 60)
+            plain_reads.append(read)
+        if (plain_reads and template is not None) or len(plain_reads) + len(run) >= size:
+            plain_reads += as_run(run)
+            over, plain_reads, run, size = (
+                exchange.feed_reads(plain_reads),
+                [],
+                [],
+                next(sizes, 1 << 60),
+            )
             if over:
                 break
-    kept += as_run(run)
-    if kept and not over:
-        over = made.feed_reads(kept)
+    plain_reads += as_run(run)
+    if plain_reads and not over:
+        over = exchange.feed_reads(plain_reads)
     if not over:
-        made.end_with_connection(10**9, "")
-    made.report_completion()
+        exchange.end_with_connection(10**9, "")
+    exchange.report_completion()
     return heard[0], timeline, over
 
 
@@ -99,9 +108,9 @@ def cut(data: bytes, instants: list[int], gaps: list[int]) -> list[Read]:
 
 
 def assert_same(reads: list[Read], *groupings: list[int]) -> None:
-    one_by_one, timeline, over = told(reads, [1] * len(reads), templates=False)
+    one_by_one, timeline, over = read_in_groups(reads, [1] * len(reads), templates=False)
     for groups in groupings:
-        together, other_flow, other_over = told(reads, groups, templates=True)
+        together, other_flow, other_over = read_in_groups(reads, groups, templates=True)
         assert together == one_by_one
         assert over == other_over
         assert one_by_one_events(other_flow) == one_by_one_events(timeline)
@@ -119,13 +128,13 @@ def chunks(payloads: list[bytes], per_chunk: int = 1) -> bytes:
 
 def event(text: Any, field: str = "content", **more: Any) -> bytes:
     choice = {"index": 0, "delta": {field: text}, "finish_reason": None}
-    made = {
+    document = {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
         "choices": [choice],
         "usage": None,
     } | more
-    return json.dumps(made, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 END = chunks([b'{"choices":[{"delta":{},"finish_reason":"stop"}]}', b"[DONE]"]) + b"0\r\n\r\n"
@@ -232,11 +241,13 @@ def test_batched_reads_of_long_plain_streams_give_the_same_result_in_any_split(
 
 def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
     data = chunks([event(f" word{i}") for i in range(100)])
-    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True)
-    made.feed_reads([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
-    made.feed_reads([(data, 10, 10, 5, True)])
-    assert (made.reader.learned_templates, made.reader.output_events) == (1, 101)
-    before, after = made.reader.template or (b"", b"")
+    exchange = Exchange(
+        None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True
+    )
+    exchange.feed_reads([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
+    exchange.feed_reads([(data, 10, 10, 5, True)])
+    assert (exchange.reader.learned_templates, exchange.reader.output_events) == (1, 101)
+    before, after = exchange.reader.template or (b"", b"")
     assert scan_plain_chunks(data, before, after) == (100, 100, len(data))
     assert scan_plain_chunks(data[:-1], before, after)[0] == 99
     for text, plain in ((" a", 1), ("é", 1), ("", 0), ('"', 0), ("\n", 0)):
@@ -245,7 +256,7 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
 
 def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() -> None:
     def calm(*parts: bytes, requested_output_tokens: int = 0) -> list[int]:
-        made = Exchange(
+        exchange = Exchange(
             None,
             b"",
             b"",
@@ -255,23 +266,28 @@ def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() 
             is_stream_requested=True,
             requested_output_tokens=requested_output_tokens,
         )
-        found = []
+        deferrable_counts = []
         for part in parts:
-            made.feed_reads([(part, 10, 10, 5, True)])
-            found.append(made.deferrable_events)
-        return found
+            exchange.feed_reads([(part, 10, 10, 5, True)])
+            deferrable_counts.append(exchange.deferrable_events)
+        return deferrable_counts
 
-    one = chunks([event("a")])
-    assert calm(HEAD, one, one * 7, one, requested_output_tokens=12) == [0, 7, 0, 0]
-    assert calm(HEAD + one)[0] > 1 << 30, "its end is not known"
-    assert calm(HEAD + one, one[:9], one[9:], one, requested_output_tokens=99) == [94, 0, 0, 0], (
-        "written in parts"
-    )
+    chunk = chunks([event("a")])
+    assert calm(HEAD, chunk, chunk * 7, chunk, requested_output_tokens=12) == [0, 7, 0, 0]
+    assert calm(HEAD + chunk)[0] > 1 << 30, "its end is not known"
+    assert calm(HEAD + chunk, chunk[:9], chunk[9:], chunk, requested_output_tokens=99) == [
+        94,
+        0,
+        0,
+        0,
+    ], "written in parts"
 
 
 def test_no_template_is_searched_for_in_a_stream_without_plain_events() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
-    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True)
-    made.feed_reads([(HEAD + chunks(payloads), 10, 10, 5, True)])
-    assert made.reader.output_events == 400
-    assert made.reader.learned_templates <= 4
+    exchange = Exchange(
+        None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True
+    )
+    exchange.feed_reads([(HEAD + chunks(payloads), 10, 10, 5, True)])
+    assert exchange.reader.output_events == 400
+    assert exchange.reader.learned_templates <= 4

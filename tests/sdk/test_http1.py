@@ -167,11 +167,11 @@ ANSWERS: dict[str, tuple[bytes, int, bytes, bool, bool, bytes]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_responses_are_parsed(name: str) -> None:
     data, status, body, complete, reusable, surplus = ANSWERS[name]
-    whole = facts(*read(data))
-    assert (whole[0], *whole[2:]) == (status, body, complete, reusable, surplus)
-    assert facts(*read(*(data[i : i + 1] for i in range(len(data))))) == whole
+    expected_facts = facts(*read(data))
+    assert (expected_facts[0], *expected_facts[2:]) == (status, body, complete, reusable, surplus)
+    assert facts(*read(*(data[i : i + 1] for i in range(len(data))))) == expected_facts
     for place in range(1, len(data)):
-        assert facts(*read(data[:place], data[place:])) == whole, place
+        assert facts(*read(data[:place], data[place:])) == expected_facts, place
 
 
 def test_equal_heads_are_parsed_once() -> None:

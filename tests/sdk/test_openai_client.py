@@ -54,7 +54,7 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
 
 
 def meet(
-    said: bytes | None,
+    response: bytes | None,
     drive: Drive,
     *,
     url: str = "http://127.0.0.1:{}",
@@ -84,12 +84,12 @@ def meet(
                 left -= 1
                 if left < 0:
                     return
-                if said is None:
+                if response is None:
                     await reader.read()
                     return
-                writer.write(said)
+                writer.write(response)
                 await writer.drain()
-                if b"Content-Length" not in said:
+                if b"Content-Length" not in response:
                     return
         finally:
             writer.close()
@@ -128,14 +128,14 @@ def send(
 
 
 def completion(
-    said: bytes | None, timeline: EventTimeline | None = None, **options: Any
+    response: bytes | None, timeline: EventTimeline | None = None, **options: Any
 ) -> Completion:
     got: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
         got.append(await send(client, timeline)[1])
 
-    meet(said, drive, keep_text=True, **options)
+    meet(response, drive, keep_text=True, **options)
     return got[0]
 
 
@@ -254,13 +254,13 @@ def test_stamps_are_in_their_order() -> None:
 
 def test_an_answer_that_is_no_stream() -> None:
     message = {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
-    whole = {
+    document = {
         "id": "x",
         "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
         "usage": USAGE,
     }
     got = completion(
-        answer(json.dumps(whole).encode(), "Content-Type: application/json\r\n"), stream=False
+        answer(json.dumps(document).encode(), "Content-Type: application/json\r\n"), stream=False
     )
     assert (got.failure, got.text, got.usage.output, got.first_event_tokens) == (
         None,
@@ -272,7 +272,7 @@ def test_an_answer_that_is_no_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "words", "status"),
+    ("response", "kind", "expected_text", "status"),
     [
         (
             answer(b'{"error":{"message":"bad sk-very-secret-key-1234"}}', status="401 No"),
@@ -301,12 +301,12 @@ def test_an_answer_that_is_no_stream() -> None:
     ],
 )
 def test_failures_have_our_kinds_and_no_secrets(
-    said: bytes, kind: str, words: str, status: int
+    response: bytes, kind: str, expected_text: str, status: int
 ) -> None:
-    got = completion(said, api_key=KEY)
+    got = completion(response, api_key=KEY)
     assert got.failure is not None
     assert (got.failure.kind, got.failure.http_status) == (kind, status)
-    assert words in got.failure.text
+    assert expected_text in got.failure.text
     assert KEY not in got.failure.text
     assert kind in KINDS
 
@@ -350,18 +350,21 @@ def test_timeouts() -> None:
 
 
 def test_what_is_cancelled_is_told_once() -> None:
-    told: list[Completion] = []
+    completions: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
         first, done = send(client)
         client.cancel(first, Failure("interrupted", "the user left"))
-        told.append(await done)
-        send(client)[1].add_done_callback(lambda future: told.append(future.result()))
+        completions.append(await done)
+        send(client)[1].add_done_callback(lambda future: completions.append(future.result()))
         await client.aclose()
 
     meet(None, drive)
-    assert [item.failure and item.failure.kind for item in told] == ["interrupted", "interrupted"]
-    assert told[0].failure == Failure("interrupted", "the user left")
+    assert [item.failure and item.failure.kind for item in completions] == [
+        "interrupted",
+        "interrupted",
+    ]
+    assert completions[0].failure == Failure("interrupted", "the user left")
 
 
 @pytest.mark.parametrize(
@@ -465,13 +468,19 @@ def test_both_clients_see_the_same_answers(stream: bool) -> None:
         ours, theirs = await run(pool), await run(reference)
         pool.close()
         await reference.aclose()
-        for one, other in zip(ours, theirs, strict=True):
-            assert (one.failure, one.text, one.usage) == (other.failure, other.text, other.usage)
-            assert (one.output_events, one.finish_reason) == (
+        for our_completion, other in zip(ours, theirs, strict=True):
+            assert (
+                our_completion.failure,
+                our_completion.text,
+                our_completion.usage,
+            ) == (other.failure, other.text, other.usage)
+            assert (our_completion.output_events, our_completion.finish_reason) == (
                 other.output_events,
                 other.finish_reason,
             )
-            assert one.usage.output == (one.request and one.request.max_tokens)
+            assert our_completion.usage.output == (
+                our_completion.request and our_completion.request.max_tokens
+            )
 
     with start(Options(ttft="1ms", itl="0")) as endpoint:
         asyncio.run(both(endpoint.url))

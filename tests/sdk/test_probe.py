@@ -120,20 +120,30 @@ def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
 def test_real_servers_are_known_by_their_answers(
     server: str, model: str, warned: bool, api: Api
 ) -> None:
-    found = InMemory(RECORDED[server]["answers"]).probe(api=api)
-    assert (found.server, found.server_profile.name, found.model) == (server, server, model)
-    assert found.template_tokens == (
+    probe_result = InMemory(RECORDED[server]["answers"]).probe(api=api)
+    assert (probe_result.server, probe_result.server_profile.name, probe_result.model) == (
+        server,
+        server,
+        model,
+    )
+    assert probe_result.template_tokens == (
         10 if api == "chat" else 0
     )  # role tags of the tiny model's chat template
-    assert found.token_ratio == 3.0  # its vocabulary has no "hello"
-    assert (found.reports_usage, found.has_exact_length, found.tokens_per_event) == (
+    assert probe_result.token_ratio == 3.0  # its vocabulary has no "hello"
+    assert (
+        probe_result.reports_usage,
+        probe_result.has_exact_length,
+        probe_result.tokens_per_event,
+    ) == (
         True,
         True,
         1.0,
     )
-    assert found.rtt_ms == 2.0
-    assert bool(found.warnings) is warned  # only one of them cannot be made to stop where we want
-    assert found.evidence
+    assert probe_result.rtt_ms == 2.0
+    assert (
+        bool(probe_result.warnings) is warned
+    )  # only one of them cannot be made to stop where we want
+    assert probe_result.evidence
 
 
 @pytest.mark.parametrize(
@@ -193,18 +203,25 @@ def test_hosted_services_are_asked_nothing_beside_their_api(
             return HttpResponse(status, head, text.encode())
 
     endpoint = Anything({})
-    found = endpoint.probe(url, model=None if "deployments" in url else "gpt-5-nano", api_key=KEY)
-    assert found.server == server
+    probe_result = endpoint.probe(
+        url, model=None if "deployments" in url else "gpt-5-nano", api_key=KEY
+    )
+    assert probe_result.server == server
     assert [name for name, _ in endpoint.asked if name.startswith("GET")] == [f"GET {models}"]
-    assert found.model == ("D" if "deployments" in url else "gpt-5-nano")
+    assert probe_result.model == ("D" if "deployments" in url else "gpt-5-nano")
     assert all(KEY in "".join(headers.values()) for _, headers in endpoint.asked)
 
 
 def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
     endpoint = InMemory(healthy())
-    found = endpoint.probe()
+    probe_result = endpoint.probe()
     assert len(endpoint.asked) == 5  # of them one for what the server says of engine and precision
-    assert (found.version, found.template_tokens, found.token_ratio, found.warnings) == (
+    assert (
+        probe_result.version,
+        probe_result.template_tokens,
+        probe_result.token_ratio,
+        probe_result.warnings,
+    ) == (
         "0.32.0",
         7,
         1.0,
@@ -214,16 +231,16 @@ def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
 
 def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
     endpoint = InMemory(healthy())
-    found = endpoint.probe(server="trtllm")
-    assert found.server == "trtllm"
-    assert len(found.warnings) == 1
-    assert "trtllm" in found.warnings[0] and "vllm" in found.warnings[0]
+    probe_result = endpoint.probe(server="trtllm")
+    assert probe_result.server == "trtllm"
+    assert len(probe_result.warnings) == 1
+    assert "trtllm" in probe_result.warnings[0] and "vllm" in probe_result.warnings[0]
     assert InMemory(healthy()).probe(server="vllm").warnings == ()
     assert len(endpoint.asked) == 5
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "expected_values"),
     [
         (
             {
@@ -295,23 +312,30 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
     ],
 )
 def test_version_engine_and_precision_are_what_the_server_says(
-    answers: dict[str, list[Any]], told: tuple[str, str, str]
+    answers: dict[str, list[Any]], expected_values: tuple[str, str, str]
 ) -> None:
-    found = InMemory(healthy(**answers)).probe()
-    assert (found.version, found.engine, found.precision) == told
+    probe_result = InMemory(healthy(**answers)).probe()
+    assert (probe_result.version, probe_result.engine, probe_result.precision) == expected_values
 
 
 def test_what_recorded_servers_say_of_themselves() -> None:
-    told = {
+    probe_results_by_name = {
         name: InMemory(RECORDED[name]["answers"]).probe()
         for name in ("llamacpp", "dynamo", "transformers")
     }
-    assert told["llamacpp"].version.startswith("b")
-    assert [(told[name].version, told[name].engine) for name in ("dynamo", "transformers")] == [
+    assert probe_results_by_name["llamacpp"].version.startswith("b")
+    assert [
+        (probe_results_by_name[name].version, probe_results_by_name[name].engine)
+        for name in ("dynamo", "transformers")
+    ] == [
         ("", ""),
         ("", ""),
     ]
-    assert [found.precision for found in told.values()] == ["F16", "", ""]
+    assert [probe_result.precision for probe_result in probe_results_by_name.values()] == [
+        "F16",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -330,15 +354,15 @@ def test_what_recorded_servers_say_of_themselves() -> None:
 def test_what_is_odd_is_said(
     changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]
 ) -> None:
-    found = InMemory(healthy(**changed)).probe(model="mine")
-    assert any(warning in text for text in found.warnings)
-    assert {name: getattr(found, name) for name in fields} == fields
+    probe_result = InMemory(healthy(**changed)).probe(model="mine")
+    assert any(warning in text for text in probe_result.warnings)
+    assert {name: getattr(probe_result, name) for name in fields} == fields
 
 
 def test_a_limit_of_the_users_own_is_not_called_inexact() -> None:
     endpoint = InMemory(healthy() | {"POST /v1/chat/completions 3": streamed(3, 3, 20)})
-    found = endpoint.probe(extra_body={"max_tokens": 3})
-    assert found.has_exact_length is None
+    probe_result = endpoint.probe(extra_body={"max_tokens": 3})
+    assert probe_result.has_exact_length is None
     assert all(body["max_tokens"] == 3 for body in endpoint.bodies)
 
 
@@ -348,18 +372,19 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
             self, method: str, path: str, headers: Any, body: bytes
         ) -> HttpResponse:
             if b'"max_tokens"' in body:
-                said = (
+                message = (
                     "Unsupported parameter: 'max_tokens' is not supported with this model. "
                     "Use 'max_completion_tokens'"
                 )
-                return HttpResponse(400, JSON, json.dumps({"error": {"message": said}}).encode())
+                return HttpResponse(400, JSON, json.dumps({"error": {"message": message}}).encode())
             return await super().send_request(method, path, headers, body)
 
-    found = Modern(healthy()).probe(server="azure")
+    probe_result = Modern(healthy()).probe(server="azure")
     assert (
-        found.server_profile.output_limit_field_for("chat", "any name") == "max_completion_tokens"
+        probe_result.server_profile.output_limit_field_for("chat", "any name")
+        == "max_completion_tokens"
     )
-    assert found.template_tokens == 7
+    assert probe_result.template_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -389,8 +414,8 @@ def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 500, 503])
 def test_a_list_of_models_that_is_refused_is_not_needed_where_a_model_is_named(status: int) -> None:
-    found = InMemory(healthy(models=[status, JSON, "{}"])).probe(model="tiny", api_key=KEY)
-    assert found.model == "tiny" and found.reports_usage
+    probe_result = InMemory(healthy(models=[status, JSON, "{}"])).probe(model="tiny", api_key=KEY)
+    assert probe_result.model == "tiny" and probe_result.reports_usage
 
 
 def test_a_list_of_models_that_never_comes_is_not_needed_where_a_model_is_named() -> None:
@@ -431,8 +456,12 @@ def test_the_probe_learns_the_lowest_output_limit_from_the_refusal(
     refusal: str, minimum: int
 ) -> None:
     server = LimitedOutput(minimum, refusal=refusal)
-    found = server.probe(output_lengths=OutputLengths(shortest=1))
-    assert (found.has_exact_length, found.per_token_ms, found.one_token_response_ms) == (
+    probe_result = server.probe(output_lengths=OutputLengths(shortest=1))
+    assert (
+        probe_result.has_exact_length,
+        probe_result.per_token_ms,
+        probe_result.one_token_response_ms,
+    ) == (
         True,
         1.0,
         1.0,
@@ -478,8 +507,8 @@ def test_the_first_requests_of_the_probe_are_within_limits_that_the_load_keeps(
 @pytest.mark.parametrize("longest", [1, 4, 8, 100])
 def test_the_probe_requests_no_longer_output_than_the_load(longest: int) -> None:
     server = LimitedOutput(minimum=1, maximum=longest)
-    found = server.probe(output_lengths=OutputLengths(1, longest))
-    assert found.has_exact_length
+    probe_result = server.probe(output_lengths=OutputLengths(1, longest))
+    assert probe_result.has_exact_length
     assert max(server.requested_tokens) <= longest
 
 
@@ -503,13 +532,13 @@ def test_a_media_type_in_capitals_and_any_status_of_success_are_read() -> None:
 
 
 def test_one_object_where_a_stream_was_requested_is_said() -> None:
-    whole = {
+    document = {
         "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 43, "completion_tokens": LONG_TOKENS},
     }
-    found = InMemory(healthy(long=[200, JSON, json.dumps(whole)])).probe()
-    assert found.ignores_stream and found.tokens_per_event is None
-    assert len(found.warnings) == 1
+    probe_result = InMemory(healthy(long=[200, JSON, json.dumps(document)])).probe()
+    assert probe_result.ignores_stream and probe_result.tokens_per_event is None
+    assert len(probe_result.warnings) == 1
 
 
 def test_a_body_that_is_compressed_is_named() -> None:
@@ -522,9 +551,9 @@ def test_a_body_that_is_compressed_is_named() -> None:
 def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
     status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     both = text.replace('"prompt_tokens": 43', '"prompt_tokens": 43, "cached_tokens": 99')
-    found = InMemory(healthy(long=[status, head, both])).probe()
-    assert found.template_tokens is None and found.reports_usage
-    assert sum("contradict" in warning for warning in found.warnings) == 1
+    probe_result = InMemory(healthy(long=[status, head, both])).probe()
+    assert probe_result.template_tokens is None and probe_result.reports_usage
+    assert sum("contradict" in warning for warning in probe_result.warnings) == 1
 
 
 def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
@@ -536,7 +565,7 @@ def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "This model's maximum context length is 64 tokens. However, you requested 103 tokens.",
         "the request exceeds the available context size, try increasing it",
@@ -546,8 +575,8 @@ def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
         "input is too long: 103 tokens, at most 64",
     ],
 )
-def test_a_context_that_is_too_short_is_no_field_to_remove(said: str) -> None:
-    overflow = [400, JSON, json.dumps({"error": {"message": said}})]
+def test_a_context_that_is_too_short_is_no_field_to_remove(message: str) -> None:
+    overflow = [400, JSON, json.dumps({"error": {"message": message}})]
     with pytest.raises(TargetUnusable) as caught:
         InMemory(healthy(short=overflow, long=overflow)).probe()
     assert "context" in caught.value.hint and "FIELD" not in caught.value.hint
@@ -558,8 +587,8 @@ def test_adapters_are_no_models_to_choose_from() -> None:
         {"id": "lora", "owned_by": "vllm", "parent": "base"},
         {"id": "base", "owned_by": "vllm", "parent": None},
     ]
-    found = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()
-    assert found.model == "base"
+    probe_result = InMemory(healthy(models=[200, JSON, json.dumps({"data": rows})])).probe()
+    assert probe_result.model == "base"
 
 
 ERRORS = RECORDED["errors"]["answers"]
@@ -627,19 +656,23 @@ def test_a_missing_path_is_named_and_another_api_is_no_way_to_rerank() -> None:
 def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
     status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     absurd = text.replace(f'"completion_tokens": {LONG_TOKENS}', f'"completion_tokens": {tokens}')
-    found = InMemory(healthy(long=[status, head, absurd])).probe()
-    assert any("impossible number of tokens" in warning for warning in found.warnings)
-    assert not any("no usage" in warning for warning in found.warnings)
+    probe_result = InMemory(healthy(long=[status, head, absurd])).probe()
+    assert any("impossible number of tokens" in warning for warning in probe_result.warnings)
+    assert not any("no usage" in warning for warning in probe_result.warnings)
 
 
 def test_a_header_with_a_key_says_that_the_other_key_stays_here() -> None:
     server = InMemory(healthy())
-    found = server.probe("http://me:secret@h", api_key=KEY, headers=[("X-Api-Key", "theirs")])
+    probe_result = server.probe(
+        "http://me:secret@h", api_key=KEY, headers=[("X-Api-Key", "theirs")]
+    )
     assert {"Authorization", "X-Api-Key"} <= server.asked[-1][1].keys(), (
         "the pair of the URL is for this server"
     )
-    found = InMemory(healthy()).probe(api_key=KEY, headers=[("X-Api-Key", "theirs")])
-    assert any("not sent" in warning and "X-Api-Key" in warning for warning in found.warnings)
+    probe_result = InMemory(healthy()).probe(api_key=KEY, headers=[("X-Api-Key", "theirs")])
+    assert any(
+        "not sent" in warning and "X-Api-Key" in warning for warning in probe_result.warnings
+    )
 
 
 class Shaky(InMemory):
@@ -803,7 +836,7 @@ def test_nothing_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "is_named"),
     [
         ({}, False),
         ({"http_proxy": "http://p:1"}, True),
@@ -813,7 +846,7 @@ def test_nothing_there() -> None:
     ],
 )
 def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], told: bool
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_named: bool
 ) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -822,7 +855,7 @@ def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
         monkeypatch.setenv(name, value)
     with refused(TargetUnusable, "connect") as caught:
         asyncio.run(HttpFetcher(Target.parse("http://127.0.0.1:1")).connect())
-    assert ("proxy" in caught.value.hint) is told
+    assert ("proxy" in caught.value.hint) is is_named
 
 
 def test_tls_with_a_server_of_http_2_only() -> None:
@@ -866,16 +899,21 @@ def test_the_embedded_endpoint() -> None:
         )
 
     with start(Options(ttft="1ms", itl="0", stream_interval=4)) as endpoint:
-        found = asyncio.run(run(endpoint.url))
-        assert (found.server, found.model, found.has_exact_length, found.reports_usage) == (
+        probe_result = asyncio.run(run(endpoint.url))
+        assert (
+            probe_result.server,
+            probe_result.model,
+            probe_result.has_exact_length,
+            probe_result.reports_usage,
+        ) == (
             "trtllm",
             "sim",
             True,
             True,
         )
-        assert found.tokens_per_event is not None
-        assert found.tokens_per_event > 2
-        assert found.rtt_ms > 0
+        assert probe_result.tokens_per_event is not None
+        assert probe_result.tokens_per_event > 2
+        assert probe_result.rtt_ms > 0
         with refused(TargetUnusable, "http_4xx") as caught:
             asyncio.run(run(endpoint.url, extra_body={"temperatur": 0}))
         assert "--extra-body" in caught.value.hint

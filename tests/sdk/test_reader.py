@@ -24,7 +24,7 @@ TRANSCRIPTS = repository_paths.DATA / "transcripts"
 
 def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:
     heard: list[Completion] = []
-    made = Exchange(
+    exchange_state = Exchange(
         None,
         b"",
         b"",
@@ -34,21 +34,21 @@ def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:
         is_stream_requested=True,
         keep_text=keep_text,
     )
-    made.sent_at = 1
-    return made, heard
+    exchange_state.sent_at = 1
+    return exchange_state, heard
 
 
 def answered(*pieces: bytes, reset: str = "") -> Completion:
     """Return the completion of a response that arrives in these pieces, 10 ns apart."""
-    made, heard = exchange()
+    exchange_state, heard = exchange()
     at = 100
     for piece in pieces:
-        if piece and made.feed_reads([(piece, at, at + 3, at - 10, True)]):
+        if piece and exchange_state.feed_reads([(piece, at, at + 3, at - 10, True)]):
             break
         at += 10
     else:
-        made.end_with_connection(at, reset)
-    made.report_completion()
+        exchange_state.end_with_connection(at, reset)
+    exchange_state.report_completion()
     return heard[0]
 
 
@@ -60,7 +60,7 @@ def splits(data: bytes) -> list[list[bytes]]:
     ]
 
 
-def said(done: Completion) -> tuple[Any, ...]:
+def comparable_facts(done: Completion) -> tuple[Any, ...]:
     """All that must not depend on how the bytes were cut."""
     counts = (done.output_events, done.first_event_tokens, done.bytes_received, done.http_status)
     return (
@@ -180,8 +180,8 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_what_real_servers_said(name: str) -> None:
     case, data = FILES[name], (TRANSCRIPTS / f"{name}.http").read_bytes()
-    found = [answered(*pieces) for pieces in splits(data)]
-    done = found[0]
+    completions = [answered(*pieces) for pieces in splits(data)]
+    done = completions[0]
     assert (done.text, done.output_events, done.http_status) == (
         case.text,
         case.events,
@@ -192,7 +192,9 @@ def test_what_real_servers_said(name: str) -> None:
     assert done.finish_reason == ("" if case.kind else "length")
     assert (done.failure.kind if done.failure else "") == case.kind
     assert case.words in (done.failure.text if done.failure else "")
-    assert [said(other) for other in found[1:]] == [said(done)] * (len(found) - 1)
+    assert [comparable_facts(other) for other in completions[1:]] == [comparable_facts(done)] * (
+        len(completions) - 1
+    )
     assert done.bytes_received == len(data)
 
 
@@ -203,13 +205,13 @@ def test_every_transcript_is_in_the_table() -> None:
 
 def test_any_cut_of_a_real_stream_is_a_failure_with_what_came() -> None:
     data = (TRANSCRIPTS / "dynamo/chat_stream_usage.http").read_bytes()
-    whole = answered(data).text or ""
+    full_text = answered(data).text or ""
     kinds = set()
     for end in range(0, len(data), 5):
         for reset in ("", "Connection reset by owner"):
             done = answered(data[:end], reset=reset)
             assert done.failure is not None, end
-            assert whole.startswith(done.text or "")
+            assert full_text.startswith(done.text or "")
             kinds.add((done.failure.kind, bool(reset)))
     assert kinds == {("reset", False), ("truncated", False), ("reset", True)}
 
@@ -218,11 +220,11 @@ def test_any_cut_of_a_real_stream_is_a_failure_with_what_came() -> None:
 
 
 def event(*, finish: str | None = None, usage: Any = None, **delta: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "id": "x",
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
     }
-    return made | ({"usage": usage} if usage is not None else {})
+    return document | ({"usage": usage} if usage is not None else {})
 
 
 def piece(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -707,8 +709,8 @@ TRAPS: dict[
 @pytest.mark.parametrize("name", TRAPS)
 def test_traps(name: str) -> None:
     data, text, events, tokens, kind = TRAPS[name]
-    found = [answered(*pieces) for pieces in splits(data)]
-    done = found[0]
+    completions = [answered(*pieces) for pieces in splits(data)]
+    done = completions[0]
     assert (done.failure.kind if done.failure else "") == kind, done.failure
     assert (done.text, done.output_events, done.usage.output) == (text, events, tokens)
     assert (done.last_token >= 0) is (events > 0)
@@ -716,9 +718,11 @@ def test_traps(name: str) -> None:
     if kind == "error_event" and not done.finish_reason:
         assert done.failure is not None and done.failure.text == "engine died"
     if kind != "malformed":
-        assert [said(other) for other in found[1:]] == [said(done)] * (len(found) - 1)
+        assert [comparable_facts(other) for other in completions[1:]] == [
+            comparable_facts(done)
+        ] * (len(completions) - 1)
     else:
-        assert {other.failure.kind for other in found if other.failure} == {"malformed"}
+        assert {other.failure.kind for other in completions if other.failure} == {"malformed"}
 
 
 def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
@@ -779,12 +783,12 @@ def chunk(*events: Any) -> bytes:
     ],
 )
 def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], exact: bool) -> None:
-    made, heard = exchange()
-    made.feed_reads([(stream(end=b""), 50, 50, 40, True)])
+    exchange_state, heard = exchange()
+    exchange_state.feed_reads([(stream(end=b""), 50, 50, 40, True)])
     for i, data in enumerate(pieces):
-        made.feed_reads([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
-    made.end_with_connection(200, "")
-    made.report_completion()
+        exchange_state.feed_reads([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
+    exchange_state.end_with_connection(200, "")
+    exchange_state.report_completion()
     assert heard[0].stamp_error == (0 if exact else 7)
 
 
@@ -842,16 +846,18 @@ def test_usage_of_every_shape() -> None:
         completion_tokens_details={"reasoning_tokens": 2},
     )
     odd = {"prompt_tokens": True, "completion_tokens": -1, "prompt_tokens_details": 3}
-    for said, usage in (
+    for usage_document, usage in (
         (full, Usage(input=9, output=5, cached=4, reasoning=2)),
         ({"input_tokens": 1, "output_tokens": 2}, Usage(input=1, output=2)),
         *((nothing, Usage()) for nothing in (None, [], 7, odd)),
     ):
-        assert answered(stream(A, STOP | {"usage": said}, DONE)).usage == usage, said
+        assert answered(stream(A, STOP | {"usage": usage_document}, DONE)).usage == usage, (
+            usage_document
+        )
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "expected_text"),
     [
         (b'{"error":{"message":"m","code":1}}', "m"),
         (b'{"error":"m"}', "m"),
@@ -867,8 +873,8 @@ def test_usage_of_every_shape() -> None:
         (b'{"error":%d}' % 10**40, str(10**40)),
     ],
 )
-def test_error_text(body: bytes, words: str) -> None:
-    assert error_text(body) == words
+def test_error_text(body: bytes, expected_text: str) -> None:
+    assert error_text(body) == expected_text
 
 
 JSONS = st.recursive(
@@ -937,7 +943,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 def test_any_split_says_the_same(name: str, places: list[int]) -> None:
     data, *_, kind = TRAPS[name]
     if kind != "malformed":
-        assert said(answered(*cut(data, places))) == said(answered(data))
+        assert comparable_facts(answered(*cut(data, places))) == comparable_facts(answered(data))
 
 
 # -- the stamp error of every output event ---------------------------------------------------------
@@ -951,12 +957,12 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any
     """Return the timeline and the completion of reads given as (bytes, timestamp, empty_at)."""
     timeline = EventTimeline()
     heard: list[Any] = []
-    made = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
-    made.sent_at = 1
-    for data, stamp, empty_at in reads:
-        made.feed_reads([(data, stamp, stamp, empty_at, True)])
-    made.end_with_connection(10**12, "")
-    made.report_completion()
+    exchange_state = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
+    exchange_state.sent_at = 1
+    for data, timestamp_ns, empty_at in reads:
+        exchange_state.feed_reads([(data, timestamp_ns, timestamp_ns, empty_at, True)])
+    exchange_state.end_with_connection(10**12, "")
+    exchange_state.report_completion()
     return timeline, heard[0]
 
 
@@ -999,9 +1005,9 @@ def test_an_end_that_waited_with_its_last_token_is_wrong_by_a_mean_gap_at_most()
 def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
     assert b"hunked" not in body
-    one = b"data: " + json.dumps(A).encode() + b"\n\n"
+    event_bytes = b"data: " + json.dumps(A).encode() + b"\n\n"
     timeline, done = read_errors(
-        [(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)]
+        [(body, 50, 40), (event_bytes, 60, 55), (event_bytes * 3, 100, 93), (event_bytes, 110, 105)]
     )
     assert (timeline.uncertainties, done.max_gap, done.max_gap_error, done.last_token_error) == (
         [(7, 2)],
@@ -1034,7 +1040,7 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
     )
     refused = b"HTTP/1.1 503 Busy\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
     half = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/eve"
-    for data, kind, words, status in (
+    for data, kind, expected_text, status in (
         (
             packed,
             "malformed",
@@ -1060,7 +1066,7 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
             failure = answered(*pieces).failure
             assert failure is not None
             assert (failure.kind, failure.http_status) == (kind, status)
-            assert words in failure.text
+            assert expected_text in failure.text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from loadgen_sdk import Measurement, OpenTelemetry, instrument, measurement_of
 from scripted_server import CHAT, CHAT_EVENTS, answer, events, serving
 
-ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+REQUEST: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 WAYS = ("blocking", "async")
 
 
@@ -66,12 +66,12 @@ class Instrumentor:
         blocking, waiting = self.plain
 
         def create(*args: Any, **kwargs: Any) -> Any:
-            made = blocking(*args, **kwargs)
-            return Proxy(made) if kwargs.get("stream") else made
+            response = blocking(*args, **kwargs)
+            return Proxy(response) if kwargs.get("stream") else response
 
         async def acreate(*args: Any, **kwargs: Any) -> Any:
-            made = await waiting(*args, **kwargs)
-            return Proxy(made) if kwargs.get("stream") else made
+            response = await waiting(*args, **kwargs)
+            return Proxy(response) if kwargs.get("stream") else response
 
         resources.Completions.create, resources.AsyncCompletions.create = create, acreate  # type: ignore
         type(self)._instance, self._is_instrumented_by_opentelemetry = self, True
@@ -124,39 +124,44 @@ def client(way: str, url: str, observers: Any) -> Any:
 @pytest.mark.parametrize("way", WAYS)
 def test_streams_through_another_instrumentation(other: Any, order: str, way: str) -> None:
     """`with stream:` and `stream.close()` work, although the proxy has no `close` of its own."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
 
-    def use(own: Any) -> None:
-        with own.chat.completions.create(**ASKED, stream=True) as stream:
+    def use(measured_client: Any) -> None:
+        with measured_client.chat.completions.create(**REQUEST, stream=True) as stream:
             assert len([*stream]) == len(CHAT_EVENTS)
-        assert measurement_of(stream) is told[0]
-        stream = own.chat.completions.create(**ASKED, stream=True)
+        assert measurement_of(stream) is measurements[0]
+        stream = measured_client.chat.completions.create(**REQUEST, stream=True)
         next(stream)
         stream.close()
-        assert measurement_of(stream) is told[1]
+        assert measurement_of(stream) is measurements[1]
 
-    async def use_async(own: Any) -> None:
-        async with own:
-            async with await own.chat.completions.create(**ASKED, stream=True) as stream:
+    async def use_async(measured_client: Any) -> None:
+        async with measured_client:
+            async with await measured_client.chat.completions.create(
+                **REQUEST, stream=True
+            ) as stream:
                 assert len([event async for event in stream]) == len(CHAT_EVENTS)
-            assert measurement_of(stream) is told[0]
-            stream = await own.chat.completions.create(**ASKED, stream=True)
+            assert measurement_of(stream) is measurements[0]
+            stream = await measured_client.chat.completions.create(**REQUEST, stream=True)
             await anext(stream)
             await stream.close()
-            assert measurement_of(stream) is told[1] and stream.response.is_closed
+            assert measurement_of(stream) is measurements[1] and stream.response.is_closed
 
     with serving(events(*CHAT_EVENTS)) as server:
         if order == "before":
             other.instrument()
-        own = client(way, server.url, told.append)
+        measured_client = client(way, server.url, measurements.append)
         if order == "after":
             other.instrument()
         if way == "blocking":
-            with own:
-                use(own)
+            with measured_client:
+                use(measured_client)
         else:
-            asyncio.run(use_async(own))
-    assert [(one.status, one.output_tokens) for one in told] == [("ok", 3), ("abandoned", 0)]
+            asyncio.run(use_async(measured_client))
+    assert [(measurement.status, measurement.output_tokens) for measurement in measurements] == [
+        ("ok", 3),
+        ("abandoned", 0),
+    ]
 
 
 @pytest.mark.filterwarnings(
@@ -177,34 +182,38 @@ def test_no_call_is_reported_twice(
     tracer = trace.TracerProvider()
     tracer.add_span_processor(SimpleSpanProcessor(spans))
     meter = metrics.MeterProvider([reader])
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     ours = OpenTelemetry(tracer_provider=tracer, meter_provider=meter)
 
     def scopes() -> list[str]:
         data = reader.get_metrics_data()
-        found = (
+        scope_metrics = (
             []
             if data is None
-            else [scope for one in data.resource_metrics for scope in one.scope_metrics]
+            else [
+                scope
+                for resource_metrics in data.resource_metrics
+                for scope in resource_metrics.scope_metrics
+            ]
         )
-        return [scope.scope.name for scope in found]
+        return [scope.scope.name for scope in scope_metrics]
 
     with serving(answer(CHAT)) as server:
         if order == "before":
             other.instrument(tracer_provider=tracer, meter_provider=meter)
-        with client("blocking", server.url, [ours, told.append]) as own:
+        with client("blocking", server.url, [ours, measurements.append]) as measured_client:
             if order == "after":
                 other.instrument(tracer_provider=tracer, meter_provider=meter)
             for _ in range(2):
-                own.chat.completions.create(**ASKED)
+                measured_client.chat.completions.create(**REQUEST)
             assert "loadgen_sdk" not in scopes()
             assert "loadgen_sdk" not in [
                 span.instrumentation_scope.name for span in spans.get_finished_spans()
             ]
-            assert caplog.text.count("already reports") == 1 and len(told) == 2
+            assert caplog.text.count("already reports") == 1 and len(measurements) == 2
             other.uninstrument()
-            own.chat.completions.create(**ASKED)
+            measured_client.chat.completions.create(**REQUEST)
     assert [span.instrumentation_scope.name for span in spans.get_finished_spans()].count(
         "loadgen_sdk"
     ) == 1
-    assert "loadgen_sdk" in scopes() and len(told) == 3
+    assert "loadgen_sdk" in scopes() and len(measurements) == 3

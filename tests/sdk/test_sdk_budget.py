@@ -79,15 +79,17 @@ def test_a_ledger_adds_until_the_limit(
 def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
     shared: bool, tmp_path: Path
 ) -> None:
-    budget, told = (
+    budget, measurements = (
         Budget("0.1 USD/day", shared=tmp_path / "store" if shared else None),
         list[Measurement](),
     )
     with (
         serving(answer(CHAT)) as server,
-        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as plain_client,
     ):
-        client = instrument(own, told.append, prices=PRICE, budget=budget, retry=Retry(3))
+        client = instrument(
+            plain_client, measurements.append, prices=PRICE, budget=budget, retry=Retry(3)
+        )
         for _ in range(2):
             client.chat.completions.create(**ASK)
         assert budget.spent == pytest.approx(0.078)
@@ -97,8 +99,10 @@ def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
             client.chat.completions.create(**ASK)
         assert len(server.heard) == 2
     assert (stopped.value.limit, stopped.value.spent) == (0.1, pytest.approx(0.078))
-    assert [one.status for one in told] == ["ok", "ok", "failed"] and len(told[2].attempts) == 0
-    assert told[2].failure is not None and told[2].failure.kind == "over_budget"
+    assert [measurement.status for measurement in measurements] == ["ok", "ok", "failed"] and len(
+        measurements[2].attempts
+    ) == 0
+    assert measurements[2].failure is not None and measurements[2].failure.kind == "over_budget"
     if shared:
         assert '"spent":0.078' in (tmp_path / "store").read_text()
 
@@ -108,8 +112,10 @@ def test_a_stream_in_an_event_loop(tmp_path: Path) -> None:
 
     async def go() -> None:
         with serving(events(*CHAT_EVENTS)) as server:
-            async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
-                client = instrument(own, prices=PRICE, budget=budget)
+            async with openai.AsyncOpenAI(
+                base_url=server.url, api_key="k", max_retries=0
+            ) as plain_client:
+                client = instrument(plain_client, prices=PRICE, budget=budget)
                 stream = await client.chat.completions.create(**ASK, stream=True)
                 during = budget.spent
                 async for _ in stream:
@@ -143,34 +149,36 @@ def test_the_projects_own_client() -> None:
 )
 def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> None:
     budget = Budget("1 USD/month")
-    said = answer({"error": {}}, status)
+    response = answer({"error": {}}, status)
     with (
-        serving(said) as server,
-        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own,
+        serving(response) as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as plain_client,
     ):
-        client = instrument(own, prices=PRICE, budget=budget, retry=Retry(2, first_wait_s=0.001))
+        client = instrument(
+            plain_client, prices=PRICE, budget=budget, retry=Retry(2, first_wait_s=0.001)
+        )
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(**ASK)
     assert budget.spent == spent
 
 
 WRITES = TokenPrice(input=1000.0, output=10_000.0, cached=100.0, cache_write=1250.0)
-SAID = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 READ, WRITTEN = {"cached_tokens": 4}, {"cached_tokens": 4, "cache_write_tokens": 2}
 
 
 @pytest.mark.parametrize(
     ("usage", "written", "spent"),
     [
-        ({**SAID, "prompt_tokens_details": READ}, None, 0.0354),
-        ({**SAID, "prompt_tokens_details": WRITTEN}, 2, 0.0359),  # as OpenAI says it
+        ({**USAGE, "prompt_tokens_details": READ}, None, 0.0354),
+        ({**USAGE, "prompt_tokens_details": WRITTEN}, 2, 0.0359),  # as OpenAI says it
         (
-            {**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 5},
+            {**USAGE, "prompt_tokens_details": READ, "cache_creation_input_tokens": 5},
             5,
             0.03665,
         ),  # as LiteLLM does
         (
-            {**SAID, "prompt_tokens_details": READ, "cache_creation_input_tokens": 99},
+            {**USAGE, "prompt_tokens_details": READ, "cache_creation_input_tokens": 99},
             None,
             0.0325,
         ),  # more than there is: the estimate stays booked
@@ -180,7 +188,7 @@ def test_what_usage_says_was_written_to_a_cache_pays_for_it(
     usage: Any, written: int | None, spent: float
 ) -> None:
     """All that came from no cache was billed as written, whatever the usage said."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     budget = Budget("1 USD")
 
     async def other(url: str) -> None:
@@ -190,24 +198,31 @@ def test_what_usage_says_was_written_to_a_cache_pays_for_it(
             "prices": WRITES,
             "stream": False,
         }
-        async with Client(url, on_measurement=told.append, **options) as client:
+        async with Client(url, on_measurement=measurements.append, **options) as client:
             await client.complete("Hello")
 
     with (
         serving(answer({**CHAT, "usage": usage})) as server,
-        openai.OpenAI(base_url=server.url, api_key="k") as own,
+        openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
     ):
-        instrument(own, told.append, prices=WRITES, budget=budget).chat.completions.create(**ASK)
+        instrument(
+            plain_client, measurements.append, prices=WRITES, budget=budget
+        ).chat.completions.create(**ASK)
         asyncio.run(other(server.url))
     assert budget.spent == pytest.approx(spent, rel=1e-9)
     cost = None if usage.get("cache_creation_input_tokens") == 99 else pytest.approx(spent)
-    assert [(one.cost, one.cache_written_tokens) for one in told] == 2 * [(cost, written)]
+    assert [
+        (measurement.cost, measurement.cache_written_tokens) for measurement in measurements
+    ] == 2 * [(cost, written)]
 
 
 def test_what_may_be_written_to_a_cache_is_booked() -> None:
     """A prompt of 2 tokens and an answer of 3: 0.0325 where it may be written, 0.032 plain."""
-    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
-        client = instrument(own, prices=WRITES, budget="0.0324 USD")
+    with (
+        serving(answer(CHAT)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
+    ):
+        client = instrument(plain_client, prices=WRITES, budget="0.0324 USD")
         with pytest.raises(BudgetExceeded, match=r"a call of about 0\.0325 USD"):
             client.chat.completions.create(**ASK)
         assert not server.heard
@@ -215,20 +230,23 @@ def test_what_may_be_written_to_a_cache_is_booked() -> None:
 
 def test_an_answer_without_counts_costs_its_estimate() -> None:
     budget = Budget("1 USD")
-    said = answer({**CHAT, "usage": None})
+    response = answer({**CHAT, "usage": None})
     with (
-        serving(said) as server,
-        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own,
+        serving(response) as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as plain_client,
     ):
-        client = instrument(own, prices=PRICE, budget=budget)
+        client = instrument(plain_client, prices=PRICE, budget=budget)
         with pytest.warns(UserWarning, match="no token counts"):
             client.chat.completions.create(**{**ASK, "model": "uncounted"})
     assert budget.spent == pytest.approx(0.032)  # 2 tokens of prompt, and the output limit of 3
 
 
 def test_a_model_without_a_price_is_refused() -> None:
-    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
-        client = instrument(own, prices={"other": PRICE}, budget="1 USD/day")
+    with (
+        serving(answer(CHAT)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
+    ):
+        client = instrument(plain_client, prices={"other": PRICE}, budget="1 USD/day")
         with (
             pytest.warns(UserWarning, match="no price"),
             pytest.raises(BudgetExceeded, match="has no price"),
@@ -336,7 +354,7 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
             )
 
 
-WHOLE = "currency: USD\nper_token:\n"
+PRICES_HEADER = "currency: USD\nper_token:\n"
 ENTRY = (
     "- {model: m, provider: p, source: s, as_of: 2025, "
     "per_million_input: 1, per_million_output: 2}\n"
@@ -351,7 +369,9 @@ ENTRY = (
         ("currency: USD\nper_token: 3\n", "wrong_type"),
         ("currency: [\n", "invalid_value"),
         (
-            WHOLE + ENTRY.replace("m,", "m, url: a,", 1) + ENTRY.replace("m,", "m, url: b,", 1),
+            PRICES_HEADER
+            + ENTRY.replace("m,", "m, url: a,", 1)
+            + ENTRY.replace("m,", "m, url: b,", 1),
             "conflict",  # two offers, of which a later price of one says nothing of the other
         ),
     ],
@@ -392,7 +412,7 @@ def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
     old: str, new: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "prices.yaml"
-    file.write_text((WHOLE + ENTRY).replace(old, new))
+    file.write_text((PRICES_HEADER + ENTRY).replace(old, new))
     with pytest.raises((UserError, CombinedError)) as theirs:
         load_prices(file)
     (fault,) = getattr(theirs.value, "errors", [theirs.value])

@@ -35,7 +35,7 @@ from loadgen.sim.server.options import Options
 BUSY = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="1")
 STREAM = events(*CHAT_EVENTS, x_request_id="r-7", server_timing="ttft;dur=5")
 KNOWN: dict[str, Any] = {"model": "m", "server": "vllm"}
-Told = list[Measurement]
+Measurements = list[Measurement]
 
 
 def quick(**more: Any) -> Retry:
@@ -43,18 +43,20 @@ def quick(**more: Any) -> Retry:
 
 
 def run(
-    said: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any
-) -> tuple[Any, Told, list[Any]]:
+    responses: tuple[bytes, ...], use: Callable[[Client], Any], **options: Any
+) -> tuple[Any, Measurements, list[Any]]:
     """Run `use(client)` against a server. Return its result, the measurements and requests."""
-    told: Told = []
+    measurements: Measurements = []
 
     async def go(url: str) -> Any:
-        async with Client(url, **{**KNOWN, "on_measurement": told.append, **options}) as client:
+        async with Client(
+            url, **{**KNOWN, "on_measurement": measurements.append, **options}
+        ) as client:
             return await use(client)
 
-    with serving(*said) as server:
+    with serving(*responses) as server:
         result = asyncio.run(go(server.url))
-    return result, told, server.heard
+    return result, measurements, server.heard
 
 
 def test_the_probe_waits_as_long_as_a_call_may() -> None:
@@ -65,8 +67,8 @@ def test_the_probe_waits_as_long_as_a_call_may() -> None:
             await Client(url, timeout_s=0.2).complete("Hi")
 
     models = answer({"data": [{"id": "m"}]})
-    for said in ((HANG,), (models, models, HANG)):
-        with serving(*said) as server:
+    for responses in ((HANG,), (models, models, HANG)):
+        with serving(*responses) as server:
             asyncio.run(go(server.url))
 
 
@@ -99,9 +101,9 @@ def test_a_stream_is_measured_by_the_kernels_clock() -> None:
     async def use(client: Client) -> list[str]:
         return [event.text async for event in client.stream([{"role": "user", "content": "Hi"}])]
 
-    texts, told, heard = run((STREAM,), use, prices=TokenPrice(1, 2), keep_content=True)
+    texts, measurements, heard = run((STREAM,), use, prices=TokenPrice(1, 2), keep_content=True)
     assert texts == ["Hel", "lo ", "there."]
-    measured = told[0]
+    measured = measurements[0]
     assert (
         measured.status,
         measured.token_source,
@@ -135,45 +137,53 @@ def test_attempts_end_where_something_was_delivered() -> None:
                 got.append(event.text)  # noqa: PERF401 - what came before the failure counts
         return got, failed.value.kind
 
-    said = (BUSY, cut(events(chunk("Hel"), done=False)), STREAM)
-    (got, kind), told, heard = run(said, use, retry=quick())
+    responses = (BUSY, cut(events(chunk("Hel"), done=False)), STREAM)
+    (got, kind), measurements, heard = run(responses, use, retry=quick())
     assert (got, kind, len(heard)) == (["Hel"], "truncated", 2)
-    assert [one.failure and one.failure.kind for one in told[0].attempts] == [
+    assert [attempt.failure and attempt.failure.kind for attempt in measurements[0].attempts] == [
         "http_429",
         "truncated",
     ]
-    assert (told[0].status, told[0].retries) == ("failed", 1)
+    assert (measurements[0].status, measurements[0].retries) == ("failed", 1)
 
 
 def test_complete_tries_again_and_tells_every_attempt() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi")
 
-    completion, told, heard = run((BUSY, cut(STREAM), STREAM), use, retry=quick())
+    completion, measurements, heard = run((BUSY, cut(STREAM), STREAM), use, retry=quick())
     assert completion.failure is None and completion.text == "Hello there." and len(heard) == 3
-    assert [one.failure and one.failure.kind for one in told[0].attempts] == [
+    assert [attempt.failure and attempt.failure.kind for attempt in measurements[0].attempts] == [
         "http_429",
         "truncated",
         None,
     ]
-    assert (len(told), told[0].status, told[0].attempts[0].waited_ms) == (1, "ok", 1.0)
+    assert (len(measurements), measurements[0].status, measurements[0].attempts[0].waited_ms) == (
+        1,
+        "ok",
+        1.0,
+    )
 
 
 def test_failures_come_back_as_they_are() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi"), latest_measurement()
 
-    (completion, latest), told, _ = run(
+    (completion, latest), measurements, _ = run(
         (answer({"error": {"message": "no"}}, "400 Bad Request"),), use, retry=quick()
     )
     assert completion.failure.kind == "http_4xx" and completion.failure.http_status == 400
-    assert latest is told[0] and told[0].status == "failed" and told[0].retries == 0
+    assert (
+        latest is measurements[0]
+        and measurements[0].status == "failed"
+        and measurements[0].retries == 0
+    )
 
 
 @pytest.mark.parametrize("how", ["stream", "complete", "throttled"])
 def test_cancelled_calls_are_measured(how: str) -> None:
     async def use(client: Client) -> None:
-        held = await client.policy.throttle.acquire(model="m") if client.policy.throttle else None
+        permit = await client.policy.throttle.acquire(model="m") if client.policy.throttle else None
 
         async def call() -> None:
             if how == "stream":
@@ -183,7 +193,7 @@ def test_cancelled_calls_are_measured(how: str) -> None:
                 await client.complete("Hi")
 
         task = asyncio.create_task(call())
-        while not (client.in_flight or held):
+        while not (client.in_flight or permit):
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -191,10 +201,13 @@ def test_cancelled_calls_are_measured(how: str) -> None:
             await task
         assert client.in_flight == 0
 
-    _, told, _ = run((HANG,), use, throttle=Throttle(concurrency=1) if how == "throttled" else None)
-    assert [(one.status, one.failure and one.failure.kind) for one in told] == [
-        ("cancelled", "interrupted")
-    ]
+    _, measurements, _ = run(
+        (HANG,), use, throttle=Throttle(concurrency=1) if how == "throttled" else None
+    )
+    assert [
+        (measurement.status, measurement.failure and measurement.failure.kind)
+        for measurement in measurements
+    ] == [("cancelled", "interrupted")]
 
 
 def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
@@ -207,22 +220,27 @@ def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
 
     gc.disable()
     try:
-        _, told, _ = run((STREAM,), use, throttle=Throttle(concurrency=1, requests="1000/s"))
+        _, measurements, _ = run(
+            (STREAM,), use, throttle=Throttle(concurrency=1, requests="1000/s")
+        )
     finally:
         gc.enable()
-    assert len(told) == 4 and {one.status for one in told} <= {"abandoned", "ok"}
+    assert len(measurements) == 4 and {measurement.status for measurement in measurements} <= {
+        "abandoned",
+        "ok",
+    }
 
 
 def test_the_blocking_face() -> None:
-    told: Told = []
+    measurements: Measurements = []
     with (
         serving(STREAM) as server,
-        BlockingClient(server.url, on_measurement=told.append, **KNOWN) as client,
+        BlockingClient(server.url, on_measurement=measurements.append, **KNOWN) as client,
     ):
         assert client.complete("Hi").text == "Hello there."
-        assert latest_measurement() is told[0]
+        assert latest_measurement() is measurements[0]
         assert [event.text for event in client.stream("Hi")] == ["Hel", "lo ", "there."]
-        assert latest_measurement() is told[1]
+        assert latest_measurement() is measurements[1]
         for _ in client.stream("Hi"):
             break
         assert client.complete("Hi").failure is None
@@ -231,8 +249,11 @@ def test_the_blocking_face() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(told) == 8 and sum(one.status == "ok" for one in told) >= 7
-    assert {one.status for one in told} <= {"ok", "abandoned"}
+    assert (
+        len(measurements) == 8
+        and sum(measurement.status == "ok" for measurement in measurements) >= 7
+    )
+    assert {measurement.status for measurement in measurements} <= {"ok", "abandoned"}
     assert not [thread for thread in threading.enumerate() if thread.name == "loadgen_sdk"]
     client.close()
     with pytest.raises(ClientError, match="closed"):
@@ -272,10 +293,10 @@ def test_what_cannot_be_is_said() -> None:
             Client("http://127.0.0.1:9", throttle=3)  # type: ignore[arg-type]
         with refused(TargetUnusable, "connect"):
             await Client("http://127.0.0.1:9").open()
-        told: Told = []
+        measurements: Measurements = []
         with pytest.raises(TargetUnusable):
-            await Client("http://127.0.0.1:9", on_measurement=told.append).complete("Hi")
-        assert [one.status for one in told] == ["failed"]
+            await Client("http://127.0.0.1:9", on_measurement=measurements.append).complete("Hi")
+        assert [measurement.status for measurement in measurements] == ["failed"]
 
     asyncio.run(go())
 
@@ -284,9 +305,13 @@ def test_whole_answers_too() -> None:
     async def use(client: Client) -> Any:
         return await client.complete(Request(id="r", prompt="Hi", max_tokens=3))
 
-    completion, told, heard = run((answer(CHAT),), use, stream=False)
+    completion, measurements, heard = run((answer(CHAT),), use, stream=False)
     assert completion.text == "Hello there." and heard[0].body["stream"] is False
-    assert (told[0].streamed, told[0].output_tokens, told[0].tpot_ms) == (False, 3, None)
+    assert (measurements[0].streamed, measurements[0].output_tokens, measurements[0].tpot_ms) == (
+        False,
+        3,
+        None,
+    )
 
 
 TOOL_EVENTS = (
@@ -306,12 +331,14 @@ def test_tool_calls_and_the_answers_id_are_kept() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi")
 
-    completion, told, _ = run((events(*TOOL_EVENTS),), use, keep_content=True)
-    assert completion.failure is None and completion.response_id == "c1" == told[0].response_id
+    completion, measurements, _ = run((events(*TOOL_EVENTS),), use, keep_content=True)
+    assert (
+        completion.failure is None and completion.response_id == "c1" == measurements[0].response_id
+    )
     assert completion.tool_calls == ({"id": "t1", "name": "f", "arguments": '{"a":1}'},)
     assert (
-        told[0].content is not None
-        and told[0].content.choices[0].tool_calls == completion.tool_calls
+        measurements[0].content is not None
+        and measurements[0].content.choices[0].tool_calls == completion.tool_calls
     )
 
 
@@ -338,8 +365,8 @@ def test_closing_ends_the_calls_in_flight_and_later_ones_are_refused(how: str) -
         with pytest.raises(ClientError, match="this client is closed"):
             await client.open()
 
-    _, told, _ = run((HANG,), use)
-    assert [one.status for one in told] == ["failed"]
+    _, measurements, _ = run((HANG,), use)
+    assert [measurement.status for measurement in measurements] == ["failed"]
 
 
 def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
@@ -365,20 +392,24 @@ def test_seconds_labels_and_failures_that_are_raised() -> None:
             await client.complete("Hi", labels={"feature": "b"}, raise_on_failure=True)
         assert client.timeout_s == 1.5
 
-    _, told, _ = run(
+    _, measurements, _ = run(
         (refused,), use, labels={"feature": "a", "user": 7}, timeout_s=1.5, api_key="key-4711"
     )
-    assert told[0].labels == {"feature": "b", "user": "7"}
-    assert told[0].failure is not None and told[0].failure.text == "HTTP 400"
-    assert "secret" not in repr(told[0]) and "secret" not in told[0].to_json()
+    assert measurements[0].labels == {"feature": "b", "user": "7"}
+    assert measurements[0].failure is not None and measurements[0].failure.text == "HTTP 400"
+    assert "secret" not in repr(measurements[0]) and "secret" not in measurements[0].to_json()
 
 
 def test_no_call_waits_for_its_throttle_past_its_timeout() -> None:
     async def use(client: Client) -> Any:
-        held = await client.policy.throttle.acquire(model="m")  # type: ignore[union-attr]
+        permit = await client.policy.throttle.acquire(model="m")  # type: ignore[union-attr]
         with pytest.raises(ThrottleTimeout, match=r" 0\.02 s"):
             await client.complete("Hi")
-        held.done()
+        permit.done()
 
-    _, told, heard = run((STREAM,), use, throttle=Throttle(concurrency=1), timeout_s=0.02)
-    assert told[0].failure is not None and told[0].failure.kind == "timeout_total" and not heard
+    _, measurements, heard = run((STREAM,), use, throttle=Throttle(concurrency=1), timeout_s=0.02)
+    assert (
+        measurements[0].failure is not None
+        and measurements[0].failure.kind == "timeout_total"
+        and not heard
+    )

@@ -49,72 +49,82 @@ def response_of(text: str, *more: dict[str, Any], **changed: Any) -> dict[str, A
     return {**RESPONSE, "output": [message, *more], **changed}
 
 
-def asked(
-    way: str, said: bytes, use: Callable[[Any], Any], **options: Any
+def call_server(
+    way: str, response: bytes, use: Callable[[Any], Any], **options: Any
 ) -> tuple[Any, list[Measurement]]:
     """Return the result of `use(client)`, awaited if it is a coroutine, and the measurements."""
-    told: list[Measurement] = []
-    with serving(said) as server:
+    measurements: list[Measurement] = []
+    with serving(response) as server:
         if way == "blocking":
-            with openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
-                return use(instrument(own, told.append, **options)), told
+            with openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
+                return use(instrument(client, measurements.append, **options)), measurements
 
         async def go() -> Any:
-            async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as own:
-                return await use(instrument(own, told.append, **options))
+            async with openai.AsyncOpenAI(
+                base_url=server.url, api_key="k", max_retries=0
+            ) as client:
+                return await use(instrument(client, measurements.append, **options))
 
-        return asyncio.run(go()), told
+        return asyncio.run(go()), measurements
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_structured_output_of_chat(way: str) -> None:
-    def use(own: Any) -> Any:
-        return own.chat.completions.parse(model="m", messages=[], response_format=City)
+    def use(client: Any) -> Any:
+        return client.chat.completions.parse(model="m", messages=[], response_format=City)
 
-    made, told = asked(way, answer(chat_of(TEXT)), use, keep_content=True)
-    assert made.choices[0].message.parsed == City(name="Ulm")
-    assert [measurement_of(made)] == told and told[0].status == "ok" and told[0].output_tokens == 3
-    assert told[0].content is not None and told[0].content.output == TEXT
+    result, measurements = call_server(way, answer(chat_of(TEXT)), use, keep_content=True)
+    assert result.choices[0].message.parsed == City(name="Ulm")
+    assert (
+        [measurement_of(result)] == measurements
+        and measurements[0].status == "ok"
+        and measurements[0].output_tokens == 3
+    )
+    assert measurements[0].content is not None and measurements[0].content.output == TEXT
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_structured_output_of_responses(way: str) -> None:
-    def use(own: Any) -> Any:
-        return own.responses.parse(model="m", input="Hi", text_format=City)
+    def use(client: Any) -> Any:
+        return client.responses.parse(model="m", input="Hi", text_format=City)
 
-    made, told = asked(way, answer(response_of(TEXT)), use, keep_content=True)
-    assert made.output_parsed == City(name="Ulm")
-    assert [measurement_of(made)] == told and (told[0].api, told[0].finish_reason) == (
+    result, measurements = call_server(way, answer(response_of(TEXT)), use, keep_content=True)
+    assert result.output_parsed == City(name="Ulm")
+    assert [measurement_of(result)] == measurements and (
+        measurements[0].api,
+        measurements[0].finish_reason,
+    ) == (
         "responses",
         "completed",
     )
-    assert told[0].content is not None and told[0].content.output == TEXT
+    assert measurements[0].content is not None and measurements[0].content.output == TEXT
 
 
 def test_structured_output_of_a_chat_stream() -> None:
-    said = events(
+    response = events(
         chunk("", role="assistant"), chunk('{"name":'), chunk('"Ulm"}'), chunk(finish="stop")
     )
 
-    def use(own: Any) -> Any:
-        with own.chat.completions.stream(model="m", messages=[], response_format=City) as stream:
+    def use(client: Any) -> Any:
+        with client.chat.completions.stream(model="m", messages=[], response_format=City) as stream:
             return stream.get_final_completion()
 
-    made, told = asked("blocking", said, use)
-    assert made.choices[0].message.parsed == City(name="Ulm")
-    assert [(one.status, one.token_source, len(one.instants)) for one in told] == [
-        ("ok", "events", 2)
-    ]
+    result, measurements = call_server("blocking", response, use)
+    assert result.choices[0].message.parsed == City(name="Ulm")
+    assert [
+        (measurement.status, measurement.token_source, len(measurement.instants))
+        for measurement in measurements
+    ] == [("ok", "events", 2)]
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_the_stream_helper_of_responses(way: str) -> None:
-    def use(own: Any) -> Any:
-        with own.responses.stream(model="m", input="Hi") as stream:
+    def use(client: Any) -> Any:
+        with client.responses.stream(model="m", input="Hi") as stream:
             return stream.get_final_response(), stream
 
-    async def use_async(own: Any) -> Any:
-        async with own.responses.stream(model="m", input="Hi") as stream:
+    async def use_async(client: Any) -> Any:
+        async with client.responses.stream(model="m", input="Hi") as stream:
             return await stream.get_final_response(), stream
 
     part = {"type": "output_text", "text": "", "annotations": []}
@@ -137,21 +147,27 @@ def test_the_stream_helper_of_responses(way: str) -> None:
         {"type": "response.content_part.added", "sequence_number": 1, "part": part, **place},
     )
     created = {**created, "response": {**created["response"], "output": []}}
-    said = events(created, *opened, *rest, done=False)
-    (made, stream), told = asked(way, said, use if way == "blocking" else use_async)
-    assert made.output_text == "Hello there." and [measurement_of(stream)] == told
-    assert (told[0].status, len(told[0].instants), told[0].output_tokens) == ("ok", 3, 3)
+    response = events(created, *opened, *rest, done=False)
+    (result, stream), measurements = call_server(
+        way, response, use if way == "blocking" else use_async
+    )
+    assert result.output_text == "Hello there." and [measurement_of(stream)] == measurements
+    assert (
+        measurements[0].status,
+        len(measurements[0].instants),
+        measurements[0].output_tokens,
+    ) == ("ok", 3, 3)
 
 
 def test_the_tool_calls_of_a_response() -> None:
-    _, told = asked(
+    _, measurements = call_server(
         "blocking",
         answer(response_of("", TOOL)),
-        lambda own: own.responses.create(model="m", input="Hi"),
+        lambda client: client.responses.create(model="m", input="Hi"),
         keep_content=True,
     )
-    assert told[0].content is not None
-    assert told[0].content.choices[0].tool_calls == (
+    assert measurements[0].content is not None
+    assert measurements[0].content.choices[0].tool_calls == (
         {"id": "t1", "name": "f", "arguments": '{"a":1}'},
     )
 
@@ -162,15 +178,19 @@ def test_two_answers_of_one_call() -> None:
         for i, text in enumerate(("a", "b"))
     ]
 
-    def use(own: Any) -> Any:
-        return own.chat.completions.create(model="m", messages=[], n=2)
+    def use(client: Any) -> Any:
+        return client.chat.completions.create(model="m", messages=[], n=2)
 
-    _, told = asked("blocking", answer({**CHAT, "choices": two}), use, keep_content=True)
-    assert told[0].content is not None and [choice.text for choice in told[0].content.choices] == [
+    _, measurements = call_server(
+        "blocking", answer({**CHAT, "choices": two}), use, keep_content=True
+    )
+    assert measurements[0].content is not None and [
+        choice.text for choice in measurements[0].content.choices
+    ] == [
         "a",
         "b",
     ]
-    assert told[0].parameters == {"n": 2}
+    assert measurements[0].parameters == {"n": 2}
 
 
 @pytest.mark.parametrize(
@@ -194,18 +214,20 @@ def test_responses_that_end_early(
 ) -> None:
     ended = response_of("Hel", **changed)
     last = {"type": f"response.{changed['status']}", "sequence_number": 4, "response": ended}
-    said = events(*RESPONSE_EVENTS[:-1], last, done=False) if stream else answer(ended)
+    response = events(*RESPONSE_EVENTS[:-1], last, done=False) if stream else answer(ended)
 
-    def use(own: Any) -> Any:
-        made = own.responses.create(model="m", input="Hi", stream=stream)
-        return list(made) if stream else made
+    def use(client: Any) -> Any:
+        response = client.responses.create(model="m", input="Hi", stream=stream)
+        return list(response) if stream else response
 
-    _, told = asked("blocking", said, use)
-    assert [(one.status, one.finish_reason) for one in told] == [(status, finish_reason)]
-    assert (told[0].failure and told[0].failure.kind) == (
+    _, measurements = call_server("blocking", response, use)
+    assert [(measurement.status, measurement.finish_reason) for measurement in measurements] == [
+        (status, finish_reason)
+    ]
+    assert (measurements[0].failure and measurements[0].failure.kind) == (
         "error_event" if status == "failed" else None
     )
-    assert json.loads(told[0].to_json())["status"] == status
+    assert json.loads(measurements[0].to_json())["status"] == status
 
 
 PART = {"item_id": "o1", "output_index": 0, "content_index": 0}
@@ -268,72 +290,82 @@ def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
     """The call fails in the application, but the server bills it. The stream is not read on."""
     api = case.partition(",")[0]
 
-    def stream_of(own: Any) -> Any:
+    def stream_of(client: Any) -> Any:
         if api == "chat":
-            return own.chat.completions.stream(model="m", messages=[], response_format=City)
-        return own.responses.stream(model="m", input="Hi", text_format=City)
+            return client.chat.completions.stream(model="m", messages=[], response_format=City)
+        return client.responses.stream(model="m", input="Hi", text_format=City)
 
-    def use(own: Any) -> Any:
+    def use(client: Any) -> Any:
         with (
             pytest.raises(Exception, match=r"City|length|expected") as raised,
-            stream_of(own) as stream,
+            stream_of(client) as stream,
         ):
             stream.until_done()
-        with stream_of(own) as left:  # while the error of another stream is in hand
+        with stream_of(client) as left:  # while the error of another stream is in hand
             try:
                 raise raised.value
             except raised.type:
                 left.close()
 
-    async def use_async(own: Any) -> Any:
+    async def use_async(client: Any) -> Any:
         with pytest.raises(Exception, match=r"City|length|expected") as raised:
-            async with stream_of(own) as stream:
+            async with stream_of(client) as stream:
                 await stream.until_done()
-        async with stream_of(own) as left:
+        async with stream_of(client) as left:
             try:
                 raise raised.value
             except raised.type:
                 await left.close()
 
-    _, told = asked(
+    _, measurements = call_server(
         way,
         UNFIT[case],
         use if way == "blocking" else use_async,
         ask_usage=True,
         prices=TokenPrice(1, 2),
     )
-    assert [one.status for one in told] == ["failed", "abandoned"]
+    assert [measurement.status for measurement in measurements] == ["failed", "abandoned"]
     assert (
-        told[0].failure is not None
-        and told[0].failure.kind == "malformed"
-        and not told[0].hidden_retries
+        measurements[0].failure is not None
+        and measurements[0].failure.kind == "malformed"
+        and not measurements[0].hidden_retries
     )
     if case != "chat, no JSON":
-        assert (told[0].input_tokens, told[0].output_tokens, told[0].token_source) == (
+        assert (
+            measurements[0].input_tokens,
+            measurements[0].output_tokens,
+            measurements[0].token_source,
+        ) == (
             9,
             3,
             "server",
         )
-        assert told[0].cost == pytest.approx(15e-6) and told[0].finish_reason
+        assert measurements[0].cost == pytest.approx(15e-6) and measurements[0].finish_reason
 
 
 def test_an_error_of_a_streamed_answer_that_is_caught_inside_its_block() -> None:
-    def use(own: Any) -> Any:
-        with own.responses.stream(model="m", input="Hi", text_format=City) as stream:
+    def use(client: Any) -> Any:
+        with client.responses.stream(model="m", input="Hi", text_format=City) as stream:
             try:
                 stream.until_done()
             except ValueError as error:
                 assert "City" in str(error)
 
-    _, told = asked("blocking", UNFIT["responses"], use)
-    assert [(one.status, one.output_tokens) for one in told] == [("failed", 3)]
+    _, measurements = call_server("blocking", UNFIT["responses"], use)
+    assert [(measurement.status, measurement.output_tokens) for measurement in measurements] == [
+        ("failed", 3)
+    ]
 
 
 def test_a_stream_without_a_finish_reason_that_was_read_to_its_end() -> None:
-    def use(own: Any) -> Any:
-        list(own.chat.completions.create(model="m", messages=[], stream=True))
-        with own.chat.completions.stream(model="m", messages=[]) as stream:
+    def use(client: Any) -> Any:
+        list(client.chat.completions.create(model="m", messages=[], stream=True))
+        with client.chat.completions.stream(model="m", messages=[]) as stream:
             stream.until_done()
 
-    _, told = asked("blocking", events(chunk("", role="assistant"), chunk("Hel"), chunk("lo")), use)
-    assert [(one.status, len(one.instants)) for one in told] == [("ok", 2)] * 2
+    _, measurements = call_server(
+        "blocking", events(chunk("", role="assistant"), chunk("Hel"), chunk("lo")), use
+    )
+    assert [(measurement.status, len(measurement.instants)) for measurement in measurements] == [
+        ("ok", 2)
+    ] * 2

@@ -48,10 +48,12 @@ def test_a_wait_for_a_processor_above_5_percent_of_ttft_is_marked(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's")
 def test_an_instrumented_call_says_how_long_it_waited_for_a_processor() -> None:
-    told: list[Measurement] = []
-    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as own:
-        instrument(own, told.append).chat.completions.create(model="m", messages=MESSAGES)
-    delay_ms = told[0].client_delay_ms
+    measurements: list[Measurement] = []
+    with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as client:
+        instrument(client, measurements.append).chat.completions.create(
+            model="m", messages=MESSAGES
+        )
+    delay_ms = measurements[0].client_delay_ms
     wait_ns = processor_wait_ns()
     assert delay_ms is not None and wait_ns is not None and 0 <= delay_ms <= wait_ns / 1e6
 
@@ -68,34 +70,34 @@ def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent
 def test_tpot_with_two_choices_is_that_of_a_reader_of_one() -> None:
     """Eight tokens of two choices over 90 ms are three steps of 30 ms for each choice."""
     times = {"first_token": 100_000_000, "last_token": 190_000_000, "output_tokens": 8}
-    one = measurement(**times)
+    measured = measurement(**times)
     two = measurement(**times, parameters={"n": 2}, instants=tuple(range(8)))
     assert two.choices == 2 and two.tpot_ms == pytest.approx(30.0)
-    assert one.choices == 1 and one.tpot_ms == pytest.approx(90 / 7, rel=1e-6)
+    assert measured.choices == 1 and measured.tpot_ms == pytest.approx(90 / 7, rel=1e-6)
     assert two.itl_ms is None
 
 
 def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
     thoughts = [chunk(thinking="hm") for _ in range(3)]
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     for pieces in (thoughts, [chunk(role="assistant", channel="final")]):
         with (
             serving(events(*pieces, *CHAT_EVENTS)) as server,
-            openai.OpenAI(base_url=server.url, api_key="k") as own,
+            openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
         ):
-            client = instrument(own, told.append)
+            client = instrument(plain_client, measurements.append)
             list(client.chat.completions.create(model="m", messages=MESSAGES, stream=True))
-    hidden, known = told
+    hidden, known = measurements
     assert (hidden.status, hidden.ttft_ms, hidden.tpot_ms) == ("ok", None, None)
     assert hidden.instants and known.ttft_ms is not None
 
 
 def test_the_number_of_choices_is_that_of_the_request() -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     with (
         serving(events(chunk("a"), *CHAT_EVENTS)) as server,
-        openai.OpenAI(base_url=server.url, api_key="k") as own,
+        openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
     ):
-        client = instrument(own, told.append)
+        client = instrument(plain_client, measurements.append)
         list(client.chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True))
-    assert told[0].choices == 2
+    assert measurements[0].choices == 2

@@ -15,8 +15,8 @@ import repository_paths
 def test_every_public_name_exists_and_they_are_sorted() -> None:
     assert loadgen_sdk.__all__ == sorted(loadgen_sdk.__all__)
     for name in loadgen_sdk.__all__:
-        found = getattr(loadgen_sdk, name)
-        assert found.__name__ == name and found.__doc__, name
+        public_object = getattr(loadgen_sdk, name)
+        assert public_object.__name__ == name and public_object.__doc__, name
         assert name in dir(loadgen_sdk)
     typed = re.findall(r"import \w+ as (\w+)", Path(loadgen_sdk.__file__).read_text())
     assert sorted(typed) == loadgen_sdk.__all__

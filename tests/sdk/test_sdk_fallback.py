@@ -50,32 +50,38 @@ def test_a_circuit_opens_rests_and_tries_with_one_call() -> None:
 
 
 def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> None:
-    told = list[Measurement]()
+    measurements = list[Measurement]()
     with serving(BUSY) as first, serving(answer(CHAT)) as second:
-        with blocking(first.url) as one, blocking(second.url) as two:
+        with blocking(first.url) as first_client, blocking(second.url) as two:
             behind = Fallback(two, model={"large": "small"}, failures=2, rest_s=1000)
             price = TokenPrice(1, 2)
             client = instrument(
-                one, told.append, prices=price, retry=Retry(2, first_wait_s=0.001), fallback=behind
+                first_client,
+                measurements.append,
+                prices=price,
+                retry=Retry(2, first_wait_s=0.001),
+                fallback=behind,
             )
             for _ in range(3):
                 assert client.chat.completions.create(**ASK).choices[0].message.content
         assert len(first.heard) == 4  # two calls of two attempts, then none
         assert [heard.body["model"] for heard in second.heard] == ["small"] * 3
-    assert [(one.model, one.status) for one in told] == [
+    assert [(measurement.model, measurement.status) for measurement in measurements] == [
         ("large", "failed"),
         ("small", "ok"),
         ("large", "failed"),
         ("small", "ok"),
         ("small", "ok"),
     ]
-    assert all(one.cost is not None for one in told if one.status == "ok")
+    assert all(
+        measurement.cost is not None for measurement in measurements if measurement.status == "ok"
+    )
 
 
 def test_what_another_endpoint_would_refuse_as_well_is_not_sent_to_it() -> None:
     with serving(WRONG) as first, serving(answer(CHAT)) as second:
-        with blocking(first.url) as one, blocking(second.url) as two:
-            client = instrument(one, fallback=Fallback(two, failures=1))
+        with blocking(first.url) as first_client, blocking(second.url) as two:
+            client = instrument(first_client, fallback=Fallback(two, failures=1))
             for _ in range(2):
                 with pytest.raises(openai.BadRequestError):
                     client.chat.completions.create(**ASK)
@@ -86,12 +92,14 @@ def test_its_own_limits_and_a_throttle_that_gives_no_permit() -> None:
     async def go() -> None:
         with serving(answer(CHAT)) as first, serving(answer(CHAT)) as second:
             async with (
-                openai.AsyncOpenAI(base_url=first.url, api_key="k", max_retries=0) as one,
+                openai.AsyncOpenAI(base_url=first.url, api_key="k", max_retries=0) as plain_client,
                 openai.AsyncOpenAI(base_url=second.url, api_key="k", max_retries=0) as two,
             ):
                 limits = {"requests": "1/h", "max_wait_s": 0.01}
                 small = instrument(two, throttle=Throttle(**limits))
-                client = instrument(one, throttle=Throttle(**limits), fallback=Fallback(small))
+                client = instrument(
+                    plain_client, throttle=Throttle(**limits), fallback=Fallback(small)
+                )
                 for _ in range(2):
                     await client.chat.completions.create(**ASK)
                 with pytest.raises(ThrottleTimeout):
@@ -103,8 +111,8 @@ def test_its_own_limits_and_a_throttle_that_gives_no_permit() -> None:
 
 def test_streams_and_raw_responses_fall_back_until_something_was_delivered() -> None:
     with serving(BUSY) as first, serving(events(*CHAT_EVENTS)) as second:
-        with blocking(first.url) as one, blocking(second.url) as two:
-            client = instrument(one, fallback=Fallback(two))
+        with blocking(first.url) as first_client, blocking(second.url) as two:
+            client = instrument(first_client, fallback=Fallback(two))
             assert len(list(client.chat.completions.create(**ASK, stream=True))) == len(CHAT_EVENTS)
             raw = client.chat.completions.with_raw_response.create(**ASK, stream=True)
             assert len(list(raw.parse())) == len(CHAT_EVENTS)
@@ -113,8 +121,8 @@ def test_streams_and_raw_responses_fall_back_until_something_was_delivered() -> 
         serving(cut(events(*CHAT_EVENTS, done=False))) as first,
         serving(events(*CHAT_EVENTS)) as second,
     ):
-        with blocking(first.url) as one, blocking(second.url) as two:
-            client = instrument(one, fallback=Fallback(two))
+        with blocking(first.url) as first_client, blocking(second.url) as two:
+            client = instrument(first_client, fallback=Fallback(two))
             with pytest.raises(Exception, match=r"incomplete|closed|peer|disconnect|Connection"):
                 list(client.chat.completions.create(**ASK, stream=True))
         assert not second.heard

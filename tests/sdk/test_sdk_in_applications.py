@@ -30,7 +30,7 @@ from loadgen_sdk.app.background import flush
 from loadgen_sdk.app.budget import MemoryBudgetStore
 from loadgen_sdk.app.fallback import CircuitBreaker
 from scripted_server import CHAT, CHAT_EVENTS, HANG, RESPONSE_EVENTS, answer, events, serving
-from test_sdk_packages import ASKED, MESSAGE_EVENTS
+from test_sdk_packages import MESSAGE_EVENTS, REQUEST
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ASK: dict[str, Any] = {"model": "m", "messages": MESSAGES}
@@ -54,37 +54,44 @@ def in_flight(throttle: Throttle) -> int:
 def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
     """A retry and a fallback send a generator of messages again, though it is used up."""
     with serving(BUSY, answer(CHAT), BUSY, answer(CHAT)) as server, blocking(server.url) as client:
-        again = instrument(
+        second_client = instrument(
             client, retry=Retry(2, first_wait_s=0.001), throttle=Throttle(tokens="90000/min")
         )
         elsewhere = instrument(client, fallback=Fallback(client))
-        for own in (again, elsewhere):
-            own.chat.completions.create(model="m", messages=(one for one in MESSAGES))  # type: ignore[arg-type, misc]
-        assert [one.body["messages"] for one in server.heard] == [MESSAGES] * 4
+        for measured_client in (second_client, elsewhere):
+            measured_client.chat.completions.create(
+                model="m", messages=(message for message in MESSAGES)
+            )  # type: ignore[arg-type, misc]
+        assert [received_request.body["messages"] for received_request in server.heard] == [
+            MESSAGES
+        ] * 4
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_a_raw_response_that_cannot_be_parsed_is_the_applications(way: str) -> None:
     """`with_raw_response` returns a body that cannot be parsed. Only `parse` then fails."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
 
     async def go(url: str) -> Any:
         async with waiting(url) as client:
-            return await instrument(client, told.append).chat.completions.with_raw_response.create(
-                **ASK
-            )
+            return await instrument(
+                client, measurements.append
+            ).chat.completions.with_raw_response.create(**ASK)
 
     with serving(NOT_JSON) as server, blocking(server.url) as client:
         if way == "blocking":
-            raw = instrument(client, told.append).chat.completions.with_raw_response.create(**ASK)
+            raw = instrument(client, measurements.append).chat.completions.with_raw_response.create(
+                **ASK
+            )
         else:
             raw = asyncio.run(go(server.url))
     assert raw.http_response.text.startswith("<")
     with pytest.raises(json.JSONDecodeError):
         raw.parse()
-    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [
-        ("failed", "malformed")
-    ]
+    assert [
+        (measurement.status, measurement.failure.kind if measurement.failure else "")
+        for measurement in measurements
+    ] == [("failed", "malformed")]
 
 
 @pytest.mark.filterwarnings("error")
@@ -93,7 +100,7 @@ def test_our_warnings_raise_nothing_where_warnings_are_errors(
     stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They raised in the call, and its permit was lost."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     uncounted = {name: value for name, value in CHAT.items() if name != "usage"}
     throttle = Throttle(concurrency=1)
     with (
@@ -101,14 +108,18 @@ def test_our_warnings_raise_nothing_where_warnings_are_errors(
         blocking(server.url) as client,
     ):
         prices = {"other": TokenPrice(1, 2)}
-        own = instrument(client, told.append, prices=prices, ask_usage=False, throttle=throttle)
+        measured_client = instrument(
+            client, measurements.append, prices=prices, ask_usage=False, throttle=throttle
+        )
 
         async def inside_a_loop() -> None:
-            list(own.chat.completions.create(**ASK, stream=stream))
+            list(measured_client.chat.completions.create(**ASK, stream=stream))
 
         asyncio.run(inside_a_loop())
-        list(own.chat.completions.create(**ASK, stream=stream))
-    assert [one.status for one in told] == ["ok"] * 2 and in_flight(throttle) == 0
+        list(measured_client.chat.completions.create(**ASK, stream=stream))
+    assert [measurement.status for measurement in measurements] == ["ok"] * 2 and in_flight(
+        throttle
+    ) == 0
     assert "inside a running event loop" in caplog.text and "sent no token counts" in caplog.text
 
 
@@ -127,11 +138,13 @@ def test_a_fault_of_ours_at_the_end_of_a_call_is_logged_and_gives_the_permit_bac
         serving(answer(CHAT), BUSY, events(*CHAT_EVENTS)) as server,
         blocking(server.url) as client,
     ):
-        own = instrument(client, throttle=throttle, record=Broken())  # type: ignore[arg-type]
-        assert own.chat.completions.create(**ASK).choices
+        measured_client = instrument(client, throttle=throttle, record=Broken())  # type: ignore[arg-type]
+        assert measured_client.chat.completions.create(**ASK).choices
         with pytest.raises(openai.InternalServerError):
-            own.chat.completions.create(**ASK)
-        assert len([*own.chat.completions.create(**ASK, stream=True)]) == len(CHAT_EVENTS)
+            measured_client.chat.completions.create(**ASK)
+        assert len([*measured_client.chat.completions.create(**ASK, stream=True)]) == len(
+            CHAT_EVENTS
+        )
     assert caplog.text.count("could not be measured") == 3 and in_flight(throttle) == 0
 
 
@@ -142,59 +155,64 @@ def test_a_stream_of_no_known_make_reaches_the_application(
         __slots__ = ("_iterator",)  # and so no weak references
 
     def completion(**_: Any) -> Stream:
-        return made
+        return stream
 
-    made, module, throttle = Stream(), ModuleType("litellm"), Throttle(concurrency=1)
-    made._iterator = iter(())
+    stream, module, throttle = Stream(), ModuleType("litellm"), Throttle(concurrency=1)
+    stream._iterator = iter(())
     module.completion = completion  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
-    own: Any = instrument(module, throttle=throttle)
-    assert own.completion(model="m", messages=[], stream=True) is made
+    client: Any = instrument(module, throttle=throttle)
+    assert client.completion(model="m", messages=[], stream=True) is stream
     assert "could not be measured" in caplog.text and throttle.in_flight(model="m") == 0
 
 
 def test_an_error_of_the_http_library_without_a_request() -> None:
     """A client that fetches a token before each call raises its own error if that fails."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     library: Any = next(sys.modules[name] for name in ("httpx2", "httpx") if name in sys.modules)
 
-    class Own(openai.OpenAI):
+    class FailingClient(openai.OpenAI):
         def _prepare_options(self, options: Any) -> Any:  # noqa: ARG002 - as in the package
             raise library.ConnectError("the server of tokens is away")
 
-    with Own(base_url="http://localhost:1/v1", api_key=KEY, max_retries=0) as client:
-        own = instrument(client, told.append)
+    with FailingClient(base_url="http://localhost:1/v1", api_key=KEY, max_retries=0) as client:
+        measured_client = instrument(client, measurements.append)
         with pytest.raises(library.ConnectError):
-            own.chat.completions.create(**ASK)
-    assert [(one.status, one.failure.kind if one.failure else "") for one in told] == [
-        ("failed", "connect")
-    ]
+            measured_client.chat.completions.create(**ASK)
+    assert [
+        (measurement.status, measurement.failure.kind if measurement.failure else "")
+        for measurement in measurements
+    ] == [("failed", "connect")]
 
 
 def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
     """A web framework may keep `stream.close` and call it when the stream is gone."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
 
-    def kept(stream: Any) -> Callable[[], Any]:
+    def close_method(stream: Any) -> Callable[[], Any]:
         close: Callable[[], Any] = stream.close
         return close
 
     async def go(url: str) -> None:
         async with waiting(url) as client:
-            own = instrument(client, told.append)
-            await kept(await own.chat.completions.create(**ASK, stream=True))()
+            measured_client = instrument(client, measurements.append)
+            await close_method(await measured_client.chat.completions.create(**ASK, stream=True))()
 
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
-        kept(instrument(client, told.append).chat.completions.create(**ASK, stream=True))()
+        close_method(
+            instrument(client, measurements.append).chat.completions.create(**ASK, stream=True)
+        )()
         asyncio.run(go(server.url))
-    assert flush() and [one.status for one in told] == ["abandoned"] * 2
+    assert flush() and [measurement.status for measurement in measurements] == ["abandoned"] * 2
 
 
 def test_a_stream_that_is_closed_as_it_is_lost_is_told_once() -> None:
     """Its destructor hands over to another thread what `close` says in this one: both said it."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
-        stream: Any = instrument(client, told.append).chat.completions.create(**ASK, stream=True)
+        stream: Any = instrument(client, measurements.append).chat.completions.create(
+            **ASK, stream=True
+        )
         observed = stream._iterator._observed
         usage = observed.tracker.usage
 
@@ -207,18 +225,18 @@ def test_a_stream_that_is_closed_as_it_is_lost_is_told_once() -> None:
 
         observed.tracker.usage = meanwhile
         stream.close()
-    assert flush() and [one.status for one in told] == ["abandoned"]
+    assert flush() and [measurement.status for measurement in measurements] == ["abandoned"]
 
 
 def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         **ASK,
         "stream": True,
         "extra_body": {"stream_options": {"include_usage": True}},
     }
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
-        plain = [*client.chat.completions.create(**asked)]
-        ours = [*instrument(client, prices=TokenPrice(1, 2)).chat.completions.create(**asked)]
+        plain = [*client.chat.completions.create(**request)]
+        ours = [*instrument(client, prices=TokenPrice(1, 2)).chat.completions.create(**request)]
         assert ours == plain and server.heard[0].body == server.heard[1].body
 
 
@@ -226,47 +244,49 @@ def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
 @pytest.mark.parametrize("way", ["blocking", "async"])
 def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api: str) -> None:
     """An application closes the response and not the stream, which frees the permit, too."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
 
-    def block(own: Any) -> Any:
+    def block(client: Any) -> Any:
         return (
-            own.chat.completions.stream(**ASK)
+            client.chat.completions.stream(**ASK)
             if api == "chat"
-            else own.responses.stream(model="m", input="Hi")
+            else client.responses.stream(model="m", input="Hi")
         )
 
     async def go(url: str) -> None:
         async with waiting(url) as client:
-            own = instrument(client, told.append, throttle=throttle)
+            measured_client = instrument(client, measurements.append, throttle=throttle)
             for _ in range(2):
-                async with block(own) as stream:
+                async with block(measured_client) as stream:
                     await anext(stream)
-            async with block(own) as stream:
+            async with block(measured_client) as stream:
                 async for _ in stream:
                     pass
 
-    said = events(*CHAT_EVENTS) if api == "chat" else events(*RESPONSE_EVENTS, done=False)
-    with serving(said) as server, blocking(server.url) as client:
+    response = events(*CHAT_EVENTS) if api == "chat" else events(*RESPONSE_EVENTS, done=False)
+    with serving(response) as server, blocking(server.url) as client:
         if not hasattr(client.chat.completions, "stream"):
             pytest.skip(f"openai {openai.__version__} has no such method")
         if way == "blocking":
-            own = instrument(client, told.append, throttle=throttle)
+            measured_client = instrument(client, measurements.append, throttle=throttle)
             for _ in range(2):
-                with block(own) as stream:
+                with block(measured_client) as stream:
                     next(iter(stream))
-            with block(own) as stream:
+            with block(measured_client) as stream:
                 assert [*stream]
         else:
             asyncio.run(go(server.url))
-    assert [one.status for one in told] == ["abandoned", "abandoned", "ok"] and in_flight(
-        throttle
-    ) == 0
+    assert [measurement.status for measurement in measurements] == [
+        "abandoned",
+        "abandoned",
+        "ok",
+    ] and in_flight(throttle) == 0
 
 
 def test_the_block_of_anthropics_stream_too() -> None:
     anthropic: ModuleType = pytest.importorskip("anthropic")
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
     with (
         serving(events(*MESSAGE_EVENTS, done=False)) as server,
@@ -274,47 +294,47 @@ def test_the_block_of_anthropics_stream_too() -> None:
             base_url=server.url.removesuffix("/v1"), api_key=KEY, max_retries=0
         ) as client,
     ):
-        own = instrument(client, told.append, throttle=throttle)
+        measured_client = instrument(client, measurements.append, throttle=throttle)
         for _ in range(2):
-            with own.messages.stream(**ASKED) as stream:
+            with measured_client.messages.stream(**REQUEST) as stream:
                 next(iter(stream.text_stream))
-        with own.messages.stream(**ASKED) as stream:
+        with measured_client.messages.stream(**REQUEST) as stream:
             stream.until_done()
-    assert [one.status for one in told] == ["abandoned", "abandoned", "ok"]
+    assert [measurement.status for measurement in measurements] == ["abandoned", "abandoned", "ok"]
 
 
 def test_a_loop_that_raises_gives_its_permit_back() -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
-        own = instrument(client, told.append, throttle=throttle)
+        measured_client = instrument(client, measurements.append, throttle=throttle)
         for _ in range(2):
             with pytest.raises(KeyError):
-                raise_in_the_loop(own)
+                raise_in_the_loop(measured_client)
             gc.collect()
-    assert flush() and [one.status for one in told] == ["abandoned"] * 2
+    assert flush() and [measurement.status for measurement in measurements] == ["abandoned"] * 2
 
 
-def raise_in_the_loop(own: Any) -> None:
-    for _ in own.chat.completions.create(**ASK, stream=True):
+def raise_in_the_loop(client: Any) -> None:
+    for _ in client.chat.completions.create(**ASK, stream=True):
         raise KeyError("of the application")
 
 
 def test_threads_and_two_event_loops_share_a_throttle() -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(concurrency=2)
 
     async def tasks(url: str) -> None:
         async with waiting(url) as client, asyncio.TaskGroup() as group:
-            own = instrument(client, told.append, throttle=throttle)
+            measured_client = instrument(client, measurements.append, throttle=throttle)
             for _ in range(10):
-                group.create_task(own.chat.completions.create(**ASK))
+                group.create_task(measured_client.chat.completions.create(**ASK))
 
     def calls(url: str) -> None:
         with blocking(url) as client:
-            own = instrument(client, told.append, throttle=throttle)
+            measured_client = instrument(client, measurements.append, throttle=throttle)
             for _ in range(10):
-                own.chat.completions.create(**ASK)
+                measured_client.chat.completions.create(**ASK)
 
     with serving(answer(CHAT)) as server:
         ways: tuple[Callable[[], Any], ...] = (
@@ -328,16 +348,18 @@ def test_threads_and_two_event_loops_share_a_throttle() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(told) == len(server.heard) == 40 and in_flight(throttle) == 0
+        assert len(measurements) == len(server.heard) == 40 and in_flight(throttle) == 0
 
 
 def test_a_task_group_that_fails_cancels_calls_in_flight_and_in_line() -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(concurrency=3)
 
     async def go(url: str) -> None:
         async with waiting(url) as client:
-            own = instrument(client, told.append, throttle=throttle, retry=Retry(3))
+            measured_client = instrument(
+                client, measurements.append, throttle=throttle, retry=Retry(3)
+            )
 
             async def fail(calls: list[asyncio.Task[Any]]) -> None:
                 while in_flight(throttle) < 3:
@@ -347,13 +369,16 @@ def test_a_task_group_that_fails_cancels_calls_in_flight_and_in_line() -> None:
             with pytest.raises(ExceptionGroup):
                 async with asyncio.TaskGroup() as group:
                     calls = [
-                        group.create_task(own.chat.completions.create(**ASK)) for _ in range(9)
+                        group.create_task(measured_client.chat.completions.create(**ASK))
+                        for _ in range(9)
                     ]
                     group.create_task(fail(calls))
 
     with serving(HANG) as server:
         asyncio.run(go(server.url))
-    assert [one.status for one in told] == ["cancelled"] * 9 and in_flight(throttle) == 0
+    assert [measurement.status for measurement in measurements] == ["cancelled"] * 9 and in_flight(
+        throttle
+    ) == 0
 
 
 def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
@@ -362,8 +387,10 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
         blocking(server.url) as client,
         record_shape(tmp_path / "t.jsonl") as shape,
     ):
-        made = instrument(client, record=shape, keep_content=True).chat.completions.create(**ASK)
-        assert pickle.loads(pickle.dumps(made)) == made == copy.deepcopy(made)
+        response = instrument(client, record=shape, keep_content=True).chat.completions.create(
+            **ASK
+        )
+        assert pickle.loads(pickle.dumps(response)) == response == copy.deepcopy(response)
 
 
 @pytest.mark.processes
@@ -371,8 +398,8 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
     ("owner", "use"),
     [
         (Retry(), lambda retry: retry.call_started()),
-        (CircuitBreaker(1, 1), lambda one: one.allows_call(0)),
-        (MemoryBudgetStore(), lambda one: one.add("ever", 0.0, 1.0)),
+        (CircuitBreaker(1, 1), lambda store: store.allows_call(0)),
+        (MemoryBudgetStore(), lambda store: store.add("ever", 0.0, 1.0)),
     ],
 )
 def test_a_fork_while_another_thread_holds_a_lock(owner: Any, use: Callable[[Any], Any]) -> None:

@@ -19,9 +19,13 @@ import pytest
 import repository_paths
 
 ROOT = repository_paths.ROOT
-OWN = tomllib.loads((repository_paths.ROOT / "sdk" / "pyproject.toml").read_text())["project"]
-NEEDS = [need for need in OWN["dependencies"] if "python_version" not in need]  # of this Python
-WHOLE = tomllib.loads((repository_paths.ROOT / "pyproject.toml").read_text())["project"]
+SDK_PROJECT = tomllib.loads((repository_paths.ROOT / "sdk" / "pyproject.toml").read_text())[
+    "project"
+]
+NEEDS = [
+    need for need in SDK_PROJECT["dependencies"] if "python_version" not in need
+]  # of this Python
+ROOT_PROJECT = tomllib.loads((repository_paths.ROOT / "pyproject.toml").read_text())["project"]
 
 USE_OF_EVERYTHING = """
 import asyncio, importlib.util, sys
@@ -59,25 +63,25 @@ print(loadgen_sdk.__version__)
 
 
 def test_both_distributions_agree() -> None:
-    assert loadgen_sdk.__version__ == WHOLE["version"]
-    assert {*NEEDS} <= {*WHOLE["dependencies"]}
-    assert OWN["requires-python"] == WHOLE["requires-python"] == ">=3.11"
+    assert loadgen_sdk.__version__ == ROOT_PROJECT["version"]
+    assert {*NEEDS} <= {*ROOT_PROJECT["dependencies"]}
+    assert SDK_PROJECT["requires-python"] == ROOT_PROJECT["requires-python"] == ">=3.11"
     wire = tomllib.loads((ROOT / "sdk" / "wire" / "pyproject.toml").read_text())["project"]
-    assert {*wire["dependencies"]} <= {"loadgen-sdk", *NEEDS} and OWN["optional-dependencies"][
-        "client"
-    ] == [wire["name"]]
-    extras = {need for needs in OWN["optional-dependencies"].values() for need in needs}
-    optional = {need for needs in WHOLE["optional-dependencies"].values() for need in needs}
-    assert extras - {wire["name"]} <= {*WHOLE["dependencies"], *optional}
+    assert {*wire["dependencies"]} <= {"loadgen-sdk", *NEEDS} and SDK_PROJECT[
+        "optional-dependencies"
+    ]["client"] == [wire["name"]]
+    extras = {need for needs in SDK_PROJECT["optional-dependencies"].values() for need in needs}
+    optional = {need for needs in ROOT_PROJECT["optional-dependencies"].values() for need in needs}
+    assert extras - {wire["name"]} <= {*ROOT_PROJECT["dependencies"], *optional}
 
 
 def only_what_it_needs(folder: Path) -> None:
     """Links to the packages that the SDK's own pyproject names, and to nothing else."""
     for need in NEEDS:
         name = need.partition(">")[0].replace("-", "_")
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.origin is not None
-        (folder / name).symlink_to(Path(found.origin).parent)
+        module_spec = importlib.util.find_spec(name)
+        assert module_spec is not None and module_spec.origin is not None
+        (folder / name).symlink_to(Path(module_spec.origin).parent)
 
 
 def use(*folders: Path) -> str:
@@ -100,9 +104,9 @@ def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
 
 def quick_compiler(folder: Path) -> Path:
     """Return the compiler of this machine without optimisation, which saves most of its time."""
-    words = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
+    compiler = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
     program = folder / "quick-cc"
-    program.write_text(f'#!/bin/sh\nexec {words} "$@" -O0 -U_FORTIFY_SOURCE\n')
+    program.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0 -U_FORTIFY_SOURCE\n')
     program.chmod(0o755)
     return program
 
@@ -130,10 +134,10 @@ def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.Mo
         "_compiled.abi3.so",
     }
     only_what_it_needs(tmp_path)
-    alone, whole = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
+    alone, root_dir = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
     shutil.copytree(tmp_path / "wire" / "installed", tmp_path / "both")
     shutil.copytree(alone, tmp_path / "both", dirs_exist_ok=True)
-    for folders in ((alone,), (tmp_path / "both",), (whole,), (alone, whole)[::-1]):
+    for folders in ((alone,), (tmp_path / "both",), (root_dir,), (alone, root_dir)[::-1]):
         assert use(tmp_path, *folders) == loadgen_sdk.__version__
 
 

@@ -64,10 +64,10 @@ def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int)
     now, granted = 0, []
     for step in steps:
         now += step
-        again = limiter.retry_at(now, 1)
-        if again:
-            assert now < again <= now + S
-            now = again
+        retry_ns = limiter.retry_at(now, 1)
+        if retry_ns:
+            assert now < retry_ns <= now + S
+            now = retry_ns
             assert limiter.retry_at(now, 1) == 0
         limiter.book(now, 1)
         granted.append(now)
@@ -95,7 +95,7 @@ def test_calls_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "refused", "again"),
+    ("headers", "refused", "retry_ns"),
     [
         ({"retry-after": "2"}, True, 2 * S),
         ({"retry-after-ms": "1500"}, True, 3 * S // 2),
@@ -143,21 +143,21 @@ def test_calls_at_once() -> None:
     ],
 )
 def test_what_the_server_asks_for_is_obeyed(
-    headers: dict[str, str], refused: bool, again: int
+    headers: dict[str, str], refused: bool, retry_ns: int
 ) -> None:
     limiter = RateLimiter(Limits())
     limiter.apply_headers(0, headers, refused)
-    assert limiter.retry_at(0, 10) == again
-    assert limiter.retry_at(max(again, 0), 10) == 0
+    assert limiter.retry_at(0, 10) == retry_ns
+    assert limiter.retry_at(max(retry_ns, 0), 10) == 0
 
 
 def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
     values = {"limit": str(limit), "remaining": str(remaining), "reset": reset}
-    return {f"x-ratelimit-{what}-{of}": value for what, value in values.items()}
+    return {f"x-ratelimit-{name}-{of}": value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
-    ("headers", "tokens", "again"),
+    ("headers", "tokens", "retry_ns"),
     [
         # At the reset the bucket is full: of 140 requests in 59.9 s, one is back after 0.428 s.
         (bucket("requests", 140, 0, "59.9s"), 10, int(59.9 * S / 140) + 1),
@@ -178,12 +178,12 @@ def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
     ],
 )
 def test_a_bucket_whose_limit_is_known_is_waited_for_no_longer_than_the_call_needs(
-    headers: dict[str, str], tokens: int, again: int
+    headers: dict[str, str], tokens: int, retry_ns: int
 ) -> None:
     limiter = RateLimiter(Limits())
     limiter.apply_headers(0, headers, is_refused=False)
-    assert limiter.retry_at(0, tokens) == again
-    assert limiter.retry_at(again, tokens) == 0
+    assert limiter.retry_at(0, tokens) == retry_ns
+    assert limiter.retry_at(retry_ns, tokens) == 0
 
 
 def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
@@ -219,7 +219,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
     throttle = Throttle(concurrency=1)
     order: list[int] = []
 
-    async def one(number: int) -> None:
+    async def acquire_once(number: int) -> None:
         with await throttle.acquire() as permit:
             order.append(number)
             assert throttle.in_flight() == 1
@@ -228,8 +228,8 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
             permit.done()  # harmless
 
     async def go() -> None:
-        held = await throttle.acquire()
-        tasks = [asyncio.create_task(one(number)) for number in range(5)]
+        permit = await throttle.acquire()
+        tasks = [asyncio.create_task(acquire_once(number)) for number in range(5)]
         await asyncio.sleep(0)
         in_line = threading.Event()
 
@@ -242,7 +242,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
         waiting.start()
         in_line.wait()
         tasks[2].cancel()  # gives up its place
-        held.done()
+        permit.done()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(waiting.join)
 
@@ -307,14 +307,14 @@ def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(
 @pytest.mark.processes
 def test_no_call_waits_longer_than_it_may() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
-    held = throttle.acquire_blocking()
-    with pytest.raises(ThrottleTimeout, match=r" 0\.01 s: 1 ") as found:
+    permit = throttle.acquire_blocking()
+    with pytest.raises(ThrottleTimeout, match=r" 0\.01 s: 1 ") as exc_info:
         throttle.acquire_blocking()
-    assert isinstance(found.value, TimeoutError) and found.value.hint
+    assert isinstance(exc_info.value, TimeoutError) and exc_info.value.hint
     with pytest.raises(ThrottleTimeout, match=r" 0\.001 s"):
         asyncio.run(throttle.acquire(max_wait_s=0.001))
     assert throttle.waiting() == 0
-    held.done()
+    permit.done()
     throttle.acquire_blocking().done()  # nobody is left in the queue
 
 
@@ -326,8 +326,8 @@ def test_evenly_spaced_calls() -> None:
         0,
     )
     for _ in range(600):
-        if again := limiter.retry_at(now, 1):
-            now = again + 1_000_000  # each wake-up is 1 ms late
+        if retry_ns := limiter.retry_at(now, 1):
+            now = retry_ns + 1_000_000  # each wake-up is 1 ms late
         assert limiter.retry_at(now, 1) == 0
         limiter.book(now, 1)
         granted.append(now)
@@ -351,21 +351,21 @@ def test_input_and_output_have_budgets_of_their_own() -> None:
 def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
     throttle, order = Throttle(concurrency=1), []
 
-    async def one(name: str, level: int) -> None:
+    async def acquire_once(name: str, level: int) -> None:
         with priority(level):
             permit = await throttle.acquire()
         order.append(name)
         permit.done()
 
     async def go() -> None:
-        held = await throttle.acquire()
+        permit = await throttle.acquire()
         tasks = [
-            asyncio.create_task(one(*ask))
+            asyncio.create_task(acquire_once(*ask))
             for ask in (("batch", -1), ("a", 0), ("urgent", 2), ("b", 0))
         ]
         while throttle.waiting() < 4:
             await asyncio.sleep(0)
-        held.done()
+        permit.done()
         await asyncio.gather(*tasks)
 
     asyncio.run(go())
@@ -479,15 +479,15 @@ def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
         return Throttle(requests="6/h", tokens="1200/h", shared=redis_url)
 
     async def both() -> list[int]:
-        one, other = throttle(), throttle()
-        first = await one.acquire(key="sk-secret", model="m", tokens=500)
+        first_throttle, other = throttle(), throttle()
+        first = await first_throttle.acquire(key="sk-secret", model="m", tokens=500)
         first.heed({"retry-after": "0.2"}, refused=True)
         first.done(10)
         assert flush()
         before = time.monotonic()
         other.acquire_blocking(key="sk-secret", model="m").done(10)
         assert time.monotonic() - before > 0.1  # it heeds what the other was told
-        return [2, *await asyncio.gather(permits(one), permits(other))]
+        return [2, *await asyncio.gather(permits(first_throttle), permits(other))]
 
     assert sum(asyncio.run(both())) == 6
 
@@ -558,16 +558,16 @@ def test_a_damaged_file_of_shared_limits_starts_anew(
     ],
 )
 def test_throttles_that_let_nothing_through(options: dict[str, Any], code: str) -> None:
-    with refused(WrongUse, code) as found:
+    with refused(WrongUse, code) as exc_info:
         Throttle(**options)
-    assert found.value.hint
+    assert exc_info.value.hint
 
 
 BUSY = Failure("http_429", "slow down", 429)
 
 
 @pytest.mark.parametrize(
-    ("failure", "again"),
+    ("failure", "is_retried"),
     [
         (BUSY, True),
         (Failure("http_429", "You exceeded your quota: insufficient_quota", 429), False),
@@ -584,8 +584,8 @@ BUSY = Failure("http_429", "slow down", 429)
         (Failure("error_event", ""), False),
     ],
 )
-def test_what_another_try_may_cure(failure: Failure, again: bool) -> None:
-    assert is_curable(failure) is again
+def test_what_another_try_may_cure(failure: Failure, is_retried: bool) -> None:
+    assert is_curable(failure) is is_retried
 
 
 def test_never_after_something_was_delivered_nor_beyond_the_attempts() -> None:
@@ -600,14 +600,17 @@ def test_the_server_and_the_application_have_the_last_word() -> None:
     retry = Retry(3)
     assert retry.wait_s(1, BUSY, delivered=False, server_says_retry=False) is None
     assert retry.wait_s(1, bad, delivered=False, server_says_retry=True) is not None
-    own = Retry(3, retry_if=lambda failure: {400: True, 429: False}.get(failure.http_status or 0))
-    assert own.wait_s(1, bad, delivered=False, server_says_retry=False) is not None
-    assert own.wait_s(1, BUSY, delivered=False, server_says_retry=True) is None
+    custom_retry = Retry(
+        3, retry_if=lambda failure: {400: True, 429: False}.get(failure.http_status or 0)
+    )
+    assert custom_retry.wait_s(1, bad, delivered=False, server_says_retry=False) is not None
+    assert custom_retry.wait_s(1, BUSY, delivered=False, server_says_retry=True) is None
     assert (
-        own.wait_s(1, Failure("reset", ""), delivered=False) is not None
+        custom_retry.wait_s(1, Failure("reset", ""), delivered=False) is not None
     )  # None: the rule of the house
     assert (
-        own.wait_s(3, bad, delivered=False) is None and own.wait_s(1, bad, delivered=True) is None
+        custom_retry.wait_s(3, bad, delivered=False) is None
+        and custom_retry.wait_s(1, bad, delivered=True) is None
     )
 
 
@@ -629,30 +632,32 @@ def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> Non
     for _ in range(150):
         retry.call_started()
         failed = [draw.random() < 0.757 for _ in range(3)]
-        made = 1
-        while failed[made - 1] and retry.wait_s(made, BUSY, delivered=False) is not None:
-            made += 1
-        ok += not failed[made - 1]
+        attempts = 1
+        while failed[attempts - 1] and retry.wait_s(attempts, BUSY, delivered=False) is not None:
+            attempts += 1
+        ok += not failed[attempts - 1]
         ok_with_theirs += not all(failed)
     assert ok == ok_with_theirs > 56  # so many got through with a reserve of ten
 
 
-@given(made=st.integers(1, 8), asked=st.none() | st.floats(0, 100))
-def test_waits_are_jittered_bounded_and_obey_the_server(made: int, asked: float | None) -> None:
+@given(attempts=st.integers(1, 8), requested_wait_s=st.none() | st.floats(0, 100))
+def test_waits_are_jittered_bounded_and_obey_the_server(
+    attempts: int, requested_wait_s: float | None
+) -> None:
     retry = Retry(10, first_wait_s=0.5, max_wait_s=8.0)
-    wait = retry.wait_s(made, BUSY, server_wait_s=asked, delivered=False)
-    if asked is not None and asked > 60:
+    wait = retry.wait_s(attempts, BUSY, server_wait_s=requested_wait_s, delivered=False)
+    if requested_wait_s is not None and requested_wait_s > 60:
         assert wait is None
     else:
-        assert wait is not None and (asked or 0) <= wait <= max(
-            asked or 0, min(8.0, 0.5 * 2 ** (made - 1))
+        assert wait is not None and (requested_wait_s or 0) <= wait <= max(
+            requested_wait_s or 0, min(8.0, 0.5 * 2 ** (attempts - 1))
         )
 
 
 def test_a_seed_draws_the_same_waits_and_another_one_others() -> None:
     def waits(seed: int) -> list[float | None]:
         retry = Retry(9, seed=seed)
-        return [retry.wait_s(made, BUSY, delivered=False) for made in range(1, 9)]
+        return [retry.wait_s(attempt, BUSY, delivered=False) for attempt in range(1, 9)]
 
     assert waits(1) == waits(1) != waits(2)
 

@@ -25,7 +25,7 @@ def test_every_field_is_in_its_place() -> None:
         "end": 15,
         "first_event_tokens": 2,
     }
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "finish_reason": "stop",
         "hidden_retries": 3,
         "response_model": "answered",
@@ -33,9 +33,9 @@ def test_every_field_is_in_its_place() -> None:
     }
     usage = Usage(input=30, output=20, cached=5, reasoning=4, cache_written=6)
     observed = CallObservation(
-        **seen, **said, server_timing={"own": 1}, kernel_stamps=True, usage=usage
+        **seen, **fields, server_timing={"own": 1}, kernel_stamps=True, usage=usage
     )
-    made = call.report("failed", Failure("http", "bad", 400), observed, done=16)
+    measurement = call.report("failed", Failure("http", "bad", 400), observed, done=16)
     expected = {
         **{
             "api": "chat",
@@ -44,7 +44,7 @@ def test_every_field_is_in_its_place() -> None:
             "started": 10,
             "started_unix_ns": 9,
             **seen,
-            **said,
+            **fields,
         },
         **{
             "done": 16,
@@ -74,8 +74,11 @@ def test_every_field_is_in_its_place() -> None:
             "content": None,
             "labels": {"a": "b"},
             "parameters": {"temperature": 0.5},
-            "client_delay_ms": made.client_delay_ms,
+            "client_delay_ms": measurement.client_delay_ms,
         },
     }
-    assert {name: getattr(made, name) for name in Measurement.__struct_fields__} == expected
-    assert call.attempts == made.attempts and made.attempts[0].failure == made.failure
+    assert {name: getattr(measurement, name) for name in Measurement.__struct_fields__} == expected
+    assert (
+        call.attempts == measurement.attempts
+        and measurement.attempts[0].failure == measurement.failure
+    )

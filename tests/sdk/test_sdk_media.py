@@ -56,11 +56,11 @@ def use(client: Any, api: str, stream: bool) -> Any:
     return client.audio.transcriptions.create(model="ears", file=("a.wav", SOUND), **more)
 
 
-def handler(said: bytes) -> type[BaseHTTPRequestHandler]:
+def handler(response: bytes) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):  # canned.serving reads JSON; transcriptions send a form
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.wfile.write(said.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+            self.wfile.write(response.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             self.close_connection = True
 
         def log_message(self, *_: object) -> None:
@@ -73,25 +73,27 @@ def handler(said: bytes) -> type[BaseHTTPRequestHandler]:
 def test_each_is_measured_and_the_answer_is_the_same(
     api: str, stream: bool, tmp_path: Path
 ) -> None:
-    told, budget = list[Measurement](), Budget("1 USD/day")
+    measurements, budget = list[Measurement](), Budget("1 USD/day")
     with (
         running(handler(ANSWERS[api, stream])) as url,
         record_shape(tmp_path / "shapes.jsonl") as shape,
-        openai.OpenAI(base_url=url, api_key="k", max_retries=0) as own,
+        openai.OpenAI(base_url=url, api_key="k", max_retries=0) as plain_client,
     ):
-        plain = use(own, api, stream)
-        observers = (told.append, OpenTelemetry())
+        plain = use(plain_client, api, stream)
+        observers = (measurements.append, OpenTelemetry())
         client = instrument(
-            own, observers, prices=TokenPrice(5.0, 40.0), budget=budget, record=shape
+            plain_client, observers, prices=TokenPrice(5.0, 40.0), budget=budget, record=shape
         )
         ours = use(client, api, stream)
         if stream:
-            assert [one.model_dump() for one in ours] == [one.model_dump() for one in plain]
+            assert [result.model_dump() for result in ours] == [
+                result.model_dump() for result in plain
+            ]
         elif api == "speech":
             assert ours.content == plain.content == SOUND
         else:
             assert ours == plain
-    (measured,) = told
+    (measured,) = measurements
     assert (measured.api, measured.status, measured.streamed) == (api, "ok", stream)
     if api == "images":
         assert (measured.input_tokens, measured.output_tokens) == (12, 4160)

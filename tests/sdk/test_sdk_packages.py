@@ -81,7 +81,7 @@ MESSAGE_EVENTS = (
     },
     {"type": "message_stop"},
 )
-ASKED: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "model": "claude-x",
     "max_tokens": 50,
     "messages": [{"role": "user", "content": "Look."}],
@@ -133,7 +133,7 @@ def check_message(measured: Measurement, *, streamed: bool) -> None:
 
 
 def test_messages_of_anthropic(anthropic: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(requests="9/s")
     options: dict[str, Any] = {
         "prices": TokenPrice(1, 2, cache_write=1.5),
@@ -142,39 +142,50 @@ def test_messages_of_anthropic(anthropic: ModuleType) -> None:
     }
     with (
         serving(answer(MESSAGE, **HEADERS)) as server,
-        instrument(client(anthropic, server.url), told.append, **options) as own,
+        instrument(
+            client(anthropic, server.url), measurements.append, **options
+        ) as measured_client,
     ):
-        whole = own.messages.create(**ASKED, loadgen_labels={"feature": "look"})
-        assert measurement_of(whole) is told[0] and told[0].labels == {"feature": "look"}
+        message = measured_client.messages.create(**REQUEST, loadgen_labels={"feature": "look"})
+        assert measurement_of(message) is measurements[0] and measurements[0].labels == {
+            "feature": "look"
+        }
         with pytest.raises(anthropic.APITimeoutError):
-            own.messages.create(**ASKED, timeout=0.05)  # the server's `remaining: 0` holds for 2 s
-    check_message(told[0], streamed=False)
-    assert told[1].status == "failed"
+            measured_client.messages.create(
+                **REQUEST, timeout=0.05
+            )  # the server's `remaining: 0` holds for 2 s
+    check_message(measurements[0], streamed=False)
+    assert measurements[1].status == "failed"
 
 
 @pytest.mark.parametrize("helper", [False, True])
 def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True}
     with (
         serving(events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server,
-        instrument(client(anthropic, server.url), told.append, **options) as own,
+        instrument(
+            client(anthropic, server.url), measurements.append, **options
+        ) as measured_client,
     ):
         if helper:
-            with own.messages.stream(**ASKED) as stream:
+            with measured_client.messages.stream(**REQUEST) as stream:
                 assert "".join(stream.text_stream) == "Let me see."
-            assert measurement_of(stream) is told[0]
+            assert measurement_of(stream) is measurements[0]
         else:
-            assert len([*own.messages.create(**ASKED, stream=True)]) == len(MESSAGE_EVENTS)
-    check_message(told[0], streamed=True)
-    assert len(told) == 1 and len(told[0].instants) == 5
+            assert len([*measured_client.messages.create(**REQUEST, stream=True)]) == len(
+                MESSAGE_EVENTS
+            )
+    check_message(measurements[0], streamed=True)
+    assert len(measurements) == 1 and len(measurements[0].instants) == 5
     assert (
-        told[0].first_token == told[0].instants[0] and told[0].first_answer == told[0].instants[1]
+        measurements[0].first_token == measurements[0].instants[0]
+        and measurements[0].first_answer == measurements[0].instants[1]
     )
 
 
 def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     refused = answer(
         {"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}, "429 Too Many"
     )
@@ -185,79 +196,103 @@ def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> Non
         )
         async with instrument(
             plain,
-            told.append,
+            measurements.append,
             retry=Retry(2, first_wait_s=0.001),
             keep_content=True,
             prices=TokenPrice(1, 2, cache_write=1.5),
-        ) as own:
-            async with own.messages.stream(**ASKED) as stream:
+        ) as measured_client:
+            async with measured_client.messages.stream(**REQUEST) as stream:
                 await stream.get_final_message()
-            async with await own.messages.create(**ASKED, stream=True) as left:
+            async with await measured_client.messages.create(**REQUEST, stream=True) as left:
                 async for _ in left:
                     break
 
     with serving(refused, events(*MESSAGE_EVENTS, done=False, request_id="req-1")) as server:
         asyncio.run(go(server.url))
-    check_message(told[0], streamed=True)
+    check_message(measurements[0], streamed=True)
     assert (
-        told[0].attempts[0].failure is not None and told[0].attempts[0].failure.kind == "http_429"
+        measurements[0].attempts[0].failure is not None
+        and measurements[0].attempts[0].failure.kind == "http_429"
     )
-    assert [one.status for one in told] == ["ok", "abandoned"]
+    assert [measurement.status for measurement in measurements] == ["ok", "abandoned"]
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_functions_of_litellm(litellm: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     with serving(answer(CHAT)) as server:
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
-        own = instrument(litellm, told.append, labels={"app": "x"}, prices=TokenPrice(1, 2))
+        measured_litellm = instrument(
+            litellm, measurements.append, labels={"app": "x"}, prices=TokenPrice(1, 2)
+        )
         messages = [{"role": "user", "content": "Hi"}]
         with labelled(step=1):
-            made = own.completion("openai/m", messages, temperature=0.5, **to)
-        assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
+            response = measured_litellm.completion("openai/m", messages, temperature=0.5, **to)
+        assert (
+            response.choices[0].message.content == "Hello there."
+            and measurement_of(response) is measurements[0]
+        )
         assert (
             asyncio.run(
-                own.acompletion(model="openai/m", messages=messages, **to)
+                measured_litellm.acompletion(model="openai/m", messages=messages, **to)
             ).usage.total_tokens
             == 12
         )
-    assert own.token_counter is litellm.token_counter and own.completion is not litellm.completion
+    assert (
+        measured_litellm.token_counter is litellm.token_counter
+        and measured_litellm.completion is not litellm.completion
+    )
     assert [
-        (one.api, one.status, one.model, one.input_tokens, one.output_tokens) for one in told
+        (
+            measurement.api,
+            measurement.status,
+            measurement.model,
+            measurement.input_tokens,
+            measurement.output_tokens,
+        )
+        for measurement in measurements
     ] == [("chat", "ok", "openai/m", 9, 3)] * 2
-    assert told[0].labels == {"app": "x", "step": "1"} and told[0].parameters == {
+    assert measurements[0].labels == {"app": "x", "step": "1"} and measurements[0].parameters == {
         "temperature": 0.5
     }
-    assert told[0].cost == 15e-6 and told[0].finish_reason == "stop"
+    assert measurements[0].cost == 15e-6 and measurements[0].finish_reason == "stop"
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_streams_of_litellm(litellm: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
 
-    async def go(own: Any, to: dict[str, Any]) -> None:
-        stream = await own.acompletion(
+    async def go(measured_litellm: Any, to: dict[str, Any]) -> None:
+        stream = await measured_litellm.acompletion(
             "openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to
         )
         async for _ in stream:
             pass
-        assert stream.measurement is told[1]
+        assert stream.measurement is measurements[1]
 
     with serving(events(*CHAT_EVENTS)) as server:
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
-        own = instrument(litellm, told.append, prices=TokenPrice(1, 2))
-        stream = own.completion("openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to)
+        measured_litellm = instrument(litellm, measurements.append, prices=TokenPrice(1, 2))
+        stream = measured_litellm.completion(
+            "openai/m", [{"role": "user", "content": "Hi"}], stream=True, **to
+        )
         assert isinstance(stream, litellm.CustomStreamWrapper)
         assert "".join(piece.choices[0].delta.content or "" for piece in stream) == "Hello there."
-        asyncio.run(go(own, to))
+        asyncio.run(go(measured_litellm, to))
     assert [
-        (one.status, len(one.instants), one.output_tokens, one.token_source) for one in told
+        (
+            measurement.status,
+            len(measurement.instants),
+            measurement.output_tokens,
+            measurement.token_source,
+        )
+        for measurement in measurements
     ] == [("ok", 3, 3, "server")] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     busy = answer(
         {"error": {"message": "busy", "code": "rate_limit_exceeded"}}, "429 Too Many Requests"
     )
@@ -265,16 +300,21 @@ def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
         serving(busy, busy, answer(COMPLETION)) as server,
     ):
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
-        own = instrument(litellm, told.append, retry=Retry(2, first_wait_s=0.001))
+        measured_litellm = instrument(
+            litellm, measurements.append, retry=Retry(2, first_wait_s=0.001)
+        )
         with pytest.raises(litellm.RateLimitError):
-            own.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
+            measured_litellm.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
         assert len(server.heard) == 2
-        own.text_completion("Hi", "text-completion-openai/m", **to)
-    assert [(one.api, one.status, len(one.attempts)) for one in told] == [
+        measured_litellm.text_completion("Hi", "text-completion-openai/m", **to)
+    assert [
+        (measurement.api, measurement.status, len(measurement.attempts))
+        for measurement in measurements
+    ] == [
         ("chat", "failed", 2),
         ("completions", "ok", 1),
     ]
-    assert told[0].failure is not None and told[0].failure.kind == "http_429"
+    assert measurements[0].failure is not None and measurements[0].failure.kind == "http_429"
 
 
 class Function:
@@ -292,14 +332,16 @@ def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     module, function = ModuleType("litellm"), Function()
     module.completion = function.completion  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
-    told: list[Measurement] = []
-    given = {"cost-center": "a", "team": "b"}
-    own = instrument(module, told.append)
-    own.completion(model="m", messages=[], labels=given, loadgen_labels={"feature": "f"})
-    assert [one["labels"] for one in function.heard] == [
-        given
+    measurements: list[Measurement] = []
+    metadata = {"cost-center": "a", "team": "b"}
+    measured_module = instrument(module, measurements.append)
+    measured_module.completion(
+        model="m", messages=[], labels=metadata, loadgen_labels={"feature": "f"}
+    )
+    assert [call["labels"] for call in function.heard] == [
+        metadata
     ] and "loadgen_labels" not in function.heard[0]
-    assert told[0].labels == {"feature": "f"}
+    assert measurements[0].labels == {"feature": "f"}
 
 
 class Streaming:
@@ -321,21 +363,21 @@ def test_a_stream_of_litellm_that_only_its_loop_holds(monkeypatch: pytest.Monkey
     module, streaming = ModuleType("litellm"), Streaming()
     module.completion, module.acompletion = streaming.completion, streaming.acompletion  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
 
     async def go() -> None:
-        async for _ in await own.acompletion(model="m", messages=[], stream=True):
+        async for _ in await measured_module.acompletion(model="m", messages=[], stream=True):
             assert flush() and throttle.in_flight(model="m") == 1
 
-    own = instrument(module, told.append, throttle=throttle)
-    for _ in own.completion(model="m", messages=[], stream=True):
+    measured_module = instrument(module, measurements.append, throttle=throttle)
+    for _ in measured_module.completion(model="m", messages=[], stream=True):
         assert flush() and throttle.in_flight(model="m") == 1
     asyncio.run(go())
-    for _ in own.completion(model="m", messages=[], stream=True):
+    for _ in measured_module.completion(model="m", messages=[], stream=True):
         break
     assert flush()
-    assert [(one.status, len(one.instants)) for one in told] == [
+    assert [(measurement.status, len(measurement.instants)) for measurement in measurements] == [
         ("ok", 3),
         ("ok", 3),
         ("abandoned", 0),
@@ -380,34 +422,44 @@ def test_the_router_of_litellm(kind: Any, monkeypatch: pytest.MonkeyPatch) -> No
     module = ModuleType("litellm")
     module.Router = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
-    told: list[Measurement] = []
-    own = instrument(module, told.append)
-    router = own.Router(model_list=["deployment"])
-    assert isinstance(router, kind) and isinstance(router, own.Router) and type(router) is kind
-    assert own.Router is own.Router is not kind
+    measurements: list[Measurement] = []
+    measured_module = instrument(module, measurements.append)
+    router = measured_module.Router(model_list=["deployment"])
+    assert (
+        isinstance(router, kind)
+        and isinstance(router, measured_module.Router)
+        and type(router) is kind
+    )
+    assert measured_module.Router is measured_module.Router is not kind
     assert router.completion("group", []) == "group by deployment"
     assert asyncio.run(router.acompletion("group", [])) == "group by deployment"
     assert kind(["x"]).completion("group", []) == "group by x"
-    assert [(one.model, one.status) for one in told] == [("group", "ok")] * 2
+    assert [(measurement.model, measurement.status) for measurement in measurements] == [
+        ("group", "ok")
+    ] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     with serving(answer(CHAT)) as server:
         to = {"model": "openai/m", "api_base": server.url, "api_key": "k-12345678"}
-        own = instrument(litellm, told.append, prices=TokenPrice(1, 2))
-        router = own.Router(model_list=[{"model_name": "group", "litellm_params": to}])
-        made = router.completion("group", [{"role": "user", "content": "Hi"}])
-    assert made.choices[0].message.content == "Hello there." and measurement_of(made) is told[0]
-    assert [(one.model, one.status, one.input_tokens, one.output_tokens) for one in told] == [
-        ("group", "ok", 9, 3)
-    ]
+        measured_litellm = instrument(litellm, measurements.append, prices=TokenPrice(1, 2))
+        router = measured_litellm.Router(model_list=[{"model_name": "group", "litellm_params": to}])
+        response = router.completion("group", [{"role": "user", "content": "Hi"}])
+    assert (
+        response.choices[0].message.content == "Hello there."
+        and measurement_of(response) is measurements[0]
+    )
+    assert [
+        (measurement.model, measurement.status, measurement.input_tokens, measurement.output_tokens)
+        for measurement in measurements
+    ] == [("group", "ok", 9, 3)]
 
 
 def test_batches_of_files() -> None:
     """The tokens of a batch are reported once, when it is first seen to be complete."""
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
     batch: dict[str, Any] = {
         "id": "batch_1",
         "object": "batch",
@@ -427,19 +479,27 @@ def test_batches_of_files() -> None:
     done = answer({**batch, "status": "completed", "usage": usage})
     with serving(answer(batch), done) as server:
         plain = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
-        own = instrument(plain, told.append, prices=TokenPrice(1, 2))
-        own.batches.create(
+        measured_client = instrument(plain, measurements.append, prices=TokenPrice(1, 2))
+        measured_client.batches.create(
             input_file_id="file_1", endpoint="/v1/chat/completions", completion_window="24h"
         )
         for _ in range(2):
-            own.batches.retrieve("batch_1")
-    assert [(one.finish_reason, one.input_tokens, one.output_tokens) for one in told] == [
+            measured_client.batches.retrieve("batch_1")
+    assert [
+        (measurement.finish_reason, measurement.input_tokens, measurement.output_tokens)
+        for measurement in measurements
+    ] == [
         ("validating", None, None),
         ("completed", 900, 300),
         ("completed", None, None),
     ]
-    assert {(one.api, one.status, one.cost) for one in told} == {("batches", "ok", None)}
-    assert all(one.ttft_ms is None and one.e2e_ms is not None for one in told)
+    assert {
+        (measurement.api, measurement.status, measurement.cost) for measurement in measurements
+    } == {("batches", "ok", None)}
+    assert all(
+        measurement.ttft_ms is None and measurement.e2e_ms is not None
+        for measurement in measurements
+    )
 
 
 SDK = repository_paths.ROOT / "sdk"

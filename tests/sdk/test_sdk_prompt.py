@@ -143,8 +143,8 @@ def test_anthropics_pictures_and_documents() -> None:
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)},
     }
-    asked = user(picture) | {"model": "claude-x"}
-    assert estimate_tokens(asked)[0] - 1 == 64 + 1
+    request = user(picture) | {"model": "claude-x"}
+    assert estimate_tokens(request)[0] - 1 == 64 + 1
     page = {
         "type": "document",
         "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()},
@@ -199,9 +199,9 @@ def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
         plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
         async with instrument(
             plain, throttle=Throttle(tokens="200000/min", max_wait_s=0.05)
-        ) as own:
+        ) as client:
             for part in (PICTURES[0], PICTURES[0], Strange()):
-                await own.chat.completions.create(**user(part))
+                await client.chat.completions.create(**user(part))
 
     with serving(answer(CHAT)) as server:
         asyncio.run(go(server.url))
@@ -239,8 +239,8 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
     )
 )
 def test_the_short_way_of_plain_messages_finds_what_the_walk_finds(message: Any) -> None:
-    found = prompt_text._texts_of_plain_message(message)
-    if found is not None:
+    texts = prompt_text._texts_of_plain_message(message)
+    if texts is not None:
         assert [*prompt_text._find_parts(message, "m")] == [
-            prompt_text.PromptPart(text) for text in found
+            prompt_text.PromptPart(text) for text in texts
         ]

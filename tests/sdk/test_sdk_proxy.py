@@ -87,16 +87,16 @@ def test_https_goes_through_a_tunnel(
             async with Client(
                 url, tls=Tls(ca=authority)
             ) as client:  # a probe, then two calls on one connection
-                made = [await client.complete("Hello") for _ in range(2)]
+                completions = [await client.complete("Hello") for _ in range(2)]
         address = url.removeprefix("https://")
         assert all(
             lines[:2] == [f"CONNECT {address} HTTP/1.1", f"Host: {address}"] for lines in heard
         )
         assert all("Proxy-Authorization: Basic dXNlcjpwdy1zZWNyZXQ=" in lines for lines in heard)
         assert (
-            [one.failure for one in made] == [None, None]
-            and made[0].kernel_stamp
-            and made[1].reused
+            [completion.failure for completion in completions] == [None, None]
+            and completions[0].kernel_stamp
+            and completions[1].reused
         )
 
     with start(Options(cert=str(cert), key=str(key))) as server:
@@ -169,8 +169,8 @@ def test_the_environment_names_the_proxy(
         monkeypatch.delenv(name.lower(), raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = proxy_for(Target.parse(url), None)
-    assert (None if found is None else found[:2]) == proxy
+    environment_proxy = proxy_for(Target.parse(url), None)
+    assert (None if environment_proxy is None else environment_proxy[:2]) == proxy
     assert proxy_for(Target.parse(url), "") is None
 
 

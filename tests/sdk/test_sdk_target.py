@@ -186,10 +186,10 @@ def test_no_secret_of_a_good_url_is_shown(user: str, password: str, key: str) ->
     target = Target.parse("http://{}:{}@host.example/pre/v1?api-version=3&k={}".format(*coded))
     token = base64.b64encode(f"{user}:{password}".encode()).decode()
     assert target.auth_headers(None) == (("Authorization", f"Basic {token}"),)
-    shown = target.redacted + repr(target)
+    redacted_text = target.redacted + repr(target)
     echoed = target.redact(" ".join((user, password, key, token, *coded)), None)
     for hidden in (user, password, key, token, *coded):
-        assert hidden not in shown
+        assert hidden not in redacted_text
         assert hidden not in echoed
 
 
@@ -197,10 +197,10 @@ def test_no_secret_of_a_good_url_is_shown(user: str, password: str, key: str) ->
 def test_no_userinfo_of_any_url_is_shown_even_in_errors(user: str, password: str) -> None:
     try:
         target = Target.parse(f"http://{user}:{password}@host:80/v1")
-        shown = target.redacted + repr(target) + target.base_url
+        redacted_text = target.redacted + repr(target) + target.base_url
     except TargetUnusable as error:
-        shown = f"{error} {error.hint} {error!r}"
-    assert "zq" not in shown.lower()
+        redacted_text = f"{error} {error.hint} {error!r}"
+    assert "zq" not in redacted_text.lower()
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_what_a_header_carries_is_hidden_in_whatever_part_it_is_echoed(
 def test_a_text_that_was_cut_in_the_middle_of_a_secret_shows_none_of_it() -> None:
     key = "abcdefghijklmnop"
     text = f"no such key: {key}"
-    for kept in range(4, len(key) + 1):
-        cut = text[: len(text) - len(key) + kept]
+    for length in range(4, len(key) + 1):
+        cut = text[: len(text) - len(key) + length]
         assert redact(cut, [key]) == "no such key: ***"
     assert redact("an innocent ab", [key]) == "an innocent ab"
 
@@ -240,10 +240,12 @@ def test_no_cut_of_a_text_shows_a_secret() -> None:
     echo = f"the header was Authorization: {key} and more"
     for end in range(len(echo)):
         for text in (echo[:end], repr(echo[:end]), repr(echo[:end].encode())):
-            shown = target.redact(text, key)
-            assert not [n for n in range(4, len(key)) if key[:n] in shown], shown
+            redacted_text = target.redact(text, key)
+            assert not [n for n in range(4, len(key)) if key[:n] in redacted_text], redacted_text
 
 
 def test_what_a_server_said_does_not_steer_a_terminal() -> None:
-    said = Target.parse("http://h").redact("\x1b]0;owned\x07 a\nVALID\t\u202egpj.exe \x9b2J tür")
-    assert said == "\\x1b]0;owned\\x07 a VALID \\u202egpj.exe \\x9b2J tür"
+    redacted_text = Target.parse("http://h").redact(
+        "\x1b]0;owned\x07 a\nVALID\t\u202egpj.exe \x9b2J tür"
+    )
+    assert redacted_text == "\\x1b]0;owned\\x07 a VALID \\u202egpj.exe \\x9b2J tür"

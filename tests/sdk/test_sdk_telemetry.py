@@ -62,19 +62,19 @@ class Seen:
     def metrics(self) -> dict[str, Any]:
         data = self.reader.get_metrics_data()
         assert data is not None
-        return {one.name: one for one in data.resource_metrics[0].scope_metrics[0].metrics}
+        return {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
 
     @property
     def spans(self) -> Any:
         return self.exporter.get_finished_spans()
 
 
-def call(said: bytes, observer: Any, **options: Any) -> None:
+def call(response: bytes, observer: Any, **options: Any) -> None:
     with (
-        serving(said) as server,
-        openai.OpenAI(base_url=server.url, api_key="sk-123456", max_retries=0) as own,
+        serving(response) as server,
+        openai.OpenAI(base_url=server.url, api_key="sk-123456", max_retries=0) as plain_client,
     ):
-        client = instrument(own, observer, **options)
+        client = instrument(plain_client, observer, **options)
         with contextlib.suppress(openai.BadRequestError):
             list(
                 client.chat.completions.create(
@@ -86,10 +86,10 @@ def call(said: bytes, observer: Any, **options: Any) -> None:
 def test_metrics_by_the_conventions() -> None:
     seen = Seen()
     call(events(*CHAT_EVENTS), seen.observer)
-    found = seen.metrics()
+    metrics = seen.metrics()
     units = {
-        name: (one.unit, sum(point.count for point in one.data.data_points))
-        for name, one in found.items()
+        name: (metric.unit, sum(point.count for point in metric.data.data_points))
+        for name, metric in metrics.items()
     }
     assert units == {
         "gen_ai.client.operation.duration": ("s", 1),
@@ -97,7 +97,7 @@ def test_metrics_by_the_conventions() -> None:
         "gen_ai.client.operation.time_to_first_chunk": ("s", 1),
         "loadgen.client.time_per_output_token": ("s", 1),
     }
-    (duration,) = found["gen_ai.client.operation.duration"].data.data_points
+    (duration,) = metrics["gen_ai.client.operation.duration"].data.data_points
     assert dict(duration.attributes) | {"server.port": 0} == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "openai",
@@ -109,7 +109,7 @@ def test_metrics_by_the_conventions() -> None:
     assert duration.explicit_bounds[:3] == (0.01, 0.02, 0.04) and 0 < duration.sum < 60
     tokens = {
         point.attributes["gen_ai.token.type"]: point.sum
-        for point in found["gen_ai.client.token.usage"].data.data_points
+        for point in metrics["gen_ai.client.token.usage"].data.data_points
     }
     assert tokens == {"input": 9, "output": 3}
 
@@ -134,12 +134,14 @@ def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -
     ]
     with (
         serving(answer({**CHAT, "choices": two})) as server,
-        openai.OpenAI(base_url=server.url, api_key="k") as own,
+        openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
     ):
-        send = own._client.send
-        own._client.send = lambda *a, **k: current.append(trace.get_current_span()) or send(*a, **k)  # type: ignore
+        send = plain_client._client.send
+        plain_client._client.send = lambda *a, **k: (
+            current.append(trace.get_current_span()) or send(*a, **k)
+        )  # type: ignore
         client = instrument(
-            own, seen.observer, keep_content=True, throttle=Throttle(requests="1/s")
+            plain_client, seen.observer, keep_content=True, throttle=Throttle(requests="1/s")
         )
         with labelled(feature="search"):
             client.chat.completions.create(
@@ -152,8 +154,8 @@ def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -
     assert "gen_ai.request.stream" not in span.attributes and "secret" not in span.to_json()
     assert span.attributes["loadgen.label.feature"] == "search"
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
-    said = json.loads(span.attributes["gen_ai.output.messages"])
-    assert [(one["parts"][0]["content"], one["finish_reason"]) for one in said] == [
+    document = json.loads(span.attributes["gen_ai.output.messages"])
+    assert [(message["parts"][0]["content"], message["finish_reason"]) for message in document] == [
         ("yes", "stop"),
         ("no", "length"),
     ]
@@ -162,27 +164,27 @@ def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -
 def test_the_time_to_the_first_chunk_is_the_servers_not_the_throttles() -> None:
     seen = Seen()
     throttle = Throttle(concurrency=1)
-    held = throttle.acquire_blocking(key="sk-123456", model="m")
+    permit = throttle.acquire_blocking(key="sk-123456", model="m")
 
     def release() -> None:
         while not throttle.waiting(key="sk-123456", model="m"):
             released.wait(0.001)
-        held.done()
+        permit.done()
 
-    released, told = threading.Event(), list[Any]()
+    released, measurements = threading.Event(), list[Any]()
     thread = threading.Thread(target=release)
     thread.start()
-    call(events(*CHAT_EVENTS), (seen.observer, told.append), throttle=throttle)
+    call(events(*CHAT_EVENTS), (seen.observer, measurements.append), throttle=throttle)
     thread.join()
     (span,) = seen.spans
-    wait_s = told[0].wait_ms / 1e3
+    wait_s = measurements[0].wait_ms / 1e3
     assert (
         span.attributes["gen_ai.request.stream"] is True
         and span.attributes["loadgen.wait_s"] == wait_s > 0
     )
     (first,) = seen.metrics()["gen_ai.client.operation.time_to_first_chunk"].data.data_points
     assert first.sum == span.attributes["gen_ai.response.time_to_first_chunk"]
-    assert first.sum == pytest.approx(told[0].ttft_ms / 1e3 - wait_s)
+    assert first.sum == pytest.approx(measurements[0].ttft_ms / 1e3 - wait_s)
 
 
 def test_labels_on_metrics_are_those_named() -> None:
@@ -241,7 +243,7 @@ def test_calls_inside_agents_tools_and_workflows() -> None:
             span.set_attribute("own", 1)
             raise LookupError(SECRET)
     chat, tool, agent, workflow = seen.spans
-    assert [one.name for one in (chat, tool, agent, workflow)] == [
+    assert [call_span.name for call_span in (chat, tool, agent, workflow)] == [
         "chat m",
         "execute_tool search",
         "invoke_agent planner",
@@ -256,10 +258,10 @@ def test_calls_inside_agents_tools_and_workflows() -> None:
         "error.type": "LookupError",
     }
     assert tool.attributes["gen_ai.tool.call.id"] == "t1" and tool.attributes["own"] == 1
-    assert {one.kind for one in (tool, agent, workflow)} == {SpanKind.INTERNAL}
+    assert {call_span.kind for call_span in (tool, agent, workflow)} == {SpanKind.INTERNAL}
     assert all(
-        one.status.status_code is StatusCode.ERROR and SECRET not in one.to_json()
-        for one in (tool, agent)
+        call_span.status.status_code is StatusCode.ERROR and SECRET not in call_span.to_json()
+        for call_span in (tool, agent)
     )
     durations = {
         f"gen_ai.{name}.duration" for name in ("execute_tool", "invoke_agent", "invoke_workflow")
@@ -333,21 +335,21 @@ def test_prometheus_counts_every_call_of_many_threads_at_every_reading() -> None
         for _ in range(count):
             observer(measurement(done=5, labels={"feature": "a"}))
 
-    told = 0
+    total_count = 0
     for count in (1, MAX_PENDING - 1, 3 * MAX_PENDING):
         threads = [threading.Thread(target=tell, args=(count,)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        told += 3 * count
+        total_count += 3 * count
         assert (
-            counted(generate_latest(registry).decode()) == told
+            counted(generate_latest(registry).decode()) == total_count
         )  # what waited, and what the background is counting
         value = registry.get_sample_value(
             "llm_client_duration_seconds_count", {"api": "chat", "model": "m", "feature": "a"}
         )
-        assert value == told
+        assert value == total_count
     with pytest.raises(ValueError, match="Duplicated"):
         Prometheus(registry)
 
@@ -396,13 +398,13 @@ def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -
         print(counted())
     """
     environment = {**os.environ, **({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if shared else {})}
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     # alone: a child goes on from what its parent had counted; shared: each adds to what all have
-    assert said.stdout.split() == (
+    assert process.stdout.split() == (
         ["12.0", "17.0", "17.0"] if shared else ["12.0", "12.0", "7.0"]
-    ), said.stderr
+    ), process.stderr
 
 
 @pytest.mark.parametrize(
@@ -418,16 +420,20 @@ def test_a_missing_package_is_named(
 
 def test_every_reading_has_every_call_that_has_ended() -> None:
     """Calls are counted in the background, at a read, at a flush and at the end."""
-    told: list[int] = []
+    counts: list[int] = []
 
     class Exporter(MetricExporter):
         def export(self, data: Any, *_: Any, **__: Any) -> Any:
             (scope,) = data.resource_metrics[0].scope_metrics
             durations = [
-                one for one in scope.metrics if one.name == "gen_ai.client.operation.duration"
+                metric
+                for metric in scope.metrics
+                if metric.name == "gen_ai.client.operation.duration"
             ]
-            told.append(sum(point.count for one in durations for point in one.data.data_points))
-            assert "loadgen.client.uncounted" not in {one.name for one in scope.metrics}
+            counts.append(
+                sum(point.count for duration in durations for point in duration.data.data_points)
+            )
+            assert "loadgen.client.uncounted" not in {metric.name for metric in scope.metrics}
             return MetricExportResult.SUCCESS
 
         def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002
@@ -443,7 +449,7 @@ def test_every_reading_has_every_call_that_has_ended() -> None:
     for _ in range(MAX_PENDING + 1):
         observer(measurement(done=5))
     provider.force_flush()
-    assert told == [MAX_PENDING + 1]
+    assert counts == [MAX_PENDING + 1]
     observer(measurement(done=5))
     provider.shutdown()
-    assert told[-1] == MAX_PENDING + 2
+    assert counts[-1] == MAX_PENDING + 2

@@ -43,10 +43,10 @@ def recorded(
     path: Path, *calls: dict[str, Any], api: str = "chat", **options: Any
 ) -> list[dict[str, Any]]:
     """Return the trace of these calls, which all get the same response."""
-    said = answer(CHAT) if api == "chat" else answer(RESPONSE)
-    with serving(said) as server, record_shape(path, **options) as shape:
-        with openai.OpenAI(base_url=server.url, api_key="sk-key-123456", max_retries=0) as own:
-            measured = instrument(own, record=shape)
+    response = answer(CHAT) if api == "chat" else answer(RESPONSE)
+    with serving(response) as server, record_shape(path, **options) as shape:
+        with openai.OpenAI(base_url=server.url, api_key="sk-key-123456", max_retries=0) as client:
+            measured = instrument(client, record=shape)
             for call in calls:
                 if api == "chat":
                     measured.chat.completions.create(model="m", **call)
@@ -80,7 +80,8 @@ def test_a_conversation_is_known_by_its_beginning(tmp_path: Path) -> None:
     third = [*second, message("assistant", "Hello there."), message("user", "three")]
     other = [message("system", SYSTEM), message("user", "somebody else")]
     rows = recorded(
-        tmp_path / "t.jsonl", *({"messages": said} for said in (first, second, other, third))
+        tmp_path / "t.jsonl",
+        *({"messages": messages} for messages in (first, second, other, third)),
     )
     assert [row["turn"] for row in rows] == [0, 1, 0, 2]
     sessions = [row["session_id"] for row in rows]
@@ -88,7 +89,9 @@ def test_a_conversation_is_known_by_its_beginning(tmp_path: Path) -> None:
     assert ["delay" in row for row in rows] == [False, True, False, True] and rows[1]["delay"] >= 0
     shared = (len("system\n" + SYSTEM)) // BLOCK_BYTES
     hashes = [row["hash_ids"] for row in rows]
-    assert shared == 2 and all(one[:shared] == hashes[0][:shared] for one in hashes)
+    assert shared == 2 and all(
+        message_hash[:shared] == hashes[0][:shared] for message_hash in hashes
+    )
     assert hashes[0][shared] != hashes[2][shared]
     for row in rows:
         assert row["block_size"] == pytest.approx(
@@ -114,21 +117,21 @@ def test_salts_decide_whether_files_can_be_compared(tmp_path: Path) -> None:
         for number, options in enumerate([{}, {}, {"salt": "s"}, {"salt": "s"}, {"salt": b"t"}])
     ]
     assert hashes[2] == hashes[3]
-    assert len({str(one) for one in hashes}) == 4
+    assert len({str(message_hash) for message_hash in hashes}) == 4
 
 
 def test_a_full_disk_never_reaches_the_application() -> None:
     shape = record_shape("/dev/full")
     with (
         serving(answer(CHAT)) as server,
-        openai.OpenAI(base_url=server.url, api_key="k") as own,
-        pytest.warns(RuntimeWarning, match="the disk is full") as told,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        pytest.warns(RuntimeWarning, match="the disk is full") as caught_warnings,
     ):
-        measured = instrument(own, record=shape)
+        measured = instrument(client, record=shape)
         for _ in range(5):
             assert measured.chat.completions.create(model="m", messages=[]).choices
         shape.flush()
-    assert len(told) == 1 and (shape.written, shape.lost) == (0, 0)
+    assert len(caught_warnings) == 1 and (shape.written, shape.lost) == (0, 0)
     with pytest.warns(UserWarning, match="5 calls are missing in /dev/full"):
         shape.close()
     assert shape.lost == 5
@@ -150,9 +153,9 @@ def test_what_waited_goes_out_when_there_is_room(tmp_path: Path) -> None:
     shape = ShapeRecorder(path)
     with (
         serving(events(*CHAT_EVENTS)) as server,
-        openai.OpenAI(base_url=server.url, api_key="k") as own,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
     ):
-        measured = instrument(own, record=shape)
+        measured = instrument(client, record=shape)
         with pytest.warns(RuntimeWarning, match="cannot write"):
             with room_for(0):
                 for _ in range(3):
@@ -188,15 +191,15 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
 
     async def user(client: Any, number: int) -> None:
         await asyncio.sleep(0.02 * number)
-        said = [
+        messages = [
             message("system", SYSTEM),
             message("user", f"question {number} " + "word " * draw.randint(5, 400)),
         ]
         for _ in range(draw.randint(1, 3)):
-            prompts.append("\n".join(one["content"] for one in said))
+            prompts.append("\n".join(turn["content"] for turn in messages))
             stream = await client.chat.completions.create(
                 model="sim",
-                messages=said,
+                messages=messages,
                 max_tokens=draw.randint(4, 20),
                 stream=True,
                 stream_options={"include_usage": True},
@@ -204,8 +207,8 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
             text = "".join(
                 [event.choices[0].delta.content or "" async for event in stream if event.choices]
             )
-            said = [
-                *said,
+            messages = [
+                *messages,
                 message("assistant", text),
                 message("user", "and more? " * draw.randint(1, 20)),
             ]
@@ -214,8 +217,8 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
         with record_shape(path) as shape:
             async with openai.AsyncOpenAI(
                 base_url=url.removesuffix("/v1") + "/v1", api_key="k"
-            ) as own:
-                client = instrument(own, record=shape)
+            ) as plain_client:
+                client = instrument(plain_client, record=shape)
                 await asyncio.gather(*(user(client, number) for number in range(12)))
 
     with start(Options(ttft="3ms", itl="1ms")) as endpoint:
@@ -233,8 +236,8 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
     assert rows["output_tokens"] == trace.output_tokens.tolist()
     assert rows["input_tokens"] == trace.input_tokens.tolist()
     # The same pairs of prompts begin alike, to within a block of what they shared.
-    again = TracePrompts(trace, 1, 2, loadgen_tokens())
-    texts = [again[number].prompt or "" for number in range(len(trace))]
+    second_trace_prompts = TracePrompts(trace, 1, 2, loadgen_tokens())
+    texts = [second_trace_prompts[number].prompt or "" for number in range(len(trace))]
     recorded_shares = [
         len(set(trace.block_hashes(i)) & set(trace.block_hashes(j)))
         for i in range(len(trace))
@@ -250,9 +253,9 @@ def loadgen_tokens() -> Any:
     return tokenizer.load_tokenizer(None)
 
 
-def common(one: str, other: str) -> int:
+def common(text: str, other: str) -> int:
     n = 0
-    for a, b in zip(one, other, strict=False):
+    for a, b in zip(text, other, strict=False):
         if a != b:
             break
         n += 1

@@ -14,7 +14,7 @@ from loadgen_sdk import Measurement, Retry, Throttle, ThrottleTimeout, WrongUse,
 from scripted_server import CHAT, answer, serving
 
 BUSY = answer({"error": {"message": "down"}}, "500 Internal Server Error")
-ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+REQUEST: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.fixture
@@ -24,39 +24,41 @@ def trio() -> ModuleType:
 
 
 def test_a_retry_and_a_throttle_on_trio(trio: ModuleType) -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
 
     async def go(url: str) -> None:
         throttle = Throttle(concurrency=1)
         plain = openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
         async with instrument(
-            plain, told.append, retry=Retry(2, first_wait_s=0.001), throttle=throttle
-        ) as own:
-            await own.chat.completions.create(**ASKED)
+            plain, measurements.append, retry=Retry(2, first_wait_s=0.001), throttle=throttle
+        ) as client:
+            await client.chat.completions.create(**REQUEST)
             async with (
                 trio.open_nursery() as nursery
             ):  # one at a time: each is woken by the one before
                 for _ in range(3):
-                    nursery.start_soon(lambda: own.chat.completions.create(**ASKED))
+                    nursery.start_soon(lambda: client.chat.completions.create(**REQUEST))
         assert throttle.in_flight(key="k", model="m") == 0
 
     good = answer(CHAT)
     with serving(BUSY, good) as server:
         trio.run(go, server.url)
-    assert [(one.status, len(one.attempts)) for one in told] == [("ok", 2)] + [("ok", 1)] * 3
+    assert [(measurement.status, len(measurement.attempts)) for measurement in measurements] == [
+        ("ok", 2)
+    ] + [("ok", 1)] * 3
 
 
 def test_waits_on_trio_end_in_time_and_are_woken_by_threads(trio: ModuleType) -> None:
     async def go() -> None:
         throttle = Throttle(concurrency=1)
-        held = throttle.acquire_blocking()
+        permit = throttle.acquire_blocking()
         with pytest.raises(ThrottleTimeout):
             await throttle.acquire(max_wait_s=0.01)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(throttle.acquire)
             while not throttle.waiting():
                 await trio.sleep(0)
-            await trio.to_thread.run_sync(held.done)
+            await trio.to_thread.run_sync(permit.done)
         assert throttle.in_flight() == 1
         with trio.move_on_after(0.01):
             await throttle.acquire()
@@ -77,11 +79,13 @@ def test_another_event_loop_is_refused_in_words() -> None:
     """A loop that is neither asyncio's nor trio's: here none at all, a coroutine driven by hand."""
 
     def drive(coroutine: Coroutine[Any, Any, Any]) -> None:
-        with refused(WrongUse, "event_loop") as found:
+        with refused(WrongUse, "event_loop") as exc_info:
             coroutine.send(None)
-        assert "asyncio or trio" in str(found.value)
+        assert "asyncio or trio" in str(exc_info.value)
 
-    own = instrument(openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="k"), retry=Retry(2))
-    drive(own.chat.completions.create(**ASKED))
+    client = instrument(
+        openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="k"), retry=Retry(2)
+    )
+    drive(client.chat.completions.create(**REQUEST))
     drive(Throttle(concurrency=1).acquire())
     assert asyncio._get_running_loop() is None

@@ -21,20 +21,20 @@ linux = pytest.mark.skipif(
 
 @pytest.fixture
 def timerfd() -> Iterator[TimerFd]:
-    made = TimerFd()
-    yield made
-    made.close()
-    made.close()
+    timer_fd = TimerFd()
+    yield timer_fd
+    timer_fd.close()
+    timer_fd.close()
 
 
-def rings(made: TimerFd, wait_s: float) -> bool:
-    return bool(select.select([made.fileno()], [], [], wait_s)[0])
+def rings(timer_fd: TimerFd, wait_s: float) -> bool:
+    return bool(select.select([timer_fd.fileno()], [], [], wait_s)[0])
 
 
 @linux
 def test_a_timer_fires_and_is_never_early(timerfd: TimerFd) -> None:
-    for ahead in (50_000, MS, 3 * MS):
-        due = time.monotonic_ns() + ahead
+    for delay_ns in (50_000, MS, 3 * MS):
+        due = time.monotonic_ns() + delay_ns
         timerfd.arm(due)
         assert rings(timerfd, 10)
         assert time.monotonic_ns() >= due
@@ -74,19 +74,19 @@ def test_an_edge_triggered_watch_needs_no_clear(timerfd: TimerFd) -> None:
 def test_the_fallback_timer_has_the_same_interface() -> None:
     async def ring() -> bytes:
         loop = asyncio.get_running_loop()
-        made = LoopTimer(loop)
+        loop_timer = LoopTimer(loop)
         heard = loop.create_future()
-        loop.add_reader(made.fileno(), lambda: heard.done() or heard.set_result(None))
-        made.arm(time.monotonic_ns() + HOUR)
-        made.arm(time.monotonic_ns() + MS)
+        loop.add_reader(loop_timer.fileno(), lambda: heard.done() or heard.set_result(None))
+        loop_timer.arm(time.monotonic_ns() + HOUR)
+        loop_timer.arm(time.monotonic_ns() + MS)
         await asyncio.wait_for(heard, 60)
-        made.clear()
-        made.clear()
-        silent = not select.select([made.fileno()], [], [], 0)[0]
-        made.arm(1)
-        made.disarm()
-        loop.remove_reader(made.fileno())
-        made.close()
+        loop_timer.clear()
+        loop_timer.clear()
+        silent = not select.select([loop_timer.fileno()], [], [], 0)[0]
+        loop_timer.arm(1)
+        loop_timer.disarm()
+        loop.remove_reader(loop_timer.fileno())
+        loop_timer.close()
         return b"silent" if silent else b""
 
     assert asyncio.run(ring()) == b"silent"
@@ -95,8 +95,8 @@ def test_the_fallback_timer_has_the_same_interface() -> None:
 @linux
 def test_the_most_precise_timer_of_the_system_is_created() -> None:
     async def best() -> bool:
-        made = create_timer(asyncio.get_running_loop())
-        made.close()
-        return isinstance(made, TimerFd)
+        timer = create_timer(asyncio.get_running_loop())
+        timer.close()
+        return isinstance(timer, TimerFd)
 
     assert asyncio.run(best())

@@ -96,9 +96,10 @@ def test_name_of_the_limit(name: str, api: Api, model: str, field: str) -> None:
 
 @pytest.mark.parametrize("name", SERVER_PROFILES)
 def test_continuous_usage_only_where_it_exists(name: str) -> None:
-    asked = sent(name, continuous_usage=True)["stream_options"]
+    stream_options = sent(name, continuous_usage=True)["stream_options"]
     assert (
-        asked.get("continuous_usage_stats", False) is SERVER_PROFILES[name].accepts_continuous_usage
+        stream_options.get("continuous_usage_stats", False)
+        is SERVER_PROFILES[name].accepts_continuous_usage
     )
 
 
@@ -131,7 +132,7 @@ def test_a_limit_named_by_the_user_is_the_only_one(field: str, where: str) -> No
 
 
 def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone() -> None:
-    asked = [4, None, 7, 4, 4, 4, 9, 9, 9]
+    requested_lengths = [4, None, 7, 4, 4, 4, 9, 9, 9]
     texts = [
         "w1 w2",
         "",
@@ -145,15 +146,17 @@ def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone
     ]
     plain = [
         Request(id="r", prompt=text, max_tokens=tokens)
-        for text, tokens in zip(texts, asked, strict=True)
+        for text, tokens in zip(texts, requested_lengths, strict=True)
     ]
-    others = [Request(id="r", messages=[{"role": "user", "content": "one prompt"}], max_tokens=4)]
-    others += [
+    other_requests = [
+        Request(id="r", messages=[{"role": "user", "content": "one prompt"}], max_tokens=4)
+    ]
+    other_requests += [
         Request(
             id="r", prompt="x", max_tokens=4, exact_output=False, extra={"stop": ["one prompt"]}
         )
     ]
-    kept = [
+    extra_bodies = [
         {"stop": ["one prompt"]},
         {"stop": ["another", "one prompt"]},
         {"messages": [], "prompt": "one prompt"},
@@ -164,11 +167,11 @@ def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone
         ("vllm", "responses"),
         ("tei", "embeddings"),
     ):
-        for extra in (None, {"temperature": 0}, *kept):
-            given: Any = SERVER_PROFILES.get(name, SERVER_PROFILES["vllm"]), api, "m", True
-            body_format = BodyFormat(*given, extra_body=extra, continuous_usage=True)
+        for extra in (None, {"temperature": 0}, *extra_bodies):
+            arguments: Any = SERVER_PROFILES.get(name, SERVER_PROFILES["vllm"]), api, "m", True
+            body_format = BodyFormat(*arguments, extra_body=extra, continuous_usage=True)
             encoder = BodyEncoder(body_format)
-            for request in (*plain, *others, *plain):
+            for request in (*plain, *other_requests, *plain):
                 assert encoder.encode(request) == encode_body(request, body_format)
 
 
