@@ -102,9 +102,9 @@ LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
 
 @pytest.mark.parametrize(("benchmark", "scenario", "ttft_ms", "tpot_ms"), LIMITS)
 def test_limits(benchmark: str, scenario: Any, ttft_ms: int, tpot_ms: int) -> None:
-    asked = rules.create_test(benchmark, scenario)
-    assert (asked.ttft_ns, asked.tpot_ns) == (ttft_ms * MS, tpot_ms * MS)
-    assert asked.since
+    mlperf_test = rules.create_test(benchmark, scenario)
+    assert (mlperf_test.ttft_ns, mlperf_test.tpot_ns) == (ttft_ms * MS, tpot_ms * MS)
+    assert mlperf_test.since
 
 
 def test_every_figure_has_a_source() -> None:
@@ -113,7 +113,7 @@ def test_every_figure_has_a_source() -> None:
         assert set(benchmark.rounds) <= set(table.rounds)
         for limit in filter(None, (benchmark.server, benchmark.interactive)):
             assert limit.source in table.sources
-    assert all(found.source in table.sources for found in table.rounds.values())
+    assert all(rules_round.source in table.sources for rules_round in table.rounds.values())
     assert table.rounds["v5.1"].schedule == 18209322760996052031
     assert table.rounds["v6.1"].schedule == 16159082839903944936
 
@@ -201,8 +201,8 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
 
 
 def test_short_and_few_exit_3_even_where_a_limit_is_missed_too() -> None:
-    asked = structs.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
-    result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), asked)
+    mlperf_test = structs.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
+    result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), mlperf_test)
     assert [reason.kind for reason in result.reasons] == ["size", "size", "limit", "limit"]
     assert result.exit_code == 3
 
@@ -239,11 +239,11 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
 
 
 def test_offline_counts_from_the_start_of_the_query() -> None:
-    asked = structs.replace(
+    mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"), min_duration_ns=20 * S, min_queries=100
     )
     latency = np.linspace(1, 20, 100).astype(np.int64) * S
-    result = mlperf.judge_trace(trace(100, latency=latency, gap_ns=0), asked)
+    result = mlperf.judge_trace(trace(100, latency=latency, gap_ns=0), mlperf_test)
     assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (
         True,
         5.0,
@@ -264,11 +264,11 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
         "output_tokens": np.array([5, 3, 7, -1]),
         "status": np.array([0, 1, 0, 3]),
     }
-    found = mlperf.build_trace(columns, origin_ns=1000)
-    assert found.due_ns.tolist() == [0, 0, 1000]
-    assert found.latency_ns.tolist() == [mlperf.UNRESOLVED, 900, 1000]
-    assert found.ttft_ns.tolist() == [mlperf.UNRESOLVED, 300, 500]
-    assert found.tokens.tolist() == [0, 7, 5]
+    query_trace = mlperf.build_trace(columns, origin_ns=1000)
+    assert query_trace.due_ns.tolist() == [0, 0, 1000]
+    assert query_trace.latency_ns.tolist() == [mlperf.UNRESOLVED, 900, 1000]
+    assert query_trace.ttft_ns.tolist() == [mlperf.UNRESOLVED, 300, 500]
+    assert query_trace.tokens.tolist() == [0, 7, 5]
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
     ],
 )
 def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
-    found = mlperf.count_test06_failures([reply])
-    assert (found.wrong_first_tokens, found.repeated_end_tokens, found.wrong_lengths) == failed
-    assert found.passed == (failed == (0, 0, 0))
+    test06 = mlperf.count_test06_failures([reply])
+    assert (test06.wrong_first_tokens, test06.repeated_end_tokens, test06.wrong_lengths) == failed
+    assert test06.passed == (failed == (0, 0, 0))
     assert (
         mlperf.count_test06_failures([reply], reports_first_tokens=False).wrong_first_tokens is None
     )

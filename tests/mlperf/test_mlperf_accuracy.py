@@ -59,9 +59,11 @@ def test_the_targets_are_those_of_the_rules() -> None:
 
 def test_the_compliance_tests_are_those_of_the_rules() -> None:
     """compliance/README.md, "Tests Required for each Benchmark"."""
-    asked = {name: spec.compliance for name, spec in rules.load_rules().benchmarks.items()}
-    assert asked.pop("gpt-oss-120b") == ("TEST07", "TEST09")
-    assert set(asked.values()) == {("TEST06",)}
+    compliance_tests = {
+        name: spec.compliance for name, spec in rules.load_rules().benchmarks.items()
+    }
+    assert compliance_tests.pop("gpt-oss-120b") == ("TEST07", "TEST09")
+    assert set(compliance_tests.values()) == {("TEST06",)}
 
 
 def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
@@ -78,8 +80,8 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
                 [lg.QuerySampleResponse(query.id, data.ctypes.data, data.nbytes, len(data))]
             )
 
-    asked, where = lg.TestSettings(), lg.LogSettings()
-    asked.scenario, asked.mode, asked.use_token_latencies = (
+    test_settings, where = lg.TestSettings(), lg.LogSettings()
+    test_settings.scenario, test_settings.mode, test_settings.use_token_latencies = (
         lg.TestScenario.Offline,
         lg.TestMode.AccuracyOnly,
         True,
@@ -89,7 +91,7 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
         lg.ConstructSUT(issue, lambda: None),
         lg.ConstructQSL(4, 4, lambda _: None, lambda _: None),
     )
-    lg.StartTestWithLogSettings(sut, samples, asked, where, "audit.config")
+    lg.StartTestWithLogSettings(sut, samples, test_settings, where, "audit.config")
     lg.DestroySUT(sut)
     lg.DestroyQSL(samples)
     official = (tmp_path / accuracy.LOG_FILE).read_text()

@@ -36,10 +36,10 @@ def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
         configuration = importlib.import_module("submission_checker.configuration.configuration")
     finally:
         sys.path.pop(0)
-    told: list[str] = []
+    error_lines: list[str] = []
     logger = logging.Logger("checker")
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: error_lines.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     logs = SimpleNamespace(
         performance_log=parser.LoadgenParser(str(folder / log_files.DETAIL)),
@@ -53,7 +53,7 @@ def performance_check(folder: Path, scenario: str) -> tuple[bool, list[str]]:
     )
     # The checker reads errors only with the option that accepts uncommitted builds.
     config = configuration.Config("v6.0", {}, ignore_uncommited=True)
-    return checks.PerformanceCheck(logger, str(folder), config, logs)(), told
+    return checks.PerformanceCheck(logger, str(folder), config, logs)(), error_lines
 
 
 def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0) -> Path:
@@ -71,12 +71,12 @@ def written(folder: Path, scenario: Any, *, ttft_ms: int = 300, failed: int = 0)
     ttft = np.full(queries, ttft_ms * MS, np.int64)
     latency[:failed] = ttft[:failed] = result.UNRESOLVED
     tokens = np.full(queries, 295, np.int64)
-    found = result.judge_trace(
+    mlperf_result = result.judge_trace(
         result.QueryTrace(due, ttft, latency, tokens),
         test,
         result.MlperfRunFacts(dataset="none", target_qps=300.0),
     )
-    run.write_result(folder, found, test, log_files.LogContext("x", "0", datetime.now(UTC)))
+    run.write_result(folder, mlperf_result, test, log_files.LogContext("x", "0", datetime.now(UTC)))
     return folder
 
 
@@ -86,11 +86,13 @@ def test_a_sound_log_passes_every_performance_check(tmp_path: Path, scenario: st
 
 
 def test_a_missed_limit_and_an_error_fail(tmp_path: Path) -> None:
-    late, told = performance_check(written(tmp_path, "server", ttft_ms=2000), "server")
-    assert not late and any("TTFT" in line for line in told)
-    broken, told = performance_check(written(tmp_path, "server", failed=1), "server")
-    assert not broken and any("1 of " in line and "did not complete" in line for line in told)
-    lost, told = performance_check(written(tmp_path, "server", failed=200_000), "server")
+    late, error_lines = performance_check(written(tmp_path, "server", ttft_ms=2000), "server")
+    assert not late and any("TTFT" in line for line in error_lines)
+    broken, error_lines = performance_check(written(tmp_path, "server", failed=1), "server")
+    assert not broken and any(
+        "1 of " in line and "did not complete" in line for line in error_lines
+    )
+    lost, error_lines = performance_check(written(tmp_path, "server", failed=200_000), "server")
     assert not lost and not any(
-        "running check" in line for line in told
+        "running check" in line for line in error_lines
     )  # it reads every figure, also these

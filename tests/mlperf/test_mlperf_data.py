@@ -28,31 +28,33 @@ def read(path: Path) -> dataset.DatasetFile:
 
 @pytest.mark.parametrize("benchmark", rules.load_rules().benchmarks)
 def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
-    found = rules.load_rules().benchmarks[benchmark]
-    made = dataset.synthetic_lengths(found, benchmark_name=benchmark)
-    assert len(made.input) == len(made.output) == found.samples
-    assert round(float(made.output.mean()), 2) == found.mean_output
-    assert round(float(made.input.mean()), 1) == found.mean_input
-    assert (made.output.max() <= found.max_output) & (made.input.max() <= found.max_input)
-    assert (made.output.min() >= 2) & (made.input.min() >= 4)
-    assert abs(np.corrcoef(made.input, made.output)[0, 1]) < 0.05
-    assert "not MLPerf's data" in made.name
+    benchmark_rules = rules.load_rules().benchmarks[benchmark]
+    lengths = dataset.synthetic_lengths(benchmark_rules, benchmark_name=benchmark)
+    assert len(lengths.input) == len(lengths.output) == benchmark_rules.samples
+    assert round(float(lengths.output.mean()), 2) == benchmark_rules.mean_output
+    assert round(float(lengths.input.mean()), 1) == benchmark_rules.mean_input
+    assert (lengths.output.max() <= benchmark_rules.max_output) & (
+        lengths.input.max() <= benchmark_rules.max_input
+    )
+    assert (lengths.output.min() >= 2) & (lengths.input.min() >= 4)
+    assert abs(np.corrcoef(lengths.input, lengths.output)[0, 1]) < 0.05
+    assert "not MLPerf's data" in lengths.name
 
 
 def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
-    made = dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=276.56)
-    assert round(float(made.output.mean()), 2) == 276.56
+    lengths = dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=276.56)
+    assert round(float(lengths.output.mean()), 2) == 276.56
     with pytest.raises(UserError, match="1024"):
         dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=1024)
 
 
 def test_order_of_issue_is_loadgens() -> None:
     """The first samples equal those of LoadGen 6.0.17 with 600 samples and the seeds of v6.1."""
-    asked = structs.replace(rules.create_test("llama2-70b", "server", "v6.1"), samples=600)
-    order = dataset.issue_order(asked)
+    mlperf_test = structs.replace(rules.create_test("llama2-70b", "server", "v6.1"), samples=600)
+    order = dataset.issue_order(mlperf_test)
     assert order[:10] == [13, 556, 333, 533, 227, 202, 435, 350, 225, 458]
     assert sorted(order) == list(range(600))
-    loaded = dataset.issue_order(structs.replace(asked, scenario="offline"))
+    loaded = dataset.issue_order(structs.replace(mlperf_test, scenario="offline"))
     assert loaded[:6] == [216, 267, 112, 232, 498, 580]
 
 

@@ -42,7 +42,7 @@ class Official(NamedTuple):
 
 def official(
     folder: Any,
-    asked: rules.Test,
+    mlperf_test: rules.Test,
     qps: float,
     *,
     one_token: bool = False,
@@ -57,18 +57,21 @@ def official(
     if wanted is None:
         wanted = lg.TestSettings()
         wanted.scenario, wanted.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
-        wanted.server_target_qps, wanted.server_target_latency_percentile = qps, asked.percentile
+        wanted.server_target_qps, wanted.server_target_latency_percentile = (
+            qps,
+            mlperf_test.percentile,
+        )
         wanted.min_duration_ms, wanted.min_query_count = (
-            asked.min_duration_ns // 1_000_000,
-            asked.min_queries,
+            mlperf_test.min_duration_ns // 1_000_000,
+            mlperf_test.min_queries,
         )
         wanted.sample_concatenate_permutation = wanted.use_token_latencies = True
-        wanted.ttft_latency, wanted.tpot_latency = asked.ttft_ns, asked.tpot_ns
+        wanted.ttft_latency, wanted.tpot_latency = mlperf_test.ttft_ns, mlperf_test.tpot_ns
         wanted.qsl_rng_seed, wanted.sample_index_rng_seed = (
-            asked.seeds.qsl,
-            asked.seeds.sample_index,
+            mlperf_test.seeds.qsl,
+            mlperf_test.seeds.sample_index,
         )
-        wanted.schedule_rng_seed = asked.seeds.schedule
+        wanted.schedule_rng_seed = mlperf_test.seeds.schedule
     for name, value in settings.items():
         setattr(wanted, name, value)
     issued: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -85,7 +88,7 @@ def official(
     worker = threading.Thread(target=answer)
     worker.start()
     sut = lg.ConstructSUT(lambda queries: [issued.put(q.id) for q in queries], lambda: None)
-    qsl = lg.ConstructQSL(asked.samples, asked.samples, lambda _: None, lambda _: None)
+    qsl = lg.ConstructQSL(mlperf_test.samples, mlperf_test.samples, lambda _: None, lambda _: None)
     logs, output = lg.LogSettings(), lg.LogOutputSettings()
     output.outdir, logs.enable_trace = str(folder), True
     logs.log_output = output
@@ -125,7 +128,7 @@ def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
 
 def test_offline(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
-    asked = structs.replace(
+    mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"),
         samples=SAMPLES,
         min_duration_ns=10_000_000,
@@ -133,37 +136,47 @@ def test_offline(tmp_path: Any) -> None:
     )
     qps = 50_000.0
     settings = {"scenario": lg.TestScenario.Offline, "offline_expected_qps": qps}
-    found = official(
-        tmp_path, structs.replace(asked, ttft_ns=1, tpot_ns=1), qps, read=_offline_trace, **settings
+    official_run = official(
+        tmp_path,
+        structs.replace(mlperf_test, ttft_ns=1, tpot_ns=1),
+        qps,
+        read=_offline_trace,
+        **settings,
     )
-    ours = result.judge_trace(found.trace, asked)
-    assert ours.queries == found.log.queries == rules.offline_samples(asked, qps) == 600
-    assert found.log.latency == ours.latency
+    ours = result.judge_trace(official_run.trace, mlperf_test)
+    assert (
+        ours.queries == official_run.log.queries == rules.offline_samples(mlperf_test, qps) == 600
+    )
+    assert official_run.log.latency == ours.latency
     assert ours.completed_tokens_per_s is not None
-    assert found.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
-    assert found.log.samples_per_s == float(f"{ours.completed_samples_per_s:.6g}")
-    assert found.log.valid == ours.valid
+    assert official_run.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
+    assert official_run.log.samples_per_s == float(f"{ours.completed_samples_per_s:.6g}")
+    assert official_run.log.valid == ours.valid
 
 
 @pytest.mark.parametrize("scenario", ["server", "offline"])
 def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: Any) -> None:
     """All keys and settings equal those of the official LoadGen run with our settings."""
-    asked = structs.replace(
+    mlperf_test = structs.replace(
         rules.create_test("llama2-70b", scenario), samples=SAMPLES, min_queries=100
     )
-    asked = structs.replace(asked, min_duration_ns=20_000_000)
+    mlperf_test = structs.replace(mlperf_test, min_duration_ns=20_000_000)
     if scenario == "server":
-        asked = structs.replace(asked, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+        mlperf_test = structs.replace(mlperf_test, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     qps = 20_000.0
-    wanted = official_loadgen.create_test_settings(asked, qps)
-    found = official(
-        tmp_path, asked, qps, read=_trace if scenario == "server" else _offline_trace, wanted=wanted
+    wanted = official_loadgen.create_test_settings(mlperf_test, qps)
+    official_run = official(
+        tmp_path,
+        mlperf_test,
+        qps,
+        read=_trace if scenario == "server" else _offline_trace,
+        wanted=wanted,
     )
     ours = result.judge_trace(
-        found.trace, asked, result.MlperfRunFacts(dataset="none", target_qps=qps)
+        official_run.trace, mlperf_test, result.MlperfRunFacts(dataset="none", target_qps=qps)
     )
     text = log_files.format_detail(
-        ours, asked, log_files.LogContext("PySUT", "0", datetime.now(UTC))
+        ours, mlperf_test, log_files.LogContext("PySUT", "0", datetime.now(UTC))
     )
     pairs = [
         _keys_and_values(text),
@@ -194,7 +207,7 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
         "result_completed_tokens_per_second",
     ):
         assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
-    sides = (log_files.format_summary(ours, asked, sut="PySUT"), found.text)
+    sides = (log_files.format_summary(ours, mlperf_test, sut="PySUT"), official_run.text)
     settings = [
         side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0]
         for side in sides
@@ -222,11 +235,13 @@ def _offline_trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
 
 
 def _agree(
-    found: Official, asked: rules.Test, *, with_one_token_defect: bool = False
+    official_run: Official, mlperf_test: rules.Test, *, with_one_token_defect: bool = False
 ) -> result.MlperfResult:
     """Everything that LoadGen prints, equal to the nanosecond."""
-    ours = result.judge_trace(found.trace, asked, with_one_token_defect=with_one_token_defect)
-    log = found.log
+    ours = result.judge_trace(
+        official_run.trace, mlperf_test, with_one_token_defect=with_one_token_defect
+    )
+    log = official_run.log
     assert (log.latency, log.ttft, log.tpot) == (ours.latency, ours.ttft, ours.tpot)
     assert log.queries == ours.queries
     for theirs, rate in (
@@ -258,8 +273,8 @@ def _agree(
 
 @pytest.fixture(scope="module")
 def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
-    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
-    return official(tmp_path_factory.mktemp("passing"), asked, 2000.0)
+    mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    return official(tmp_path_factory.mktemp("passing"), mlperf_test, 2000.0)
 
 
 def test_schedule(passing: Official) -> None:
@@ -270,10 +285,10 @@ def test_schedule(passing: Official) -> None:
     assert np.abs(passing.trace.due_ns - planned.offsets_ns).max() <= 1
 
 
-def _exact(found: Official) -> Official:
+def _exact(official_run: Official) -> Official:
     """Replace the scheduled times of the trace, which are rounded, by those of the schedule."""
-    planned = rules.create_schedule(BASE, 2000.0).offsets_ns[: len(found.trace.due_ns)]
-    return found._replace(trace=found.trace._replace(due_ns=planned))
+    planned = rules.create_schedule(BASE, 2000.0).offsets_ns[: len(official_run.trace.due_ns)]
+    return official_run._replace(trace=official_run.trace._replace(due_ns=planned))
 
 
 def test_passing(passing: Official) -> None:
@@ -295,41 +310,41 @@ def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over:
     tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)
     limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
     limits[f"{metric}_ns"] = _limit(passing.trace.ttft_ns if metric == "ttft" else tpots, over)
-    asked = structs.replace(BASE, **limits)
-    ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
+    mlperf_test = structs.replace(BASE, **limits)
+    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
     (other,) = (check for check in ours.checks if check.metric != metric)
     assert other.violations == 0
 
 
 def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> None:
-    asked = structs.replace(BASE, ttft_ns=1, tpot_ns=1)
-    ours = _agree(_exact(official(tmp_path, asked, 2000.0)), asked)
+    mlperf_test = structs.replace(BASE, ttft_ns=1, tpot_ns=1)
+    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
     assert not ours.valid
     assert {reason.kind for reason in ours.reasons} == {"limit"}
     assert ours.checks[0].missing_queries > 0
 
 
 def test_too_few(tmp_path: Any) -> None:
-    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
-    ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_query_count=600)), asked)
+    mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
+    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0, max_query_count=600)), mlperf_test)
     assert (ours.min_queries_met, ours.exit_code) == (False, 3)
 
 
 def test_too_short(tmp_path: Any) -> None:
-    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
-    ours = _agree(_exact(official(tmp_path, asked, 2000.0, max_duration_ms=250)), asked)
+    mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0, max_duration_ms=250)), mlperf_test)
     assert (ours.min_duration_met, ours.exit_code) == (False, 3)
 
 
 def test_one_token_replies(tmp_path: Any) -> None:
     """LoadGen gives such queries no tokens and a negative TPOT; our metrics leave them out."""
-    asked = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
-    found = _exact(official(tmp_path, asked, 2000.0, one_token=True))
-    lenient = _agree(found, asked, with_one_token_defect=True)
+    mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
+    official_run = _exact(official(tmp_path, mlperf_test, 2000.0, one_token=True))
+    lenient = _agree(official_run, mlperf_test, with_one_token_defect=True)
     assert lenient.tpot is not None
     assert lenient.tpot.min is not None
     assert lenient.tpot.min < 0
-    ours = result.judge_trace(found.trace, asked)
+    ours = result.judge_trace(official_run.trace, mlperf_test)
     assert ours.tpot is not None
     assert ours.one_token_replies == ours.queries - ours.tpot.count > 0
     assert ours.tpot.min is not None

@@ -42,9 +42,9 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
-    asked = rules.create_test("llama2-70b", "server", "v5.1")
+    mlperf_test = rules.create_test("llama2-70b", "server", "v5.1")
     planned = build_schedule(
-        mlperf_run.build_workload(asked, mlperf_run.synthetic_data(asked), qps=182.0), 5
+        mlperf_run.build_workload(mlperf_test, mlperf_run.synthetic_data(mlperf_test), qps=182.0), 5
     ).stages[0]
     assert (planned.session_count, planned.length_ns) == (122880, 675012366669)
 
@@ -62,17 +62,23 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
         rules.load_rules().benchmarks["llama2-70b"], benchmark_name="llama2-70b"
     )
     first = dataset.issue_order(SERVER)[0]
-    one, again = requests[0], requests[SERVER.samples]
-    assert (one.input_tokens, one.max_tokens) == (lengths.input[first], lengths.output[first])
-    assert (again.input_tokens, again.max_tokens) == (one.input_tokens, one.max_tokens)
-    assert one.prompt != again.prompt
+    request, second_request = requests[0], requests[SERVER.samples]
+    assert (request.input_tokens, request.max_tokens) == (
+        lengths.input[first],
+        lengths.output[first],
+    )
+    assert (second_request.input_tokens, second_request.max_tokens) == (
+        request.input_tokens,
+        request.max_tokens,
+    )
+    assert request.prompt != second_request.prompt
 
 
-def _judged(folder: Path, qps: float, asked: rules.Test = SMALL) -> mlperf.MlperfResult:
+def _judged(folder: Path, qps: float, mlperf_test: rules.Test = SMALL) -> mlperf.MlperfResult:
     data = mlperf_run.synthetic_data(SERVER)
     settings = Settings(url="sim:gb200-vm", out=folder)
-    summary, where = run.execute(mlperf_run.build_workload(asked, data, qps=qps), settings)
-    return mlperf_run.judge_run(where, asked, summary, data_name=data.name, qps=qps)
+    summary, where = run.execute(mlperf_run.build_workload(mlperf_test, data, qps=qps), settings)
+    return mlperf_run.judge_run(where, mlperf_test, summary, data_name=data.name, qps=qps)
 
 
 def test_simulated_run_has_a_result_that_says_it_is_simulated(tmp_path: Path) -> None:
@@ -100,16 +106,16 @@ def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_offline_with_concurrency_counts_from_the_start(tmp_path: Path) -> None:
-    asked = structs.replace(
+    mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"), samples=300, min_queries=300, min_duration_ns=1
     )
     data = mlperf_run.synthetic_data(SERVER)
-    made = mlperf_run.build_workload(asked, data, qps=1.0, concurrency=16)
-    assert made.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), (
+    workload = mlperf_run.build_workload(mlperf_test, data, qps=1.0, concurrency=16)
+    assert workload.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), (
         "all samples at once, as the rules have it"
     )
-    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
-    result = mlperf_run.judge_run(folder, asked, summary, data_name=data.name, qps=1.0)
+    summary, folder = run.execute(workload, Settings(url="sim:gb200-vm", out=tmp_path))
+    result = mlperf_run.judge_run(folder, mlperf_test, summary, data_name=data.name, qps=1.0)
     assert (result.queries, result.valid) == (300, True)
     assert result.latency.max is not None
     assert result.completed_tokens_per_s == pytest.approx(
@@ -120,16 +126,16 @@ def test_offline_with_concurrency_counts_from_the_start(tmp_path: Path) -> None:
 def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> None:
     from loadgen.mlperf import dataset as mlperf_data
 
-    data, asked = mlperf_run.write_official_requests(
+    data, mlperf_test = mlperf_run.write_official_requests(
         SERVER, _small_data(tmp_path, 30), tmp_path / "out"
     )
-    assert (asked.samples, asked.min_queries) == (30, 30)
+    assert (mlperf_test.samples, mlperf_test.min_queries) == (30, 30)
     rows = [
         msgspec.json.decode(line)
         for line in (tmp_path / "out" / mlperf_run.REQUESTS).read_bytes().splitlines()
     ]
     assert len(rows) == 30
-    assert len(rows[0]["prompt"].split()) == 3 + mlperf_data.issue_order(asked)[0] % 7
+    assert len(rows[0]["prompt"].split()) == 3 + mlperf_data.issue_order(mlperf_test)[0] % 7
     assert rows[0]["max_tokens"] == 1024
     assert data.api is None
     assert "30 of 30 rows" in data.name
@@ -137,8 +143,8 @@ def test_the_users_file_becomes_requests_in_loadgens_order(tmp_path: Path) -> No
 
 def test_tokens_counted_without_server_usage_have_a_warning(tmp_path: Path) -> None:
     data = mlperf_run.synthetic_data(SERVER)
-    made = mlperf_run.build_workload(SMALL, data, qps=100.0)
-    summary, folder = run.execute(made, Settings(url="sim:gb200-vm", out=tmp_path))
+    workload = mlperf_run.build_workload(SMALL, data, qps=100.0)
+    summary, folder = run.execute(workload, Settings(url="sim:gb200-vm", out=tmp_path))
     counted = mlperf_run.judge_run(folder, SMALL, summary, data_name=data.name, qps=100.0)
     assert not any("without the server's usage" in text for text in counted.notes)
     sources = msgspec.structs.replace(
@@ -285,8 +291,8 @@ def test_offline_without_a_rate_runs_a_trial_first(
         "sim:gb200-vm",
     ]
     assert exits("mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
-    told = capsys.readouterr()
-    assert "one pass of" in told.err
+    captured = capsys.readouterr()
+    assert "one pass of" in captured.err
     result = mlperf_run.read_result(tmp_path / "o")
     assert result.valid and result.queries > 800
     assert 60 <= result.queries / (result.full_run_samples_per_s or 1) < 120
@@ -307,15 +313,17 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
         exits("mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o"))
         == 0
     )
-    found = capacity.load_capacity((tmp_path / "o" / capacity.CAPACITY_FILE).read_bytes())
+    peak_capacity = capacity.load_capacity((tmp_path / "o" / capacity.CAPACITY_FILE).read_bytes())
     result = mlperf_run.read_result(tmp_path / "o")
-    assert found.low_per_s is not None and found.high_per_s is not None
-    assert found.low_per_s <= found.rate_per_s < found.high_per_s
-    assert found.evidence.endswith("-sustain") and found.sustained is result.sustained
-    assert result.rules_qps is not None and result.rules_qps >= found.rate_per_s
-    assert result.target_qps == pytest.approx(found.rate_per_s, rel=0.1)
+    assert peak_capacity.low_per_s is not None and peak_capacity.high_per_s is not None
+    assert peak_capacity.low_per_s <= peak_capacity.rate_per_s < peak_capacity.high_per_s
+    assert (
+        peak_capacity.evidence.endswith("-sustain") and peak_capacity.sustained is result.sustained
+    )
+    assert result.rules_qps is not None and result.rules_qps >= peak_capacity.rate_per_s
+    assert result.target_qps == pytest.approx(peak_capacity.rate_per_s, rel=0.1)
     capsys.readouterr()
-    again = [
+    resume_arguments = [
         "mlperf",
         "interactive",
         "-b",
@@ -325,7 +333,7 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
         str(tmp_path / "o"),
         "--json",
     ]
-    assert exits(*again) == 0  # nothing is left to ask
+    assert exits(*resume_arguments) == 0  # nothing is left to ask
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert exits("mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json") == 0, (
         "without its flags"
@@ -340,9 +348,9 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert "another search" in capsys.readouterr().err
     assert exits("report", str(tmp_path / "o"), "--full") in (0, 1)
-    told, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
+    stdout, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
     rate = f"{result.completed_tokens_per_s:,.0f}"
-    assert f"{rate} output tokens/s until" in " ".join(told.split())
+    assert f"{rate} output tokens/s until" in " ".join(stdout.split())
     assert (
         "<b>MLPerf-style, unofficial</b>" in page and "unofficial: VALID." in page and rate in page
     )
@@ -368,9 +376,9 @@ def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert out.startswith("SIMULATED")
     assert code == 0
     assert "Capacity  " in out
-    told = (tmp_path / "probes.jsonl").read_bytes()
+    stored_trials = (tmp_path / "probes.jsonl").read_bytes()
     assert exits("search", "qa", *flags[:-2], "--resume", str(tmp_path)) == 0
-    assert (tmp_path / "probes.jsonl").read_bytes() == told  # nothing was left to ask
+    assert (tmp_path / "probes.jsonl").read_bytes() == stored_trials  # nothing was left to ask
 
 
 @pytest.mark.parametrize(
@@ -420,7 +428,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(
     ):
         assert exits(*command, *dead) == 3
         assert "nothing listens" in capsys.readouterr().err
-        assert [one.name for one in tmp_path.iterdir()] == ["set.jsonl"]
+        assert [path.name for path in tmp_path.iterdir()] == ["set.jsonl"]
 
 
 @pytest.mark.processes
@@ -429,8 +437,17 @@ def test_several_endpoints_are_one_system(
 ) -> None:
     """The report has the records and totals of each, one verdict, and the disclosure once."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
-    with start(QUICK) as one, start(QUICK) as two:
-        urls = ["--url", one.url, "--url", two.url, "--server-metrics", "off", "--energy", "off"]
+    with start(QUICK) as first_server, start(QUICK) as two:
+        urls = [
+            "--url",
+            first_server.url,
+            "--url",
+            two.url,
+            "--server-metrics",
+            "off",
+            "--energy",
+            "off",
+        ]
         served = [
             *flags,
             *urls,
@@ -443,7 +460,7 @@ def test_several_endpoints_are_one_system(
             "--full",
         ]
         code = exits("mlperf", "server", *served)
-        told = capsys.readouterr()
+        captured = capsys.readouterr()
         offline = [*flags, *urls, "--target-qps", "60", "-c", "3", "--out", str(tmp_path / "f")]
         assert exits("mlperf", "offline", *offline) in (0, 3)
         assert "concurrency 6" in capsys.readouterr().err  # three per target
@@ -455,12 +472,12 @@ def test_several_endpoints_are_one_system(
     )  # 80 queries are too few for early stopping; on a busy host the sender was late besides
     result = mlperf_run.read_result(tmp_path / "s")
     assert result.resolved == 80
-    lines = told.out.splitlines()
+    lines = captured.out.splitlines()
     assert (
         sum(line.split()[1:3] == ["40", "0"] for line in lines if line.startswith("http://")) == 2
     )
-    assert "sum of 2 rates" in told.out
-    assert (told.out + told.err).count("registered and unregistered") == 1
+    assert "sum of 2 rates" in captured.out
+    assert (captured.out + captured.err).count("registered and unregistered") == 1
     assert "registered and unregistered" in " ".join(lines[:4])
     assert any(note.startswith("served by 2 targets: http://") for note in result.notes)
     assert (
@@ -487,14 +504,16 @@ def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) ->
 @pytest.mark.processes
 @pytest.mark.skipif(not INSTALLED, reason="needs the optional package mlcommons-loadgen")
 def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
-    asked = structs.replace(SERVER, min_duration_ns=10**9, min_queries=20)
-    data, asked = mlperf_run.write_official_requests(asked, _small_data(tmp_path, 20), tmp_path)
+    mlperf_test = structs.replace(SERVER, min_duration_ns=10**9, min_queries=20)
+    data, mlperf_test = mlperf_run.write_official_requests(
+        mlperf_test, _small_data(tmp_path, 20), tmp_path
+    )
     settings = Settings(embedded={"ttft": "20ms", "flood": True})
     result = official_loadgen.run_official_test(
-        asked, data, settings, output_dir=tmp_path / "run", qps=40.0
+        mlperf_test, data, settings, output_dir=tmp_path / "run", qps=40.0
     ).result
     log = read_log(tmp_path / "run")
-    planned = rules.create_schedule(asked, 40.0)
+    planned = rules.create_schedule(mlperf_test, 40.0)
     assert result.queries == log.queries == len(planned.offsets_ns)
     assert log.detail["generated_query_duration"] == planned.end_ns
     assert not log.unofficial
@@ -510,9 +529,11 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
         *(f"own/{name}" for name in mlperf_run.FILES),
     }
     assert "its timestamps" in verification.skipped["mlperf_log_summary.txt"]
-    own = tmp_path / "run" / official_loadgen.OWN_DIR / mlperf_run.RESULT
-    own.write_text(
-        own.read_text().replace(f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}')
+    result_path = tmp_path / "run" / official_loadgen.OWN_DIR / mlperf_run.RESULT
+    result_path.write_text(
+        result_path.read_text().replace(
+            f'"tokens": {result.tokens}', f'"tokens": {result.tokens + 1}'
+        )
     )
     for sums in (tmp_path / "run").rglob("SHA256SUMS"):
         sums.unlink()

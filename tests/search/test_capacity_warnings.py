@@ -29,12 +29,12 @@ def test_capacity_cost_and_size_warn_of_repeated_rows(
 ) -> None:
     """Of 3,000 rows 170.7/s were sustained with 88 % of the prompts cached; shuffled 66.3/s."""
     rng = random.Random(1)
-    words = [
+    texts = [
         " ".join(rng.choice(("alpha", "beta", "gamma")) for _ in range(300)) for _ in range(20)
     ]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
-        "".join(json.dumps({"prompt": text, "output_tokens": 20}) + "\n" for text in words)
+        "".join(json.dumps({"prompt": text, "output_tokens": 20}) + "\n" for text in texts)
     )
     folder = tmp_path / "s"
     data = ("--dataset", str(rows), "--url", "sim:gb300-vm", "-d", "40s", "--high", "200")

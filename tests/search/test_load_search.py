@@ -74,11 +74,11 @@ def test_a_search_ends_where_the_highest_load_passes() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "load", "last"), [("under", "highest", 20, 20), ("over", "none", None, 5)]
 )
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("is_integer", [False, True])
 def test_a_capacity_outside_the_bounds_has_no_interval_inside_them(
-    outcome: str, reason: str, load: float | None, last: float, whole: bool
+    outcome: str, reason: str, load: float | None, last: float, is_integer: bool
 ) -> None:
-    search = LoadSearch(SearchSettings(low=5, high=20, is_integer=whole))
+    search = LoadSearch(SearchSettings(low=5, high=20, is_integer=is_integer))
     while (trial := search.next_trial()) is not None:
         assert trial.kind != "confirm"
         add_outcome(search, outcome)
@@ -90,13 +90,13 @@ def test_a_capacity_outside_the_bounds_has_no_interval_inside_them(
 def test_an_invalid_trial_is_repeated_once_and_then_ends_the_search() -> None:
     search = LoadSearch(SearchSettings(low=1, high=1000, start=10))
     add_outcome(search, "under")
-    disturbed, again = add_outcome(search, "invalid"), add_outcome(search, "under")
-    assert (again.load, again.number) == (disturbed.load, 2)
-    kept = [
-        told for told in search.results if told.outcome != "invalid"
+    disturbed, repeated_trial = add_outcome(search, "invalid"), add_outcome(search, "under")
+    assert (repeated_trial.load, repeated_trial.number) == (disturbed.load, 2)
+    trial_results = [
+        trial_result for trial_result in search.results if trial_result.outcome != "invalid"
     ]  # what a search that is resumed begins with
     assert (
-        LoadSearch(SearchSettings(low=1, high=1000, start=10), kept).next_trial()
+        LoadSearch(SearchSettings(low=1, high=1000, start=10), trial_results).next_trial()
         == search.next_trial()
     )
     assert (add_outcome(search, "invalid").load, add_outcome(search, "invalid").load) == (40, 40)
@@ -108,14 +108,14 @@ def test_an_invalid_trial_is_repeated_once_and_then_ends_the_search() -> None:
 
 
 def test_an_unknown_capacity_differs_from_no_capacity() -> None:
-    said = {}
+    texts = {}
     for outcome in ("over", "invalid"):
         search = LoadSearch(SearchSettings(low=5, high=10, start=5))
         while search.next_trial() is not None:
             add_outcome(search, outcome)
         lines = render_confirmation(search.result, search.results).splitlines()
-        said[outcome] = next(line for line in lines if line.startswith("Capacity "))
-    assert said == {"over": "Capacity   none", "invalid": "Capacity   not known"}
+        texts[outcome] = next(line for line in lines if line.startswith("Capacity "))
+    assert texts == {"over": "Capacity   none", "invalid": "Capacity   not known"}
 
 
 def test_after_many_trials_a_load_is_confirmed_with_less_precision() -> None:
@@ -171,6 +171,6 @@ def test_numbers_of_virtual_users_are_integers() -> None:
 
 
 def test_a_resumed_search_continues_with_the_same_trial() -> None:
-    whole = run_with_chance(LoadSearch(SearchSettings(low=50, high=200)), 90, 0.004, 5)
-    half = LoadSearch(SearchSettings(low=50, high=200), whole.results[:4])
-    assert half.next_trial() == whole.results[4].trial
+    load_search = run_with_chance(LoadSearch(SearchSettings(low=50, high=200)), 90, 0.004, 5)
+    half = LoadSearch(SearchSettings(low=50, high=200), load_search.results[:4])
+    assert half.next_trial() == load_search.results[4].trial

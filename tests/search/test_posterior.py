@@ -38,5 +38,5 @@ def test_the_likelihood_of_an_outcome_is_computed_once() -> None:
     search = run_with_chance(
         LoadSearch(SearchSettings(low=50, high=200, precision=0.01)), 101.5, 0.004, 1
     )
-    made = posterior_module._log_likelihood.cache_info()
-    assert made.misses == search.result.trial_count < made.hits
+    cache_info = posterior_module._log_likelihood.cache_info()
+    assert cache_info.misses == search.result.trial_count < cache_info.hits

@@ -77,7 +77,7 @@ def test_the_trials_left_include_those_at_lower_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "limits",
     [
         {
             "start": 28.0,
@@ -90,12 +90,12 @@ def test_the_trials_left_include_those_at_lower_loads() -> None:
         {"start": 1.0, "run_spread": 0.02},
     ],
 )
-def test_estimates_of_the_trials_left_are_within_a_factor_of_two(asked: dict[str, Any]) -> None:
+def test_estimates_of_the_trials_left_are_within_a_factor_of_two(limits: dict[str, Any]) -> None:
     """At each point: before the first trial always, later of most."""
     within = []
     for seed, true_load in enumerate((22.0, 31.0)):
         chance = Random(seed)
-        search = LoadSearch(SearchSettings(**{"low": 1e-3, "high": 1e6, **asked}))
+        search = LoadSearch(SearchSettings(**{"low": 1e-3, "high": 1e6, **limits}))
         spread = 0.015 if search.settings.run_spread is None else search.settings.run_spread
         foretold = []
         while (trial := search.next_trial()) is not None:
@@ -111,12 +111,15 @@ def test_estimates_of_the_trials_left_are_within_a_factor_of_two(asked: dict[str
                 sustained=True,
             )
         assert search.result.stop_reason in ("found", "coarse")
-        for number, found in enumerate(foretold):
+        for number, trial_effort in enumerate(foretold):
             lengths = sum(result.duration_s for result in search.results[number:]) / 600
-            ratios = found.trials / (len(foretold) - number), found.full_length_trials / lengths
+            ratios = (
+                trial_effort.trials / (len(foretold) - number),
+                trial_effort.full_length_trials / lengths,
+            )
             within.append(all(0.5 <= ratio <= 2 for ratio in ratios))
-            assert number or within[-1], (ratios, asked)
-    assert sum(within) >= 0.85 * len(within), (within, asked)
+            assert number or within[-1], (ratios, limits)
+    assert sum(within) >= 0.85 * len(within), (within, limits)
 
 
 def test_estimates_of_longer_trials_follow_from_those_that_failed() -> None:
@@ -137,10 +140,11 @@ def test_estimates_of_longer_trials_follow_from_those_that_failed() -> None:
         passes = trial.load <= (holds if trial.kind == "sustain" else 12.8)
         add_outcome(search, "under" if passes else "over", sustained=True)
     left = [
-        sum(told.length_factor for told in search.results[number + 1 :]) for number, _ in foretold
+        sum(trial_result.length_factor for trial_result in search.results[number + 1 :])
+        for number, _ in foretold
     ]
     assert len(left) >= 5 and left[0] >= 9, "one confirmation, and longer ones at ever lower loads"
-    ratios = [there / told for there, (_, told) in zip(left, foretold, strict=True)]
+    ratios = [there / estimate for there, (_, estimate) in zip(left, foretold, strict=True)]
     assert all(0.5 <= ratio <= 2 for ratio in ratios[2:]), "from the first that failed on"
 
 
@@ -152,4 +156,7 @@ def test_a_first_load_far_from_the_capacity_needs_few_trials_to_a_bracket() -> N
         )
         while (trial := search.next_trial()) is not None and trial.kind == "bracket":
             add_outcome(search, "under" if trial.load < true_load else "over")
-        assert len(search.results) <= most, (true_load, [one.load for one in search.results])
+        assert len(search.results) <= most, (
+            true_load,
+            [trial_result.load for trial_result in search.results],
+        )

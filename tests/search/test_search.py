@@ -107,7 +107,10 @@ def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
         msgspec.structs.replace(plan, rules="mlperf"),
     )
     before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
-    assert [one.is_by_mlperf_rules for one in (plan, of_search, ours, before_plans_did)] == [
+    assert [
+        experiment_plan.is_by_mlperf_rules
+        for experiment_plan in (plan, of_search, ours, before_plans_did)
+    ] == [
         False,
         False,
         True,
@@ -125,10 +128,10 @@ def test_a_search_whose_endpoint_is_gone_keeps_its_result(
 ) -> None:
     from loadgen.core.errors import TargetError
 
-    def once(workload: Workload, given: Any, *tell: Any) -> Any:
+    def once(workload: Workload, arguments: Any, *tell: Any) -> Any:
         if (tmp_path / experiment.TRIALS_FILE).exists():
             raise TargetError("connect", "nothing listens", "there")
-        return run.execute(workload, given, *tell)
+        return run.execute(workload, arguments, *tell)
 
     search = LoadSearch(SearchSettings(low=1, high=1e4, start=20))
     plan = experiment.ExperimentPlan(
@@ -177,12 +180,12 @@ def test_a_search_is_resumed_without_its_options(
     command += ["--start", "100", "--precision", "20%"]
 
     assert exits(*command, "--max-probes", "2", "-o", folder) == 3
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     resume = f"loadgen search --resume {shlex.quote(folder)} --max-probes 22"
-    assert resume in told
+    assert resume in stderr
     assert exits(*shlex.split(resume)[1:]) == 0
-    told = capsys.readouterr().err
-    assert "2 trials are done" in told and "Resume with" not in told, "nothing is left"
+    stderr = capsys.readouterr().err
+    assert "2 trials are done" in stderr and "Resume with" not in stderr, "nothing is left"
     assert exits(*command, "--max-probes", "40", "-o", str(tmp_path / "whole")) == 0
     answers = [(tmp_path / name / "search.json").read_text() for name in ("s", "whole")]
     assert json.loads(answers[0])["answer"] == json.loads(answers[1])["answer"]
@@ -196,7 +199,7 @@ def test_a_search_is_resumed_without_its_options(
 
 
 @pytest.mark.parametrize(
-    ("added", "said"),
+    ("added", "expected_text"),
     [
         (("--model", "other"), "model: none there, other here"),
         (("--no-stream",), "stream: none there, False here"),
@@ -219,7 +222,7 @@ def test_options_that_change_requests_make_another_experiment(
     capsys: pytest.CaptureFixture[str],
     command: tuple[str, ...],
     added: tuple[str, ...],
-    said: str,
+    expected_text: str,
 ) -> None:
     """Nothing in such runs says that their requests differ, so one folder would mix them."""
     name, *options = command
@@ -227,7 +230,7 @@ def test_options_that_change_requests_make_another_experiment(
     exits(*common)
     capsys.readouterr()
     assert exits(*common, *added) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert expected_text in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_search_of_a_simulated_target_begins_near_the_capacity_of_its_preset(
@@ -235,7 +238,7 @@ def test_a_search_of_a_simulated_target_begins_near_the_capacity_of_its_preset(
 ) -> None:
     """The answer lies between the first two loads, and few trials are needed after them."""
     folder = tmp_path / "s"
-    asked = [
+    arguments = [
         "search",
         "qa",
         "--url",
@@ -247,13 +250,15 @@ def test_a_search_of_a_simulated_target_begins_near_the_capacity_of_its_preset(
         "--seed",
         "3",
     ]
-    assert exits(*asked, "--out", str(folder)) == 0
-    first, second, *others = experiment.read_results(folder)
+    assert exits(*arguments, "--out", str(folder)) == 0
+    first, second, *other_results = experiment.read_results(folder)
     assert {first.outcome, second.outcome} == {"under", "over"}
-    assert len(others) <= 9
+    assert len(other_results) <= 9
     loads = sorted((first.load, second.load))
     assert loads[1] / loads[0] == pytest.approx(ESTIMATE_STEP)
-    assert exits(*asked, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")) == 3
+    assert (
+        exits(*arguments, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")) == 3
+    )
     assert experiment.read_results(tmp_path / "t")[0].load == 100, "what is asked for stands"
 
 
@@ -304,7 +309,7 @@ def test_a_load_that_the_client_did_not_offer_only_counts_if_it_failed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("capped.yaml").write_text(PLAIN + "max_in_flight: 4\n")
-    asked = [
+    arguments = [
         "search",
         "capped.yaml",
         "--url",
@@ -316,7 +321,7 @@ def test_a_load_that_the_client_did_not_offer_only_counts_if_it_failed(
         "--seed",
         "1",
     ]
-    assert exits(*asked, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c") == 3
+    assert exits(*arguments, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c") == 3
     assert [
         trial.outcome for trial in experiment.read_results(Path("c"))
     ] == outcomes  # of valid ones
@@ -352,7 +357,7 @@ def test_a_trial_shorter_than_its_responses_is_noted(
     trial = PlannedTrial(
         number=0, load=126.0, kind="bracket", may_pass_early=True, length_factor=lengths
     )
-    told = TrialResult(
+    trial_result = TrialResult(
         trial=trial,
         outcome="under",
         ended_early=early,
@@ -360,17 +365,17 @@ def test_a_trial_shorter_than_its_responses_is_noted(
         offered_load=126.0,
         sampling_noise=0.1,
     )
-    said = search_text.describe_late_responses(told, 5.0)
-    assert says in said and bool(said) == bool(says) and ("--duration" in said) == bool(says)
+    text = search_text.describe_late_responses(trial_result, 5.0)
+    assert says in text and bool(text) == bool(says) and ("--duration" in text) == bool(says)
 
 
 def test_a_comparison_of_capacities_states_their_intervals() -> None:
     """30.4 once stood against 30.51 without the intervals, which both reach to 31.4."""
-    held = capacity.Capacity(
+    stored_capacity = capacity.Capacity(
         rate_per_s=30.4, low_per_s=30.39, high_per_s=31.39, method="search", sustained=True
     )
-    assert "30.4 requests/s (30.39 to 31.39), sustained" in held.comparison_note
+    assert "30.4 requests/s (30.39 to 31.39), sustained" in stored_capacity.comparison_note
     assert (
         "30.4 requests/s, sustained"
-        in msgspec.structs.replace(held, low_per_s=None, high_per_s=None).comparison_note
+        in msgspec.structs.replace(stored_capacity, low_per_s=None, high_per_s=None).comparison_note
     )

@@ -47,8 +47,8 @@ def test_plain_progress_also_reports_the_start_of_a_trial(
 @pytest.mark.parametrize("command", ["run", "search"])
 def test_a_terminal_gets_the_live_view(command: str) -> None:
     is_search = command == "search"
-    leader, follower = pty.openpty()
-    with open(follower, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
+    leader, follower_fd = pty.openpty()
+    with open(follower_fd, "w", encoding="utf-8") as terminal, redirect_stderr(terminal):
         show = RunDisplay("auto", quiet=is_search, has_line_per_step=is_search)
         assert any(isinstance(listener, SidecarStarter) for listener in show.event_handlers)
     os.close(leader)

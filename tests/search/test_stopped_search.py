@@ -89,7 +89,7 @@ def test_the_report_of_a_killed_search_has_the_command_that_resumes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "search"
-    asked = [
+    arguments = [
         "search",
         "qa",
         "--url",
@@ -104,7 +104,7 @@ def test_the_report_of_a_killed_search_has_the_command_that_resumes_it(
         "1",
     ]
     with pytest.raises(SystemExit):
-        main([*asked, "-o", str(folder)])
+        main([*arguments, "-o", str(folder)])
     capsys.readouterr()
     (folder / experiment.RESULT_FILE).unlink()  # it is written last
     with pytest.raises(SystemExit):
@@ -142,21 +142,21 @@ def test_a_stopped_search_sizes_no_machines(
         "1",
     ]
     assert exits(*base, *limit, "--gpus", "4", "--out", "c") == 3
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     stored = json.loads(Path("c/capacity.json").read_bytes())
     assert (stored["state"], stored["lower_bound"], stored["low_per_s"]) == ("stopped", True, None)
-    assert "--resume c" in stored["go_on"] and stored["go_on"] in said.err
+    assert "--resume c" in stored["go_on"] and stored["go_on"] in captured.err
     for call in (
         ["size", "rag", "c", "--users", "5000"],
         ["cost", "c", "--accept-sample-prices", "--price", "c=bedrock-llama-2-70b"],
     ):
         assert exits(*call) == 3, call
-        said = capsys.readouterr()
-        assert said.out == "" and "--resume c" in said.err, call
+        captured = capsys.readouterr()
+        assert captured.out == "" and "--resume c" in captured.err, call
     for call in (["report", "c"], ["compare", "c", "c"]):  # what they say can be typed as it stands
         assert exits(*call) == 3, call
-        said = capsys.readouterr()
-        assert stored["go_on"] in " ".join((said.out + said.err).split()), call
+        captured = capsys.readouterr()
+        assert stored["go_on"] in " ".join((captured.out + captured.err).split()), call
 
 
 def test_every_command_reports_a_search_killed_in_its_first_trial_as_stopped(
@@ -210,24 +210,30 @@ def test_a_killed_search_leaves_a_capacity_with_its_state(tmp_path: Path) -> Non
     search = LoadSearch(SearchSettings(low=1, high=10_000, start=20))
     search.add_result(runs.run(planned_trial(20.0)))
     runs.save_progress(search)
-    found = capacity.load_capacity((tmp_path / capacity.CAPACITY_FILE).read_bytes())
-    assert (found.state, found.rate_per_s, found.lower_bound) == ("stopped", 20.0, True)
-    assert found.resume_command == "loadgen search w --resume here"
+    stored_capacity = capacity.load_capacity((tmp_path / capacity.CAPACITY_FILE).read_bytes())
+    assert (stored_capacity.state, stored_capacity.rate_per_s, stored_capacity.lower_bound) == (
+        "stopped",
+        20.0,
+        True,
+    )
+    assert stored_capacity.resume_command == "loadgen search w --resume here"
 
 
 def test_the_state_of_a_capacity_follows_from_the_end_of_its_search() -> None:
-    shown = capacity.Capacity(rate_per_s=8.0, method="search", confirmed=True, sustained=None)
+    stored_capacity = capacity.Capacity(
+        rate_per_s=8.0, method="search", confirmed=True, sustained=None
+    )
 
-    def state(reason: str, found: capacity.Capacity | None) -> capacity.State | None:
+    def state(reason: str, tested_capacity: capacity.Capacity | None) -> capacity.State | None:
         answer = msgspec.structs.replace(
             LoadSearch(SearchSettings(low=1, high=2)).result, stop_reason=reason
         )
-        return capacity_files.with_search_state(found, answer, "go on").state
+        return capacity_files.with_search_state(tested_capacity, answer, "go on").state
 
-    assert state("found", shown) == "confirmed"
-    assert state("found", msgspec.structs.replace(shown, sustained=True)) == "sustained"
-    assert state("time", shown) == "confirmed"  # stopped after its confirmation
-    unconfirmed = msgspec.structs.replace(shown, confirmed=False)
+    assert state("found", stored_capacity) == "confirmed"
+    assert state("found", msgspec.structs.replace(stored_capacity, sustained=True)) == "sustained"
+    assert state("time", stored_capacity) == "confirmed"  # stopped after its confirmation
+    unconfirmed = msgspec.structs.replace(stored_capacity, confirmed=False)
     assert (
         state("highest", unconfirmed) == "confirmed"
     )  # `high` held at full length, and nothing above was asked for
@@ -247,17 +253,17 @@ def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> No
     steady = passed_trial_at_20(tmp_path)
     trial = PlannedTrial(number=1, load=24.0, kind="confirm", may_pass_early=False)
     search = LoadSearch(SearchSettings(low=1, high=10_000, start=20, sustain_length_factor=2.0))
-    for one in (steady, msgspec.structs.replace(steady, trial=trial, sustained=False)):
-        search.add_result(one)
+    for trial_result in (steady, msgspec.structs.replace(steady, trial=trial, sustained=False)):
+        search.add_result(trial_result)
     answer = msgspec.structs.replace(search.result, stop_reason="found")
-    found = capacity.load_capacity(
+    stored_capacity = capacity.load_capacity(
         capacity_files.render_outputs(ExperimentOutcome(tmp_path, search.results, answer))[
             capacity.CAPACITY_FILE
         ]
     )
-    assert (found.rate_per_s, found.state) == (20.0, "held")
-    said = render_confirmation(answer, search.results)
-    assert re.search(r"\nCapacity +20/s, passed but", said)
+    assert (stored_capacity.rate_per_s, stored_capacity.state) == (20.0, "held")
+    confirmation_text = render_confirmation(answer, search.results)
+    assert re.search(r"\nCapacity +20/s, passed but", confirmation_text)
     assert "20/s, passed" in search_text.describe_result(
         answer, search.results, GOAL.request_terms, "/s"
     )
@@ -265,28 +271,30 @@ def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> No
 
 def test_the_limit_of_a_search_is_the_lowest_load_that_failed_or_grew() -> None:
     """It named 39.03, where 38.23 had missed over twice the length."""
-    told: list[TrialResult] = []
+    trial_results: list[TrialResult] = []
 
     def limit(load: float, kind: TrialKind, outcome: Outcome, *, grows: str = "") -> str:
         trial = PlannedTrial(
-            number=len(told),
+            number=len(trial_results),
             load=load,
             kind=kind,
             may_pass_early=False,
             length_factor=1 + (kind == "sustain"),
         )
-        lasts, why = (False, grows) if grows else (None, "")
-        one = TrialResult(
+        lasts, reason = (False, grows) if grows else (None, "")
+        trial_result = TrialResult(
             trial=trial,
             outcome=outcome,
             ended_early=False,
             duration_s=1,
             offered_load=load,
             sampling_noise=0.01,
-            reason=f"m{len(told)}",
+            reason=f"m{len(trial_results)}",
         )
-        told.append(msgspec.structs.replace(one, sustained=lasts, sustained_reason=why))
-        return " ".join(search_report._describe_limits(told, {}, " req/s"))
+        trial_results.append(
+            msgspec.structs.replace(trial_result, sustained=lasts, sustained_reason=reason)
+        )
+        return " ".join(search_report._describe_limits(trial_results, {}, " req/s"))
 
     assert limit(38.0, "probe", "under") == ""
     assert limit(39.0, "probe", "over") == "at 39 req/s, m1."
@@ -299,22 +307,22 @@ def test_the_limit_of_a_search_is_the_lowest_load_that_failed_or_grew() -> None:
 
 def test_text_and_file_agree_on_the_bound_of_a_stopped_search(tmp_path: Path) -> None:
     """A trial that ended early bounds nothing; text and file name one of full length."""
-    whole = passed_trial_at_20(tmp_path)
+    passed_trial = passed_trial_at_20(tmp_path)
     search = LoadSearch(SearchSettings(low=1, high=10_000, start=20))
-    for one in (
-        whole,
-        msgspec.structs.replace(whole, trial=planned_trial(28.0, 1), ended_early=True),
+    for trial_result in (
+        passed_trial,
+        msgspec.structs.replace(passed_trial, trial=planned_trial(28.0, 1), ended_early=True),
     ):
-        search.add_result(one)
+        search.add_result(trial_result)
     search.stop("time")
-    found = capacity.load_capacity(
+    stored_capacity = capacity.load_capacity(
         capacity_files.render_outputs(ExperimentOutcome(tmp_path, search.results, search.result))[
             capacity.CAPACITY_FILE
         ]
     )
-    assert (found.rate_per_s, found.state) == (20.0, "stopped")
-    said = render_confirmation(search.result, search.results)
-    assert re.search(r"\nCapacity .* at least 20/s\n", said)
+    assert (stored_capacity.rate_per_s, stored_capacity.state) == (20.0, "stopped")
+    confirmation_text = render_confirmation(search.result, search.results)
+    assert re.search(r"\nCapacity .* at least 20/s\n", confirmation_text)
 
 
 def test_a_search_in_which_no_load_passes_is_not_reported_as_stopped() -> None:
@@ -362,8 +370,8 @@ def test_a_search_whose_load_makes_trials_invalid_is_not_resumed(code: str, goes
         search.result, search.results, "loadgen search --resume s"
     )
     assert command == ("loadgen search --resume s" if goes_on else "")
-    shown = render_confirmation(search.result, search.results)
-    assert "two INVALID trials" in shown
+    confirmation_text = render_confirmation(search.result, search.results)
+    assert "two INVALID trials" in confirmation_text
 
 
 def test_the_resume_command_raises_the_limit_that_stopped_the_search() -> None:
@@ -458,8 +466,8 @@ def test_a_trial_too_short_to_show_growth_is_no_bound() -> None:
     )
     first = search.next_trial()
     assert first is not None
-    shown = msgspec.structs.replace(trial_result_at(first), sustained=True)
-    search.add_result(shown)
+    trial_result = msgspec.structs.replace(trial_result_at(first), sustained=True)
+    search.add_result(trial_result)
     second = search.next_trial()
     assert second is not None and second.load > first.load
     too_short = msgspec.structs.replace(

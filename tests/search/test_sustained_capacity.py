@@ -105,13 +105,13 @@ def test_a_load_above_one_that_grew_is_never_the_capacity() -> None:
         grows = (
             trial.kind == "confirm"
             and trial.load > 90
-            and not any(one.sustained is False for one in search.results)
+            and not any(result.sustained is False for result in search.results)
         )
         return trial_result(trial, "over" if grows else "under", sustained=not grows)
 
     search = steady_search()
     run_search(search, server)
-    growing = min(one.load for one in search.results if one.sustained is False)
+    growing = min(result.load for result in search.results if result.sustained is False)
     load, state = capacity_and_state(search.result, search.results)
     assert state == "confirmed" and load is not None and load < growing
     best = find_best_trial(search.results)
@@ -149,8 +149,8 @@ def test_a_confirmation_that_is_too_short_is_repeated_for_as_long_as_needed(long
 
     search = run_search(steady_search(sustain_length_factor=longer), server)
     answer = search.result
-    longer_trials = [one.trial for one in search.results if one.kind == "sustain"]
-    assert [one.length_factor for one in longer_trials] == [3.0]
+    longer_trials = [result.trial for result in search.results if result.kind == "sustain"]
+    assert [planned_trial.length_factor for planned_trial in longer_trials] == [3.0]
     assert (answer.stop_reason, answer.sustained, answer.sustained_load) == (
         "found",
         True,
@@ -168,7 +168,7 @@ def test_without_longer_trials_a_load_stays_undecided_if_its_trial_is_too_short(
     assert search.result.stop_reason == "undecided"
     assert search.result.needed_load_s == 1500
     assert (search.result.sustained, search.result.sustained_reason) == (None, "too short")
-    assert not any(one.kind == "sustain" for one in search.results)
+    assert not any(result.kind == "sustain" for result in search.results)
 
 
 def test_a_search_extends_its_trials_to_a_limit() -> None:
@@ -178,7 +178,7 @@ def test_a_search_extends_its_trials_to_a_limit() -> None:
 
     search = run_search(steady_search(sustain_length_factor=2.0), server)
     assert search.result.stop_reason == "undecided"
-    assert max(one.length_factor for one in search.results) <= MAX_LENGTH_FACTOR
+    assert max(result.length_factor for result in search.results) <= MAX_LENGTH_FACTOR
 
 
 def test_an_invalid_trial_confirms_no_load() -> None:

@@ -77,7 +77,7 @@ def test_rates_are_parsed_as_a_list_or_a_series() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ("", "is not a load"),
         ("0,1", "is not a load"),
@@ -92,8 +92,8 @@ def test_rates_are_parsed_as_a_list_or_a_series() -> None:
         ("1,2,3,...,999999", "does not reach"),
     ],
 )
-def test_texts_that_are_no_loads_are_refused(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_texts_that_are_no_loads_are_refused(text: str, expected_text: str) -> None:
+    with pytest.raises(UserError, match=expected_text):
         sweep.parse_loads(text, "--concurrency", "concurrency")
 
 
@@ -101,10 +101,10 @@ def test_texts_that_are_no_loads_are_refused(text: str, said: str) -> None:
 def test_any_text_is_a_list_of_loads_or_is_refused(text: str) -> None:
     for kind in ("concurrency", "request_rate"):
         try:
-            found = sweep.parse_loads(text, "--x", kind)
+            loads = sweep.parse_loads(text, "--x", kind)
         except UserError:
             continue
-        assert list(found) == sorted(set(found)) and all(amount > 0 for amount in found)
+        assert list(loads) == sorted(set(loads)) and all(amount > 0 for amount in loads)
 
 
 # -- what a sweep comes to -------------------------------------------------------------------------
@@ -137,18 +137,26 @@ def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
     assert sweep_analysis.find_knee(curve) == "c4"
     assert sweep_analysis.find_knee(curve[:3]) == "", "not reached yet"
     assert sweep_analysis.find_knee(curve[:2]) == ""
-    unsound = [msgspec.structs.replace(one, valid=one.name != "c4") for one in curve]
+    unsound = [
+        msgspec.structs.replace(curve_point, valid=curve_point.name != "c4")
+        for curve_point in curve
+    ]
     assert sweep_analysis.find_knee(unsound) == "c8" or sweep_analysis.find_knee(unsound) == "c2"
 
 
 def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() -> None:
     points = [load_point("c1", 100, 10), load_point("c2", 195, 10.2), load_point("c4", 360, 11)]
     points += [load_point("c8", 400, 20), load_point("c16", 405, 40)]
-    failing = [msgspec.structs.replace(one, many_errors=one.name == "c4") for one in points]
+    failing = [
+        msgspec.structs.replace(curve_point, many_errors=curve_point.name == "c4")
+        for curve_point in points
+    ]
     assert sweep_analysis.find_knee(points) == "c4"
     assert sweep_analysis.find_knee(failing) != "c4"
     assert "c4" not in [
-        one.name for one in sweep_curve.mark_pareto_front(failing, "tpot50") if one.on_pareto_front
+        curve_point.name
+        for curve_point in sweep_curve.mark_pareto_front(failing, "tpot50")
+        if curve_point.on_pareto_front
     ]
 
 
@@ -169,14 +177,19 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
 def test_no_load_point_is_better_than_one_on_the_pareto_front(
     points: list[tuple[int, int]],
 ) -> None:
-    found = [load_point(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)]
+    load_points = [
+        load_point(f"c{i + 1}", float(x), 1.0, float(y)) for i, (x, y) in enumerate(points)
+    ]
     front = sweep_analysis.pareto_front(
-        {one.name: (one.output_per_s, one.per_user) for one in found}
+        {
+            curve_point.name: (curve_point.output_per_s, curve_point.per_user)
+            for curve_point in load_points
+        }
     )
     assert front
-    for one, (x, y) in zip(found, points, strict=True):
+    for curve_point, (x, y) in zip(load_points, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
-        assert (one.name in front) is not beaten
+        assert (curve_point.name in front) is not beaten
 
 
 def store_summary(run: Path) -> None:
@@ -186,37 +199,41 @@ def store_summary(run: Path) -> None:
 
 def write_three_runs(folder: Path) -> Path:
     """Three levels of a closed loop, as a sweep leaves them."""
-    for lanes, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
+    for concurrency, rate in ((4, 3.0), (8, 6.0), (16, 9.0)):
         stage = StagePlan(
-            name="load", arrival=f"{lanes} in flight", closed=True, slots=150, concurrency=lanes
+            name="load",
+            arrival=f"{concurrency} in flight",
+            closed=True,
+            slots=150,
+            concurrency=concurrency,
         )
         run_fixtures.write(
-            folder / f"c{lanes}",
-            rows(lanes, 150, rate),
+            folder / f"c{concurrency}",
+            rows(concurrency, 150, rate),
             stages=(stage,),
-            fingerprints=Fingerprints(recipe=f"{lanes}"),
+            fingerprints=Fingerprints(recipe=f"{concurrency}"),
         )
     return folder
 
 
 def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
-    found = sweep_curve.build_curve(
+    curve = sweep_curve.build_curve(
         [
             NamedSummary(f.name, run_folder.open_run(f).summary)
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
         ]
     )
-    assert [one.name for one in found.load_points] == ["c4", "c8", "c16"], (
+    assert [curve_point.name for curve_point in curve.load_points] == ["c4", "c8", "c16"], (
         "in order of load, not of letters"
     )
-    assert [one.load_value for one in found.load_points] == [4, 8, 16]
-    for one in found.load_points:
-        assert one.per_gpu == pytest.approx((one.output_per_s or 0) / 4)
-        assert one.per_user == pytest.approx(1000 / (one.tpot_p50 or 1))
-    assert found.best == "c16"
+    assert [curve_point.load_value for curve_point in curve.load_points] == [4, 8, 16]
+    for curve_point in curve.load_points:
+        assert curve_point.per_gpu == pytest.approx((curve_point.output_per_s or 0) / 4)
+        assert curve_point.per_user == pytest.approx(1000 / (curve_point.tpot_p50 or 1))
+    assert curve.best == "c16"
     text, pasted = (
-        as_text.render(sweep_report.sweep_report(found)),
-        as_markdown.render(sweep_report.sweep_report(found)),
+        as_text.render(sweep_report.sweep_report(curve)),
+        as_markdown.render(sweep_report.sweep_report(curve)),
     )
     assert re.search(r"\n  4 in flight +met", text)
     assert "Test higher loads" in text, "no load point above the best one was tried"
@@ -258,8 +275,8 @@ def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
     )
 
 
-def curve_of(*found: LoadPointResult) -> sweep_curve.SweepCurve:
-    held = sweep_analysis.best_load_point(found)
+def curve_of(*load_points: LoadPointResult) -> sweep_curve.SweepCurve:
+    best_point = sweep_analysis.best_load_point(load_points)
     return sweep_curve.SweepCurve(
         workload="w",
         model="m",
@@ -268,14 +285,14 @@ def curve_of(*found: LoadPointResult) -> sweep_curve.SweepCurve:
         version="0",
         started="2026-01-01",
         slo="TTFT p95 at most 2,000 ms",
-        load_points=found,
+        load_points=load_points,
         knee="",
-        best="" if held is None else held.name,
+        best="" if best_point is None else best_point.name,
     )
 
 
-def describe_curve(*found: LoadPointResult) -> str:
-    return " ".join(sweep_report.result_sentences(curve_of(*found)))
+def describe_curve(*load_points: LoadPointResult) -> str:
+    return " ".join(sweep_report.result_sentences(curve_of(*load_points)))
 
 
 def load_point_with_slo(
@@ -307,11 +324,11 @@ def test_the_text_states_why_no_load_point_is_the_best() -> None:
 
 
 def test_the_text_states_why_the_best_load_point_is_a_lower_bound() -> None:
-    kept, missed = load_point_with_slo("c4", True), load_point_with_slo("c8", False)
-    assert "c8 missed it" in describe_curve(kept, missed)
+    passing_point, missed = load_point_with_slo("c4", True), load_point_with_slo("c8", False)
+    assert "c8 missed it" in describe_curve(passing_point, missed)
     for other in (load_point_with_slo("c8", True, valid=False), load_point_with_slo("c8", None)):
-        assert "no load point above c4" in describe_curve(kept, other)
-    at_once = msgspec.structs.replace(kept, started_at_once=True)
+        assert "no load point above c4" in describe_curve(passing_point, other)
+    at_once = msgspec.structs.replace(passing_point, started_at_once=True)
     assert "started at once" in describe_curve(at_once, missed)
     assert "bound" not in describe_curve(
         load_point_with_slo("r4", True), load_point_with_slo("r8", False)
@@ -319,24 +336,24 @@ def test_the_text_states_why_the_best_load_point_is_a_lower_bound() -> None:
 
 
 def test_a_load_point_above_one_that_missed_the_slo_is_not_the_best() -> None:
-    found = curve_of(
+    curve = curve_of(
         load_point_with_slo("r1", True),
         load_point_with_slo("r2", True),
         load_point_with_slo("r4", False),
         load_point_with_slo("r8", True),
     )
-    assert found.best == "r2"
-    assert "but r4 missed it" in describe_curve(*found.load_points)
+    assert curve.best == "r2"
+    assert "but r4 missed it" in describe_curve(*curve.load_points)
     none = describe_curve(load_point_with_slo("r4", False), load_point_with_slo("r8", True))
     assert "No load point met" not in none, "one did"
     assert "r4 missed it" in none
     assert "higher loads met it (r8)" in none
-    again = curve_of(
+    best_name = curve_of(
         load_point_with_slo("r1/c4", True),
         load_point_with_slo("r2/c4", False),
         load_point_with_slo("r1/c8", True),
     ).best
-    assert again == "", "of two runs of a load point one missed"
+    assert best_name == "", "of two runs of a load point one missed"
 
 
 def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
@@ -361,11 +378,11 @@ def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: 
         NamedSummary(run.name, run_folder.open_run(run).summary)
         for run in sorted(write_three_runs(tmp_path).glob("*/"))
     ]
-    lanes = sweep_curve.build_curve(
+    curve = sweep_curve.build_curve(
         [NamedSummary(f"run of {name}", summary) for name, summary in named]
     )
-    assert all(one.is_closed_loop for one in lanes.load_points)
-    assert sweep_curve.lower_bound_reason(lanes) != ""
+    assert all(curve_point.is_closed_loop for curve_point in curve.load_points)
+    assert sweep_curve.lower_bound_reason(curve) != ""
     stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
     run_fixtures.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
     (rate,) = sweep_curve.build_curve(
@@ -379,10 +396,10 @@ def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
         load_point_with_slo("r8", True, sustained=True),
         load_point_with_slo("r16", True, sustained=False),
     )
-    found = curve_of(lasts, grew)
-    assert found.best == "r8"
+    curve = curve_of(lasts, grew)
+    assert curve.best == "r8"
     assert "r16 met the SLO but" in describe_curve(lasts, grew)
-    assert "r16 was not sustained" in sweep_curve.lower_bound_reason(found)
+    assert "r16 was not sustained" in sweep_curve.lower_bound_reason(curve)
     assert curve_of(grew).best == ""
     assert "queue kept growing" in describe_curve(grew)
     assert "too few requests" not in describe_curve(grew)
@@ -402,9 +419,9 @@ def test_the_capacity_is_that_of_the_best_load_point(
     tmp_path: Path, rates: tuple[float, ...], met: tuple[bool, ...], best: str
 ) -> None:
     """What `cost`, `size`, `compare` and the list of results read is what text and page name."""
-    for number, (rate, kept) in enumerate(zip(rates, met, strict=True)):
+    for number, (rate, is_met) in enumerate(zip(rates, met, strict=True)):
         stage = StagePlan(name="load", arrival=f"poisson {rate:g}/s", slots=150, rate=rate)
-        records = rows(number, 150, rate, slower=1.0 if kept else 300.0)
+        records = rows(number, 150, rate, slower=1.0 if is_met else 300.0)
         run_fixtures.write(tmp_path / f"r{rate:g}", records, stages=(stage,))
         store_summary(tmp_path / f"r{rate:g}")
         trial = PlannedTrial(number=number, load=rate, kind="level", may_pass_early=False)
@@ -429,7 +446,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
 
 
 def experiment_plan(**changed: object) -> experiment.ExperimentPlan:
-    told = {
+    fields = {
         "command_name": "sweep",
         "load_kind": "concurrency",
         "workload": "qa",
@@ -437,7 +454,7 @@ def experiment_plan(**changed: object) -> experiment.ExperimentPlan:
         "target": "t",
         "options": {},
     }
-    return experiment.ExperimentPlan(**{**told, **changed})  # type: ignore[arg-type]
+    return experiment.ExperimentPlan(**{**fields, **changed})  # type: ignore[arg-type]
 
 
 def trial_result(number: int, folder: str, outcome: str = "under") -> TrialResult:
@@ -465,8 +482,8 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
         trial_result(2, "c3"),
         trial_result(3, "gone"),
     ]
-    for one in done:
-        experiment.append_result(folder, one)
+    for result in done:
+        experiment.append_result(folder, result)
     assert experiment.begin_experiment(folder, experiment_plan()) == [done[0], done[2]], (
         "not what was invalid, nor what is not there any more"
     )
@@ -475,7 +492,7 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected_text"),
     [
         ({"target": "other"}, "another sweep .* target"),
         ({"source_text": "y"}, "different workload"),
@@ -484,10 +501,10 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
     ],
 )
 def test_another_experiment_is_refused_in_the_same_directory(
-    tmp_path: Path, changed: dict[str, object], said: str
+    tmp_path: Path, changed: dict[str, object], expected_text: str
 ) -> None:
     experiment.begin_experiment(tmp_path / "s", experiment_plan())
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=expected_text):
         experiment.begin_experiment(tmp_path / "s", experiment_plan(**changed))
 
 
@@ -514,8 +531,10 @@ def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(
     common = ("sweep", "qa", "--url", "sim:h100x8", "--gpus", "8", "-n", "60", "--out", str(out))
     assert exits(*common, "--concurrency", "4,8,...,16", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in document["levels"]] == ["c4", "c8", "c16"]
-    assert all(one["simulated"] and one["valid"] and one["ok"] == 60 for one in document["levels"])
+    assert [level["name"] for level in document["levels"]] == ["c4", "c8", "c16"]
+    assert all(
+        level["simulated"] and level["valid"] and level["ok"] == 60 for level in document["levels"]
+    )
     before = (out / "c8" / "summary.json").stat().st_mtime_ns
     assert exits(*common, "--concurrency", "4,8,16,32", "--markdown") == 0
     captured = capsys.readouterr()
@@ -566,9 +585,9 @@ def test_a_load_point_that_was_killed_at_once_is_run_again(
     shutil.copy(out / "r2" / "run.json", out / "r1" / "run.json")
     capsys.readouterr()
     exits("report", str(out))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "2 conversations/s" in said or "poisson 2/s" in said
-    assert "95 % of tasks within 15 s" in said
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert "2 conversations/s" in stdout or "poisson 2/s" in stdout
+    assert "95 % of tasks within 15 s" in stdout
     other = (
         "run",
         "rag-pipeline",
@@ -604,7 +623,7 @@ def test_every_virtual_user_gets_at_least_five_requests(
         )
         == 0
     )
-    assert [one["ok"] for one in json.loads(capsys.readouterr().out)["levels"]] == [240, 500]
+    assert [level["ok"] for level in json.loads(capsys.readouterr().out)["levels"]] == [240, 500]
 
 
 def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
@@ -623,15 +642,15 @@ def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
         exits("sweep", "qa", "--url", "sim:h100x8", *flags, "--request-rate", "1,2,4", "--out", out)
         == 0
     )
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(set(said))
-    assert sum(line.startswith("Load: ") for line in said) == 3
+    stderr_lines = capsys.readouterr().err.splitlines()
+    assert len(stderr_lines) == len(set(stderr_lines))
+    assert sum(line.startswith("Load: ") for line in stderr_lines) == 3
     assert capacity.load_capacity(
         (tmp_path / "s" / capacity.CAPACITY_FILE).read_bytes()
     ).lower_bound
     assert exits("cost", out, "--prices", str(prices)) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert 0 <= told.find("LOWER BOUND") < 200, told  # in the first lines
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert 0 <= stdout.find("LOWER BOUND") < 200, stdout  # in the first lines
     assert exits("cost", out, "--prices", str(prices), "--json") == 0
     assert json.loads(capsys.readouterr().out)["offers"][0]["lower_bound"] is True
     shutil.copytree(out, tmp_path / "again")
@@ -645,7 +664,7 @@ def test_a_sweep_over_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
     assert exits(*common, "--request-rate", "0.5,1,2", "--json") == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)["levels"]] == [
+    assert [level["name"] for level in json.loads(capsys.readouterr().out)["levels"]] == [
         "r0.5",
         "r1",
         "r2",
@@ -675,7 +694,7 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
         "-d",
         "20s",
     ]
-    found = [
+    arguments = [
         "search",
         "qa",
         *common,
@@ -688,7 +707,7 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
         "--seed",
         "5",
     ]
-    assert exits(*found, "--out", str(tmp_path / "a")) == 0
+    assert exits(*arguments, "--out", str(tmp_path / "a")) == 0
     levels = [
         "sweep",
         "qa",
@@ -707,21 +726,21 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     )
     assert (a.method, b.method) == ("search", "sweep")
     assert a.recipe == b.recipe != ""
-    for one in (a, b):
-        assert not one.lower_bound
-        assert one.low_per_s is not None and one.high_per_s is not None
-        assert one.low_per_s <= one.rate_per_s <= one.high_per_s
+    for stored_capacity in (a, b):
+        assert not stored_capacity.lower_bound
+        assert stored_capacity.low_per_s is not None and stored_capacity.high_per_s is not None
+        assert stored_capacity.low_per_s <= stored_capacity.rate_per_s <= stored_capacity.high_per_s
     answer = json.loads((tmp_path / "a" / "search.json").read_bytes())["answer"]
     assert a.confirmed and not b.confirmed
     assert (
         a.rate_per_s <= answer["confirmed"] < answer["load"]
     )  # not the load at which half of the runs fail
     assert b.rate_per_s <= float(b.evidence.removeprefix("r"))  # nor one between two levels
-    for name, one in (("a", a), ("b", b)):
-        file = tmp_path / name / one.evidence / "summary.json"
+    for name, stored_capacity in (("a", a), ("b", b)):
+        file = tmp_path / name / stored_capacity.evidence / "summary.json"
         summary = load_summary(file.read_bytes())
         steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
-        assert (one.output_tokens_per_s, one.total_tokens_per_s) == steady
+        assert (stored_capacity.output_tokens_per_s, stored_capacity.total_tokens_per_s) == steady
     assert a.evidence.endswith(("-confirm", "-sustain")) and b.evidence in ("r60", "r120")
     rules = answer[
         "interval"
@@ -730,8 +749,8 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     assert a.high_per_s <= answer["not_steady"] and b.sustained is None  # type: ignore[operator]
     capsys.readouterr()
     assert exits("cost", str(tmp_path / "a"), str(tmp_path / "b"), "--prices", str(prices)) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "LOWER BOUND" not in told
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert "LOWER BOUND" not in stdout
     assert exits("cost", str(tmp_path / "a"), "--prices", str(prices), "--json") == 0
     (offer,) = json.loads(capsys.readouterr().out)["offers"]
     per_hour, rates = 4 * 10.50, offer["rates_per_s"]
@@ -742,7 +761,7 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     assert per_million == pytest.approx(
         per_hour / 3600 / (a.output_tokens_per_s or 0) * 1e6, rel=1e-6
     )
-    assert "not comparable" not in told
+    assert "not comparable" not in stdout
     assert (
         exits("size", "qa", str(tmp_path / "a"), "--users", "5000", "-o", str(tmp_path / "sized"))
         == 0
@@ -770,17 +789,17 @@ def test_wrong_options_are_refused(
 def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     if find() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    found = sweep_curve.build_curve(
+    curve = sweep_curve.build_curve(
         [
             NamedSummary(f.name, run_folder.open_run(f).summary)
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
         ]
     )
     path = tmp_path / "page.html"
-    store.replace(path, as_page.render(sweep_report.sweep_report(found)).encode())
+    store.replace(path, as_page.render(sweep_report.sweep_report(curve)).encode())
     with Browser() as browser:
         for width in (1280, 390):
-            browser.look(width=width)
+            browser.set_view(width=width)
             browser.open(path)
             assert browser.complaints == [] and browser.requests == []
             counts = browser.evaluate(
@@ -792,14 +811,14 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("typed", "first", "said"),
+    ("typed", "first", "expected_text"),
     [
         ("sweep -c 2,200 -n 200", "c2", "the same command with --out {out} resumes it"),
         ("run -c 2 -n 20 --repeat 2,pause=1s", "r1", "loadgen report {out} shows it"),
     ],
 )
 def test_a_sweep_whose_server_is_gone_keeps_its_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, first: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, first: str, expected_text: str
 ) -> None:
     """What was measured is a result, and the command says so."""
     out, over = tmp_path / "out", threading.Event()
@@ -822,5 +841,5 @@ def test_a_sweep_whose_server_is_gone_keeps_its_runs(
             over.set()
             watcher.join()
     stderr = capsys.readouterr().err
-    assert code == 3 and f"are kept, and {said.format(out=out)}" in stderr, stderr
+    assert code == 3 and f"are kept, and {expected_text.format(out=out)}" in stderr, stderr
     assert exits("report", str(out)) in (0, 3), "a busy host's senders are late"

@@ -97,11 +97,13 @@ def load_point(
     return make_load_point_result(**(fields | changed))
 
 
-def curve_of(*found: LoadPointResult, slo: str = "") -> SweepCurve:
+def curve_of(*load_points: LoadPointResult, slo: str = "") -> SweepCurve:
     """Return a sweep over several lengths or targets with these load points."""
-    groups = dict.fromkeys(one.group for one in found)
+    groups = dict.fromkeys(curve_point.group for curve_point in load_points)
     curves = [
-        sweep_curve._group_curve(group, [one for one in found if one.group == group])
+        sweep_curve._group_curve(
+            group, [curve_point for curve_point in load_points if curve_point.group == group]
+        )
         for group in groups
     ]
     return SweepCurve(
@@ -112,7 +114,7 @@ def curve_of(*found: LoadPointResult, slo: str = "") -> SweepCurve:
         version="1",
         started="2026-01-01T00:00",
         slo=slo,
-        load_points=found,
+        load_points=load_points,
         knee="",
         best="",
         groups=tuple(curves),
@@ -120,7 +122,7 @@ def curve_of(*found: LoadPointResult, slo: str = "") -> SweepCurve:
 
 
 def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
-    found = sweep_curve.mark_pareto_front(
+    load_points = sweep_curve.mark_pareto_front(
         [
             load_point(500, 1, 10, 50, target="a"),
             load_point(500, 2, 40, 20, target="a"),
@@ -129,7 +131,7 @@ def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
         ],
         "tpot50",
     )
-    assert [one.on_pareto_front for one in found] == [False, True, True, True]
+    assert [curve_point.on_pareto_front for curve_point in load_points] == [False, True, True, True]
 
 
 def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> None:
@@ -141,7 +143,7 @@ def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> N
     )
     assert [group.best for group in curve.groups] == ["isl500--c1", "isl900--c1"]
     first, second = curve.split()
-    assert [one.name for one in first.load_points] == ["isl500--c1", "isl500--c2"]
+    assert [curve_point.name for curve_point in first.load_points] == ["isl500--c1", "isl500--c2"]
     assert first.best == "isl500--c1" and second.best == "isl900--c1"
 
 
@@ -151,17 +153,22 @@ def test_different_lengths_have_separate_charts() -> None:
     )
     sections = list(sweep_report._chart_sections(curve))
     assert len(sections) == 2
-    drawn = [
-        {label for chart in part.parts[0].charts for one in chart.series for label in one.labels}
+    labels = [
+        {
+            label
+            for chart in part.parts[0].charts
+            for series in chart.series
+            for label in series.labels
+        }
         for part in sections
     ]
-    assert drawn == [{"isl500--c1", "isl500--c2"}, {"isl900--c1"}]
+    assert labels == [{"isl500--c1", "isl500--c2"}, {"isl900--c1"}]
 
 
 def test_several_targets_at_the_same_lengths_share_a_chart() -> None:
     curve = curve_of(load_point(500, 1, 10, 50, target="a"), load_point(500, 1, 20, 60, target="b"))
     (part,) = sweep_report._chart_sections(curve)
-    assert [[one.name for one in chart.series] for chart in part.parts[0].charts] == [
+    assert [[series.name for series in chart.series] for chart in part.parts[0].charts] == [
         ["a", "b"],
         ["a", "b"],
     ]
@@ -177,9 +184,11 @@ def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_s
         load_point(4000, 1, 7, 9, valid=False),
         slo="s",
     )
-    said = list(sweep_report.result_sentences(curve))
-    assert "ISL 500, 1 in flight, 10.0" in said[0] and "ISL 900" in said[1]
-    assert "ISL 2,000" in said[2] and "ISL 3,000" in said[3] and "ISL 4,000" in said[4]
+    sentences = list(sweep_report.result_sentences(curve))
+    assert "ISL 500, 1 in flight, 10.0" in sentences[0] and "ISL 900" in sentences[1]
+    assert (
+        "ISL 2,000" in sentences[2] and "ISL 3,000" in sentences[3] and "ISL 4,000" in sentences[4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,8 +203,8 @@ def test_the_exit_code_tells_a_missed_slo_from_a_curve_without_a_valid_load_poin
     valid: tuple[bool, ...], met: tuple[bool | None, ...], strict: bool, code: int
 ) -> None:
     points = [
-        load_point(100, i + 1, 1.0, 9.0, valid=sound, slo_met=kept, slo_undecided=kept is None)
-        for i, (sound, kept) in enumerate(zip(valid, met, strict=True))
+        load_point(100, i + 1, 1.0, 9.0, valid=sound, slo_met=is_met, slo_undecided=is_met is None)
+        for i, (sound, is_met) in enumerate(zip(valid, met, strict=True))
     ]
     other = load_point(200, 1, 1.0, 9.0)
     assert sweep_curve.exit_code(curve_of(*points, other), strict=strict) == code
@@ -219,11 +228,11 @@ def test_text_page_and_files_of_a_sweep_over_lengths_agree(
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     names = ["isl100-osl20-c1", "isl100-osl20-c4", "isl300-osl20-c1", "isl300-osl20-c4"]
-    assert [one["name"] for one in document["levels"]] == names
-    assert [(one["isl"], one["osl"]) for one in document["levels"]] == [(100, 20)] * 2 + [
+    assert [level["name"] for level in document["levels"]] == names
+    assert [(level["isl"], level["osl"]) for level in document["levels"]] == [(100, 20)] * 2 + [
         (300, 20)
     ] * 2
-    assert [(one["isl"], one["osl"]) for one in document["groups"]] == [(100, 20), (300, 20)]
+    assert [(group["isl"], group["osl"]) for group in document["groups"]] == [(100, 20), (300, 20)]
     assert document["not_run"] == [] and document["resume"] == ""
     assert document["levels"][1]["total_per_gpu"] == pytest.approx(
         document["levels"][1]["per_gpu"] * 120 / 20, rel=0.01
@@ -240,7 +249,7 @@ def test_text_page_and_files_of_a_sweep_over_lengths_agree(
         ("300", "20", "1"),
         ("300", "20", "4"),
     ]
-    fronts = {one["name"]: int(one["front"]) for one in document["levels"]}
+    fronts = {level["name"]: int(level["front"]) for level in document["levels"]}
     assert [int(row["pareto"]) for row in rows] == list(fronts.values())
     assert exits("report", folder, "--markdown") == 0
     assert capsys.readouterr().out == (folder / "sweep.md").read_text()
@@ -258,12 +267,12 @@ def test_lengths_can_be_added_to_a_sweep_under_the_same_slo_only(
 ) -> None:
     folder = tmp_path / "s"
     assert exits(*LOAD, *LENGTHS, "-o", folder) == 0
-    stamp = (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns
+    modified_ns = (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns
     capsys.readouterr()
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--json", "-o", folder) == 0
     document = json.loads(capsys.readouterr().out)
-    assert {one["isl"] for one in document["levels"]} == {100, 300, 700}
-    assert (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns == stamp
+    assert {level["isl"] for level in document["levels"]} == {100, 300, 700}
+    assert (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns == modified_ns
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--slo", "ttft:1s", "-o", folder) == 2
 
 
@@ -275,13 +284,15 @@ def test_a_report_names_the_load_points_that_have_not_run_and_the_command_that_r
     assert exits(*LOAD, *LENGTHS, "-o", folder) == 0
     shutil.rmtree(folder / "isl300-osl20-c4")
     shutil.rmtree(folder / "isl100-osl20-c4")
-    again = shlex.join(["loadgen", *LOAD, *LENGTHS, "-o", str(folder)])
+    resume_command = shlex.join(["loadgen", *LOAD, *LENGTHS, "-o", str(folder)])
     curve = sweep_kind.load(folder).curve
-    assert curve.not_run == ("isl100-osl20-c4", "isl300-osl20-c4") and curve.resume == again
+    assert (
+        curve.not_run == ("isl100-osl20-c4", "isl300-osl20-c4") and curve.resume == resume_command
+    )
     text = as_text.render(sweep_report.sweep_report(curve))
-    assert "2 of 4 load points" in text and again in text
+    assert "2 of 4 load points" in text and resume_command in text
     capsys.readouterr()
-    assert exits(*shlex.split(again)[1:], "--json") == 0
+    assert exits(*shlex.split(resume_command)[1:], "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["not_run"] == []
     assert "isl100-osl20-c4: 1 of 2" in err and "isl300-osl20-c4: 2 of 2" in err
@@ -295,7 +306,7 @@ def test_several_targets_are_load_points_of_one_sweep(
     targets = ("--target", "sim:gb300-vm,sim:h100x8", "--isl", "100")
     assert exits(*load, *targets, "--json", "-o", tmp_path / "s") == 0
     document = json.loads(capsys.readouterr().out)
-    assert [one["target"] for one in document["groups"]] == ["sim:gb300-vm", "sim:h100x8"]
+    assert [group["target"] for group in document["groups"]] == ["sim:gb300-vm", "sim:h100x8"]
     assert (tmp_path / "s" / "isl100-sim-h100x8-c4").is_dir()
     assert "gb300-vm" in document["target"] and "h100x8" in document["target"]
     assert sweep_kind.list_row(tmp_path / "s").simulated
@@ -382,21 +393,21 @@ def test_cost_and_size_refuse_a_stopped_sweep_with_the_command_that_resumes_it(
     assert exits(*WITH_SLO, "-o", folder) == 0
     remove_runs(folder, "r4")
     (folder / capacity.CAPACITY_FILE).unlink()
-    found = stored_sweep.analyze_runs(folder, [folder / "r1", folder / "r2"])
-    files = capacity_files.render_outputs(stored_sweep.as_outcome(folder, found))
+    findings = stored_sweep.analyze_runs(folder, [folder / "r1", folder / "r2"])
+    files = capacity_files.render_outputs(stored_sweep.as_outcome(folder, findings))
     stored = capacity.load_capacity(files[capacity.CAPACITY_FILE])
     assert (stored.state, stored.rate_per_s, stored.lower_bound) == ("stopped", 2.0, True)
     (folder / capacity.CAPACITY_FILE).write_bytes(capacity.dump_capacity(stored))
-    again = shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)])
+    resume_command = shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)])
     capsys.readouterr()
     for command in (
         ("cost", folder, "--prices", prices),
         ("size", "qa", folder, "--users", "100", "-o", tmp_path / "sized"),
     ):
         assert exits(*command) == 3
-        assert again in capsys.readouterr().err
+        assert resume_command in capsys.readouterr().err
     assert exits("cost", folder, "--prices", prices, "--allow-invalid") == 0
-    assert exits(*shlex.split(again)[1:]) == 0
+    assert exits(*shlex.split(resume_command)[1:]) == 0
     assert capacity.load_capacity((folder / capacity.CAPACITY_FILE).read_bytes()).state == "held"
 
 

@@ -45,29 +45,29 @@ CLASSES = ["class qa", "class rag", "class summarization", "class agentic"]
 def test_trials_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None:
     written: list[Path] = []
 
-    def execute(*given: Any, **named: Any) -> tuple[Summary, Path]:
-        summary, folder = run.execute(*given, **named)
+    def execute(*arguments: Any, **named: Any) -> tuple[Summary, Path]:
+        summary, folder = run.execute(*arguments, **named)
         written.append(folder)
         return summary, folder
 
     runs = make_runner(tmp_path, execute=execute)
-    told = [runs.run(planned_trial(20.0)), runs.run(planned_trial(2000.0, 1))]
-    assert [one.outcome for one in told] == ["under", "over"]
-    assert told[1].ended_early and told[1].duration_s < 60
+    trial_results = [runs.run(planned_trial(20.0)), runs.run(planned_trial(2000.0, 1))]
+    assert [trial_result.outcome for trial_result in trial_results] == ["under", "over"]
+    assert trial_results[1].ended_early and trial_results[1].duration_s < 60
     assert [folder.name for folder in written] == [
-        one.run_name for one in told
+        trial_result.run_name for trial_result in trial_results
     ]  # each once, also what ended early
     stored = store.read_run(written[1])
     assert stored.manifest.state == "decided"
     assert 0 < stored.rows["due_ns"][stored.rows["sent_ns"] >= 0].max() < 60 * S
-    assert experiment.read_results(tmp_path) == told
-    assert (tmp_path / told[0].run_name / "summary.json").is_file()
+    assert experiment.read_results(tmp_path) == trial_results
+    assert (tmp_path / trial_results[0].run_name / "summary.json").is_file()
     with (tmp_path / experiment.TRIALS_FILE).open("ab") as file:
         file.write(b'{"ask": {"numb')  # cut off
-    assert experiment.read_results(tmp_path) == told
-    experiment.append_result(tmp_path, told[0])  # on a line of its own
-    assert experiment.read_results(tmp_path) == told
-    search = LoadSearch(SearchSettings(low=1, high=10_000, start=20), told)
+    assert experiment.read_results(tmp_path) == trial_results
+    experiment.append_result(tmp_path, trial_results[0])  # on a line of its own
+    assert experiment.read_results(tmp_path) == trial_results
+    search = LoadSearch(SearchSettings(low=1, high=10_000, start=20), trial_results)
     answer = runs.save_result(search)
     assert answer.highest_passed == 20
     lines = (tmp_path / trials_csv.CURVE_FILE).read_text().splitlines()
@@ -78,11 +78,11 @@ def test_trials_in_virtual_time_are_stored_and_read_back(tmp_path: Path) -> None
 def test_the_load_of_conversations_is_the_rate_at_which_they_begin(tmp_path: Path) -> None:
     from loadgen.core.workload import load
 
-    made = as_trial_workload(load("agentic"), 60 * S)
+    workload = as_trial_workload(load("agentic"), 60 * S)
     runs = make_runner(tmp_path)
     runs.goal, runs.make_workload = (
         Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),))),
-        lambda trial: with_load(made, trial.load),
+        lambda trial: with_load(workload, trial.load),
     )
     runs.may_end_early = False
     trial_result = runs.run(planned_trial(4.0))
@@ -106,7 +106,7 @@ def test_a_trial_is_judged_as_its_run_is(
     from loadgen.runs.sweep_curve import build_curve
 
     folder = tmp_path / "search"
-    asked = [
+    arguments = [
         "search",
         workload,
         "--url",
@@ -120,7 +120,7 @@ def test_a_trial_is_judged_as_its_run_is(
         "3",
         "--json",
     ]
-    exits(*asked, "--max-probes", "5", "-o", str(folder))
+    exits(*arguments, "--max-probes", "5", "-o", str(folder))
     trials_of_it = experiment.read_results(folder)
     summaries = {
         trial.run_name: run_folder.read_summary(folder / trial.run_name) for trial in trials_of_it
@@ -142,22 +142,25 @@ def test_a_simulation_ends_once_too_many_tasks_are_late(tmp_path: Path) -> None:
     """Late tasks stay late, so the trial ends early with the outcome of its full length."""
     from loadgen.core.workload import load
 
-    made = as_trial_workload(load("rag-pipeline"), 20 * S)
+    workload = as_trial_workload(load("rag-pipeline"), 20 * S)
     runs, trial = make_runner(tmp_path, check_interval_s=1.0), planned_trial(8.0)
-    runs.make_workload = lambda trial: with_load(made, trial.load)
+    runs.make_workload = lambda trial: with_load(workload, trial.load)
     for within_s, outcome in ((2, "over"), (600, "under")):
         runs.goal = Goal(
             slo=Slo(task=TaskTerm(within_ns=within_s * S, share=0.9)), full_run_terms=("tasks",)
         )
-        made = made.model_copy(update={"slo": runs.goal.slo})
+        workload = workload.model_copy(update={"slo": runs.goal.slo})
         runs.may_end_early = True
         watched = runs.run(trial)
         runs.may_end_early = False
-        whole = runs.run(trial)
-        assert watched.outcome == whole.outcome == outcome
-        assert watched.ended_early == (outcome == "over") and not whole.ended_early
+        full_trial = runs.run(trial)
+        assert watched.outcome == full_trial.outcome == outcome
+        assert watched.ended_early == (outcome == "over") and not full_trial.ended_early
         if watched.ended_early:
-            assert watched.duration_s < 0.8 * whole.duration_s and "tasks missed" in watched.reason
+            assert (
+                watched.duration_s < 0.8 * full_trial.duration_s
+                and "tasks missed" in watched.reason
+            )
 
 
 def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path: Path) -> None:
@@ -168,19 +171,19 @@ def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path
     """
     from loadgen.core.workload import load
 
-    made = as_trial_workload(load("agentic"), 60 * S)
+    workload = as_trial_workload(load("agentic"), 60 * S)
     runs, trial = make_runner(tmp_path, check_interval_s=1.0), planned_trial(4.0)
-    runs.make_workload = lambda trial: with_load(made, trial.load)
+    runs.make_workload = lambda trial: with_load(workload, trial.load)
     runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.2),)))
     late = runs.run(trial)
     runs.may_end_early = False
-    whole = runs.run(trial)
-    assert (late.outcome, late.ended_early, whole.ended_early) == (
+    full_trial = runs.run(trial)
+    assert (late.outcome, late.ended_early, full_trial.ended_early) == (
         "over",
         True,
         False,
-    ) and 60 < late.duration_s < whole.duration_s
-    assert late.offered_load == whole.offered_load
+    ) and 60 < late.duration_s < full_trial.duration_s
+    assert late.offered_load == full_trial.offered_load
     runs.may_end_early, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
     for kind in ("bracket", "sustain"):
         lost = runs.run(msgspec.structs.replace(trial, kind=kind))
@@ -188,7 +191,7 @@ def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path
             "over",
             True,
             "misses",
-        ) and lost.duration_s < whole.duration_s / 2
+        ) and lost.duration_s < full_trial.duration_s / 2
     probe = runs.run(trial)
     assert (probe.outcome, probe.ended_early, probe.reason_code) == ("over", True, "misses")
     summary = run_folder.read_summary(tmp_path / probe.run_name)

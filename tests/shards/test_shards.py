@@ -87,7 +87,10 @@ def manifest_of(folder: Path) -> RunManifest:
 
 
 def stage_counts(summary: Summary) -> list[tuple[str, int, int]]:
-    return [(one.name, one.requests.scheduled, one.requests.ok) for one in summary.stages]
+    return [
+        (stage_summary.name, stage_summary.requests.scheduled, stage_summary.requests.ok)
+        for stage_summary in summary.stages
+    ]
 
 
 @pytest.mark.processes
@@ -104,13 +107,13 @@ def test_parts_together_are_the_run_of_one_process(
     tmp_path: Path, requests: str, flags: dict[str, str], count: int, workers: tuple[int, ...]
 ) -> None:
     workload = make_workload(tmp_path, requests, **flags)
-    whole, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
+    full_summary, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
     parts = run_parts(tmp_path, workload, count, workers=workers)
     summary, merged = merge(tmp_path, parts)
-    assert stage_counts(summary) == stage_counts(whole)
-    assert summary.requests.scheduled == summary.requests.ok == whole.requests.ok
-    assert summary.fingerprints == whole.fingerprints
-    assert summary.load.arrival == whole.load.arrival
+    assert stage_counts(summary) == stage_counts(full_summary)
+    assert summary.requests.scheduled == summary.requests.ok == full_summary.requests.ok
+    assert summary.fingerprints == full_summary.fingerprints
+    assert summary.load.arrival == full_summary.load.arrival
     assert summary.bytes.sent > 0
     rows, expected = rows_by_slot(merged), rows_by_slot(whole_folder)
     for column in (
@@ -125,9 +128,11 @@ def test_parts_together_are_the_run_of_one_process(
         assert rows[column].tolist() == expected[column].tolist(), column
     assert len(np.unique(rows["worker"])) == sum(workers) if workers else count
     manifest, whole_manifest = manifest_of(merged), manifest_of(whole_folder)
-    without_ramp = [replace(one, ramp_s=None, ramp_from="") for one in manifest.stages]
+    without_ramp = [
+        replace(stage_plan, ramp_s=None, ramp_from="") for stage_plan in manifest.stages
+    ]
     assert without_ramp == [
-        replace(one, ramp_s=None, ramp_from="") for one in whole_manifest.stages
+        replace(stage_plan, ramp_s=None, ramp_from="") for stage_plan in whole_manifest.stages
     ]
     assert manifest.shard is None and manifest.workers == sum(workers or [1] * count)
     assert checksums.find_changes(merged) == {}
@@ -149,7 +154,11 @@ def test_a_late_part_is_moved_to_its_place_in_time(tmp_path: Path) -> None:
     assert (moved["sent_ns"] - moved["due_ns"]).tolist() == (
         part_rows["sent_ns"] - part_rows["due_ns"]
     ).tolist()
-    (warning,) = [one for one in summary.verdict.warning_codes if one.code == "part_late"]
+    (warning,) = [
+        reason_code
+        for reason_code in summary.verdict.warning_codes
+        if reason_code.code == "part_late"
+    ]
     assert warning.values == {
         "part": 2,
         "parts": 2,
@@ -179,7 +188,9 @@ def test_the_requests_of_a_missing_part_are_lost(
     assert not summary.verdict.valid
     node = "part 2 of 2 (missing)"
     assert says(summary.verdict.codes, "worker_died", worker=1, node=node)
-    assert [(one.index, one.state) for one in manifest_of(merged).merged_parts] == [
+    assert [
+        (merged_part.index, merged_part.state) for merged_part in manifest_of(merged).merged_parts
+    ] == [
         (1, "finished"),
         (2, "missing"),
     ]
@@ -208,10 +219,12 @@ def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with refused(CombinedError, "no_result", where="empty"):
         read_parts([tmp_path / "empty"])
-    whole = tmp_path / "whole"
-    execute(make_workload(tmp_path, request_rate="200", num_requests="8"), settings_for(whole))
+    full_run_dir = tmp_path / "whole"
+    execute(
+        make_workload(tmp_path, request_rate="200", num_requests="8"), settings_for(full_run_dir)
+    )
     with refused(CombinedError, "wrong_format", where="whole"):
-        read_parts([whole])
+        read_parts([full_run_dir])
     manifest = manifest_of(parts[1])
     assert manifest.shard is not None
     for name, changed in {
@@ -349,7 +362,7 @@ def wait_for_rows(folder: Path) -> None:
 @pytest.mark.processes
 def test_eight_processes_of_which_one_is_killed_and_one_is_late(tmp_path: Path) -> None:
     workload = make_workload(tmp_path, request_rate="80", duration="3s")
-    whole, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
+    full_summary, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
     url = shared(QUICK).url
     shard = Shard(index=1, count=8, start_at_ns=time_ns() + 15 * 10**9)
     processes = [start_part(tmp_path, url, index, shard.start_at) for index in range(1, 8)]
@@ -367,14 +380,16 @@ def test_eight_processes_of_which_one_is_killed_and_one_is_late(tmp_path: Path) 
     summary, merged = merge(tmp_path, parts)
     rows, expected = rows_by_slot(merged), rows_by_slot(whole_folder)
     assert rows["slot"].tolist() == expected["slot"].tolist() == list(range(len(rows)))
-    assert stage_counts(summary)[0][1] == stage_counts(whole)[0][1] == len(rows)
+    assert stage_counts(summary)[0][1] == stage_counts(full_summary)[0][1] == len(rows)
     of_third = rows[rows["slot"] % 8 == 2]
     lost = rows[rows["status"] == STATUS["lost"]]
     assert 0 < len(lost) < len(of_third)
     assert set(lost["slot"].tolist()) <= set(of_third["slot"].tolist())
     assert summary.requests.ok == len(rows) - len(lost)
     assert says(summary.verdict.codes, "worker_died", worker=2)
-    states = {one.index: one.state for one in manifest_of(merged).merged_parts}
+    states = {
+        merged_part.index: merged_part.state for merged_part in manifest_of(merged).merged_parts
+    }
     assert states == dict.fromkeys(range(1, 9), "finished") | {3: "killed"}
     late = manifest_of(merged).merged_parts[7]
     assert late.start_delay_ms is not None and late.start_delay_ms > 500

@@ -54,14 +54,14 @@ def workload(requests: dict[str, Any], count: int = 10, **more: Any) -> Any:
 
 def run(
     api: Any,
-    said: bytes,
+    response_bytes: bytes,
     folder: Path,
     requests: dict[str, Any] | None = None,
     stream: bool = False,
     **more: Any,
 ) -> tuple[Summary, list[Heard]]:
-    with serving(said) as server:
-        asked = Settings(
+    with serving(response_bytes) as server:
+        settings = Settings(
             url=server.url,
             model="m",
             server="openai",
@@ -70,7 +70,7 @@ def run(
             out=folder / "out",
             server_metrics=("off",),
         )
-        summary, _ = execute(workload(requests or SHORT, **more), asked)
+        summary, _ = execute(workload(requests or SHORT, **more), settings)
         return summary, server.heard
 
 
@@ -79,13 +79,13 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def response(status: str, **fields: Any) -> dict[str, Any]:
-    said = [{"type": "message", "content": [{"type": "output_text", "text": "one two"}]}]
+    output_items = [{"type": "message", "content": [{"type": "output_text", "text": "one two"}]}]
     return {
         "id": "resp_1",
         "object": "response",
         "status": status,
         "error": None,
-        "output": said,
+        "output": output_items,
         "usage": USAGE,
         **fields,
     }
@@ -101,8 +101,10 @@ STREAM = (
 
 
 def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> None:
-    said = events(*STREAM, event("response.completed", response=response("completed")), done=False)
-    summary, heard = run("responses", said, tmp_path, stream=True)
+    response_bytes = events(
+        *STREAM, event("response.completed", response=response("completed")), done=False
+    )
+    summary, heard = run("responses", response_bytes, tmp_path, stream=True)
     assert (summary.requests.ok, summary.requests.failed, summary.tokens.output) == (10, 0, 50)
     assert summary.ttft_ms.count == 10 and summary.tokens.cached_share == pytest.approx(0.2)
     assert summary.tokens.reasoning == 10
@@ -208,7 +210,7 @@ MESSAGES = (
     message_event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 5}),
     message_event("message_stop"),
 )
-WHOLE = MESSAGE | {
+FULL_MESSAGE = MESSAGE | {
     "stop_reason": "end_turn",
     "content": [
         {"type": "thinking", "thinking": "hm", "signature": "EqQB"},
@@ -218,7 +220,7 @@ WHOLE = MESSAGE | {
 }
 
 
-def read(*said: dict[str, Any], streamed: bool = True) -> Any:
+def read(*event_list: dict[str, Any], streamed: bool = True) -> Any:
     """Return the reading of these events, one per read, or of whole responses."""
     import msgspec
     from loadgen_sdk.wire_formats.event_timeline import EventTimeline
@@ -226,31 +228,34 @@ def read(*said: dict[str, Any], streamed: bool = True) -> Any:
     from loadgen_sdk.wire_formats.sse import NamedEvent
 
     reading = ResponseReader(EventTimeline(), keep_text=True)
-    for at, one in enumerate(said):
-        text = msgspec.json.encode(one)
-        reading.feed([NamedEvent(one["type"].encode(), text) if streamed else text], at)
+    for at, event_document in enumerate(event_list):
+        text = msgspec.json.encode(event_document)
+        reading.feed([NamedEvent(event_document["type"].encode(), text) if streamed else text], at)
     return reading
 
 
-@pytest.mark.parametrize("said", [MESSAGES, (WHOLE,)])
+@pytest.mark.parametrize("message_events", [MESSAGES, (FULL_MESSAGE,)])
 def test_a_message_has_its_text_thinking_tool_call_and_counts(
-    said: tuple[dict[str, Any], ...],
+    message_events: tuple[dict[str, Any], ...],
 ) -> None:
-    for one in (
-        read(*said),
-        read(*said, streamed=False),
+    for completion in (
+        read(*message_events),
+        read(*message_events, streamed=False),
     ):  # a gateway may leave out the names of the events
-        assert one.find_failure(True, False, True) is None
-        assert ("".join(one.text_pieces), "".join(one.reasoning_pieces)) == ("Hello!", "hm")
-        ((call),) = one.tool_calls()
+        assert completion.find_failure(True, False, True) is None
+        assert ("".join(completion.text_pieces), "".join(completion.reasoning_pieces)) == (
+            "Hello!",
+            "hm",
+        )
+        ((call),) = completion.tool_calls()
         assert (call["id"], call["name"], json.loads(call["arguments"])) == (
             "toolu_1",
             "get_weather",
             {"at": "SF"},
         )
-        usage = one.usage()
+        usage = completion.usage()
         assert (usage.input, usage.cached, usage.cache_written) == (20, 4, 10)
-        assert usage.output == (5 if len(said) > 1 else 1)
+        assert usage.output == (5 if len(message_events) > 1 else 1)
     streamed = read(*MESSAGES)
     assert (streamed.first_event, streamed.first_token, streamed.first_answer) == (0, 3, 7)
     assert (streamed.last_token, streamed.end, streamed.output_events) == (13, 15, 6)
@@ -280,7 +285,7 @@ def test_error_events_of_messages_are_failures(last: dict[str, Any], kind: str) 
 
 def test_a_chat_is_sent_as_messages() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    said: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "be brief"},
         {
             "role": "user",
@@ -300,7 +305,7 @@ def test_a_chat_is_sent_as_messages() -> None:
         }
     ]
     extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
-    request = Request(id="r", messages=said, max_tokens=7, extra=extra)
+    request = Request(id="r", messages=messages, max_tokens=7, extra=extra)
     assert json.loads(
         encode_body(request, BodyFormat(SERVER_PROFILES["vllm"], "messages", "m", True))
     ) == {
@@ -368,10 +373,10 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
     assert load.path == "/v1/messages" and load.headers["anthropic-version"] == "2023-06-01"
     assert set(load.body or {}) == {"model", "messages", "stream", "max_tokens"}
     with start(Options(preset="h100x8")) as server:
-        asked = Settings(url=server.url, api="messages", out=tmp_path / "turns", **NO_PAGES)
+        settings = Settings(url=server.url, api="messages", out=tmp_path / "turns", **NO_PAGES)
         turns = {"turns": {"count": 3, "tool_result_tokens": 7}}
         talked, _ = execute(
-            workload({"input_tokens": 200, "output_tokens": 5} | turns, count=4), asked
+            workload({"input_tokens": 200, "output_tokens": 5} | turns, count=4), settings
         )
         assert talked.requests.ok == 12 and (talked.tokens.cached or 0) > 0
         forced = {
@@ -380,7 +385,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
         }
         for stream in (True, False):
             out = tmp_path / f"called-{stream}"
-            asked = Settings(
+            settings = Settings(
                 url=server.url,
                 api="messages",
                 stream=stream,
@@ -388,32 +393,38 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
                 extra_body=forced,
                 **NO_PAGES,
             )
-            called, _ = execute(workload(SHORT, count=4), asked)
+            called, _ = execute(workload(SHORT, count=4), settings)
             assert called.requests.by_finish == {"tool_calls": 4}
         assert exits("doctor", "--url", server.url, "--api", "messages", "--full") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "max_tokens: " in said and "ignore_eos" not in said
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert "max_tokens: " in stdout and "ignore_eos" not in stdout
 
 
 def test_responses_conversation_sends_only_new_messages(tmp_path: Path) -> None:
-    said = events(*STREAM, event("response.completed", response=response("completed")), done=False)
+    response_bytes = events(
+        *STREAM, event("response.completed", response=response("completed")), done=False
+    )
     turns = {"turns": {"count": 3, "tool_result_tokens": 7, "history": "server"}}
-    _, heard = run("responses", said, tmp_path, SHORT | turns, stream=True, count=2)
-    later = [one.body for one in heard if "previous_response_id" in (one.body or {})]
-    assert len(later) == 4 and {one["previous_response_id"] for one in later} == {"resp_1"}
-    assert all([message["role"] for message in one["input"]] == ["user"] for one in later)
+    _, heard = run("responses", response_bytes, tmp_path, SHORT | turns, stream=True, count=2)
+    later = [
+        received_request.body
+        for received_request in heard
+        if "previous_response_id" in (received_request.body or {})
+    ]
+    assert len(later) == 4 and {body["previous_response_id"] for body in later} == {"resp_1"}
+    assert all([message["role"] for message in body["input"]] == ["user"] for body in later)
 
 
 def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
-    said = answer(
+    response_bytes = answer(
         {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
     )
-    summary, heard = run("embeddings", said, tmp_path, slo={"ttft": "1s", "e2e": "5s"})
+    summary, heard = run("embeddings", response_bytes, tmp_path, slo={"ttft": "1s", "e2e": "5s"})
     assert (summary.requests.ok, summary.tokens.input, summary.tokens.output) == (10, 200, 0)
     assert (summary.e2e_ms.count, summary.ttft_ms.count) == (10, 0)
-    shown = text.render(summary)
-    assert "only E2E latency" in shown
-    assert "not evaluated: ttft, because" in " ".join(shown.split())
+    rendered_text = text.render(summary)
+    assert "only E2E latency" in rendered_text
+    assert "not evaluated: ttft, because" in " ".join(rendered_text.split())
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
     assert heard[-1].path == "/v1/embeddings" and set(heard[-1].body) == {
         "model",
@@ -425,11 +436,11 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
 def test_metrics_without_slo_need_no_longer_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = answer(
+    response_bytes = answer(
         {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
     )
-    with serving(said) as server:
-        asked = (
+    with serving(response_bytes) as server:
+        arguments = (
             "--url",
             server.url,
             "--model",
@@ -441,15 +452,17 @@ def test_metrics_without_slo_need_no_longer_load(
             "--server-metrics",
             "off",
         )
-        exits("run", "qa", *asked, "-c", "2", "-n", "4", "--warmup", "0", "-o", tmp_path / "out")
-    told = capsys.readouterr().err
-    assert "not evaluated: ttft, tpot" in told and "too few to verify" not in told
+        exits(
+            "run", "qa", *arguments, "-c", "2", "-n", "4", "--warmup", "0", "-o", tmp_path / "out"
+        )
+    stderr = capsys.readouterr().err
+    assert "not evaluated: ttft, tpot" in stderr and "too few to verify" not in stderr
 
 
 def test_response_without_values_is_a_failure(tmp_path: Path) -> None:
     good = answer({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20}})
     with serving(*[good] * 12, answer({"data": [], "usage": {"prompt_tokens": 20}})) as server:
-        asked = Settings(
+        settings = Settings(
             url=server.url,
             model="m",
             server="openai",
@@ -458,18 +471,20 @@ def test_response_without_values_is_a_failure(tmp_path: Path) -> None:
             out=tmp_path / "o",
             server_metrics=("off",),
         )
-        summary, _ = execute(workload(SHORT, 30), asked)
+        summary, _ = execute(workload(SHORT, 30), settings)
     assert summary.requests.failed >= 10 and summary.requests.ok >= 1
 
 
 def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
-    said = answer({"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}})
+    response_bytes = answer(
+        {"results": [{"index": 0, "relevance_score": 0.3}], "usage": {"total_tokens": 7}}
+    )
     chunks = {
         "input_tokens": 100,
         "output_tokens": 1,
         "chunks": {"count": 4, "tokens": 20, "corpus": 9},
     }
-    summary, heard = run("rerank", said, tmp_path, chunks)
+    summary, heard = run("rerank", response_bytes, tmp_path, chunks)
     count = load_tokenizer().count
     load = heard[-1].body
     assert summary.requests.ok == 10 and heard[-1].path == "/v1/rerank"
@@ -481,14 +496,14 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
 
 
 def test_images_have_the_requested_size_and_differ() -> None:
-    asked = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
-    prompts = build_prompts(asked, 1, 2, load_tokenizer())
+    requested_workload = workload(SHORT | {"images": {"count": 2, "width": 100, "height": 40}})
+    prompts = build_prompts(requested_workload, 1, 2, load_tokenizer())
     urls = set()
     for number in range(3):
         request = prompts[number]
         assert request.messages is not None and request.input_tokens is None
-        words, *pictures = request.messages[-1]["content"]
-        assert words["type"] == "text" and load_tokenizer().count(words["text"]) == 20
+        text_part, *pictures = request.messages[-1]["content"]
+        assert text_part["type"] == "text" and load_tokenizer().count(text_part["text"]) == 20
         for picture in pictures:
             kind, _, data = picture["image_url"]["url"].partition(";base64,")
             png = base64.b64decode(data)
@@ -508,11 +523,11 @@ def test_images_have_the_requested_size_and_differ() -> None:
         and b'"type":"input_text"' in parts
     )
     with pytest.raises(LoadgenError, match=r"--> requests\.images"):
-        build_prompts(asked, 1, 2, load_tokenizer(), PromptTarget(api="completions"))
+        build_prompts(requested_workload, 1, 2, load_tokenizer(), PromptTarget(api="completions"))
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected_text"),
     [
         (
             "answers {rows} --api embeddings --url http://127.0.0.1:9",
@@ -551,7 +566,7 @@ def test_images_have_the_requested_size_and_differ() -> None:
 )
 def test_commands_that_need_text_refuse_apis_without_text(
     command: str,
-    told: str,
+    expected_text: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -559,8 +574,8 @@ def test_commands_that_need_text_refuse_apis_without_text(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     assert exits(*command.format(rows="rows.jsonl").split()) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert told in said and "Traceback" not in said and "hint: " in said
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert expected_text in stderr and "Traceback" not in stderr and "hint: " in stderr
 
 
 def test_doctor_and_search_support_embeddings(
@@ -568,9 +583,9 @@ def test_doctor_and_search_support_embeddings(
 ) -> None:
     with start(Options(ttft="5ms")) as endpoint:
         assert exits("doctor", "--url", endpoint.url, "--api", "rerank", "--full") == 0
-    said = capsys.readouterr().out
-    assert "(rerank)" in said and "one by one" not in said
-    asked = [
+    stdout = capsys.readouterr().out
+    assert "(rerank)" in stdout and "one by one" not in stdout
+    arguments = [
         "search",
         "qa",
         "--api",
@@ -582,8 +597,17 @@ def test_doctor_and_search_support_embeddings(
         "--seed",
         "1",
     ]
-    asked += ["-d", "20s", "--max-probes", "3", "--out", str(tmp_path / "s"), "--progress", "off"]
-    assert exits(*asked) == 3, "no more probes were allowed"
+    arguments += [
+        "-d",
+        "20s",
+        "--max-probes",
+        "3",
+        "--out",
+        str(tmp_path / "s"),
+        "--progress",
+        "off",
+    ]
+    assert exits(*arguments) == 3, "no more probes were allowed"
     assert "exceeded E2E 60.0 ms (p90 allows" in " ".join(capsys.readouterr().out.split())
 
 
@@ -611,10 +635,10 @@ def test_prompts_have_the_requested_tokens_by_the_servers_count(tmp_path: Path, 
     if api not in ("responses", "messages"):  # they have no field for them
         loads["ids"] = {"from": str(tmp_path / "ids.jsonl")}
     for name, requests in loads.items():
-        asked = Settings(
+        settings = Settings(
             url=server.url, api=api, stream=api != "embeddings", out=tmp_path / name, **NO_PAGES
         )
-        summary, _ = execute(workload(requests, count=4), asked)
+        summary, _ = execute(workload(requests, count=4), settings)
         assert summary.requests.ok == 4, summary.requests.by_error
         counted[name] = {entry.input_tokens for entry in log(server).requests if "-" in entry.id}
         assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"

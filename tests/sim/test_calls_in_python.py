@@ -44,8 +44,8 @@ LOADS = {
 
 @pytest.mark.parametrize("name", LOADS)
 def test_requests_need_few_calls_and_quiet_iterations_none(name: str) -> None:
-    workload_name, asked, changes, most = LOADS[name]
-    workload = loading.load(workload_name, read_flags(**asked, warmup=0))
+    workload_name, options, changes, most = LOADS[name]
+    workload = loading.load(workload_name, read_flags(**options, warmup=0))
     requests = build_prompts(workload, 1, 1, load_tokenizer())
     preset = load_preset("gb300-vm-128k")
     schedule = build_schedule(workload, 1)

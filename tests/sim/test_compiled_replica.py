@@ -65,44 +65,49 @@ def blocks_of(prefix: int, tokens: int, per_block: int) -> list[Any]:
 
 
 def script(
-    cls: Any, limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
+    cls: Any,
+    limits: ServerLimits,
+    request_shapes: list[tuple[int, int, int, int]],
+    cancelled: list[int],
 ) -> list[Any]:
     """Return what a replica reports after each step, with some requests cancelled."""
     replica = cls(COSTS, limits)
     due, waiting = 0, []
-    for key, (apart, tokens, output, prefix) in enumerate(asked):
+    for key, (apart, tokens, output, prefix) in enumerate(request_shapes):
         due += apart
         if replica.can_serve(tokens):
             blocks = blocks_of(prefix, tokens, limits.tokens_per_block)
             waiting.append(replica.Request(key, due, tokens, output, blocks))
-    everyone, said, leaving = list(waiting), [], list(cancelled)
-    while (waiting or replica.end_ns != NEVER) and len(said) < 3000:
+    everyone, states, leaving = list(waiting), [], list(cancelled)
+    while (waiting or replica.end_ns != NEVER) and len(states) < 3000:
         if waiting and waiting[0].due_ns <= replica.end_ns:
-            one = waiting.pop(0)
-            replica.submit(one)
+            request = waiting.pop(0)
+            replica.submit(request)
             if replica.end_ns == NEVER:
-                replica.begin_iteration(one.due_ns)
+                replica.begin_iteration(request.due_ns)
         else:
             end = replica.end_ns
-            done = [one.key for one in replica.end_iteration()]
-            said.append((done, [one.key for one in replica.first_token_requests]))
+            done = [sim_request.key for sim_request in replica.end_iteration()]
+            states.append((done, [sim_request.key for sim_request in replica.first_token_requests]))
             if leaving and replica.iteration % 3 == 0:
-                one = everyone[leaving.pop() % len(everyone)]
-                if one not in waiting:
-                    said.append(replica.count_generated_tokens(one))
-                    replica.cancel(one)
+                request = everyone[leaving.pop() % len(everyone)]
+                if request not in waiting:
+                    states.append(replica.count_generated_tokens(request))
+                    replica.cancel(request)
             if leaving and leaving[-1] == 7:
                 replica.reset_cache()
-            said.append(replica.begin_iteration(end))
-        said.append([(one.key, first, last) for one, first, last in replica.recent_pauses])
-        said.append(
+            states.append(replica.begin_iteration(end))
+        states.append(
+            [(sim_request.key, first, last) for sim_request, first, last in replica.recent_pauses]
+        )
+        states.append(
             [
                 [*getattr(replica, name)] if name == "iteration_ends_ns" else getattr(replica, name)
                 for name in STATE
             ]
         )
-        said.append([replica.count_generated_tokens(one) for one in everyone])
-    said += [[getattr(one, name) for name in FIELDS] for one in everyone]
+        states.append([replica.count_generated_tokens(sim_request) for sim_request in everyone])
+    states += [[getattr(sim_request, name) for name in FIELDS] for sim_request in everyone]
     if replica.iteration_ends_ns:
         assert (
             replica.iteration_end_ns(len(replica.iteration_ends_ns) - 1)
@@ -111,20 +116,20 @@ def script(
         last = replica.iteration_ends_ns[-1]
         replica.discard_iteration_ends()
         assert list(replica.iteration_ends_ns) == [last]
-    return said
+    return states
 
 
 @settings(deadline=None, max_examples=60)
 @given(
     limits=LIMITS,
-    asked=st.lists(REQUEST, min_size=1, max_size=25),
+    request_shapes=st.lists(REQUEST, min_size=1, max_size=25),
     cancelled=st.lists(st.integers(0, 30)),
 )
 def test_both_implementations_have_the_same_state_after_each_step(
-    limits: ServerLimits, asked: list[tuple[int, int, int, int]], cancelled: list[int]
+    limits: ServerLimits, request_shapes: list[tuple[int, int, int, int]], cancelled: list[int]
 ) -> None:
-    assert script(compiled_module.Replica, limits, asked, cancelled) == script(
-        Replica, limits, asked, cancelled
+    assert script(compiled_module.Replica, limits, request_shapes, cancelled) == script(
+        Replica, limits, request_shapes, cancelled
     )
 
 
@@ -165,7 +170,9 @@ def test_both_implementations_end_quiet_iterations_alike(
             seen.append((end_ns, index, done, started, paused))
         return [seen, [list(replica.iteration_ends_ns) for replica in replicas]]
 
-    compiled, reference = (events(one, step_ns) for one in (compiled_module.Replica, Replica))
+    compiled, reference = (
+        events(implementation, step_ns) for implementation in (compiled_module.Replica, Replica)
+    )
     assert compiled == reference
     one_by_one = events(Replica, 0)
     assert reference[1] == one_by_one[1]

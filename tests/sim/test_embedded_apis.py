@@ -32,44 +32,46 @@ RANKED = {"input_tokens": 6_100, "output_tokens": 1, "chunks": {"count": 20, "to
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(**FAST, max_seq_len=64)) as made:
-        yield made
+    with start(Options(**FAST, max_seq_len=64)) as server:
+        yield server
 
 
-def said(endpoint: EmbeddedServer, path: str, **body: Any) -> tuple[int, Any]:
+def post_json(endpoint: EmbeddedServer, path: str, **body: Any) -> tuple[int, Any]:
     status, _, pieces = ask(endpoint, path, {"model": "m", **body})
     return status, json.loads(b"".join(pieces))
 
 
 @pytest.mark.processes
 def test_embeddings_of_texts_and_token_ids(endpoint: EmbeddedServer) -> None:
-    status, answer = said(endpoint, "/v1/embeddings", input=["a b c", "d", "a b c"], dimensions=8)
-    vectors = [one["embedding"] for one in answer["data"]]
+    status, answer = post_json(
+        endpoint, "/v1/embeddings", input=["a b c", "d", "a b c"], dimensions=8
+    )
+    vectors = [row["embedding"] for row in answer["data"]]
     assert (status, answer["usage"]) == (200, {"prompt_tokens": 7, "total_tokens": 7})
-    assert [one["index"] for one in answer["data"]] == [0, 1, 2] and vectors[0] == vectors[
+    assert [row["index"] for row in answer["data"]] == [0, 1, 2] and vectors[0] == vectors[
         2
     ] != vectors[1]
     assert sum(value * value for value in vectors[0]) == pytest.approx(1, abs=1e-5)
-    _, packed = said(
+    _, packed = post_json(
         endpoint, "/v1/embeddings", input="a b c", dimensions=8, encoding_format="base64"
     )
     assert struct.unpack("<8f", base64.b64decode(packed["data"][0]["embedding"])) == pytest.approx(
         vectors[0], abs=1e-6
     )
-    assert said(endpoint, "/v1/embeddings", input=[5, 6, 7])[1]["usage"]["prompt_tokens"] == 3
-    assert len(said(endpoint, "/v1/embeddings", input="a")[1]["data"][0]["embedding"]) == 1024
+    assert post_json(endpoint, "/v1/embeddings", input=[5, 6, 7])[1]["usage"]["prompt_tokens"] == 3
+    assert len(post_json(endpoint, "/v1/embeddings", input="a")[1]["data"][0]["embedding"]) == 1024
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_rerank_counts_the_query_with_each_document(endpoint: EmbeddedServer, path: str) -> None:
     documents = ["x y", {"text": "z"}, "one two three"]
-    status, answer = said(endpoint, path, query="a b", documents=documents, top_n=2)
+    status, answer = post_json(endpoint, path, query="a b", documents=documents, top_n=2)
     assert (status, answer["usage"]["total_tokens"]) == (200, 3 * 2 + 6)
     best, second = answer["results"]
     assert best["relevance_score"] >= second["relevance_score"]
     assert best["document"]["text"] == ["x y", "z", "one two three"][best["index"]]
-    _, bare = said(endpoint, path, query="a b", documents=documents, return_documents=False)
+    _, bare = post_json(endpoint, path, query="a b", documents=documents, return_documents=False)
     assert len(bare["results"]) == 3 and "document" not in bare["results"][0]
 
 
@@ -92,18 +94,18 @@ def test_rerank_counts_the_query_with_each_document(endpoint: EmbeddedServer, pa
 def test_apis_refuse_invalid_requests(
     endpoint: EmbeddedServer, path: str, body: dict[str, Any]
 ) -> None:
-    assert said(endpoint, path, **body)[0] == 400
+    assert post_json(endpoint, path, **body)[0] == 400
 
 
 @pytest.mark.processes
 def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> None:
-    _, first = said(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
+    _, first = post_json(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
     assert (first["status"], first["incomplete_details"]) == (
         "incomplete",
         {"reason": "max_output_tokens"},
     )
     usage = first["usage"]
-    _, second = said(
+    _, second = post_json(
         endpoint,
         "/v1/responses",
         input=[{"role": "user", "content": "go on"}],
@@ -111,9 +113,10 @@ def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> Non
         previous_response_id=first["id"],
     )
     assert second["usage"]["input_tokens"] == usage["input_tokens"] + usage["output_tokens"] + 2
-    _, unstored = said(endpoint, "/v1/responses", input="hello", store=False)
+    _, unstored = post_json(endpoint, "/v1/responses", input="hello", store=False)
     assert (
-        said(endpoint, "/v1/responses", input="on", previous_response_id=unstored["id"])[0] == 400
+        post_json(endpoint, "/v1/responses", input="on", previous_response_id=unstored["id"])[0]
+        == 400
     )
 
 
@@ -129,12 +132,12 @@ def test_a_streamed_response_has_numbered_events_and_the_text_of_the_whole_one(
     text = "".join(
         event["delta"] for event in events if event["type"] == "response.output_text.delta"
     )
-    whole = said(
+    full_response = post_json(
         endpoint, "/v1/responses", **{key: value for key, value in body.items() if key != "model"}
     )[1]
     assert (
         text
-        == whole["output"][0]["content"][0]["text"]
+        == full_response["output"][0]["content"][0]["text"]
         == events[-1]["response"]["output"][0]["content"][0]["text"]
     )
 
@@ -218,6 +221,6 @@ def test_run_against_each_api_of_the_embedded_server(tmp_path: Path) -> None:
 
 
 def test_conversations_refuse_apis_without_text() -> None:
-    asked = workload(SHORT | {"turns": {"count": 3, "tool_result_tokens": 7}})
+    requested_workload = workload(SHORT | {"turns": {"count": 3, "tool_result_tokens": 7}})
     with pytest.raises(LoadgenError, match="--> --api embeddings"):
-        build_prompts(asked, 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))
+        build_prompts(requested_workload, 1, 2, load_tokenizer(), PromptTarget(api="embeddings"))

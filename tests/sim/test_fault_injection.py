@@ -64,12 +64,14 @@ def test_all_errors_of_a_plan_are_reported_together() -> None:
 
 def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
     plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
-    drawn = [plan.draw_failure(number, 100) for number in range(8000)]
-    counts = Counter(fault.name for fault in drawn if fault)
+    injected_failures = [plan.draw_failure(number, 100) for number in range(8000)]
+    counts = Counter(fault.name for fault in injected_failures if fault)
     assert counts["truncate"] == pytest.approx(400, rel=0.15)
     assert counts["http_500"] == pytest.approx(1600, rel=0.1)
-    assert drawn[4000:] == [plan.draw_failure(number, 100) for number in range(4000, 8000)]
-    assert drawn != [
+    assert injected_failures[4000:] == [
+        plan.draw_failure(number, 100) for number in range(4000, 8000)
+    ]
+    assert injected_failures != [
         parse_failure_plan("truncate:0.05,http_500:0.2", seed=10).draw_failure(number, 100)
         for number in range(8000)
     ]

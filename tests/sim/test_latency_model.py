@@ -70,10 +70,10 @@ def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> N
     events = drain(pace)
     assert [tokens for _, tokens, _, _ in events] == sizes
     assert [finished for _, _, finished, _ in events] == [False] * (len(sizes) - 1) + [True]
-    made = 0
+    count = 0
     for _, tokens, _, due in events:  # an event is due with its last token
-        made += tokens
-        assert due == 7 + 100 * MS + (made - 1) * 10 * MS
+        count += tokens
+        assert due == 7 + 100 * MS + (count - 1) * 10 * MS
 
 
 @given(st.lists(st.integers(1, 80 * MS), min_size=1, max_size=40), st.booleans())
@@ -93,8 +93,10 @@ def test_due_times_do_not_depend_on_when_the_caller_advances(
         assert all(at <= now for _, _, _, at in due)
         got += due
     got += drain(pace)
-    whole = drain(filled())
-    assert sorted(got, key=lambda e: (e[3], e[0])) == sorted(whole, key=lambda e: (e[3], e[0]))
+    all_emissions = drain(filled())
+    assert sorted(got, key=lambda e: (e[3], e[0])) == sorted(
+        all_emissions, key=lambda e: (e[3], e[0])
+    )
 
 
 def test_lockstep_emits_for_all_at_the_same_instants() -> None:

@@ -20,20 +20,28 @@ def test_names_lists_the_packaged_presets() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
-    one = preset.load_preset(name)
-    constants = [getattr(one.hardware, field) for field in type(one.hardware).model_fields]
-    constants += [one.assumed_input_tokens, one.valid_from_sequences]
+    loaded_preset = preset.load_preset(name)
+    constants = [
+        getattr(loaded_preset.hardware, field)
+        for field in type(loaded_preset.hardware).model_fields
+    ]
+    constants += [loaded_preset.assumed_input_tokens, loaded_preset.valid_from_sequences]
     assert all(constant.source and constant.value > 0 for constant in constants)
-    assert one.name == name and one.fitted_on and one.server.source
-    assert one.replicas * one.gpus_per_replica == one.gpus and len(one.speeds) == one.replicas
+    assert loaded_preset.name == name and loaded_preset.fitted_on and loaded_preset.server.source
+    assert (
+        loaded_preset.replicas * loaded_preset.gpus_per_replica == loaded_preset.gpus
+        and len(loaded_preset.speeds) == loaded_preset.replicas
+    )
 
 
 def test_presets_of_a_gpu_generation_share_one_overhead() -> None:
-    found: dict[str, set[float]] = {}
+    overheads: dict[str, set[float]] = {}
     for name in ALL:
-        one = preset.load_preset(name)
-        found.setdefault(one.generation, set()).add(one.hardware.overhead_ms.value)
-    assert all(len(values) == 1 for values in found.values())
+        loaded_preset = preset.load_preset(name)
+        overheads.setdefault(loaded_preset.generation, set()).add(
+            loaded_preset.hardware.overhead_ms.value
+        )
+    assert all(len(values) == 1 for values in overheads.values())
 
 
 def test_llama_2_70b_has_its_published_size() -> None:
@@ -45,18 +53,22 @@ def test_llama_2_70b_has_its_published_size() -> None:
 
 
 def test_costs_are_the_roofline_of_their_constants() -> None:
-    one = preset.load_preset("h100x8")  # two GPUs to a replica
-    hardware, model = one.hardware, one.model
+    loaded_preset = preset.load_preset("h100x8")  # two GPUs to a replica
+    hardware, model = loaded_preset.hardware, loaded_preset.model
     bytes_per_s = 2 * hardware.bandwidth_tb_s.value * 1e12 * hardware.bandwidth_share.value
     flops_per_s = 2 * hardware.peak_tflops.value * 1e12 * hardware.compute_share.value
-    assert one.costs.weights_ns == pytest.approx(model.weight_bytes / bytes_per_s * 1e9)
-    assert one.costs.kv_token_ns == pytest.approx(model.kv_token_bytes / bytes_per_s * 1e9)
-    assert one.costs.token_ns == pytest.approx(model.token_flops / flops_per_s * 1e9)
-    held = (
-        one.limits.kv_blocks * one.limits.tokens_per_block * model.kv_token_bytes
+    assert loaded_preset.costs.weights_ns == pytest.approx(model.weight_bytes / bytes_per_s * 1e9)
+    assert loaded_preset.costs.kv_token_ns == pytest.approx(
+        model.kv_token_bytes / bytes_per_s * 1e9
+    )
+    assert loaded_preset.costs.token_ns == pytest.approx(model.token_flops / flops_per_s * 1e9)
+    used_bytes = (
+        loaded_preset.limits.kv_blocks
+        * loaded_preset.limits.tokens_per_block
+        * model.kv_token_bytes
         + model.memory_bytes
     )
-    assert 0.85 * 2 * 85.5e9 < held < 2 * 85.5e9
+    assert 0.85 * 2 * 85.5e9 < used_bytes < 2 * 85.5e9
 
 
 def test_rack_speeds_match_its_published_logs() -> None:
@@ -68,8 +80,8 @@ def test_rack_speeds_match_its_published_logs() -> None:
 
 
 def test_preset_of_another_model_is_computed_from_its_dimensions(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text(
+    preset_file = tmp_path / "mine.yaml"
+    preset_file.write_text(
         """
 extends: gb300-vm
 model: {name: llama-3.1-8b, layers: 32, hidden: 4096, heads: 32, kv_heads: 8,
@@ -78,15 +90,26 @@ hardware: {overhead_ms: 5}
 server: {max_seq_len: 8192}
 """
     )
-    one = preset.load_preset(str(own))
-    assert (one.name, one.model.name, one.gpu) == ("mine", "llama-3.1-8b", "GB300")
-    assert one.hardware.overhead_ms == preset.SourcedNumber(value=5, source="set by the user")
-    assert one.model.block_parameters + 2 * one.model.hidden * one.model.vocab == pytest.approx(
-        8.03e9, rel=1e-2
+    loaded_preset = preset.load_preset(str(preset_file))
+    assert (loaded_preset.name, loaded_preset.model.name, loaded_preset.gpu) == (
+        "mine",
+        "llama-3.1-8b",
+        "GB300",
     )
-    assert one.costs.token_ns < preset.load_preset("gb300-vm").costs.token_ns / 8
-    assert one.fitted_on.startswith("nothing")
-    assert "model.name" in one.fitted_on and "hardware.overhead_ms" in one.fitted_on
+    assert loaded_preset.hardware.overhead_ms == preset.SourcedNumber(
+        value=5, source="set by the user"
+    )
+    assert (
+        loaded_preset.model.block_parameters
+        + 2 * loaded_preset.model.hidden * loaded_preset.model.vocab
+        == pytest.approx(8.03e9, rel=1e-2)
+    )
+    assert loaded_preset.costs.token_ns < preset.load_preset("gb300-vm").costs.token_ns / 8
+    assert loaded_preset.fitted_on.startswith("nothing")
+    assert (
+        "model.name" in loaded_preset.fitted_on
+        and "hardware.overhead_ms" in loaded_preset.fitted_on
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,43 +142,43 @@ server: {max_seq_len: 8192}
 def test_errors_of_a_preset_file_are_reported(
     tmp_path: Path, text: str, code: str, hint: str
 ) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text(text)
+    preset_file = tmp_path / "own.yaml"
+    preset_file.write_text(text)
     with refused((CombinedError, UserError), code) as caught:
-        preset.load_preset(str(own))
+        preset.load_preset(str(preset_file))
     assert hint in str(caught.value)
 
 
 def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text(
+    preset_file = tmp_path / "own.yaml"
+    preset_file.write_text(
         "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\n"
         "replicas_at: {soon: 2}\n"
     )
     with pytest.raises(CombinedError) as caught:
-        preset.load_preset(str(own))
+        preset.load_preset(str(preset_file))
     assert [(fault.code, fault.where) for fault in caught.value.errors] == [
-        ("wrong_type", f"{own}:2:6 (vms)"),
-        ("unknown_key", f"{own}:3:12 (hardware.bandwith)"),
-        ("out_of_range", f"{own}:3:37 (hardware.memory_gib)"),
-        ("invalid_value", f"{own}:4:15 (replicas_at.soon)"),
+        ("wrong_type", f"{preset_file}:2:6 (vms)"),
+        ("unknown_key", f"{preset_file}:3:12 (hardware.bandwith)"),
+        ("out_of_range", f"{preset_file}:3:37 (hardware.memory_gib)"),
+        ("invalid_value", f"{preset_file}:4:15 (replicas_at.soon)"),
     ]
 
 
 def test_error_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> None:
-    base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base, preset_file = tmp_path / "base.yaml", tmp_path / "own.yaml"
     base.write_text("extends: gb300-vm\nvms: 0\n")
-    own.write_text(f"extends: {base}\nvms: 2\n")
+    preset_file.write_text(f"extends: {base}\nvms: 2\n")
     with pytest.raises(CombinedError) as caught:
-        preset.load_preset(str(own))
+        preset.load_preset(str(preset_file))
     assert [fault.where for fault in caught.value.errors] == [f"{base}:2:6 (vms)"]
 
 
 def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text(f"extends: {own}")
+    preset_file = tmp_path / "own.yaml"
+    preset_file.write_text(f"extends: {preset_file}")
     with pytest.raises(UserError, match=r"own\.yaml \(extends\)"):
-        preset.load_preset(str(own))
+        preset.load_preset(str(preset_file))
     with pytest.raises(UserError, match=r"none\.yaml"):
         preset.load_preset(str(tmp_path / "none.yaml"))
 
@@ -163,6 +186,6 @@ def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with refused(UserError, "unknown_name", "--target") as caught:
         preset.load_preset("gb300-vmm", "--target sim:")
-    said = caught.value.hint
-    assert '"gb300-vm"' in said
-    assert all(name in said for name in ALL)
+    hint = caught.value.hint
+    assert '"gb300-vm"' in hint
+    assert all(name in hint for name in ALL)

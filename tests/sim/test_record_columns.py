@@ -21,28 +21,30 @@ def test_columns_equal_those_of_an_array_of_records(
     for name in ("slot", "request", "output_tokens", "replica"):
         rows[name] = given_values
     rows["virtual_user"] = -1
-    made = RecordColumns(
+    columns = RecordColumns(
         len(values),
         dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values)
         | {"virtual_user": -1},
     )
-    assert len(made) == len(values) and (made[:] == rows).all() and list(made) == list(rows)
+    assert (
+        len(columns) == len(values) and (columns[:] == rows).all() and list(columns) == list(rows)
+    )
     assert all(
-        (made[name] == rows[name]).all() and made[name].dtype == ROW[name]
+        (columns[name] == rows[name]).all() and columns[name].dtype == ROW[name]
         for name in ROW.names or ()
     )
     start, end = sorted(chosen.draw(st.tuples(st.integers(0, 20), st.integers(0, 20))))
-    assert (made.slice_records(slice(start, end))[:] == rows[start:end]).all()
-    assert (made[given_values > 3] == rows[given_values > 3]).all()
+    assert (columns.slice_records(slice(start, end))[:] == rows[start:end]).all()
+    assert (columns[given_values > 3] == rows[given_values > 3]).all()
 
 
 def test_constant_and_repeated_columns_are_stored_once() -> None:
     due = np.arange(1000)
-    made = RecordColumns(
+    columns = RecordColumns(
         1000,
         {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "virtual_user": -1},
     )
-    assert made["due_ns"] is made["sent_ns"]
-    assert [made[name].strides for name in ("status", "virtual_user", "slot")] == [(0,)] * 3
+    assert columns["due_ns"] is columns["sent_ns"]
+    assert [columns[name].strides for name in ("status", "virtual_user", "slot")] == [(0,)] * 3
     with pytest.raises(ValueError, match="read-only"):
-        made["virtual_user"][0] = 1
+        columns["virtual_user"][0] = 1

@@ -38,7 +38,7 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     out = tmp_path / "r"
     url = f"sim:{preset(tmp_path, '20s: 1, 30s: 4')}"
     code = exits("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out), "--full")
-    shown = " ".join(capsys.readouterr().out.split())
+    stdout = " ".join(capsys.readouterr().out.split())
     rows = store.read_run(out).rows
     lost = rows[rows["kind"] == KIND["reset"]]
     assert len(lost) and (lost["done_ns"] == 20 * 10**9).all() and (lost["replica"] > 0).all()
@@ -46,11 +46,14 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     assert len(between) and (between["replica"] == 0).all()
     assert set(np.unique(rows["replica"][rows["due_ns"] > 31 * 10**9])) == {0, 1, 2, 3}
     gone, come = json.loads((out / "summary.json").read_bytes())["recovery"]
-    assert [(one["event"], one["spike"], one["after"], one["at_s"]) for one in (gone, come)] == [
+    assert [
+        (recovery["event"], recovery["spike"], recovery["after"], recovery["at_s"])
+        for recovery in (gone, come)
+    ] == [
         ("loss", "4 replicas", "1 replica", 20.0),
         ("scale_up", "1 replica", "4 replicas", 30.0),
     ]
-    assert "lost server 4 replicas 1 replica 20.0 s" in shown and "replica was removed" in shown
+    assert "lost server 4 replicas 1 replica 20.0 s" in stdout and "replica was removed" in stdout
     if arrival.startswith("poisson"):
         assert gone["broken"] and come["back_s"] > 0
     assert exits("report", str(out)) == code
@@ -85,13 +88,13 @@ def test_lost_replica_over_http_resets_its_requests_and_is_counted_on_a_page(
 
 @pytest.mark.processes
 def test_invalid_replica_counts_are_refused(tmp_path: Path) -> None:
-    for changes, words in (
+    for changes, text in (
         ("20s: 5", "5 replicas"),
         ("soon: 2", '"soon"'),
         ("20s: 0", "greater than or equal to 1"),
     ):
         with pytest.raises(CombinedError) as refused:
             load_preset(preset(tmp_path, changes))
-        assert words in str(refused.value), (changes, str(refused.value))
+        assert text in str(refused.value), (changes, str(refused.value))
     with pytest.raises((UserError, TargetError), match="works with only one"):
         start(Options(preset=preset(tmp_path, "20s: 1"), cores=2))

@@ -23,7 +23,7 @@ def filling(profile: str, url: str = VM, **flags: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("profile", "url", "found"),
+    ("profile", "url", "expected_rate"),
     [
         ("qa", VM, 114.2),
         ("rag", VM, 33.9),
@@ -37,10 +37,10 @@ def filling(profile: str, url: str = VM, **flags: str) -> float:
     ],
 )
 def test_saturation_rate_is_near_the_capacity_of_searches(
-    profile: str, url: str, found: float
+    profile: str, url: str, expected_rate: float
 ) -> None:
     """Half of all runs of ten minutes pass there: search PROFILE --url sim:gb300-vm, 2026-11-27."""
-    assert 0.85 * found < filling(profile, url) < 1.12 * found
+    assert 0.85 * expected_rate < filling(profile, url) < 1.12 * expected_rate
 
 
 def test_longer_task_limits_raise_the_saturation_rate() -> None:
@@ -69,10 +69,10 @@ def test_cached_tokens_of_earlier_turns_are_not_computed_again() -> None:
     workload = loading.load("agentic", read_flags(request_rate="1", duration="60s", warmup="0"))
     work = roofline._average_session_work(roofline._sample_work(workload, Settings(url=VM)))
     assert work is not None
-    asked = sum(
+    prompt_tokens = sum(
         750 * turn + 250 * (turn - 1) + 750 for turn in range(1, 5)
     )  # see workloads/agentic.yaml
-    assert 0.5 * asked < work.computed_tokens < 0.9 * asked
+    assert 0.5 * prompt_tokens < work.computed_tokens < 0.9 * prompt_tokens
     assert work.generated_tokens == 1000
 
 

@@ -89,9 +89,9 @@ def test_duration_of_a_single_prompt_follows_the_roofline(
     costs: Costs, prompt: int, expected_ns: float
 ) -> None:
     replica = Replica(costs, WIDE)
-    [one] = drive(replica, [SimRequest("a", 0, prompt, 1)])
+    [sim_request] = drive(replica, [SimRequest("a", 0, prompt, 1)])
     assert list(replica.iteration_ends_ns) == [math.floor(expected_ns) + 1]
-    assert (one.first_iteration, one.last_iteration) == (0, 0)
+    assert (sim_request.first_iteration, sim_request.last_iteration) == (0, 0)
 
 
 def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
@@ -241,19 +241,19 @@ def test_shared_prefixes_are_computed_once() -> None:
 
 def test_least_recently_used_blocks_are_evicted_first_and_used_ones_never() -> None:
     replica = Replica(COSTS, REUSE)
-    held = SimRequest("held", 0, 160, 200, list(range(10)))
-    others = [
+    running_request = SimRequest("held", 0, 160, 200, list(range(10)))
+    other_requests = [
         SimRequest(i, (i + 1) * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
         for i in range(1, 7)
     ]
-    again = [
+    repeated_requests = [
         SimRequest("first of them", 10**9, 160, 2, list(range(100, 110))),
         SimRequest("last of them", 12 * 10**8, 160, 2, list(range(600, 610))),
         SimRequest("held", 14 * 10**8, 160, 2, list(range(10))),
     ]
-    drive(replica, [held, *others, *again])
+    drive(replica, [running_request, *other_requests, *repeated_requests])
     # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
-    assert [request.cached_tokens for request in again] == [16, 144, 144]
+    assert [request.cached_tokens for request in repeated_requests] == [16, 144, 144]
     assert_all_blocks_are_free(replica)
 
 
@@ -298,14 +298,14 @@ REQUESTS = st.lists(
 
 
 @given(
-    asked=REQUESTS,
+    request_shapes=REQUESTS,
     blocks=st.integers(20, 60),
     reserves_output_blocks=st.booleans(),
     reuse=st.booleans(),
     data=st.data(),
 )
 def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
-    asked: list[tuple[int, int, int, int]],
+    request_shapes: list[tuple[int, int, int, int]],
     blocks: int,
     reserves_output_blocks: bool,
     reuse: bool,
@@ -325,9 +325,9 @@ def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
         costs=COSTS, limits=limits, speeds=(1.0, 0.8), tokens_per_event=data.draw(st.integers(1, 5))
     )
     fleet = Fleet(system, emission_spacing_ns=apart_ns)
-    waiting = sorted(enumerate(asked), key=lambda item: (item[1][0], item[0]))
+    waiting = sorted(enumerate(request_shapes), key=lambda item: (item[1][0], item[0]))
     left = {key: tokens for key, (_, _, tokens, _) in waiting}
-    doomed = set(data.draw(st.lists(st.integers(0, len(asked) - 1), max_size=4)))
+    doomed = set(data.draw(st.lists(st.integers(0, len(request_shapes) - 1), max_size=4)))
     got: Counter[int] = Counter()
     finished: set[int] = set()
     last = 0
@@ -366,17 +366,21 @@ def test_emissions_of_an_iteration_are_spaced() -> None:
         return out
 
     together, apart, slow = emitted(0), emitted(20_000), emitted(10**12)
-    assert [one[:3] for one in together] == [one[:3] for one in apart] == [one[:3] for one in slow]
+    assert (
+        [step_emission[:3] for step_emission in together]
+        == [step_emission[:3] for step_emission in apart]
+        == [step_emission[:3] for step_emission in slow]
+    )
     ends = sorted({end for *_, end in together})
     places = {end: [at for *_, at in together].count(end) for end in ends}
     assert [at for *_, at in apart] == [
         end + 100_000 * (place // 5) for end in ends for place in range(places[end])
     ]
-    for one, at_once in zip(
+    for emission, at_once in zip(
         slow, together, strict=True
     ):  # done within half an iteration, however slow
         length = at_once[3] - max((end for end in ends if end < at_once[3]), default=0)
-        assert at_once[3] <= one[3] < at_once[3] + length / 2
+        assert at_once[3] <= emission[3] < at_once[3] + length / 2
 
 
 # -- closed forms ----------------------------------------------------------------------------------
@@ -474,7 +478,7 @@ def test_fleet_emissions_do_not_depend_on_when_the_caller_advances(
             while arrivals and arrivals[0][0] <= now:
                 fleet.submit(*arrivals.pop(0))
             out += map(astuple, fleet.advance(now))
-        return sorted(out, key=lambda one: (one[3], one[0]))
+        return sorted(out, key=lambda emission: (emission[3], emission[0]))
 
     emissions = emitted(1 * MS)
     assert {key for key, _, finished, _ in emissions if finished} == set(range(60))

@@ -17,7 +17,7 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.embedded import EmbeddedServer
 from loadgen.sim.server.options import Options
 
-OWN = """
+PRESET_TEXT = """
 extends: gb300-vm
 gpus_per_vm: 2
 hardware: {overhead_ms: 0.2, bandwidth_tb_s: 400, peak_tflops: 900000}
@@ -27,15 +27,15 @@ server: {max_seq_len: 2048}
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> str:
-    own = tmp_path_factory.mktemp("preset") / "quick.yaml"
-    own.write_text(OWN)
-    return str(own)
+    preset_file = tmp_path_factory.mktemp("preset") / "quick.yaml"
+    preset_file.write_text(PRESET_TEXT)
+    return str(preset_file)
 
 
 @pytest.fixture(scope="module")
 def endpoint(quick: str) -> Iterator[EmbeddedServer]:
-    with start(Options(preset=quick)) as made:
-        yield made
+    with start(Options(preset=quick)) as server:
+        yield server
 
 
 def ask(
@@ -62,7 +62,7 @@ def completion(prompt: str, tokens: int = 4, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **fields}
 
 
-def words(n: int, word: str = "token") -> str:
+def text_of_tokens(n: int, word: str = "token") -> str:
     return (
         f" {word}" * n
     )  # six bytes a token with five letters: blocks are cut where the cache says they are
@@ -72,7 +72,9 @@ def words(n: int, word: str = "token") -> str:
 def test_repeated_prompt_is_found_in_the_cache(endpoint: EmbeddedServer) -> None:
     cached = []
     for _ in range(3):  # round robin over two replicas: the third comes to the first one's cache
-        body = completion(words(320), 5, stream=True, stream_options={"include_usage": True})
+        body = completion(
+            text_of_tokens(320), 5, stream=True, stream_options={"include_usage": True}
+        )
         status, _, data = ask(endpoint, "POST", "/v1/completions", body)
         events = [
             json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: {")
@@ -112,14 +114,16 @@ def test_prometheus_page_counts_answered_and_refused_requests(endpoint: Embedded
     names = ("generation_tokens_total", "request_error_total", "e2e_request_latency_seconds_count")
     before = [value(name) for name in names]
     ask(endpoint, "POST", "/v1/completions", completion(" counted", 9))
-    status, _, body = ask(endpoint, "POST", "/v1/completions", completion(words(2048), 9))
+    status, _, body = ask(endpoint, "POST", "/v1/completions", completion(text_of_tokens(2048), 9))
     assert status == 400 and b"should not exceed max_num_tokens (2048)" in body
     assert [value(name) - was for name, was in zip(names, before, strict=True)] == [9, 1, 1]
 
 
 @pytest.mark.processes
 def test_output_is_clamped_to_the_context_length(endpoint: EmbeddedServer) -> None:
-    body = json.loads(ask(endpoint, "POST", "/v1/completions", completion(words(2000), 500))[2])
+    body = json.loads(
+        ask(endpoint, "POST", "/v1/completions", completion(text_of_tokens(2000), 500))[2]
+    )
     assert body["usage"]["completion_tokens"] == 48
 
 
@@ -130,28 +134,28 @@ def test_output_is_clamped_to_the_context_length(endpoint: EmbeddedServer) -> No
 def test_version_decides_where_timings_are_reported(
     quick: str, version: str, with_answer: bool
 ) -> None:
-    with start(Options(preset=quick, version=version)) as made:
-        assert json.loads(ask(made, "GET", "/version")[2]) == {"version": version}
-        asked = completion(" timed", 3)
-        _, headers, _ = ask(made, "POST", "/v1/completions", asked, X_TRTLLM_return_metrics="1")
+    with start(Options(preset=quick, version=version)) as server:
+        assert json.loads(ask(server, "GET", "/version")[2]) == {"version": version}
+        body = completion(" timed", 3)
+        _, headers, _ = ask(server, "POST", "/v1/completions", body, X_TRTLLM_return_metrics="1")
         assert ("server-timing" in headers) is with_answer
         if with_answer:
-            assert ask(made, "GET", "/perf_metrics")[0] == 404
+            assert ask(server, "GET", "/perf_metrics")[0] == 404
             return
-        [record] = json.loads(ask(made, "GET", "/perf_metrics")[2])
+        [record] = json.loads(ask(server, "GET", "/perf_metrics")[2])
         timing = record["perf_metrics"]["timing_metrics"]
         assert timing["arrival_time"] <= timing["first_scheduled_time"] < timing["first_token_time"]
         assert timing["first_token_time"] < timing["last_token_time"]
-        assert json.loads(ask(made, "GET", "/perf_metrics")[2]) == []
+        assert json.loads(ask(server, "GET", "/perf_metrics")[2]) == []
 
 
 @pytest.mark.processes
 def test_several_processes_share_a_port_and_the_replicas(quick: str) -> None:
-    with embedded.start(Options(preset=quick, cores=2)) as made:
+    with embedded.start(Options(preset=quick, cores=2)) as server:
         served = set()
         for _ in range(40):  # the kernel deals connections out
-            assert ask(made, "POST", "/v1/completions", completion(" shared", 2))[0] == 200
-            served.add(ask(made, "GET", "/_stats")[2].split(b'"cpu_s"')[0])
+            assert ask(server, "POST", "/v1/completions", completion(" shared", 2))[0] == 200
+            served.add(ask(server, "GET", "/_stats")[2].split(b'"cpu_s"')[0])
         assert len(served) > 2
 
 

@@ -36,8 +36,8 @@ END = b"0\r\n\r\n"
 def endpoint() -> Iterator[EmbeddedServer]:
     with start(
         Options(**FAST, log_events="all", log_bodies=True, max_seq_len=4096, max_body_bytes=1 << 20)
-    ) as made:
-        yield made
+    ) as server:
+        yield server
 
 
 def chat(
@@ -161,17 +161,17 @@ def text(chunks: list[bytes]) -> str:
 def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
     status, headers, chunks = ask(endpoint, CHAT, chat(3))
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    said = [steady(chunk) for chunk in chunks]
+    stable_chunks = [steady(chunk) for chunk in chunks]
     start_ = (
         'data: {"id":"chatcmpl-N","object":"chat.completion.chunk","created":T,"model":"m",'
         '"choices":['
     )
     assert (
-        said[0] == start_ + '{"index":0,"delta":{"role":"assistant"}}]} \n\n'
+        stable_chunks[0] == start_ + '{"index":0,"delta":{"role":"assistant"}}]} \n\n'
     )  # the blank is theirs
-    words = [re.search(r'"content":"( [a-z]{4})"', line)[1] for line in said[1:4]]  # type: ignore[index]
+    text_tokens = [re.search(r'"content":"( [a-z]{4})"', line)[1] for line in stable_chunks[1:4]]  # type: ignore[index]
     for word, line, finish in zip(
-        words, said[1:4], ("", "", '"finish_reason":"length",'), strict=True
+        text_tokens, stable_chunks[1:4], ("", "", '"finish_reason":"length",'), strict=True
     ):
         delta = f'{{"index":0,"delta":{{"content":"{word}","reasoning_content":""}},'
         assert line == start_ + delta + finish + '"avg_decoded_tokens_per_iter":1.0}]}\n\n'
@@ -180,10 +180,10 @@ def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
         '"completion_tokens":3,'
     )
     assert (
-        said[4]
+        stable_chunks[4]
         == start_ + f'],"usage":{counts}"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
     )
-    assert said[5:] == ["data: [DONE]\n\n"]
+    assert stable_chunks[5:] == ["data: [DONE]\n\n"]
 
 
 @pytest.mark.processes
@@ -231,9 +231,9 @@ def test_detokenize_false_returns_token_ids(endpoint: EmbeddedServer) -> None:
 @pytest.mark.processes
 def test_whole_response_equals_the_streamed_one(endpoint: EmbeddedServer) -> None:
     streamed = text(ask(endpoint, CHAT, chat(200))[2])
-    whole = json.loads(ask(endpoint, CHAT, chat(200, stream=False))[2][0])
-    assert whole["choices"][0]["message"]["content"] == streamed
-    assert whole["usage"]["completion_tokens"] == len(streamed.split()) == 200
+    full_response = json.loads(ask(endpoint, CHAT, chat(200, stream=False))[2][0])
+    assert full_response["choices"][0]["message"]["content"] == streamed
+    assert full_response["usage"]["completion_tokens"] == len(streamed.split()) == 200
     assert text(ask(endpoint, CHAT, chat(200, prompt=" something else"))[2]) != streamed
 
 
@@ -254,10 +254,10 @@ def test_server_timing_event_follows_done(endpoint: EmbeddedServer) -> None:
 def test_output_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> None:
     ended = []
     for i in range(24):
-        asked = chat(
+        request_body = chat(
             50, stream=False, prompt=f" question number {i}", ignore_eos=..., min_tokens=20
         )
-        body = json.loads(ask(endpoint, CHAT, asked)[2][0])
+        body = json.loads(ask(endpoint, CHAT, request_body)[2][0])
         ended.append((body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]))
     early = [tokens for reason, tokens in ended if reason == "stop"]
     assert 2 <= len(early) <= 20 and all(20 <= tokens < 50 for tokens in early)
@@ -268,7 +268,7 @@ def test_output_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> N
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "expected_fields"),
     [
         (CHAT, chat(4, foo=1), {"error": "Object contains unknown field `foo`"}),
         (
@@ -298,12 +298,12 @@ def test_output_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> N
     ids=lambda value: repr(value)[:40],
 )
 def test_invalid_requests_are_refused_as_by_trtllm_serve(
-    endpoint: EmbeddedServer, path: str, body: Any, told: dict[str, Any]
+    endpoint: EmbeddedServer, path: str, body: Any, expected_fields: dict[str, Any]
 ) -> None:
-    status, _, (said,) = ask(endpoint, path, body)
-    error = json.loads(said)
+    status, _, (error_body,) = ask(endpoint, path, body)
+    error = json.loads(error_body)
     assert status == 400
-    for key, value in told.items():
+    for key, value in expected_fields.items():
         assert value in error[key] if isinstance(value, str) else error[key] == value
 
 
@@ -349,8 +349,8 @@ def test_openai_flavor_has_its_own_errors_and_events(tmp_path: Path) -> None:
             (good | {"max_completion_tokens": 2000}, auth, 400, "context_length_exceeded"),
         ]
         for body, headers, status, code in refusals:
-            got, _, (said,) = ask(endpoint, CHAT, body, **headers)
-            assert (got, json.loads(said)["error"]["code"]) == (status, code)
+            got, _, (error_body,) = ask(endpoint, CHAT, body, **headers)
+            assert (got, json.loads(error_body)["error"]["code"]) == (status, code)
         said_events = events(ask(endpoint, CHAT, good, **auth)[2])
         assert said_events[0]["choices"][0]["delta"] == {
             "role": "assistant",
@@ -394,7 +394,7 @@ def raw(endpoint: EmbeddedServer, body: Any, fault: str, path: str = CHAT) -> tu
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("fault", "how", "there", "absent", "words"),
+    ("fault", "how", "there", "absent", "text_count"),
     [
         ("empty", "framed", b"text/event-stream", b"data:", 0),
         ("reset_before", "reset", b"200 OK", b"data:", 0),
@@ -420,12 +420,12 @@ def raw(endpoint: EmbeddedServer, body: Any, fault: str, path: str = CHAT) -> tu
     ],
 )
 def test_each_failure_of_a_stream(
-    endpoint: EmbeddedServer, fault: str, how: str, there: bytes, absent: bytes, words: int
+    endpoint: EmbeddedServer, fault: str, how: str, there: bytes, absent: bytes, text_count: int
 ) -> None:
     data, ended = raw(endpoint, chat(4), fault)
     assert ended == how
     assert there in data and absent not in data
-    assert len(re.findall(rb'"content":" [a-z]{4}', data)) == words
+    assert len(re.findall(rb'"content":" [a-z]{4}', data)) == text_count
 
 
 @pytest.mark.processes
@@ -435,8 +435,8 @@ def test_each_failure_of_a_stream(
 def test_failures_that_are_an_http_status(
     endpoint: EmbeddedServer, fault: str, status: int
 ) -> None:
-    got, headers, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
-    assert got == json.loads(said)["code"] == status
+    got, headers, (error_body,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
+    assert got == json.loads(error_body)["code"] == status
     assert headers.get("retry-after") == ("3" if status == 429 else None)
 
 
@@ -473,8 +473,10 @@ def test_idle_reset_resets_a_reused_connection(endpoint: EmbeddedServer) -> None
 
 @pytest.mark.processes
 def test_unknown_failure_lists_the_known_ones(endpoint: EmbeddedServer) -> None:
-    status, _, (said,) = ask(endpoint, CHAT, chat(), x_sim_fault="explode")
-    assert status == 400 and all(name in json.loads(said)["message"] for name in FAILURE_EFFECTS)
+    status, _, (error_body,) = ask(endpoint, CHAT, chat(), x_sim_fault="explode")
+    assert status == 400 and all(
+        name in json.loads(error_body)["message"] for name in FAILURE_EFFECTS
+    )
 
 
 @pytest.mark.processes
@@ -514,10 +516,10 @@ def test_invalid_http_is_answered_with_an_error_and_closed(
 
 @pytest.mark.processes
 def test_incomplete_requests_do_not_disturb_other_clients(endpoint: EmbeddedServer) -> None:
-    whole = wire("POST", CHAT, chat())
-    for cut in (1, 20, len(whole) - 1):
+    request_bytes = wire("POST", CHAT, chat())
+    for cut in (1, 20, len(request_bytes) - 1):
         with connect(endpoint) as sock:
-            sock.sendall(whole[:cut])
+            sock.sendall(request_bytes[:cut])
     assert ask(endpoint, CHAT, chat())[0] == 200
 
 
@@ -612,17 +614,24 @@ def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: Embedded
     ask(endpoint, CHAT, body, x_request_id="one")
     ask(endpoint, CHAT, chat(0), x_request_id="refused")
     log = log_of(endpoint)
-    one, refused = log.requests
-    assert (one.id, one.status, one.output_tokens, one.body_sha256) == (
+    logged_request, refused = log.requests
+    assert (
+        logged_request.id,
+        logged_request.status,
+        logged_request.output_tokens,
+        logged_request.body_sha256,
+    ) == (
         "one",
         200,
         40,
         hashlib.sha256(body).hexdigest(),
     )
     assert (refused.id, refused.status) == ("refused", 400)
-    assert set(log.request) == {one.number} and list(log.event) == list(range(40))
+    assert set(log.request) == {logged_request.number} and list(log.event) == list(range(40))
     assert (log.sent_ns >= log.planned_ns).all() and (log.sent_ns[1:] >= log.sent_ns[:-1]).all()
-    assert list(log.planned_ns - one.arrival_ns) == [1_000_000 + i * 100_000 for i in range(40)]
+    assert list(log.planned_ns - logged_request.arrival_ns) == [
+        1_000_000 + i * 100_000 for i in range(40)
+    ]
     assert len(log_of(endpoint).event) == 0
 
 
@@ -642,10 +651,10 @@ def test_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None
 @pytest.mark.processes
 def test_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
-    made = authority.issue_cert("localhost", "127.0.0.1")
+    leaf_cert = authority.issue_cert("localhost", "127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made.cert_chain_pems[0].write_to_path(cert)
-    made.private_key_pem.write_to_path(key)
+    leaf_cert.cert_chain_pems[0].write_to_path(cert)
+    leaf_cert.private_key_pem.write_to_path(key)
     context = ssl.create_default_context()
     authority.configure_trust(context)
     with start(Options(**FAST, cert=str(cert), key=str(key))) as endpoint:

@@ -66,14 +66,14 @@ class Graphs(SessionSequence):
             set[int](),
             *(set(draw.choices(range(turn), k=draw.choice([1, 1, 2, 3]))) for turn in later),
         ]
-        followers = tuple(
-            tuple(one for one in range(slots) if turn in after[one]) for turn in range(slots)
+        successors = tuple(
+            tuple(slot for slot in range(slots) if turn in after[slot]) for turn in range(slots)
         )
         pauses = [draw.choice([0, 0, 5 * MS, 60 * MS]) for _ in range(slots)]
         leaving = (
             Abandonment(draw.randrange(slots), draw.randint(1, 30)) if draw.random() < 0.3 else None
         )
-        return Session(tuple(map(len, after)), followers, pauses, abandonment=leaving)
+        return Session(tuple(map(len, after)), successors, pauses, abandonment=leaving)
 
 
 def stages_of(draw: random.Random, turns: int) -> list[ScheduledStage]:
@@ -82,11 +82,11 @@ def stages_of(draw: random.Random, turns: int) -> list[ScheduledStage]:
     begins: int | None = 0
     first, before = 0, 0
     for index in range(draw.randint(1, 3)):
-        lanes = draw.choice([0, 1, 3, 9])
-        chains = draw.choice([4, 15, 30]) if not lanes or draw.random() < 0.6 else None
+        concurrency = draw.choice([0, 1, 3, 9])
+        chains = draw.choice([4, 15, 30]) if not concurrency or draw.random() < 0.6 else None
         length = (
             draw.choice([200, 900, 2000]) * MS
-            if not lanes or chains is None or draw.random() < 0.3
+            if not concurrency or chains is None or draw.random() < 0.3
             else None
         )
         gaps = [draw.choice([0, 3 * MS, 40 * MS]) for _ in range(chains or 0)]
@@ -99,16 +99,16 @@ def stages_of(draw: random.Random, turns: int) -> list[ScheduledStage]:
                 length_ns=length,
                 first_session=first,
                 session_count=chains,
-                concurrency=lanes,
-                arrivals_ns=np.array([] if lanes else np.cumsum(gaps), np.int64),
+                concurrency=concurrency,
+                arrivals_ns=np.array([] if concurrency else np.cumsum(gaps), np.int64),
                 slot_count=None,
                 max_turns=turns,
-                ramp_ns=draw.choice([0, 100 * MS]) if lanes else 0,
-                inherited_users=min(before, lanes),
+                ramp_ns=draw.choice([0, 100 * MS]) if concurrency else 0,
+                inherited_users=min(before, concurrency),
             )
         )
         begins = None if begins is None or length is None else begins + length
-        first, before = first + (1000 if chains is None else chains), lanes
+        first, before = first + (1000 if chains is None else chains), concurrency
     return spans
 
 
@@ -199,14 +199,14 @@ def simulate_any_load(seed: int, replica_class: Any) -> Any:
     ]
     replicas = [
         (
-            list(one.iteration_ends_ns),
-            one.decoded_tokens,
-            one.pause_count,
-            one.cache_hits,
-            one.cache_misses,
-            one.active_count,
+            list(replica.iteration_ends_ns),
+            replica.decoded_tokens,
+            replica.pause_count,
+            replica.cache_hits,
+            replica.cache_misses,
+            replica.active_count,
         )
-        for one in simulation.replicas
+        for replica in simulation.replicas
     ]
     return columns, simulation.is_ended_by_check, seen, replicas
 

@@ -81,47 +81,47 @@ def visited(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    asked=st.lists(st.tuples(st.integers(1, 180), st.integers(1, 120)), min_size=1, max_size=25),
+    lengths=st.lists(st.tuples(st.integers(1, 180), st.integers(1, 120)), min_size=1, max_size=25),
     rate=st.sampled_from([5, 40, 1000]),
     interval=st.integers(1, 4),
     tight=st.booleans(),
 )
 def test_records_equal_those_computed_token_by_token(
-    asked: list[tuple[int, int]],
+    lengths: list[tuple[int, int]],
     rate: int,
     interval: int,
     tight: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Both faces, and the arithmetic of gaps, largest gaps and timelines, pauses included."""
-    stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(asked)}}}"
+    stage = f"{{arrival: {{poisson: {rate}/s}}, count: {len(lengths)}}}"
     text = f"requests: {{input_tokens: 1, output_tokens: 1}}\nstages: [{stage}]"
     schedule = build_schedule(workload(tmp_path_factory.mktemp("w"), text), 3)
     limits, speeds = (TIGHT if tight else WIDE), (1.0, 0.8)
 
     def sizes(number: int) -> RequestSize:
-        return RequestSize(*asked[number])
+        return RequestSize(*lengths[number])
 
-    made, simulation = simulate(
+    virtual_records, simulation = simulate(
         schedule,
         sizes,
         SimulatedSystem(costs=COSTS, limits=limits, speeds=speeds, tokens_per_event=interval),
         keep_events=True,
     )
-    assert made.events is not None
+    assert virtual_records.events is not None
     emitted = {
-        slot: one.tolist()
-        for part in event_gaps.iterate_gaps(made.events)
-        for slot, one in part.each()
+        slot: gap_values.tolist()
+        for part in event_gaps.iterate_gaps(virtual_records.events)
+        for slot, gap_values in part.each()
     }
-    events = visited(made.records, sizes, limits, speeds, interval)
-    expected_gaps, bins = Histogram(), np.zeros(len(made.timeline[0]), np.int64)
-    for row in made.records:
+    events = visited(virtual_records.records, sizes, limits, speeds, interval)
+    expected_gaps, bins = Histogram(), np.zeros(len(virtual_records.timeline[0]), np.int64)
+    for row in virtual_records.records:
         times = [at for at, _ in events[int(row["slot"])]]
         assert (
             sum(tokens for _, tokens in events[int(row["slot"])])
             == row["output_tokens"]
-            == asked[row["slot"]][1]
+            == lengths[row["slot"]][1]
         )
         assert (times[0], times[-1]) == (
             row["first_token_ns"],
@@ -135,21 +135,21 @@ def test_records_equal_those_computed_token_by_token(
         assert (gaps.max() if len(gaps) else 0) == row["max_gap_ns"]
         expected_gaps.add(gaps)
         bins += np.bincount(np.array(times) // BIN_NS, minlength=len(bins))
-    assert (made.gaps[0].counts == expected_gaps.counts).all()
-    assert (made.gaps[0].total_ns, made.gaps[0].largest_ns) == (
+    assert (virtual_records.gaps[0].counts == expected_gaps.counts).all()
+    assert (virtual_records.gaps[0].total_ns, virtual_records.gaps[0].largest_ns) == (
         expected_gaps.total_ns,
         expected_gaps.largest_ns,
     )
-    assert (made.timeline[0] == bins).all()
+    assert (virtual_records.timeline[0] == bins).all()
 
 
 def test_weighted_histogram_equals_adding_every_value() -> None:
     values, counts = np.array([3, 10**6, 10**9, 5]), np.array([4, 1, 0, 2])
-    one, other = Histogram(), Histogram()
-    one.add(values, counts)
+    histogram, other = Histogram(), Histogram()
+    histogram.add(values, counts)
     other.add(np.repeat(values, counts))
-    assert one.to_bytes() == other.to_bytes()
-    assert int(one.counts[bucket_numbers(np.array([5]))[0]]) == 2
+    assert histogram.to_bytes() == other.to_bytes()
+    assert int(histogram.counts[bucket_numbers(np.array([5]))[0]]) == 2
 
 
 # -- whole runs ------------------------------------------------------------------------------------
@@ -157,13 +157,13 @@ def test_weighted_histogram_equals_adding_every_value() -> None:
 TARGET = "sim:gb300-vm"
 
 
-def ran(one: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, Path]:
-    return execute(one, Settings(url=target, out=tmp_path / "out"))
+def ran(requested_workload: Workload, tmp_path: Path, target: str = TARGET) -> tuple[Summary, Path]:
+    return execute(requested_workload, Settings(url=target, out=tmp_path / "out"))
 
 
 def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path) -> None:
-    one = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
-    summary, folder = ran(one, tmp_path)
+    requested_workload = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
+    summary, folder = ran(requested_workload, tmp_path)
     manifest = json.loads((folder / "run.json").read_bytes())
     assert manifest["targets"][0]["simulated"] is True
     assert manifest["targets"][0]["name"] == "simulated: gb300-vm"
@@ -174,14 +174,19 @@ def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path
     assert summary.target.simulated and summary.verdict.valid
     assert summary.requests.ok == 400 and summary.tokens.output == 400 * 500
     assert summary.itl_ms is not None and summary.itl_ms.count == 400 * 499
-    again = summarize(*store.read_run(folder))  # Parquet, flows and manifest alone say the same
-    assert again == summary
+    second_summary = summarize(
+        *store.read_run(folder)
+    )  # Parquet, flows and manifest alone say the same
+    assert second_summary == summary
     assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
 
 
 def test_same_seed_gives_the_same_records(tmp_path: Path) -> None:
-    one = load("agentic", read_flags(seed="5"))
-    first, second = ran(one, tmp_path / "a")[1], ran(one, tmp_path / "b")[1]
+    requested_workload = load("agentic", read_flags(seed="5"))
+    first, second = (
+        ran(requested_workload, tmp_path / "a")[1],
+        ran(requested_workload, tmp_path / "b")[1],
+    )
     assert (store.read_run(first).rows == store.read_run(second).rows).all()
 
 
@@ -205,9 +210,9 @@ def test_conversations_wait_for_tools_and_reuse_cached_history(
 
 def _single(tmp_path: Path) -> Path:
     """One replica, so that every turn comes to the same cache."""
-    own = tmp_path / "single.yaml"
-    own.write_text("extends: gb300-vm\ngpus_per_vm: 1\n")
-    return own
+    preset_file = tmp_path / "single.yaml"
+    preset_file.write_text("extends: gb300-vm\ngpus_per_vm: 1\n")
+    return preset_file
 
 
 def test_a_shared_prefix_is_cached_by_group(tmp_path: Path) -> None:
@@ -262,7 +267,7 @@ def test_prefill_cap_limits_requests_in_virtual_time(tmp_path: Path) -> None:
 
 
 def made_events(folder: Path) -> int:
-    return int(sum(one.sum() for one in store.read_run(folder).timeline))
+    return int(sum(times.sum() for times in store.read_run(folder).timeline))
 
 
 def test_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
@@ -300,7 +305,8 @@ def test_prompt_beyond_the_context_is_refused_and_output_clamped(tmp_path: Path)
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
     output = {
-        asked: rows[rows["built_tokens"] == asked]["output_tokens"] for asked in (100, 4000, 4096)
+        prompt_tokens: rows[rows["built_tokens"] == prompt_tokens]["output_tokens"]
+        for prompt_tokens in (100, 4000, 4096)
     }
     assert all(len(tokens) for tokens in output.values())
     assert (output[100] == 500).all() and (output[4000] == 96).all()
@@ -383,7 +389,7 @@ def test_first_lines_state_the_rate_of_conversations(
     for more in (["--dry-run"], ["-o", str(tmp_path / "run"), "--prometheus", ":9400"]):
         with pytest.raises(SystemExit):
             main([*command, *more])
-        told = "".join(capsys.readouterr())
-        assert told.count("--prometheus has no effect") == ("--prometheus" in more)
-        (line,) = [line for line in told.splitlines() if line.lower().startswith("load: ")]
+        output = "".join(capsys.readouterr())
+        assert output.count("--prometheus has no effect") == ("--prometheus" in more)
+        (line,) = [line for line in output.splitlines() if line.lower().startswith("load: ")]
         assert re.search(r"(\d+) conversations, (\d+) requests, 4 s", line)
