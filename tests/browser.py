@@ -37,7 +37,7 @@ WAIT_S = 60.0
 
 
 def find() -> str | None:
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((executable for name in NAMES if (executable := shutil.which(name))), None)
 
 
 class Browser:
@@ -70,7 +70,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self._in, self._out = ours_in, ours_out
-        self._held = b""
+        self._buffer = b""
         self._number = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
@@ -105,28 +105,28 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            said = self._read()
-            if said.get("id") == self._number:
-                assert "error" not in said, said
-                result: dict[str, Any] = said["result"]
+            reply = self._read()
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply
+                result: dict[str, Any] = reply["result"]
                 return result
-            self.events.append(said)
+            self.events.append(reply)
 
     def _read(self) -> dict[str, Any]:
-        while b"\0" not in self._held:
+        while b"\0" not in self._buffer:
             assert select.select([self._in], [], [], WAIT_S)[0], "Chromium does not answer"
             data = os.read(self._in, 1 << 20)
             assert data, "Chromium ended"
-            self._held += data
-        line, _, self._held = self._held.partition(b"\0")
-        said: dict[str, Any] = json.loads(line)
-        return said
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def until(self, event: str) -> None:
-        while not any(said.get("method") == event for said in self.events):
+        while not any(browser_event.get("method") == event for browser_event in self.events):
             self.events.append(self._read())
 
-    def look(
+    def set_view(
         self, *, width: int = 1280, height: int = 900, dark: bool = False, media: str = "screen"
     ) -> None:
         self.call(
@@ -149,55 +149,55 @@ class Browser:
         )
 
     def evaluate(self, script: str) -> Any:
-        found = self.call(
+        response = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in response, response
+        return response["result"].get("value")
 
     @property
     def complaints(self) -> list[str]:
         """Console errors and warnings, uncaught exceptions, browser log entries since `open`."""
-        found = []
-        for said in self.events:
-            method, params = said.get("method"), said.get("params", {})
+        problems = []
+        for event in self.events:
+            method, params = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(
+                problems.append(
                     params["exceptionDetails"].get("exception", {}).get("description", "exception")
                 )
             elif method == "Log.entryAdded":
-                found.append(params["entry"]["text"])
+                problems.append(params["entry"]["text"])
             elif method == "Runtime.consoleAPICalled" and params["type"] in (
                 "error",
                 "warning",
                 "assert",
             ):
-                found.append(str(params["args"]))
-        return found
+                problems.append(str(params["args"]))
+        return problems
 
     @property
     def requests(self) -> list[str]:
         """What the page asked for besides itself since `open`; data URLs are no request."""
         urls = [
-            said["params"]["request"]["url"]
-            for said in self.events
-            if said.get("method") == "Network.requestWillBeSent"
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
         ]
         return [url for url in urls[1:] if not url.startswith("data:")]
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        found = self.call(
+    def screenshot(self, path: Path, *, is_full_page: bool = True) -> None:
+        response = self.call(
             "Page.captureScreenshot",
-            captureBeyondViewport=whole,
-            **({"clip": self._whole()} if whole else {}),
+            captureBeyondViewport=is_full_page,
+            **({"clip": self._page_area()} if is_full_page else {}),
         )
-        path.write_bytes(base64.b64decode(found["data"]))
+        path.write_bytes(base64.b64decode(response["data"]))
 
-    def _whole(self) -> dict[str, float]:
+    def _page_area(self) -> dict[str, float]:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
 
     def pdf(self) -> bytes:
-        """As it comes from the printer: with the style for print, whatever `look` has set."""
+        """As it comes from the printer: with the style for print, whatever `set_view` has set."""
         self.call("Emulation.setEmulatedMedia", media="print")
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])

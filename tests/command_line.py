@@ -31,7 +31,7 @@ def all_commands(*path: str) -> dict[str, Any]:
     command = find_command(*path)
     if not hasattr(command, "list_commands"):
         return {" ".join(path): command}
-    found: dict[str, Any] = {}
+    commands: dict[str, Any] = {}
     for name in command.list_commands(typer.Context(command)):
-        found |= all_commands(*path, name)
-    return found
+        commands |= all_commands(*path, name)
+    return commands

@@ -64,17 +64,19 @@ def read_response(reads: list[bytes], arrived: Arrived, **options: Any) -> list[
         **options,
     )
     exchange.sent_at = 7
-    stamp = 10
+    timestamp_ns = 10
     states: list[Any] = []
     for number, data in enumerate(reads):
-        stamp += STEP_NS
+        timestamp_ns += STEP_NS
         is_from_kernel = number % 3 == 0
-        over = arrived(exchange, [(data, stamp, stamp + 5, stamp - 9, is_from_kernel)])
+        over = arrived(
+            exchange, [(data, timestamp_ns, timestamp_ns + 5, timestamp_ns - 9, is_from_kernel)]
+        )
         states.append((over, fields_of(exchange)))
         if over:
             break
     else:
-        exchange.end_with_connection(stamp + STEP_NS, "")
+        exchange.end_with_connection(timestamp_ns + STEP_NS, "")
     exchange.report_completion()
     return [states, calls]
 

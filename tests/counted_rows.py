@@ -20,6 +20,6 @@ class CountedRows(np.ndarray[Any, Any]):
     seen: ClassVar[Counter[str]] = Counter()
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        CountedRows.seen["whole" if isinstance(key, str) else "picked"] += np.size(found)
-        return found
+        selected = super().__getitem__(key)
+        CountedRows.seen["whole" if isinstance(key, str) else "picked"] += np.size(selected)
+        return selected

@@ -41,7 +41,7 @@ INSTRUMENTED = [  # all else only slows it down
     "loadgen.sim.presets.preset",
     "loadgen.render",
 ]
-KEPT = 120  # inputs per target
+KEPT_BYTES = 120  # inputs per target
 LONGEST = 2_000  # bytes of an input that is kept
 WORD = re.compile(rb"[A-Za-z_][A-Za-z_0-9.-]{2,30}")
 
@@ -50,11 +50,11 @@ def fuzz(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=INSTRUMENTED):
-        from fuzz_targets import corpus, told
+        from fuzz_targets import corpus, run_target
     from fuzz_documents import TREES, changed
 
-    def one(data: bytes) -> None:
-        told(name, data)
+    def run_input(data: bytes) -> None:
+        run_target(name, data)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         random = Random(seed)
@@ -64,9 +64,11 @@ def fuzz(name: str, arguments: list[str]) -> None:
             :most
         ]
 
-    documents = [data for data in corpus(name) if told(name, data) == ""] if name in TREES else []
-    again = f"{sys.executable} {__file__} --one {name}"  # how a merge starts itself anew
-    atheris.Setup([again, *arguments], one, custom_mutator=mutate)
+    documents = (
+        [data for data in corpus(name) if run_target(name, data) == ""] if name in TREES else []
+    )
+    command = f"{sys.executable} {__file__} --one {name}"  # how a merge starts itself anew
+    atheris.Setup([command, *arguments], run_input, custom_mutator=mutate)
     atheris.Fuzz()
 
 
@@ -74,14 +76,14 @@ def main(name: str, inputs: int) -> int:
     from fuzz_targets import CORPUS, corpus
 
     with tempfile.TemporaryDirectory() as scratch:
-        tried, kept = Path(scratch, "tried"), Path(scratch, "kept")
+        tried, merged_dir = Path(scratch, "tried"), Path(scratch, "kept")
         tried.mkdir()
-        kept.mkdir()
+        merged_dir.mkdir()
         begin_with = corpus(name)
         for data in begin_with:
             (tried / hashlib.sha256(data).hexdigest()).write_bytes(data)
-        words = {"null"} | {word.decode() for data in begin_with for word in WORD.findall(data)}
-        Path(scratch, "words").write_text("".join(f'"{word}"\n' for word in sorted(words)))
+        tokens = {"null"} | {word.decode() for data in begin_with for word in WORD.findall(data)}
+        Path(scratch, "words").write_text("".join(f'"{word}"\n' for word in sorted(tokens)))
         command = [sys.executable, __file__, "--one", name, f"-artifact_prefix={scratch}/"]
         limits = [
             "-timeout=60",
@@ -95,10 +97,12 @@ def main(name: str, inputs: int) -> int:
             for bug in Path(scratch).glob("*-*"):
                 print(f"{bug.name}: {bug.read_bytes()!r}"[:2000])
             return code
-        subprocess.run([*command, "-set_cover_merge=1", str(kept), str(tried)], check=True)
-        data = sorted((path.read_bytes() for path in kept.iterdir()), key=len)
+        subprocess.run([*command, "-set_cover_merge=1", str(merged_dir), str(tried)], check=True)
+        data = sorted((path.read_bytes() for path in merged_dir.iterdir()), key=len)
         lines = sorted(
-            base64.b85encode(one).decode() for one in data[:KEPT] if 0 < len(one) <= LONGEST
+            base64.b85encode(byte).decode()
+            for byte in data[:KEPT_BYTES]
+            if 0 < len(byte) <= LONGEST
         )
         (CORPUS / f"{name}.txt").write_text("\n".join(lines) + "\n")
         print(f"{name}: {inputs:,} inputs; kept {len(lines)} of {len(data)} with the same coverage")

@@ -128,7 +128,7 @@ def _document(kind: str, data: bytes, random: Random) -> bytes:
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
     """Every value of a tree, as what holds it and its key there."""
-    found: list[tuple[Any, Any]] = []
+    locations: list[tuple[Any, Any]] = []
     left = [tree]
     while left:
         holder = left.pop()
@@ -140,9 +140,9 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
             else ()
         )
         for key in keys:
-            found.append((holder, key))
+            locations.append((holder, key))
             left.append(holder[key])
-    return found
+    return locations
 
 
 def _tree(tree: Any, random: Random) -> Any:
@@ -195,15 +195,15 @@ def _one_of(parts: list[bytes], between: bytes, random: Random) -> bytes:
 def _line(line: bytes, random: Random) -> bytes:
     """Return a line of JSON with one value changed, or another line with one word replaced."""
     if line[:1] in (b"{", b"["):
-        return b"\n".join(_changed("json", one, random) for one in line.split(b"\n"))
-    words = line.split(b" ")
-    words[random.randrange(len(words))] = str(random.choice(ODD)).encode("utf-8", "replace")
-    return b" ".join(words)
+        return b"\n".join(_changed("json", text_line, random) for text_line in line.split(b"\n"))
+    fields = line.split(b" ")
+    fields[random.randrange(len(fields))] = str(random.choice(ODD)).encode("utf-8", "replace")
+    return b" ".join(fields)
 
 
 def _archive(data: bytes, random: Random) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = [(one.filename, archive.read(one)) for one in archive.infolist()]
+        members = [(member.filename, archive.read(member)) for member in archive.infolist()]
     if not members:
         return data
     at = random.randrange(len(members))
@@ -221,8 +221,8 @@ def _archive(data: bytes, random: Random) -> bytes:
                 name,
                 _changed("json" if name.endswith(".json") else "lines", content, random),
             )
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in dict(members).items():
             archive.writestr(name, content)
-    return made.getvalue()
+    return buffer.getvalue()

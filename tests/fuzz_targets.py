@@ -55,7 +55,7 @@ from loadgen.sim.server.request_parser import RequestRules, parse_completions_re
 
 ROOT = Path(__file__).parent.parent
 CORPUS = Path(__file__).parent / "data" / "fuzz"
-TOLD = (LoadgenError, CombinedError, TargetUnusable)
+REPORTED_ERRORS = (LoadgenError, CombinedError, TargetUnusable)
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
@@ -102,8 +102,8 @@ def contract(data: bytes) -> None:
 
 
 def bundle(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        unpack_archive(Path(_file("b.zip", data)), Path(made))
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as directory:
+        unpack_archive(Path(_file("b.zip", data)), Path(directory))
 
 
 def questions(data: bytes) -> None:
@@ -162,8 +162,8 @@ def folder(data: bytes) -> None:
 
     The input holds `name NUL content` for each file, separated by BETWEEN.
     """
-    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        run = Path(made)
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as directory:
+        run = Path(directory)
         for entry in data.split(BETWEEN):
             name, _, content = entry.partition(b"\0")
             if name in FILES:
@@ -212,9 +212,9 @@ def preset(data: bytes) -> None:
 
 def page(data: bytes) -> None:
     """Read a stored summary and render it as text and as a page."""
-    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
-        Path(made, "summary.json").write_bytes(data)
-        opened = result_kinds.opened(Path(made))
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as directory:
+        Path(directory, "summary.json").write_bytes(data)
+        opened = result_kinds.opened(Path(directory))
         assert opened.text and opened.page
 
 
@@ -233,11 +233,11 @@ def request(data: bytes) -> None:
 _SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-_OWN = tempfile.TemporaryDirectory(dir=_SCRATCH)  # of this process; gone when it ends
+_TEMPORARY_DIR = tempfile.TemporaryDirectory(dir=_SCRATCH)  # of this process; gone when it ends
 
 
 def _file(name: str, data: bytes) -> str:
-    path = Path(_OWN.name, name)
+    path = Path(_TEMPORARY_DIR.name, name)
     path.write_bytes(data)
     return str(path)
 
@@ -291,18 +291,23 @@ INPUT_OF: dict[str, Callable[[bytes], bytes]] = {
 
 def _run_folder(*, spooled: bool = False) -> bytes:
     """Return the files of a short run. `spooled` leaves its records as a killed run does."""
-    with tempfile.TemporaryDirectory(dir=_SCRATCH) as made:
+    with tempfile.TemporaryDirectory(dir=_SCRATCH) as directory:
         loadgen.run(
-            "qa", url="sim:gb300-vm", request_rate="10", num_requests=8, out=Path(made, "r"), seed=1
+            "qa",
+            url="sim:gb300-vm",
+            request_rate="10",
+            num_requests=8,
+            out=Path(directory, "r"),
+            seed=1,
         )
         if spooled:
-            rows = store.read_run(Path(made, "r")).rows
-            shutil.rmtree(Path(made, "r", "requests"))
-            Path(made, "r", "spool").mkdir(exist_ok=True)
-            Path(made, "r", "spool", "w0.rows").write_bytes(rows.tobytes())
-        kept = [(name, Path(made, "r", name.decode())) for name in FILES]
+            rows = store.read_run(Path(directory, "r")).rows
+            shutil.rmtree(Path(directory, "r", "requests"))
+            Path(directory, "r", "spool").mkdir(exist_ok=True)
+            Path(directory, "r", "spool", "w0.rows").write_bytes(rows.tobytes())
+        files = [(name, Path(directory, "r", name.decode())) for name in FILES]
         return BETWEEN.join(
-            name + b"\0" + path.read_bytes() for name, path in kept if path.is_file()
+            name + b"\0" + path.read_bytes() for name, path in files if path.is_file()
         )
 
 
@@ -312,19 +317,19 @@ def _tables(name: str) -> list[bytes]:
     times = pa.table(
         {"TIMESTAMP": [0, 1000, 2000], "ContextTokens": [10, 20, 30], "GeneratedTokens": [1, 2, 3]}
     )
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     if name in ("dataset", "trace"):
-        parquet.write_table(rows if name == "dataset" else times, made)
-        return [made.getvalue()]
+        parquet.write_table(rows if name == "dataset" else times, buffer)
+        return [buffer.getvalue()]
     if name == "cells":
         return [b'prompt,output_tokens\n"a ""b""",3\nc,4\n']
     if name != "arrow":
         return []
     streamed = io.BytesIO()
-    for make, sink in ((pa.ipc.new_file, made), (pa.ipc.new_stream, streamed)):
+    for make, sink in ((pa.ipc.new_file, buffer), (pa.ipc.new_stream, streamed)):
         with make(sink, rows.schema) as writer:
             writer.write_table(rows)
-    return [made.getvalue(), streamed.getvalue()]
+    return [buffer.getvalue(), streamed.getvalue()]
 
 
 @cache
@@ -335,15 +340,15 @@ def corpus(name: str) -> list[bytes]:
     if name == "folder":
         files += [_run_folder(), _run_folder(spooled=True)]
     files += _tables(name)
-    kept = CORPUS / f"{name}.txt"
-    lines = kept.read_text().splitlines() if kept.exists() else []
+    corpus_file = CORPUS / f"{name}.txt"
+    lines = corpus_file.read_text().splitlines() if corpus_file.exists() else []
     return files + [base64.b85decode(line) for line in lines]
 
 
-def told(name: str, data: bytes) -> str:
+def run_target(name: str, data: bytes) -> str:
     """Run a target on one input; the faults that it told, in their words. Raises what is a bug."""
     try:
         TARGETS[name][0](data)
-    except TOLD as fault:
+    except REPORTED_ERRORS as fault:
         return str(fault)
     return ""

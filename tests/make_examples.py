@@ -217,9 +217,9 @@ def token_priced() -> Inputs:
     server too.
     """
     draw = np.random.default_rng(21)
-    lanes, n = 16, 320
+    concurrency, n = 16, 320
     rows = blank(n)
-    rows["virtual_user"] = rows["slot"] % lanes
+    rows["virtual_user"] = rows["slot"] % concurrency
     rows["output_tokens"] = np.where(draw.random(n) < 0.9, 500, draw.integers(300, 500, n))
     rows["finish_reason"] = np.where(
         rows["output_tokens"] == 500, FINISH_REASONS.index("length"), FINISH_REASONS.index("stop")
@@ -233,8 +233,8 @@ def token_priced() -> Inputs:
     ttft = (draw.lognormal(np.log(420), 0.5, n) * 1e6).astype(np.int64)
     gap = (draw.normal(44.0, 4.0, n) * 1e6).astype(np.int64)
     took = ttft + gap * (rows["output_events"] - 1) + MS
-    for lane in range(lanes):
-        mine = np.flatnonzero(rows["virtual_user"] == lane)
+    for virtual_user in range(concurrency):
+        mine = np.flatnonzero(rows["virtual_user"] == virtual_user)
         rows["due_ns"][mine] = np.concatenate(([0], np.cumsum(took[mine])[:-1]))
     stream(rows, ttft, gap, draw.gamma(4, 25_000, n).astype(np.int64) + 20_000)
     texts = [
@@ -300,7 +300,9 @@ def token_priced() -> Inputs:
             )
         ),
         stages=(
-            StagePlan(name="load", arrival="16 in flight", closed=True, slots=n, concurrency=lanes),
+            StagePlan(
+                name="load", arrival="16 in flight", closed=True, slots=n, concurrency=concurrency
+            ),
         ),
         fingerprints=Fingerprints(
             recipe="7d793037a0760186574b0282f2f435e7",

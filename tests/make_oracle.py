@@ -30,8 +30,8 @@ import oracle_values
 import public_names
 import pyarrow.parquet as pq
 import repository_paths
-from oracle_values import figures, over, sha, shape
-from public_names import told
+from oracle_values import over, sha, shape, stable_values
+from public_names import run_in_directory
 
 import loadgen
 from loadgen.sim.server import embedded
@@ -75,7 +75,9 @@ SHARED = {
 LEVELS = {
     "name": "levels",
     "requests": {"input_tokens": 100, "output_tokens": 20},
-    "stages": [{"arrival": {"closed": lanes}, "count": 20 * lanes} for lanes in (1, 2, 4)],
+    "stages": [
+        {"arrival": {"closed": concurrency}, "count": 20 * concurrency} for concurrency in (1, 2, 4)
+    ],
 }
 PLAIN = {"name": "plain", "requests": {"input_tokens": 100, "output_tokens": 20}}
 RUNS: dict[str, dict[str, Any]] = {
@@ -138,7 +140,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def run(name: str, where: Path) -> dict[str, Any]:
     """Return all records and all figures of a run in virtual time."""
     result = loadgen.run(**RUNS[name], seed=1, out=where / name)
-    summary = figures(json.loads((where / name / "summary.json").read_bytes()))
+    summary = stable_values(json.loads((where / name / "summary.json").read_bytes()))
     return {
         "exit": result.exit_code,
         "columns": oracle_values.columns(result.rows),
@@ -284,7 +286,7 @@ TYPED: list[list[str]] = [
 ]
 """In virtual time, one after the other in one folder."""
 
-ASKED: list[list[str]] = [
+ENDPOINT_COMMANDS: list[list[str]] = [
     ["answers", "set.jsonl", "--rows", "4", "--max-tokens", "4", "--json", "--out", "answers"],
     [
         "mlperf",
@@ -372,36 +374,38 @@ def inputs(where: Path) -> None:
 
 def ended(where: Path, call: Sequence[str], keep: Callable[[Any], Any]) -> dict[str, Any]:
     """How a command line ends, and what is kept of the JSON that it prints."""
-    ending, out = told(where, *call)
+    ending, out = run_in_directory(where, *call)
     return ending | ({"json": keep(json.loads(out))} if "--json" in call and out else {})
 
 
 def typed(where: Path) -> dict[str, Any]:
     """Return what the commands print and write, and the figures of a sweep and a search."""
     inputs(where)
-    given = set(where.iterdir())
-    found: dict[str, Any] = {}
+    initial_paths = set(where.iterdir())
+    outputs: dict[str, Any] = {}
     for call in TYPED:
-        found[" ".join(call)] = ended(
-            where, call, figures if call[:-1] in (SWEEP, SEARCH) else shape
+        outputs[" ".join(call)] = ended(
+            where, call, stable_values if call[:-1] in (SWEEP, SEARCH) else shape
         )
     for folder in ("sweep", "search"):
         levels = sorted(path.parent for path in (where / folder).glob("*/run.json"))
-        found[f"rows of {folder}"] = {
-            one.name: sha(oracle_values.columns(loadgen.load(one).rows)) for one in levels
+        outputs[f"rows of {folder}"] = {
+            path.name: sha(oracle_values.columns(loadgen.load(path).rows)) for path in levels
         }
     files = [
         file
-        for one in where.iterdir()
-        if one not in given
-        for file in (one, *one.rglob("*"))
+        for path in where.iterdir()
+        if path not in initial_paths
+        for file in (path, *path.rglob("*"))
         if file.is_file()
     ]
-    found["files"] = {
-        one.name: sorted(file.relative_to(one).as_posix() for file in files if one in file.parents)
-        for one in sorted({where / file.relative_to(where).parts[0] for file in files})
+    outputs["files"] = {
+        path.name: sorted(
+            file.relative_to(path).as_posix() for file in files if path in file.parents
+        )
+        for path in sorted({where / file.relative_to(where).parts[0] for file in files})
     }
-    return found | {"formats": formats(files)}
+    return outputs | {"formats": formats(files)}
 
 
 def formats(files: list[Path]) -> dict[str, Any]:
@@ -409,12 +413,12 @@ def formats(files: list[Path]) -> dict[str, Any]:
 
     Files with the same name are merged into one shape.
     """
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for file in sorted(files):
         if file.suffix in OPENED:
             form = OPENED[file.suffix](file)
-            found[file.name] = over(found[file.name], form) if file.name in found else form
-    return found
+            outputs[file.name] = over(outputs[file.name], form) if file.name in outputs else form
+    return outputs
 
 
 OPENED: dict[str, Callable[[Path], Any]] = {
@@ -427,31 +431,32 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def asked(where: Path) -> dict[str, Any]:
+def record_endpoint_commands(where: Path) -> dict[str, Any]:
     """Return what the commands without virtual time print and write."""
     inputs(where)
     with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
         url = {"answers": ["--url", server.url], "mlperf": ["--url", server.url]}
-        found = {
-            " ".join(call): ended(where, [*call, *url.get(call[0], [])], shape) for call in ASKED
+        outputs = {
+            " ".join(call): ended(where, [*call, *url.get(call[0], [])], shape)
+            for call in ENDPOINT_COMMANDS
         }
-    return found | {"formats": formats([*where.glob("*/*")])}
+    return outputs | {"formats": formats([*where.glob("*/*")])}
 
 
 def planned(where: Path) -> dict[str, Any]:
     """Fingerprints of the plan of packaged workloads: the recipe of all requests, the schedule."""
-    found = {}
+    outputs = {}
     for name in ("qa", "rag", "summarization", "agentic"):
-        ending, out = told(
+        ending, out = run_in_directory(
             where, "run", name, "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"
         )
         printed = dict(re.findall(r"(config|schedule) fingerprint: (\w+)", out))
-        found[name] = ending | {"recipe": printed["config"], "timetable": printed["schedule"]}
-    return found
+        outputs[name] = ending | {"recipe": printed["config"], "timetable": printed["schedule"]}
+    return outputs
 
 
 def wrong(where: Path) -> dict[str, Any]:
-    return {" ".join(call): told(where, *call)[0] for call in WRONG}
+    return {" ".join(call): run_in_directory(where, *call)[0] for call in WRONG}
 
 
 # -- stored folders --------------------------------------------------------------------------------
@@ -480,28 +485,33 @@ def read(name: str, where: Path) -> dict[str, Any]:
     """
     repository_paths.unpack(name, where)
     shutil.copy(DATA / "open.yaml", where)
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for call in (["report", name, "--json"], ["cost", name, *priced(name)], *READ[name]):
-        ending, out = told(where, *call)
+        ending, out = run_in_directory(where, *call)
         with contextlib.suppress(ValueError):
-            ending["json"] = figures(json.loads(out))
+            ending["json"] = stable_values(json.loads(out))
         if "csv" in call:
             ending["csv"] = {"columns": next(csv.reader(out.splitlines())), "all": sha(out)}
-        found[" ".join(call)] = ending
+        outputs[" ".join(call)] = ending
     for run in sorted(path.parent for path in (where / name).rglob("run.json")):
         result = loadgen.load(run)
-        given: dict[str, Any] = {"exit": result.exit_code, "ok": result.summary.requests.ok}
+        document: dict[str, Any] = {"exit": result.exit_code, "ok": result.summary.requests.ok}
         if any(run.rglob("*.parquet")):
-            given |= oracle_values.columns(result.rows)
-        found[f"load {run.relative_to(where).as_posix()}"] = given
-    return found
+            document |= oracle_values.columns(result.rows)
+        outputs[f"load {run.relative_to(where).as_posix()}"] = document
+    return outputs
 
 
 # -- all of it -------------------------------------------------------------------------------------
 
 FROZEN: dict[str, dict[str, Callable[[Path], Any]]] = {
     "names": {name: lambda _, make=make: make() for name, make in public_names.NAMES.items()},
-    "commands": {"typed": typed, "asked": asked, "wrong": wrong, "planned": planned},
+    "commands": {
+        "typed": typed,
+        "asked": record_endpoint_commands,
+        "wrong": wrong,
+        "planned": planned,
+    },
     "runs": {
         **{name: lambda where, name=name: run(name, where) for name in RUNS},
         "sent": sent,
@@ -517,11 +527,11 @@ Each function works in an empty directory.
 
 def main() -> None:
     for name, entries in FROZEN.items():
-        found = {}
+        outputs = {}
         for entry, make in entries.items():
             with tempfile.TemporaryDirectory() as scratch:
-                found[entry] = make(Path(scratch))
-        (DATA / f"{name}.json").write_text(oracle_values.written(found) + "\n", "utf-8")
+                outputs[entry] = make(Path(scratch))
+        (DATA / f"{name}.json").write_text(oracle_values.written(outputs) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from make_oracle import FOLDERS, MLPERF, READ, SEARCH, SIM, SWEEP, inputs
-from public_names import told
+from public_names import run_in_directory
 
 from loadgen.core.errors import BUG, USAGE
 from loadgen.core.execution import host_facts
@@ -44,7 +44,7 @@ def write_folders(scratch: Path) -> None:
     inputs(scratch)
     for command in COMMANDS:
         with mock.patch.object(host_facts, "read_host_facts", return_value=FIXED_HOST):
-            ending, _ = told(scratch, *command)
+            ending, _ = run_in_directory(scratch, *command)
         assert ending["exit"] not in (USAGE, BUG), ending
     for name in READ:
         with tarfile.open(FOLDERS / f"{name}.tar.xz", "w:xz", preset=9) as packed:

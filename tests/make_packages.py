@@ -23,8 +23,12 @@ def layers(package: str) -> list[list[str]]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    (found,) = (contract for contract in contracts if contract.get("containers") == [package])
-    return [[name.strip() for name in re.split("[|:]", layer)] for layer in found["layers"]]
+    (layer_contract,) = (
+        contract for contract in contracts if contract.get("containers") == [package]
+    )
+    return [
+        [name.strip() for name in re.split("[|:]", layer)] for layer in layer_contract["layers"]
+    ]
 
 
 def packages(package: str) -> list[Path]:
@@ -34,13 +38,13 @@ def packages(package: str) -> list[Path]:
         names += [f"core/{name}" for line in layers("loadgen.core") for name in line]
     place = {name: number for number, name in enumerate(names)}
     folder = FOLDERS[package]
-    found = (
+    package_dirs = (
         file.parent.relative_to(folder)
         for file in folder.rglob("__init__.py")
         if file.parent != folder
     )
     return sorted(
-        found,
+        package_dirs,
         key=lambda path: (place.get("/".join(path.parts[:2]), place.get(path.parts[0], -1)), path),
     )
 
@@ -61,8 +65,8 @@ def tables() -> str:
             "|---|---|---|",
         ]
         for path in packages(package):
-            what, rules = docstring(folder / path)
-            lines.append(f"| `{path}/` | {what} | {rules} |")
+            purpose, rules = docstring(folder / path)
+            lines.append(f"| `{path}/` | {purpose} | {rules} |")
     return "\n".join([*lines, "", END])
 
 

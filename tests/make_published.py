@@ -73,22 +73,22 @@ def page() -> str:
 
 def _without_repeated_notes(sections: Iterable[Section]) -> Iterator[Section]:
     """Yield the sections, with a note that belongs to several tables below the first one only."""
-    shown: set[str] = set()
+    shown_notes: set[str] = set()
     for part_section in sections:
         parts: list[Part] = []
         for part in part_section.parts:
             if isinstance(part, Bullets):
-                shown_before = frozenset(shown)
+                shown_before = frozenset(shown_notes)
                 notes = [note for note in part.sentences if not _is_shown(note, shown_before)]
-                shown.update(part.sentences)
+                shown_notes.update(part.sentences)
                 part = Bullets(notes, part.kind)
             parts.append(part)
         yield section(part_section.heading, *parts)
 
 
-def _is_shown(note: str, shown: frozenset[str]) -> bool:
+def _is_shown(note: str, shown_notes: frozenset[str]) -> bool:
     """Return True if a note was shown before; the note of a row starts with the name of the row."""
-    return note in shown or note.partition(": ")[2] in shown
+    return note in shown_notes or note.partition(": ")[2] in shown_notes
 
 
 def _section(

@@ -13,7 +13,7 @@ from make_packages import FOLDERS
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
+def _collector_off() -> Iterator[None]:
     """Parse every module with the garbage collector switched off.
 
     The trees live as long as the process, and collecting among a million nodes would take as long
@@ -31,12 +31,12 @@ def _kept() -> Iterator[None]:
 def trees() -> dict[Path, ast.Module]:
     """Every module of the generator, then of the SDK."""
     files = (file for folder in FOLDERS.values() for file in sorted(folder.rglob("*.py")))
-    with _kept():
+    with _collector_off():
         return {file: ast.parse(file.read_bytes(), str(file)) for file in files}
 
 
 @cache
 def nodes() -> dict[Path, list[ast.AST]]:
     """Return all nodes of each module, at any depth."""
-    with _kept():
+    with _collector_off():
         return {file: [*ast.walk(tree)] for file, tree in trees().items()}

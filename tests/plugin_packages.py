@@ -43,8 +43,8 @@ def forgetting(table: Any, *modules: str) -> Iterator[None]:
 
     def forget() -> None:
         if table is not None:
-            for kept in ("_plugins", "_has_no_plugins"):
-                vars(table).pop(kept, None)
+            for attribute in ("_plugins", "_has_no_plugins"):
+                vars(table).pop(attribute, None)
         plugins._USED.clear()
         for module in modules:
             sys.modules.pop(module, None)

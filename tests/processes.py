@@ -7,13 +7,13 @@ from pathlib import Path
 
 def running() -> dict[int, list[str]]:
     """By pid the fields of its `stat` after the name: state, parent, group, ..."""
-    found = {}
+    processes_by_pid = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            found[int(entry.parent.name)] = entry.read_text().rpartition(")")[2].split()
+            processes_by_pid[int(entry.parent.name)] = entry.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
-    return found
+    return processes_by_pid
 
 
 def children(pid: int) -> list[int]:

@@ -28,7 +28,7 @@ from loadgen.core import errors
 NOT_OURS = {*sys.stdlib_module_names, "msgspec"}
 
 
-def told(where: Path, *call: str) -> tuple[dict[str, Any], str]:
+def run_in_directory(where: Path, *call: str) -> tuple[dict[str, Any], str]:
     """Run a command line in the directory `where`.
 
     Returns its exit code with the codes of its errors, and what it printed on stdout.
@@ -49,20 +49,20 @@ def public(package: Any) -> dict[str, Any]:
 
     Members that every Python class has are left out.
     """
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for name in sorted(package.__all__):
-        one = getattr(package, name)
-        found[name] = keywords(one)
-        if isinstance(one, type):
-            given = {
+        member = getattr(package, name)
+        names[name] = keywords(member)
+        if isinstance(member, type):
+            inherited_names = {
                 name
-                for base in one.__mro__
+                for base in member.__mro__
                 if base.__module__.partition(".")[0] in NOT_OURS
                 for name in dir(base)
             }
-            public = {name for name in dir(one) if not name.startswith("_")}
-            found[name] = {"takes": found[name], "has": sorted(public - given)}
-    return found
+            public = {name for name in dir(member) if not name.startswith("_")}
+            names[name] = {"takes": names[name], "has": sorted(public - inherited_names)}
+    return names
 
 
 def keywords(call: Any) -> list[str]:
@@ -101,7 +101,7 @@ def flags(command: Any) -> list[str]:
 
 def keys_of_file(kind: str) -> dict[str, list[str]]:
     """Return all keys that a file of this kind may have, such as `stages[].arrival.poisson`."""
-    schema = json.loads(told(ROOT, "export", "--schema", kind)[1])
+    schema = json.loads(run_in_directory(ROOT, "export", "--schema", kind)[1])
     paths: dict[str, list[str]] = {}
     for path in sorted(set(key_paths(schema, schema, ()))):
         paths.setdefault(path.partition(".")[0].removesuffix("[]"), []).append(path)
@@ -112,15 +112,15 @@ def key_paths(form: Any, schema: Any, inside: tuple[str, ...], path: str = "") -
     named = form.get("$ref")
     if named and named not in inside:
         did_you_mean = reduce(
-            lambda found, step: found[step], named.removeprefix("#/").split("/"), schema
+            lambda node, step: node[step], named.removeprefix("#/").split("/"), schema
         )
         yield from key_paths(did_you_mean, schema, (*inside, named), path)
     for word in ("anyOf", "oneOf", "allOf"):
-        for one in form.get(word, ()):
-            yield from key_paths(one, schema, inside, path)
-    for key, one in form.get("properties", {}).items():
+        for child_form in form.get(word, ()):
+            yield from key_paths(child_form, schema, inside, path)
+    for key, child_form in form.get("properties", {}).items():
         yield f"{path}.{key}".lstrip(".")
-        yield from key_paths(one, schema, inside, f"{path}.{key}".lstrip("."))
+        yield from key_paths(child_form, schema, inside, f"{path}.{key}".lstrip("."))
     for word, sign in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(form.get(word), dict):
             yield from key_paths(form[word], schema, inside, path + sign)

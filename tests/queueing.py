@@ -31,11 +31,11 @@ def rows(seed: int, n: int, rate: float = 10.0, slower: float = 1.0) -> NDArray[
 
     At 8/s its utilisation is about 65 %, at 10/s 85 %. `slower` multiplies its service times.
     """
-    return _drawn(seed, n, rate, slower).copy()
+    return _draw_records(seed, n, rate, slower).copy()
 
 
 @lru_cache(64)
-def _drawn(seed: int, n: int, rate: float, slower: float) -> NDArray[np.void]:
+def _draw_records(seed: int, n: int, rate: float, slower: float) -> NDArray[np.void]:
     draw = np.random.default_rng(seed)
     due = np.cumsum(draw.exponential(1 / rate, n))
     noise = draw.lognormal(0, 0.15, n)
@@ -52,40 +52,40 @@ def _drawn(seed: int, n: int, rate: float, slower: float) -> NDArray[np.void]:
         end = first[i] + gap[i] * (TOKENS - 1)
         heapq.heappush(busy, end)
         heapq.heappush(free, end)
-    found = blank(n)
-    found["due_ns"] = (due * S).astype(np.int64)
-    found["output_tokens"] = found["output_events"] = TOKENS
-    found["first_event_tokens"] = 1
-    found["input_tokens"] = found["built_tokens"] = 150
-    found["input_source"] = found["output_source"] = SOURCES.index("server")
+    records = blank(n)
+    records["due_ns"] = (due * S).astype(np.int64)
+    records["output_tokens"] = records["output_events"] = TOKENS
+    records["first_event_tokens"] = 1
+    records["input_tokens"] = records["built_tokens"] = 150
+    records["input_source"] = records["output_source"] = SOURCES.index("server")
     stream(
-        found,
+        records,
         ((first - due) * S).astype(np.int64),
         (gap * S).astype(np.int64),
         np.full(n, MS // 20),
     )
-    return found
+    return records
 
 
-def send_late(found: NDArray[np.void]) -> None:
+def send_late(records: NDArray[np.void]) -> None:
     """Make the client send every request 100 ms late, so that the run is not valid."""
-    found["sent_ns"] = found["due_ns"] + 100 * MS
+    records["sent_ns"] = records["due_ns"] + 100 * MS
 
 
-def fail(found: NDArray[np.void], share: float, seed: int = 0) -> None:
+def fail(records: NDArray[np.void], share: float, seed: int = 0) -> None:
     """So many requests, drawn, get a 503."""
-    chosen = np.random.default_rng(seed).random(len(found)) < share
-    found["status"][chosen] = STATUSES.index("failed")
-    found["kind"][chosen] = KINDS.index("http_5xx")
-    found["http_status"][chosen] = 503
-    found["output_tokens"][chosen] = -1
+    chosen = np.random.default_rng(seed).random(len(records)) < share
+    records["status"][chosen] = STATUSES.index("failed")
+    records["kind"][chosen] = KINDS.index("http_5xx")
+    records["http_status"][chosen] = 503
+    records["output_tokens"][chosen] = -1
     for field in ("first_token_ns", "first_answer_ns", "last_token_ns", "end_ns"):
-        found[field][chosen] = -1
-    found["done_ns"][chosen] = found["sent_ns"][chosen] + MS
+        records[field][chosen] = -1
+    records["done_ns"][chosen] = records["sent_ns"][chosen] + MS
 
 
 def run(
-    found: NDArray[np.void],
+    records: NDArray[np.void],
     *,
     slo: Slo | None = None,
     nodes: int = 1,
@@ -96,19 +96,19 @@ def run(
     manifest = RunManifest(
         run=folder,
         state="finished",
-        stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(found), rate=10.0),),
+        stages=(StagePlan(name="load", arrival="poisson 10/s", slots=len(records), rate=10.0),),
         targets=tuple(TargetFacts(url=f"http://node-{i}", gpus=gpus) for i in range(nodes)),
         slo=slo,
         limits=ValidityLimits(**dict.fromkeys(LIMITS_JUDGED_BY_CONTRACT, 1.0)),
         rtt_ms=0.2,
     )
     gaps = Histogram()
-    ok = found["status"] == 0
-    gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
+    ok = records["status"] == 0
+    gaps.add(np.repeat(records["max_gap_ns"][ok], TOKENS - 1))
     return RecordedRun(
         folder=folder,
         manifest=manifest,
-        summary=summarize(manifest, found, [gaps]),
-        rows=found,
+        summary=summarize(manifest, records, [gaps]),
+        rows=records,
         gaps=gaps,
     )

@@ -95,7 +95,7 @@ _DYNAMO_SETTINGS = (
 _PLANES = "--discovery-backend file --request-plane tcp --event-plane zmq"
 
 
-def _dynamo(engine: str, *words: str) -> Row:
+def _dynamo(engine: str, *arguments: str) -> Row:
     return Row(
         name=f"dynamo-{engine}",
         kind="dynamo",
@@ -109,7 +109,7 @@ def _dynamo(engine: str, *words: str) -> Row:
             "{bin}/python -m dynamo.frontend --http-host 127.0.0.1 --http-port {port} --router-mode round-robin"
             f" {_PLANES}",
         ),
-        can=frozenset({"exact", "counters", "tools", "profiles", "slots", *words}),
+        can=frozenset({"exact", "counters", "tools", "profiles", "slots", *arguments}),
         settings=_DYNAMO_SETTINGS,
         histograms=(
             ("ttft_ms", "dynamo_frontend_time_to_first_token_seconds"),
@@ -118,7 +118,7 @@ def _dynamo(engine: str, *words: str) -> Row:
     )
 
 
-def _nginx(name: str, server: str, **others: object) -> Row:
+def _nginx(name: str, server: str, **fields: object) -> Row:
     """Nginx with so much of a `server` block before a server."""
     text = (
         "worker_processes 1; daemon off; error_log stderr; pid {scratch}/pid;\n"
@@ -130,7 +130,7 @@ def _nginx(name: str, server: str, **others: object) -> Row:
         "location / {{ proxy_pass http://127.0.0.1:{behind}; proxy_http_version 1.1; proxy_set_header Connection '';"
         " }} }} }}\n"
     )
-    made = Row(
+    table_row = Row(
         name=name,
         kind="dynamo",
         environment="",
@@ -142,10 +142,10 @@ def _nginx(name: str, server: str, **others: object) -> Row:
         files=(("nginx.conf", text),),
         can=frozenset({"exact"}),
     )
-    return made._replace(**others)  # type: ignore[arg-type]
+    return table_row._replace(**fields)  # type: ignore[arg-type]
 
 
-def _haproxy(name: str, frontend: str = "", server: str = "", **others: object) -> Row:
+def _haproxy(name: str, frontend: str = "", server: str = "", **fields: object) -> Row:
     text = (
         "global\n  maxconn 256\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 120s\n"
         "  timeout server 120s\nfrontend f\n  bind 127.0.0.1:{port}\n"
@@ -153,7 +153,7 @@ def _haproxy(name: str, frontend: str = "", server: str = "", **others: object) 
         + "  default_backend b\n"
         "backend b\n  server s 127.0.0.1:{behind} " + server + "\n"
     )
-    made = Row(
+    table_row = Row(
         name=name,
         kind="dynamo",
         environment="",
@@ -165,7 +165,7 @@ def _haproxy(name: str, frontend: str = "", server: str = "", **others: object) 
         files=(("haproxy.cfg", text),),
         can=frozenset({"exact"}),
     )
-    return made._replace(**others)  # type: ignore[arg-type]
+    return table_row._replace(**fields)  # type: ignore[arg-type]
 
 
 _TLS = "listen 127.0.0.1:{port} ssl http2; ssl_certificate {scratch}/pem; ssl_certificate_key {scratch}/pem;"
@@ -324,9 +324,9 @@ def free_port() -> int:
 
 
 def filled(row: Row, text: str, port: int = 0, behind: int = 0, scratch: str = "") -> str:
-    found = HOME / row.environment / "bin"
+    bin_dir = HOME / row.environment / "bin"
     return text.format(
-        home=HOME, bin=found, model=HOME / "model", port=port, behind=behind, scratch=scratch
+        home=HOME, bin=bin_dir, model=HOME / "model", port=port, behind=behind, scratch=scratch
     )
 
 
@@ -352,9 +352,9 @@ def install(row: Row) -> None:
         subprocess.run(
             [sys.executable, ROOT / "benchmarks/gpu/weights.py", model, *CONTEXT], check=True
         )
-    for one in (row, *([BY_NAME[row.behind]] if row.behind else [])):
-        for line in one.install if lacks(one) else ():
-            subprocess.run(filled(one, line), shell=True, check=True)
+    for server_row in (row, *([BY_NAME[row.behind]] if row.behind else [])):
+        for line in server_row.install if lacks(server_row) else ():
+            subprocess.run(filled(server_row, line), shell=True, check=True)
 
 
 def certificate(file: Path) -> None:
@@ -371,8 +371,10 @@ def certificate(file: Path) -> None:
         "-subj",
         "/CN=127.0.0.1",
     ]
-    made = subprocess.run([*command, "-keyout", "-", "-out", "-"], capture_output=True, check=True)
-    file.write_bytes(made.stdout)
+    process = subprocess.run(
+        [*command, "-keyout", "-", "-out", "-"], capture_output=True, check=True
+    )
+    file.write_bytes(process.stdout)
 
 
 class Started:
@@ -404,10 +406,10 @@ class Started:
         }
         with self.log.open("ab") as log:
             for line in self.row.start:
-                words = shlex.split(filled(self.row, line, *fill))
+                command = shlex.split(filled(self.row, line, *fill))
                 self._processes.append(
                     subprocess.Popen(
-                        words,
+                        command,
                         cwd=self._scratch,
                         env=settings,
                         start_new_session=True,
@@ -430,9 +432,9 @@ class Started:
             if any(process.poll() is not None for process in self._processes):
                 break
             select.select([], [], [], 0.3)
-        said = self.log.read_text(errors="replace")[-2000:]
+        log_tail = self.log.read_text(errors="replace")[-2000:]
         self.kill()
-        raise AssertionError(f"{self.row.name} lists no model: {said}")
+        raise AssertionError(f"{self.row.name} lists no model: {log_tail}")
 
     def kill(self) -> None:
         """End its own processes, not what is behind it."""
@@ -450,11 +452,11 @@ class Started:
 
 @contextlib.contextmanager
 def started(row: Row, scratch: Path) -> Iterator[Started]:
-    made = Started(row, scratch)
+    server = Started(row, scratch)
     try:
-        yield made
+        yield server
     finally:
-        made.close()
+        server.close()
 
 
 def main() -> None:

@@ -67,8 +67,8 @@ class Relay:
         self._loop.close()
 
     async def _settle(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(others, timeout=10) if others else None
+        other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(other_tasks, timeout=10) if other_tasks else None
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
@@ -96,20 +96,23 @@ class Relay:
             pass
         finally:
             self._writers -= mine
-            for one in mine:
-                one.transport.abort() if one is not writer or not self.instead else one.close()
+            for pending_writer in mine:
+                if pending_writer is writer and self.instead:
+                    pending_writer.close()
+                else:
+                    pending_writer.transport.abort()
 
 
 async def _pass(
     source: asyncio.StreamReader, to: asyncio.StreamWriter, hold: Callable[[], int]
 ) -> None:
-    kept = b""
+    buffered = b""
     try:
         while True:
-            kept += (read := await source.read(65536))
-            if not read or len(kept) >= hold() or kept.endswith(b"0\r\n\r\n"):
-                to.write(kept)
-                kept = b""
+            buffered += (read := await source.read(65536))
+            if not read or len(buffered) >= hold() or buffered.endswith(b"0\r\n\r\n"):
+                to.write(buffered)
+                buffered = b""
                 await to.drain()
             if not read:
                 return

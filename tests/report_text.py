@@ -8,9 +8,9 @@ from html import unescape
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?")
 
 
-def figures(shown: str) -> set[str]:
+def find_numbers(rendered_text: str) -> set[str]:
     """Every number in a text, as it is printed there."""
-    return {number.rstrip(",").lstrip("+-") for number in NUMBER.findall(shown)}
+    return {number.rstrip(",").lstrip("+-") for number in NUMBER.findall(rendered_text)}
 
 
 def of_page(page: str) -> str:

@@ -48,8 +48,9 @@ def when_started(do: Callable[[RunningLoad], object]) -> tuple[EventHandler, ...
 def says(codes: Iterable[ReasonCode], code: str, **values: object) -> bool:
     """Whether one of the codes of a verdict is this one, with these of its values."""
     return any(
-        one.code == code and all(one.values[name] == value for name, value in values.items())
-        for one in codes
+        reason_code.code == code
+        and all(reason_code.values[name] == value for name, value in values.items())
+        for reason_code in codes
     )
 
 
@@ -82,7 +83,7 @@ def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
 
 def manifest(name: str, n: int, **changed: object) -> RunManifest:
     """Of one measured stage with an SLO that queueing's rows meet."""
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "run": name,
         "started": "2026-11-21T10:15:00+00:00",
         "ended": "2026-11-21T10:19:00+00:00",
@@ -105,17 +106,17 @@ def manifest(name: str, n: int, **changed: object) -> RunManifest:
         "host": Host(name="load-1", python="3.12.4", cpus=16),
         **changed,
     }
-    return RunManifest(**told)  # type: ignore[arg-type]
+    return RunManifest(**fields)  # type: ignore[arg-type]
 
 
-def gaps_of(found: NDArray[np.void]) -> tuple[Histogram, NDArray[np.int64]]:
+def gaps_of(records: NDArray[np.void]) -> tuple[Histogram, NDArray[np.int64]]:
     """Histogram of gaps and timeline of events of rows with even gaps."""
     gaps = Histogram()
-    ok = (found["output_events"] > 1) & (found["last_token_ns"] >= 0)
-    gaps.add(np.repeat(found["max_gap_ns"][ok], TOKENS - 1))
-    horizon = int(found["last_token_ns"].max()) // BIN_NS + 1
+    ok = (records["output_events"] > 1) & (records["last_token_ns"] >= 0)
+    gaps.add(np.repeat(records["max_gap_ns"][ok], TOKENS - 1))
+    horizon = int(records["last_token_ns"].max()) // BIN_NS + 1
     counts = np.zeros(horizon, np.int64)
-    for row in found[ok]:
+    for row in records[ok]:
         events = row["first_token_ns"] + row["max_gap_ns"] * np.arange(row["output_events"])
         counts += np.bincount(events // BIN_NS, minlength=horizon)[:horizon]
     return gaps, counts
@@ -123,26 +124,28 @@ def gaps_of(found: NDArray[np.void]) -> tuple[Histogram, NDArray[np.int64]]:
 
 def write(
     folder: Path,
-    found: NDArray[np.void] | None = None,
+    records: NDArray[np.void] | None = None,
     *,
     texts: tuple[str, ...] = (),
     **changed: object,
 ) -> Path:
     """Write a run directory for `store.read`, as a worker leaves it."""
-    found = rows(1, 300) if found is None else found
+    records = rows(1, 300) if records is None else records
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_bytes(encode_manifest(manifest(folder.name, len(found), **changed)))
-    spool = RecordLog(folder, 0)
+    (folder / "run.json").write_bytes(
+        encode_manifest(manifest(folder.name, len(records), **changed))
+    )
+    record_log = RecordLog(folder, 0)
     for text in texts:
-        spool.store_text(text)
-    spool.add_record(found.tobytes())
-    gaps, timeline = gaps_of(found)
+        record_log.store_text(text)
+    record_log.add_record(records.tobytes())
+    gaps, timeline = gaps_of(records)
     half = len(timeline) // 2
-    spool.write_event_counts(0, Histogram(), timeline[:half])
-    spool.write_event_counts(0, gaps, timeline)
-    for t in range(int(found["done_ns"].max() // S)):
-        spool.add_sample(
+    record_log.write_event_counts(0, Histogram(), timeline[:half])
+    record_log.write_event_counts(0, gaps, timeline)
+    for t in range(int(records["done_ns"].max() // S)):
+        record_log.add_sample(
             WorkerSample(t_s=t + 1.0, cpu_share=0.2, cpu_s=0.2 * (t + 1), peak_rss_bytes=80_000_000)
         )
-    spool.close()
+    record_log.close()
     return folder

@@ -16,11 +16,11 @@ from loadgen.runs.page_data import ChartData
 def render(
     summary: Summary,
     manifest: RunManifest | None = None,
-    figures: ChartData | None = None,
-    said: Sequence[MetricSample] = (),
+    chart_data: ChartData | None = None,
+    samples: Sequence[MetricSample] = (),
     additions: Sequence[ExtraSections] = (),
 ) -> str:
-    data = figures
+    data = chart_data
     return html.render(
-        text.report(summary, manifest, None if data is None else lambda: data, said, additions)
+        text.report(summary, manifest, None if data is None else lambda: data, samples, additions)
     )

@@ -47,8 +47,8 @@ def ramp(from_rate: float, to_rate: float, **stop: int | None) -> Stage:
     return stage(Ramp(from_rate=from_rate, to_rate=to_rate), **stop)
 
 
-def closed(lanes: int, ramp_ns: int = 0, **stop: int | None) -> Stage:
-    return stage(Closed(concurrency=lanes, ramp_ns=ramp_ns), **stop)
+def closed(concurrency: int, ramp_ns: int = 0, **stop: int | None) -> Stage:
+    return stage(Closed(concurrency=concurrency, ramp_ns=ramp_ns), **stop)
 
 
 def workload(

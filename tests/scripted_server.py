@@ -31,7 +31,7 @@ class Canned(NamedTuple):
 
 def answer(value: Any, status: str = "200 OK", **headers: str) -> bytes:
     """One JSON answer; `_` in a header's name is `-`."""
-    return _whole(json.dumps(value).encode(), status, "application/json", headers)
+    return _encode_response(json.dumps(value).encode(), status, "application/json", headers)
 
 
 def events(*values: Any, done: bool = True, **headers: str) -> bytes:
@@ -42,7 +42,7 @@ def events(*values: Any, done: bool = True, **headers: str) -> bytes:
             b"event: %s\ndata: %s\n\n" % (value["type"].encode(), json.dumps(value).encode())
             for value in values
         ]
-    return _whole(
+    return _encode_response(
         b"".join(lines) + (b"data: [DONE]\n\n" if done else b""),
         "200 OK",
         "text/event-stream",
@@ -50,13 +50,13 @@ def events(*values: Any, done: bool = True, **headers: str) -> bytes:
     )
 
 
-def cut(said: bytes) -> bytes:
+def cut(response: bytes) -> bytes:
     """Return the same response, but with a connection that breaks before its end."""
-    head, _, body = said.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     return b"CUT" + head.replace(b"Content-Length: ", b"Content-Length: 9") + b"\r\n\r\n" + body
 
 
-def _whole(body: bytes, status: str, kind: str, headers: dict[str, str]) -> bytes:
+def _encode_response(body: bytes, status: str, kind: str, headers: dict[str, str]) -> bytes:
     lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
@@ -102,12 +102,12 @@ def serving(*answers: bytes) -> Iterator[Canned]:
                     heard.append(
                         Heard(line.decode().split()[1], headers, json.loads(body) if body else None)
                     )
-                    said = left[0] if len(left) == 1 else left.pop(0)
-                if said == HANG:
+                    response = left[0] if len(left) == 1 else left.pop(0)
+                if response == HANG:
                     self.rfile.read()
                     return
-                self.wfile.write(said.removeprefix(b"CUT"))
-                if said.startswith(b"CUT") or headers.get("connection") == "close":
+                self.wfile.write(response.removeprefix(b"CUT"))
+                if response.startswith(b"CUT") or headers.get("connection") == "close":
                     return
 
         def finish(self) -> None:

@@ -43,10 +43,10 @@ class Copies:
     """The process that makes the copies; it ends with this one."""
 
     def __init__(self) -> None:
-        self._asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with asked:
+        self._asking, requests_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with requests_socket:
             command = [sys.executable, "-P", __file__, "--die-with-parent"]
-            self._maker = subprocess.Popen(command, stdin=asked, start_new_session=True)
+            self._maker = subprocess.Popen(command, stdin=requests_socket, start_new_session=True)
 
     def make(self) -> Copy:
         """Fork a copy that has the directory, environment and stderr of this process."""
@@ -68,16 +68,16 @@ def main() -> None:
 
     process.die_with_parent()
     gc.freeze()
-    asked = socket.socket(fileno=os.dup(0))
-    made: set[int] = set()
+    requests_socket = socket.socket(fileno=os.dup(0))
+    pids: set[int] = set()
     while True:
-        message, files, _, _ = socket.recv_fds(asked, MESSAGE, 3)
-        made -= {pid for pid in made if os.waitpid(pid, os.WNOHANG)[0]}
+        message, files, _, _ = socket.recv_fds(requests_socket, MESSAGE, 3)
+        pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}
         if not message:
             break
         pid = os.fork()
         if not pid:
-            asked.close()
+            requests_socket.close()
             os.setsid()
             for place, file in enumerate(files):
                 os.dup2(file, place)
@@ -92,9 +92,9 @@ def main() -> None:
             os._exit(code)
         for file in files:
             os.close(file)
-        made.add(pid)
-        asked.send(str(pid).encode())
-    for pid in made:  # that nobody has stopped
+        pids.add(pid)
+        requests_socket.send(str(pid).encode())
+    for pid in pids:  # that nobody has stopped
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
 

@@ -113,18 +113,18 @@ def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
         "name: few\nrequests: {input_tokens: 30, output_tokens: 5}\n"
         "stages: [{arrival: {poisson: 20/s}, count: 30}]\n"
     )
-    one = loadgen.run(load_workload(str(path)), url="sim:h100x8", out=tmp_path / "a")
+    result = loadgen.run(load_workload(str(path)), url="sim:h100x8", out=tmp_path / "a")
     two = loadgen.run(path, url="sim:h100x8", out=tmp_path / "b")
-    assert one.requests.ok == two.requests.ok == 30
-    assert one.summary.fingerprints.recipe == two.summary.fingerprints.recipe
+    assert result.requests.ok == two.requests.ok == 30
+    assert result.summary.fingerprints.recipe == two.summary.fingerprints.recipe
 
 
 @pytest.mark.processes
 def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
     async def go() -> Any:
-        with refused(LoadgenError, "event_loop") as found:
+        with refused(LoadgenError, "event_loop") as exc_info:
             loadgen.run(FEW, concurrency=1, num_requests=1)
-        assert "await loadgen.arun(...)" in str(found.value)
+        assert "await loadgen.arun(...)" in str(exc_info.value)
         return await asyncio.to_thread(
             loadgen.run, FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK
         )
@@ -193,19 +193,19 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
     loaded = any(
         plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins()
     )
-    found = pytester.runpytest_inprocess(
+    result = pytester.runpytest_inprocess(
         "-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin"))
     )
-    found.assert_outcomes(passed=1, failed=1, warnings=None)
-    found.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 succeeded, 0 failed*"])
+    result.assert_outcomes(passed=1, failed=1, warnings=None)
+    result.stdout.fnmatch_lines(["*Captured loadgen call*", "*4 succeeded, 0 failed*"])
 
 
 @pytest.mark.processes
 def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
-        with pytest.raises(LoadgenError, match=r"--> loadgen.run") as found:
+        with pytest.raises(LoadgenError, match=r"--> loadgen.run") as exc_info:
             loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
-        assert "await loadgen.arun(...)" in found.value.hint
+        assert "await loadgen.arun(...)" in exc_info.value.hint
         return await loadgen.arun(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
 
     assert asyncio.run(go()).requests.ok == 3

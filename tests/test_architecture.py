@@ -49,7 +49,9 @@ IMPORTS_OF_TABLES = {"loadgen.core.errors", "loadgen.plugins"}
 
 def named(file: Path) -> str:
     """Return the name of a module."""
-    (folder,) = (one for one in FOLDERS.values() if file.is_relative_to(one))
+    (folder,) = (
+        package_dir for package_dir in FOLDERS.values() if file.is_relative_to(package_dir)
+    )
     return ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -147,9 +149,13 @@ def test_code_that_is_text_imports_what_exists() -> None:
         ):
             assert name in trees() or name == "loadgen.data", file
             if name == "loadgen":
-                names = {one.split()[0] for one in imported.split(",") if one.strip()}
+                names = {
+                    entry_name.split()[0]
+                    for entry_name in imported.split(",")
+                    if entry_name.strip()
+                }
                 assert names <= {"Result", "load", "run"} or {
-                    f"loadgen.{one}" for one in names
+                    f"loadgen.{entry_name}" for entry_name in names
                 } <= set(trees()), file
 
 
@@ -216,13 +222,13 @@ def test_each_package_says_what_it_does(package: str) -> None:
         if any(folder.glob("*.py")) and folder.name != "data":
             assert (folder / "__init__.py").exists(), folder
     for path in make_packages.packages(package):
-        what, _ = make_packages.docstring(FOLDERS[package] / path)
-        assert what.endswith("."), path
+        purpose, _ = make_packages.docstring(FOLDERS[package] / path)
+        assert purpose.endswith("."), path
 
 
 def test_tests_replace_nothing_of_ours() -> None:
     """Whatever a test has to change is an argument, so that no test patches a module."""
-    found = {
+    replacements = {
         (
             file.name,
             str(call.args[-2].value)
@@ -236,7 +242,7 @@ def test_tests_replace_nothing_of_ours() -> None:
         and isinstance(call.func, ast.Attribute)
         and call.func.attr == "setattr"
     }
-    assert found == set(PATCHED)
+    assert replacements == set(PATCHED)
 
 
 def test_text_files_are_utf_8_on_every_machine() -> None:
@@ -251,9 +257,9 @@ def test_text_files_are_utf_8_on_every_machine() -> None:
         for call in (node for node in nodes if isinstance(node, ast.Call)):
             text = calls.get(getattr(call.func, "attr", getattr(call.func, "id", "")))
             if (
-                text and re.search(text, said := ast.unparse(call)) and "zip" not in said
+                text and re.search(text, call_text := ast.unparse(call)) and "zip" not in call_text
             ):  # into a zip go bytes
-                assert "utf-8" in said, f"{file}:{call.lineno}: {said}"
+                assert "utf-8" in call_text, f"{file}:{call.lineno}: {call_text}"
 
 
 def test_few_modules_are_beside_the_packages_and_tables() -> None:

@@ -58,8 +58,8 @@ def test_a_script_starts_and_has_a_smallest_form(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "--smoke" in said and f"benchmarks/{script}.py" in said
+    stdout = capsys.readouterr().out
+    assert "--smoke" in stdout and f"benchmarks/{script}.py" in stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -61,10 +61,10 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
     assert met == 0
     assert set(outcomes(tmp_path / "met.xml").values()) == {"passed"}
     assert "TTFT p95 at most 1,000 ms" in outcomes(tmp_path / "met.xml")
-    shown = page.read_text()
+    page_text = page.read_text()
     assert (
-        shown.startswith("before\n### loadgen: qa: SIMULATED, VALID, SLO met")
-        and "| TTFT p95 at most 1,000 ms |" in shown
+        page_text.startswith("before\n### loadgen: qa: SIMULATED, VALID, SLO met")
+        and "| TTFT p95 at most 1,000 ms |" in page_text
     )
     missed = (
         *RUN[:-1],
@@ -77,8 +77,8 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
         str(tmp_path / "c.xml"),
     )
     assert exits(*missed) == 1
-    found = ElementTree.parse(tmp_path / "c.xml").getroot()
-    assert {case.attrib["classname"] for case in found.iter("testcase")} == {
+    root = ElementTree.parse(tmp_path / "c.xml").getroot()
+    assert {case.attrib["classname"] for case in root.iter("testcase")} == {
         "loadgen.c1",
         "loadgen.c2",
     }
@@ -102,8 +102,8 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
     )
     assert exits(*gone, "--junit", str(file)) == 3
     assert outcomes(file) == {"the command finished": "error"}
-    kept = create_ci_report(file, github=False, strict=False)
-    kept.write("loadgen run", [], is_complete=False)
+    ci_report = create_ci_report(file, github=False, strict=False)
+    ci_report.write("loadgen run", [], is_complete=False)
     assert outcomes(file) == {"the command finished": "error"}, "one of several runs was cut off"
 
 
@@ -177,7 +177,7 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
         and "2 s" in missed.name
         and missed.text == "5 of 10 (50.0 %)"
     )
-    assert [promise for promise, _ in judge_objectives(mix)] == [*cases][1:], (
+    assert [objective for objective, _ in judge_objectives(mix)] == [*cases][1:], (
         "in the words that reports have for them"
     )
 
@@ -189,8 +189,8 @@ def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert exits(*RUN, "-o", str(out)) == 2
     assert "already holds results" in capsys.readouterr().err
     assert exits(*RUN, "-o", str(out), "--force") == 0
-    (kept,) = tmp_path.glob("r-before-*")
-    assert (kept / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
+    (moved_dir,) = tmp_path.glob("r-before-*")
+    assert (moved_dir / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
 
 
 def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> None:
@@ -202,23 +202,27 @@ def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> No
             tmp_path / f"r-before-{now + timedelta(seconds=second):%Y%m%d-%H%M%S}" / "of another"
         ).mkdir(parents=True)
     assert exits(*RUN, "-o", str(out), "--force") == 0
-    (kept,) = tmp_path.glob("r-before-*-2")
-    assert (kept / "summary.json").is_file()
+    (moved_dir,) = tmp_path.glob("r-before-*-2")
+    assert (moved_dir / "summary.json").is_file()
 
 
 def test_a_baseline_is_kept_by_name_and_may_hold_repeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = ("--in", str(tmp_path / "baselines"))
+    baseline_arguments = ("--in", str(tmp_path / "baselines"))
     assert exits(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
     assert exits(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
-    assert exits("compare", "--save", "main", str(tmp_path / "a"), *kept) == 0
-    assert exits("compare", "--save", "main", str(tmp_path / "a"), *kept) == 2
-    assert exits("compare", "--save", "main", str(tmp_path / "a"), *kept, "--force") == 0
-    assert exits("compare", "--save", "../main", str(tmp_path / "a"), *kept) == 2
-    assert exits("compare", "--save", "none", str(tmp_path), *kept) == 2
+    assert exits("compare", "--save", "main", str(tmp_path / "a"), *baseline_arguments) == 0
+    assert exits("compare", "--save", "main", str(tmp_path / "a"), *baseline_arguments) == 2
+    assert (
+        exits("compare", "--save", "main", str(tmp_path / "a"), *baseline_arguments, "--force") == 0
+    )
+    assert exits("compare", "--save", "../main", str(tmp_path / "a"), *baseline_arguments) == 2
+    assert exits("compare", "--save", "none", str(tmp_path), *baseline_arguments) == 2
     two = (str(tmp_path / "a"), str(tmp_path / "b"))
-    assert exits("compare", "--save", "main", *two, *kept, "--force") == 2, "one result is kept"
+    assert exits("compare", "--save", "main", *two, *baseline_arguments, "--force") == 2, (
+        "one result is kept"
+    )
     capsys.readouterr()
     assert (
         exits(
@@ -226,7 +230,7 @@ def test_a_baseline_is_kept_by_name_and_may_hold_repeats(
             "--against",
             "main",
             str(tmp_path / "b"),
-            *kept,
+            *baseline_arguments,
             "--fail-on",
             "ttft_ms.p50 > +50%",
         )
@@ -239,13 +243,13 @@ def test_a_baseline_is_kept_by_name_and_may_hold_repeats(
             "--against",
             "main",
             str(tmp_path / "b"),
-            *kept,
+            *baseline_arguments,
             "--fail-on",
             "ttft_ms.p50 > -50%",
         )
         == 1
     )
-    assert exits("compare", "--against", "mian", str(tmp_path / "b"), *kept) == 2
+    assert exits("compare", "--against", "mian", str(tmp_path / "b"), *baseline_arguments) == 2
     assert "baselines: main" in capsys.readouterr().err
 
 
@@ -265,11 +269,11 @@ def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -
     loaded = any(
         plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins()
     )
-    found = pytester.runpytest_inprocess(
+    result = pytester.runpytest_inprocess(
         "-p", "no:xdist", *(() if loaded else ("-p", "loadgen.pytest_plugin"))
     )
-    found.assert_outcomes(passed=1, failed=1)
-    found.stdout.fnmatch_lines(["*the measurement is not valid: Only 3 requests measured*"])
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*the measurement is not valid: Only 3 requests measured*"])
 
 
 def slower_preset(folder: Path) -> str:
@@ -301,13 +305,13 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, .
 def test_the_recipe_passes_as_typed_and_fails_on_a_slower_server(
     recipe: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def typed(words: tuple[str, ...], url: str) -> int:
-        return exits(*(word.replace("http://localhost:8000", url) for word in words))
+    def typed(arguments: tuple[str, ...], url: str) -> int:
+        return exits(*(word.replace("http://localhost:8000", url) for word in arguments))
 
     assert len(recipe) == 5
-    one, *baseline, run, compare = recipe
-    for words in (one, *baseline):
-        assert typed(words, "sim:gb300-vm") == 0, words
+    first_command, *baseline, run, compare = recipe
+    for command in (first_command, *baseline):
+        assert typed(command, "sim:gb300-vm") == 0, command
     (tmp_path / "results" / "new").rename(tmp_path / "results" / "one")
     for url, code in (("sim:gb300-vm", 0), (slower_preset(tmp_path), 1)):
         assert typed(run, url) == 0
@@ -341,13 +345,14 @@ def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: 
     for tool in tools.iterdir():
         tool.chmod(0o755)
     defaults = {
-        name: one.get("default", "") for name, one in content.get("inputs", {}).items()
+        name: input_spec.get("default", "")
+        for name, input_spec in content.get("inputs", {}).items()
     } | job.get("variables", {})
     assert not defaults.get("package") and not defaults.get("LOADGEN_PACKAGE"), (
         "no name that anybody may take"
     )
     conditions = defaults.get("fail-on") or defaults["LOADGEN_FAIL_ON"]
-    given = {
+    environment = {
         "PATH": f"{tools}:{os.environ['PATH']}",
         "LOG": str(tmp_path / "log"),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "page"),
@@ -358,23 +363,24 @@ def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: 
         "BASELINE": "",
         "FAIL_ON": conditions,
     }
-    given |= {
-        f"LOADGEN_{name}": given[name] for name in ("PACKAGE", "REPEAT", "BASELINE", "FAIL_ON")
+    environment |= {
+        f"LOADGEN_{name}": environment[name]
+        for name in ("PACKAGE", "REPEAT", "BASELINE", "FAIL_ON")
     }
 
     def build(url: str, slo: str, baseline: str) -> int:
         arguments = f"qa --url {url} -c 8 -d 2m --slo '{slo}' --metadata 'note=$(touch planted)'"
-        own = {
+        variables = {
             f"{prefix}{name}": value
             for prefix in ("", "LOADGEN_")
             for name, value in (("ARGUMENTS", arguments), ("BASELINE", baseline))
         }
-        words = ["bash", "-e", "-o", "pipefail", "-c", script]
+        command = ["bash", "-e", "-o", "pipefail", "-c", script]
         return subprocess.run(
-            words, check=False, env=given | own, cwd=tmp_path, capture_output=True
+            command, check=False, env=environment | variables, cwd=tmp_path, capture_output=True
         ).returncode
 
-    subprocess.run(["bash", "-e", "-c", install], check=True, env=given, cwd=tmp_path)
+    subprocess.run(["bash", "-e", "-c", install], check=True, env=environment, cwd=tmp_path)
     assert (tmp_path / "log").read_text().split()[-1] == "a.whl"
     assert build("sim:gb300-vm", "ttft:2s:p90", "") == 0
     save = (
@@ -467,8 +473,8 @@ def test_a_folder_with_results_is_left_alone_or_kept(
     assert "--out" in capsys.readouterr().err
     if name != "mlperf":  # which takes long
         assert exits(*command, "-o", str(out), "--force") in (0, 1, 3, 4)
-        (kept,) = tmp_path.glob("out-before-*")
-        assert (kept / "summary.json").read_bytes() == before and not (
+        (moved_dir,) = tmp_path.glob("out-before-*")
+        assert (moved_dir / "summary.json").read_bytes() == before and not (
             out / "summary.json"
         ).is_file()
 
@@ -478,8 +484,8 @@ def test_an_address_for_prometheus_is_checked_with_all_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
-    words = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
-    command = [word.format(contract=tmp_path / "c.yaml") for word in words]
+    arguments = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
+    command = [word.format(contract=tmp_path / "c.yaml") for word in arguments]
     assert (
         exits(
             *command,
@@ -492,8 +498,8 @@ def test_an_address_for_prometheus_is_checked_with_all_else(
         )
         == 2
     )
-    told = capsys.readouterr().err
-    assert "--prometheus here" in told and "everywhere" in told
+    stderr = capsys.readouterr().err
+    assert "--prometheus here" in stderr and "everywhere" in stderr
 
 
 def test_a_dry_run_sees_a_folder_with_results(tmp_path: Path) -> None:

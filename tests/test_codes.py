@@ -94,7 +94,7 @@ def is_message(node: ast.AST) -> bool:
     return name in MESSAGES or (name.endswith("s") and name[:-1] in MESSAGES)
 
 
-def looks(nodes: Iterable[ast.AST]) -> Iterator[int]:
+def find_text_searches(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Return the lines that search a message for text."""
     for node in nodes:
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -112,14 +112,18 @@ def looks(nodes: Iterable[ast.AST]) -> Iterator[int]:
 def modules() -> dict[str, list[ast.AST]]:
     """Return the nodes of every module by its path."""
     return {
-        file.relative_to(ROOT).as_posix(): found for file, found in parsed_modules.nodes().items()
+        file.relative_to(ROOT).as_posix(): nodes for file, nodes in parsed_modules.nodes().items()
     }
 
 
 def test_nothing_looks_for_words_in_a_message() -> None:
-    found = {name: lines for name, nodes in modules().items() if (lines := sorted(looks(nodes)))}
-    assert {name: lines for name, lines in found.items() if name not in FOREIGN} == {}
-    assert set(FOREIGN) <= set(found), "an exception that is no longer one"
+    lines_by_module = {
+        name: lines
+        for name, nodes in modules().items()
+        if (lines := sorted(find_text_searches(nodes)))
+    }
+    assert {name: lines for name, lines in lines_by_module.items() if name not in FOREIGN} == {}
+    assert set(FOREIGN) <= set(lines_by_module), "an exception that is no longer one"
 
 
 def test_the_test_sees_what_it_is_for() -> None:
@@ -131,22 +135,24 @@ PATTERN.fullmatch(fault.hint)
 re.search("x", str(error))
 summary.verdict.reasons.index("y")
 """
-    assert len(set(looks(ast.walk(ast.parse(seen))))) == 6
+    assert len(set(find_text_searches(ast.walk(ast.parse(seen))))) == 6
     assert not list(
-        looks(ast.walk(ast.parse('code.startswith("a"), reason in reasons, "a" in text')))
+        find_text_searches(
+            ast.walk(ast.parse('code.startswith("a"), reason in reasons, "a" in text'))
+        )
     )
 
 
-def words(node: ast.AST) -> set[str]:
+def string_values(node: ast.AST) -> set[str]:
     """Return the strings that an expression can evaluate to, without those in conditions."""
     if isinstance(node, ast.IfExp):
-        return words(node.body) | words(node.orelse)
+        return string_values(node.body) | string_values(node.orelse)
     if isinstance(node, ast.Subscript):  # of a mapping: the code of another process
         return set()
     return {
-        one.value
-        for one in ast.walk(node)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        child.value
+        for child in ast.walk(node)
+        if isinstance(child, ast.Constant) and isinstance(child.value, str)
     }
 
 
@@ -157,37 +163,37 @@ def codes_in(nodes: Iterable[ast.AST]) -> Iterator[set[str]]:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[code, *_]) if (
                 name in FAULTS | MAKERS
             ):
-                yield words(code)
+                yield string_values(code)
             case ast.Call(func=ast.Attribute(attr="add_at"), args=[_, code, *_]):
-                yield words(code)
+                yield string_values(code)
             case ast.FunctionDef(returns=ast.Name(id="Code")):
                 yield {
                     word
-                    for one in ast.walk(node)
-                    if isinstance(one, ast.Return)
-                    for word in words(one)
+                    for child in ast.walk(node)
+                    if isinstance(child, ast.Return)
+                    for word in string_values(child)
                 }
             case ast.AnnAssign(annotation=kind, value=ast.AST() as value) if "Code" in ast.dump(
                 kind
             ):
-                yield words(value)
+                yield string_values(value)
             case ast.Assign(targets=[target], value=value) if "code" in {
-                one.id for one in _names(target)
+                name_node.id for name_node in _names(target)
             }:
-                yield words(value)
+                yield string_values(value)
 
 
 def _names(node: ast.AST) -> Iterator[ast.Name]:
-    return (one for one in ast.walk(node) if isinstance(one, ast.Name))
+    return (child for child in ast.walk(node) if isinstance(child, ast.Name))
 
 
 def test_every_code_of_the_tables_is_used() -> None:
     used = {
-        name: {word for found in codes_in(nodes) for word in found}
+        name: {word for code in codes_in(nodes) for word in code}
         for name, nodes in modules().items()
     }
     assert set(get_args(errors.Code)) - set().union(*used.values()) == set()
-    of_sdk = set().union(*(found for name, found in used.items() if name.startswith("sdk/")))
+    of_sdk = set().union(*(codes for name, codes in used.items() if name.startswith("sdk/")))
     assert set(get_args(loadgen_sdk.errors.Code)) - of_sdk == set()
 
 
@@ -200,7 +206,9 @@ def test_every_fault_is_made_with_a_code() -> None:
                 case ast.Call(func=ast.Name(id=cls) | ast.Attribute(attr=cls), args=[code, *_]) if (
                     cls in FAULTS
                 ):
-                    assert words(code) <= known, f"{name}:{node.lineno}: {words(code) - known}"
+                    assert string_values(code) <= known, (
+                        f"{name}:{node.lineno}: {string_values(code) - known}"
+                    )
 
 
 def test_codes_are_nouns_of_a_situation_and_few() -> None:
@@ -211,12 +219,12 @@ def test_codes_are_nouns_of_a_situation_and_few() -> None:
 
 def test_the_page_of_codes_is_made_from_the_source() -> None:
     assert make_codes.PAGE.read_text("utf-8") == make_codes.page(), "python tests/make_codes.py"
-    said = {
+    meanings = {
         code: meaning
         for file in make_codes.FILES.values()
         for code, meaning in make_codes.meanings(file).items()
     }
-    assert set(said) == set(get_args(errors.Code)), "each code with its meaning behind it"
+    assert set(meanings) == set(get_args(errors.Code)), "each code with its meaning behind it"
 
 
 def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,8 +105,8 @@ def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
     script = (DEPLOY / "loadgen.sbatch").read_text().replace('"$@"', "rag --url http://host:8000")
     (submitted,) = re.findall(r"loadgen run .*", script)
     for line in (job["spec"]["entrypoint"], submitted):
-        name, *words = shlex.split(line)[1:]
-        find_command(name).make_context("loadgen", expand_slo_flag(words))
+        name, *arguments = shlex.split(line)[1:]
+        find_command(name).make_context("loadgen", expand_slo_flag(arguments))
 
 
 @pytest.mark.processes
@@ -135,8 +135,8 @@ def test_the_manifest_and_the_scripts_of_shards_type_what_loadgen_takes() -> Non
             text=True,
             check=True,
         )
-        _, name, *words = echoed.stdout.splitlines()
-        context = find_command(name).make_context("loadgen", expand_slo_flag(words))
+        _, name, *arguments = echoed.stdout.splitlines()
+        context = find_command(name).make_context("loadgen", expand_slo_flag(arguments))
         assert context.params["shard"] == f"3/{count}"
         assert context.params["start_at"] == "2126-12-01T10:00:00Z"
 

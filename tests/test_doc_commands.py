@@ -56,13 +56,13 @@ def _find_commands(*names: str) -> list[PageCommand]:
     """Return the commands of these names that a dry run can check."""
     commands = []
     for line in BLOCK_COMMAND_LINES:
-        words = line.split_words()
-        options = {word.partition("=")[0] for word in words}
+        arguments = line.split_words()
+        options = {word.partition("=")[0] for word in arguments}
         has_shell_variable = "$" in line.text
         is_of_plugin = "acme" in line.text  # test_worked_package.py installs it and runs these
         is_checkable = not (options & NEEDS_MORE or has_shell_variable or is_of_plugin)
-        if is_checkable and words[0] in names:
-            commands.append(PageCommand(line.page, words))
+        if is_checkable and arguments[0] in names:
+            commands.append(PageCommand(line.page, arguments))
     return commands
 
 
@@ -96,11 +96,11 @@ def test_there_are_commands_to_check() -> None:
 def test_every_command_with_a_load_passes_a_dry_run(
     command: PageCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [PLACEHOLDER.sub(_replace_placeholder, word) for word in command.words]
-    if "--dry-run" not in words:
-        words.append("--dry-run")
-    exit_code = exits(*words)
-    assert exit_code == 0, f"{command.page.name}: {' '.join(words)}: {capsys.readouterr().err}"
+    arguments = [PLACEHOLDER.sub(_replace_placeholder, word) for word in command.words]
+    if "--dry-run" not in arguments:
+        arguments.append("--dry-run")
+    exit_code = exits(*arguments)
+    assert exit_code == 0, f"{command.page.name}: {' '.join(arguments)}: {capsys.readouterr().err}"
 
 
 def _replace_placeholder(match: re.Match[str]) -> str:
@@ -110,6 +110,6 @@ def _replace_placeholder(match: re.Match[str]) -> str:
 @pytest.mark.usefixtures("reader_folder")
 @pytest.mark.parametrize("command", CONTRACTS, ids=[command.label for command in CONTRACTS])
 def test_every_contract_of_a_command_can_be_loaded(command: PageCommand) -> None:
-    words = command.words
-    gpus = int(words[words.index("--gpus") + 1]) if "--gpus" in words else None
-    load_contract(Path(words[1]), gpus=gpus)
+    arguments = command.words
+    gpus = int(arguments[arguments.index("--gpus") + 1]) if "--gpus" in arguments else None
+    load_contract(Path(arguments[1]), gpus=gpus)

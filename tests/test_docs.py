@@ -50,12 +50,15 @@ class CommandLine(NamedTuple):
 
         An ellipsis that is not the value of an option stands for more arguments, and is left out.
         """
-        words = shlex.split(self.text, comments=True)[1:]
-        end = next((i for i, word in enumerate(words) if word in SHELL_OPERATORS), len(words))
-        words = words[:end]
+        command_words = shlex.split(self.text, comments=True)[1:]
+        end = next(
+            (i for i, word in enumerate(command_words) if word in SHELL_OPERATORS),
+            len(command_words),
+        )
+        command_words = command_words[:end]
         return [
             word
-            for previous, word in zip(["", *words], words, strict=False)
+            for previous, word in zip(["", *command_words], command_words, strict=False)
             if word not in ELLIPSES or previous.startswith("-")
         ]
 
@@ -109,28 +112,28 @@ def test_there_are_commands_to_check() -> None:
     "line", BLOCK_COMMAND_LINES, ids=[line.label for line in BLOCK_COMMAND_LINES]
 )
 def test_every_command_that_sends_a_load_names_its_target(line: CommandLine) -> None:
-    words = line.split_words()
-    judges_a_folder = words[0] == "validate" and words[1].endswith("/")
-    reads_a_verdict = words[:2] == ["mlperf", "verdict"]
-    if words[0] in COMMANDS_WITH_TARGET and not judges_a_folder and not reads_a_verdict:
-        options = {word.partition("=")[0] for word in words}
+    arguments = line.split_words()
+    judges_a_folder = arguments[0] == "validate" and arguments[1].endswith("/")
+    reads_a_verdict = arguments[:2] == ["mlperf", "verdict"]
+    if arguments[0] in COMMANDS_WITH_TARGET and not judges_a_folder and not reads_a_verdict:
+        options = {word.partition("=")[0] for word in arguments}
         assert options & TARGET_OPTIONS, f"{line.page}: {line.text}"
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES, ids=[line.label for line in COMMAND_LINES])
 def test_every_command_is_valid(line: CommandLine) -> None:
-    words = line.split_words()
+    arguments = line.split_words()
     path: list[str] = []
     command = find_command()
     while hasattr(command, "list_commands"):
-        if line.is_in_sentence and not words:
+        if line.is_in_sentence and not arguments:
             return
-        assert words, f"{line.label}: no command"
-        path.append(words.pop(0))
+        assert arguments, f"{line.label}: no command"
+        path.append(arguments.pop(0))
         command = find_command(*path)
         assert command is not None, f"{line.label}: no command {path}"
     try:
-        command.make_context("loadgen", expand_slo_flag(words))
+        command.make_context("loadgen", expand_slo_flag(arguments))
     except typer.Exit:  # of --help
         return
     except ClickException as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from expected_errors import refused
-from fuzz_targets import ROOT, TARGETS, corpus, told
+from fuzz_targets import ROOT, TARGETS, corpus, run_target
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def test_every_parser_begins_with_something() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_fuzzing_found_is_told(name: str) -> None:
     for data in corpus(name):
-        told(name, data)
+        run_target(name, data)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -71,7 +71,7 @@ def test_damaged_input_is_told(name: str) -> None:
     )
     @given(damaged(name))
     def holds(data: bytes) -> None:
-        told(name, data)
+        run_target(name, data)
 
     holds()
 
@@ -82,7 +82,7 @@ def test_damaged_input_is_told(name: str) -> None:
 def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
     """Of a damaged Parquet file: it was "a bug in loadgen"."""
     (data, *_) = (data for data in corpus(name) if b"PAR1" in data)
-    assert told(name, data.replace(column, b"\xc9" * len(column)))
+    assert run_target(name, data.replace(column, b"\xc9" * len(column)))
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_header_with_an_slo_that_nobody_can_have_is_told(sound: bytes, damaged
     """It was "a bug in loadgen"."""
     data = corpus("folder")[0]
     assert sound in data
-    assert told("folder", data.replace(sound, damaged))
+    assert run_target("folder", data.replace(sound, damaged))

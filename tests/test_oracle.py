@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_oracle import ASKED, DATA, FROZEN, TYPED
+from make_oracle import DATA, ENDPOINT_COMMANDS, FROZEN, TYPED
 from oracle_values import differences, over, shape
 from public_names import commands, flags
 
@@ -34,9 +34,9 @@ def stored(file: str) -> Any:
 
 @pytest.mark.parametrize(("file", "entry"), ENTRIES)
 def test_as_it_was(file: str, entry: str, tmp_path: Path) -> None:
-    found = json.loads(json.dumps(FROZEN[file][entry](tmp_path)))
-    told = list(differences(found, stored(file)[entry]))
-    assert not told, "\n".join(told)
+    current = json.loads(json.dumps(FROZEN[file][entry](tmp_path)))
+    differing_paths = list(differences(current, stored(file)[entry]))
+    assert not differing_paths, "\n".join(differing_paths)
 
 
 def test_every_file_and_entry_is_made() -> None:
@@ -47,7 +47,7 @@ def test_every_file_and_entry_is_made() -> None:
 
 
 def test_json_of_every_command_is_held() -> None:
-    calls = [" ".join(call) for call in (*TYPED, *ASKED) if "--json" in call]
+    calls = [" ".join(call) for call in (*TYPED, *ENDPOINT_COMMANDS) if "--json" in call]
     with_json = [name for name, command in commands().items() if "--json" in flags(command)]
     assert [
         name for name in with_json if not any(call.startswith(f"{name} ") for call in calls)
@@ -57,7 +57,7 @@ def test_json_of_every_command_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "stored", "told"),
+    ("current", "stored", "expected_paths"),
     [
         ({"a": 1.0, "b": None}, {"a": 1.0 + 1e-13, "b": None}, []),
         ({"a": 1.0}, {"a": 1.0 + 1e-9}, [".a: 1.0 in place of 1.000000001"]),
@@ -67,8 +67,10 @@ def test_json_of_every_command_is_held() -> None:
         ({"a": None}, {"a": 0.0}, [".a: None in place of 0.0"]),
     ],
 )
-def test_a_difference_is_told_with_its_place(found: Any, stored: Any, told: list[str]) -> None:
-    assert list(differences(found, stored)) == told
+def test_a_difference_is_told_with_its_place(
+    current: Any, stored: Any, expected_paths: list[str]
+) -> None:
+    assert list(differences(current, stored)) == expected_paths
 
 
 def test_shapes_of_a_list_are_laid_over_each_other() -> None:

@@ -131,10 +131,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         == 0
     )
     keys = [AnswerKey(reference=f"the answer is {n}") for n in range(200)]
-    told = [
+    answer_sets = [
         [f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)
     ]
-    judged = summarize_scores(score_prompts(keys, *told), 0.02)
+    judged = summarize_scores(score_prompts(keys, *answer_sets), 0.02)
     result = AnswersResult(
         dataset="q.jsonl",
         url="http://a",
@@ -146,7 +146,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         allowed_loss=0.02,
         groups=judged,
     )
-    answers.write_result(at / "answers", result, score_prompts(keys, *told))
+    answers.write_result(at / "answers", result, score_prompts(keys, *answer_sets))
     exits("report", at / "answers")
     (at / "contract.yaml").write_text(CONTRACT)
     parties = ["--metadata", "buyer=Ann <a@example.com>", "--metadata", "vendor=Acme"]
@@ -261,7 +261,7 @@ OUTSIDE = """(() => {
 def test_a_page_fits_the_screen(
     browser: Browser, pages: dict[str, Path], kind: str, width: int
 ) -> None:
-    browser.look(width=width, height=900)
+    browser.set_view(width=width, height=900)
     browser.open(pages[kind])
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert browser.complaints == [] and browser.requests == []
@@ -301,10 +301,10 @@ FAINT = """(() => {
 def test_every_word_is_seen_by_day_and_by_night(
     browser: Browser, pages: dict[str, Path], kind: str, dark: bool
 ) -> None:
-    browser.look(width=1400, height=900, dark=dark)
+    browser.set_view(width=1400, height=900, dark=dark)
     browser.open(pages[kind])
     assert browser.evaluate(FAINT) == []
-    browser.look(width=1400)
+    browser.set_view(width=1400)
 
 
 def test_the_glossary_of_the_docs_is_that_of_the_pages() -> None:
@@ -325,7 +325,7 @@ def test_the_glossary_unfolds_from_the_top_of_every_page(
 
 
 def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str, Path]) -> None:
-    size, cost = words(pages["size"]), words(pages["cost"])
+    size, cost = text_of_page(pages["size"]), text_of_page(pages["cost"])
     order = (
         "USD 122,640 per month",
         "Comparison of the sources",
@@ -348,7 +348,7 @@ def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str
 @pytest.mark.processes
 def test_what_the_other_pages_draw(browser: Browser, pages: dict[str, Path]) -> None:
     """A bar for each score and its line, one for each limit, one tick for each run."""
-    browser.look(width=1400)
+    browser.set_view(width=1400)
     browser.open(pages["answers"])
     assert browser.evaluate("document.querySelectorAll('.bars u').length") == 4
     browser.open(pages["mlperf"])
@@ -367,7 +367,7 @@ def test_what_the_other_pages_draw(browser: Browser, pages: dict[str, Path]) -> 
 def test_the_points_of_the_slowest_requests_lead_to_their_rows(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    browser.look(width=1400, height=900)
+    browser.set_view(width=1400, height=900)
     browser.open(pages["run"])
     links = browser.evaluate(
         "[...document.querySelectorAll('svg a')].map(a => a.getAttribute('href'))"
@@ -395,14 +395,14 @@ def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     """A page begins with its verdict, cards, charts, table and reasons; the rest is folded."""
-    browser.look(width=1400, height=900)
+    browser.set_view(width=1400, height=900)
     browser.open(pages["run"])
     assert browser.evaluate("document.querySelector('.badge').textContent").startswith("VALID")
     tops = browser.evaluate(
         "[...document.querySelectorAll('.badge,.five,figure,#latency,#slow-requests,#slowest')].filter(n => n.offsetParent)"
         ".map(n => [n.id || n.className || n.dataset.chart, n.getBoundingClientRect().top])"
     )
-    tops.sort(key=lambda one: one[1])
+    tops.sort(key=lambda item: item[1])
     order = [name for name, _ in tops]
     assert order[0] == "badge" and order.index("five") < order.index("0") < order.index("latency")
     assert order.index("latency") < order.index("slow-requests") < order.index("slowest")
@@ -422,14 +422,14 @@ def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
     assert browser.evaluate("document.querySelector('#curves').open")
 
 
-def words(page: Path) -> str:
+def text_of_page(page: Path) -> str:
     """Return the text of a page without its style and script."""
     body = page.read_text("utf-8").split("<main>")[1].split("<script")[0]
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).replace("\u00a0", " ").split())
 
 
 def test_the_page_of_an_mlperf_run_has_its_disclosure_and_verdict(pages: dict[str, Path]) -> None:
-    text = words(pages["mlperf"])
+    text = text_of_page(pages["mlperf"])
     assert "MLPerf-style, unofficial" in text[:2000]
     assert "VALID" in text[:2000]
 
@@ -440,12 +440,12 @@ def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(
     """Ten minutes of load and its last answers, though two seconds of a processor made them."""
     assert re.search(
         r"an-hour-like-any-other/r2 .{0,40}10 min [0-9]+ s of virtual time",
-        words(pages["validation"]),
+        text_of_page(pages["validation"]),
     )
 
 
 def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
-    text = words(pages["search"])
+    text = text_of_page(pages["search"])
     order = [
         "Maximum load meeting the SLO",
         "Limited by: at ",
@@ -469,7 +469,7 @@ def test_the_slo_outcome_of_a_load_point_is_its_second_column(pages: dict[str, P
 
 def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> None:
     html = pages["compare"].read_text("utf-8")
-    text = words(pages["compare"])
+    text = text_of_page(pages["compare"])
     assert text.index("c4 vs. c1: ") < text.index("Workload DIFFERENT") < text.index("TTFT p50, ms")
     assert "<b>passed</b>" in html and "ttft_ms.p50 > 1s" in text and "95%" in text
     assert html.count('<div class="bars">') >= 2
@@ -477,7 +477,7 @@ def test_the_page_of_a_comparison_has_every_change(pages: dict[str, Path]) -> No
 
 def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
     html = pages["validation"].read_text("utf-8")
-    text = words(pages["validation"])
+    text = text_of_page(pages["validation"])
     parts = [
         "FAIL: ",
         "Use of each limit",
@@ -506,14 +506,14 @@ def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, 
     )
     assert {float(left) for left, _, _ in bars} == {0.0}
     ends = {
-        color: [float(width) for _, width, found in bars if found == color]
+        color: [float(width) for _, width, bar_color in bars if bar_color == color]
         for color in ("good", "bad")
     }
     assert 0 <= max(ends["good"]) < line < min(ends["bad"])
 
 
 @pytest.mark.parametrize(
-    ("figure", "limit", "unit", "at_most", "used"),
+    ("value", "limit", "unit", "at_most", "used"),
     [
         (250.0, 1000.0, "ms", True, 25.0),
         (1500.0, 1000.0, "ms", True, 150.0),
@@ -529,9 +529,9 @@ def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, 
     ],
 )
 def test_the_used_share_of_a_promise(
-    figure: float, limit: float, unit: str, at_most: bool, used: float | None
+    value: float, limit: float, unit: str, at_most: bool, used: float | None
 ) -> None:
-    assert compute_limit_usage_percent(figure, limit, unit, is_upper_bound=at_most) == (
+    assert compute_limit_usage_percent(value, limit, unit, is_upper_bound=at_most) == (
         None if used is None else pytest.approx(used)
     )
 
@@ -539,7 +539,7 @@ def test_the_used_share_of_a_promise(
 @pytest.mark.processes
 def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[str, Path]) -> None:
     """The first section fits on A4 with 12 mm margins: 186 by 273 mm at 96 pixels per inch."""
-    browser.look(width=703, height=1032, media="print")
+    browser.set_view(width=703, height=1032, media="print")
     browser.open(pages["validation"])
     bottom = "document.querySelector('.signed + p').getBoundingClientRect().bottom + scrollY"
     assert browser.evaluate(bottom) <= 1032
@@ -556,12 +556,12 @@ def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[
         browser.evaluate("getComputedStyle(document.querySelector('h2#annex')).breakBefore")
         == "page"
     )
-    browser.look(width=1400)
+    browser.set_view(width=1400)
 
 
 @pytest.mark.processes
 def test_a_phone_shows_every_word_of_the_promises(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.look(width=390)
+    browser.set_view(width=390)
     browser.open(pages["validation"])
     hidden = "[...document.querySelectorAll('.prose')].map(t => t.parentNode.scrollWidth - t.parentNode.clientWidth)"
     assert max(browser.evaluate(hidden)) <= 0

@@ -138,8 +138,8 @@ def test_a_plug_in_that_fails_says_which_and_stops_nothing(
     install(packages, "kitchen-c", {"kitchen_a": MODULE}, {GROUP: {"tart": "kitchen_c:ROW"}})
     dishes = table()
     assert dishes.names() == ("soup", "bread") == dishes.names()
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2 and told[0].startswith(
+    stderr_lines = capsys.readouterr().err.splitlines()
+    assert len(stderr_lines) == 2 and stderr_lines[0].startswith(
         f"plug-in {name} of kitchen-b 1.0 is not used: {fault}"
     )
     if name != "soup":
@@ -198,8 +198,8 @@ def test_what_was_used_is_known_with_its_version(packages: Path) -> None:
     dishes.find("stew")
     (used,) = plugins.used_plugins()
     assert used == (GROUP, "stew", "kitchen-a", "1.0") and plugins.version_differences([used]) == []
-    others = [used._replace(version="2.0"), used._replace(package="kitchen-z")]
-    assert plugins.version_differences(others) == [
+    other_packages = [used._replace(version="2.0"), used._replace(package="kitchen-z")]
+    assert plugins.version_differences(other_packages) == [
         "kitchen-a 1.0 here, 2.0 there",
         "kitchen-z none here, 1.0 there",
     ]

@@ -25,7 +25,7 @@ from loadgen_sdk import plugins as sdk_plugins
 from make_packages import ROOT
 from msgspec.structs import replace
 from plugin_packages import install
-from report_text import figures, of_page
+from report_text import find_numbers, of_page
 from scripted_server import answering
 
 import loadgen
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.commands
 
 DATA = Path(__file__).parent / "data"
 SIM = ("--url", "sim:gb300-vm", "--seed", "3")
-MADE = {
+KIND_BY_NAME = {
     "raw": "run",
     "sweep": "sweep",
     "search": "search",
@@ -77,7 +77,7 @@ MADE = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a result of each kind, by its name in MADE."""
     root = tmp_path_factory.mktemp("results")
     for name in ("raw", "sweep", "search", "contract", "mlperf"):
@@ -175,9 +175,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def results(made: Path, tmp_path: Path) -> Path:
+def results(results_dir: Path, tmp_path: Path) -> Path:
     """Return copies of the results that a test may change."""
-    shutil.copytree(made, tmp_path / "results")
+    shutil.copytree(results_dir, tmp_path / "results")
     return tmp_path / "results"
 
 
@@ -197,15 +197,15 @@ def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.Re
 
 def test_the_rows_have_names_of_their_own() -> None:
     names = KINDS.names(include_plugins=False)
-    assert len(set(names)) == len(names) and set(MADE.values()) <= set(names)
+    assert len(set(names)) == len(names) and set(KIND_BY_NAME.values()) <= set(names)
 
 
 def _changed(value: object, text: str, number: float) -> object:
     """Return a document with texts and numbers from an untrusted source."""
     if isinstance(value, dict):
-        return {key: _changed(one, text, number) for key, one in value.items()}
+        return {key: _changed(child, text, number) for key, child in value.items()}
     if isinstance(value, list):
-        return [_changed(one, text, number) for one in value][: 9 if number else 0]
+        return [_changed(child, text, number) for child in value][: 9 if number else 0]
     if isinstance(value, str):
         return text or value
     return (
@@ -219,9 +219,9 @@ def _changed(value: object, text: str, number: float) -> object:
 @pytest.mark.parametrize(
     ("text", "number"), [("\x1b[2J VALID", 3.0), ("", 10.0**18), ("", -7.5), ("", 0.0)]
 )
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", KIND_BY_NAME)
 def test_a_result_of_somebody_else_is_shown_or_refused(
-    made: Path,
+    results_dir: Path,
     tmp_path: Path,
     name: str,
     text: str,
@@ -229,7 +229,7 @@ def test_a_result_of_somebody_else_is_shown_or_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     its = tmp_path / name
-    (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, its)
+    (shutil.copytree if (results_dir / name).is_dir() else shutil.copy)(results_dir / name, its)
     for file in [its] if its.is_file() else its.glob("*.json"):
         lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
         file.write_text(
@@ -239,7 +239,7 @@ def test_a_result_of_somebody_else_is_shown_or_refused(
         ("report",),
         ("report", "--json"),
         ("bundle", "-o", tmp_path / "b.zip"),
-        ("compare", made / "raw"),
+        ("compare", results_dir / "raw"),
     ):
         assert exits(command[0], its, *command[1:]) in (0, 1, 2, 3), capsys.readouterr().err[-600:]
     assert "\x1b" not in render_text(results_in(tmp_path))
@@ -247,12 +247,12 @@ def test_a_result_of_somebody_else_is_shown_or_refused(
 
 @pytest.mark.commands
 def test_a_comparison_with_a_header_that_fits_no_records_is_refused(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    its = Path(shutil.copytree(made / "repeats", tmp_path / "its"))
+    its = Path(shutil.copytree(results_dir / "repeats", tmp_path / "its"))
     header = its / "r1" / "run.json"
     header.write_text(json.dumps(_changed(json.loads(header.read_bytes()), "", 0.0)))
-    assert exits("compare", made / "raw", its, "--anyway") == 2
+    assert exits("compare", results_dir / "raw", its, "--anyway") == 2
     assert "the files are damaged" in capsys.readouterr().err
 
 
@@ -301,7 +301,7 @@ def test_nobody_else_asks_which_file_a_folder_has() -> None:
         "sweep.json",
     }
     package = ROOT / "loadgen"
-    found = {
+    modules = {
         file.relative_to(package).as_posix()
         for file in package.rglob("*.py")
         if not file.is_relative_to(package / "core")
@@ -309,19 +309,19 @@ def test_nobody_else_asks_which_file_a_folder_has() -> None:
         for node in ast.walk(ast.parse(file.read_bytes()))
         if isinstance(node, ast.Constant) and node.value in named
     }
-    assert found == set(OWNERS)
+    assert modules == set(OWNERS)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_result_is_known_for_what_it_is(made: Path, name: str) -> None:
-    kind = kind_of(made / name)
-    assert kind is not None and kind.name == MADE[name]
+@pytest.mark.parametrize("name", KIND_BY_NAME)
+def test_a_result_is_known_for_what_it_is(results_dir: Path, name: str) -> None:
+    kind = kind_of(results_dir / name)
+    assert kind is not None and kind.name == KIND_BY_NAME[name]
 
 
-def test_a_folder_of_results_is_one_too(made: Path) -> None:
-    found = opened(made)
-    assert found.kind == "results" and "2 repeats" in found.headline
-    assert "swept-twice" in found.text and "swept-twice" in (found.page or "")
+def test_a_folder_of_results_is_one_too(results_dir: Path) -> None:
+    opened_result = opened(results_dir)
+    assert opened_result.kind == "results" and "2 repeats" in opened_result.headline
+    assert "swept-twice" in opened_result.text and "swept-twice" in (opened_result.page or "")
 
 
 def test_what_is_no_result_has_no_kind(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_what_is_no_result_has_no_kind(tmp_path: Path) -> None:
 # -- every kind in every place ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", KIND_BY_NAME)
 def test_every_kind_is_reported(
     results: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,12 +345,12 @@ def test_every_kind_is_reported(
     assert kind is not None
     before = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     code = exits("report", path)
-    told = capsys.readouterr()
-    assert code in (0, 1, 3) and told.out.count("\n") > 2
+    captured = capsys.readouterr()
+    assert code in (0, 1, 3) and captured.out.count("\n") > 2
     page = path / kind.page_name
     functions = kind.functions
     if (functions.page or functions.report) and kind.page_name:
-        assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in told.err
+        assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in captured.err
     after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     changed = {file.name for file in after if before.get(file) != after[file]}
     assert changed <= {kind.page_name, checksums.FILE}, (
@@ -368,58 +368,77 @@ def test_every_kind_is_reported(
     assert exits("report", path, "--no-html") == code
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_every_kind_is_loaded(made: Path, name: str) -> None:
-    found = loadgen.load(made / name)
-    runs_here = MADE[name] == "run" or name == "mlperf"
-    assert isinstance(found, loadgen.Result if runs_here else OpenedResult)
-    assert found.kind == MADE[name]
-    assert found.headline.rstrip(".") and "\n" not in found.headline
-    assert found.headline.endswith(".") and found.text.endswith("\n")
-    assert str(found).splitlines()[0] in found.text and found._repr_html_().startswith(
-        ("<div", "<pre")
-    )
-    assert found.page is not None and found.page.startswith("<!doctype html>")
-    assert made.name in repr(found) or name in repr(found) or runs_here
+@pytest.mark.parametrize("name", KIND_BY_NAME)
+def test_every_kind_is_loaded(results_dir: Path, name: str) -> None:
+    loaded_result = loadgen.load(results_dir / name)
+    runs_here = KIND_BY_NAME[name] == "run" or name == "mlperf"
+    assert isinstance(loaded_result, loadgen.Result if runs_here else OpenedResult)
+    assert loaded_result.kind == KIND_BY_NAME[name]
+    assert loaded_result.headline.rstrip(".") and "\n" not in loaded_result.headline
+    assert loaded_result.headline.endswith(".") and loaded_result.text.endswith("\n")
+    assert str(loaded_result).splitlines()[
+        0
+    ] in loaded_result.text and loaded_result._repr_html_().startswith(("<div", "<pre"))
+    assert loaded_result.page is not None and loaded_result.page.startswith("<!doctype html>")
+    assert results_dir.name in repr(loaded_result) or name in repr(loaded_result) or runs_here
 
 
-def test_a_loaded_result_gives_its_value_and_its_runs(made: Path) -> None:
-    search = loadgen.load(made / "search")
+def test_a_loaded_result_gives_its_value_and_its_runs(results_dir: Path) -> None:
+    search = loadgen.load(results_dir / "search")
     assert search.value.result.stop_reason and len(search.runs) == len(search.value.runs) > 2
-    repeats = loadgen.load(made / "swept-twice")
+    repeats = loadgen.load(results_dir / "swept-twice")
     assert list(repeats.value.by_load_point) == ["r2", "r4"]
     assert repeats.value.by_load_point["r4"].runs == ("r1/r4", "r2/r4")
-    assert list(loadgen.load_runs(made / "swept-twice")) == ["r1/r2", "r2/r2", "r1/r4", "r2/r4"]
-    assert list(loadgen.load_runs(made / "contract")) == ["steady/r1"]
-    assert loadgen.load(made / "contract").value.verdict.verdict in ("PASS", "FAIL", "INCONCLUSIVE")
+    assert list(loadgen.load_runs(results_dir / "swept-twice")) == [
+        "r1/r2",
+        "r2/r2",
+        "r1/r4",
+        "r2/r4",
+    ]
+    assert list(loadgen.load_runs(results_dir / "contract")) == ["steady/r1"]
+    assert loadgen.load(results_dir / "contract").value.verdict.verdict in (
+        "PASS",
+        "FAIL",
+        "INCONCLUSIVE",
+    )
     assert (
-        loadgen.load(made / "answers").value.prompts == 40
-        and loadgen.load(made / "answers").runs == ()
+        loadgen.load(results_dir / "answers").value.prompts == 40
+        and loadgen.load(results_dir / "answers").runs == ()
     )
 
 
-def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
-    found = {result.name: result for result in results_in(made)}
-    folders = {name for name in MADE if (made / name).is_dir()} - {"levels", "guidellm"}
-    assert folders <= found.keys() and {"levels/r10", "levels/r40"} <= found.keys()
-    assert {name: found[name].kind for name in folders} == {name: MADE[name] for name in folders}
+def test_every_kind_that_a_command_leaves_is_listed(results_dir: Path) -> None:
+    stored_results_by_name = {result.name: result for result in results_in(results_dir)}
+    folders = {name for name in KIND_BY_NAME if (results_dir / name).is_dir()} - {
+        "levels",
+        "guidellm",
+    }
+    assert (
+        folders <= stored_results_by_name.keys()
+        and {"levels/r10", "levels/r40"} <= stored_results_by_name.keys()
+    )
+    assert {name: stored_results_by_name[name].kind for name in folders} == {
+        name: KIND_BY_NAME[name] for name in folders
+    }
     assert not [
-        result.name for result in found.values() if "cannot be read" in result.reported_outcome
+        result.name
+        for result in stored_results_by_name.values()
+        if "cannot be read" in result.reported_outcome
     ]
-    of_answers = found["answers"]
+    of_answers = stored_results_by_name["answers"]
     assert (
         of_answers.reported_outcome.startswith("ROUGE-1 75.0 %")
         and "m" in of_answers.description
         and of_answers.simulated
     )
-    curve = found["swept-twice"].curve
+    curve = stored_results_by_name["swept-twice"].curve
     assert curve is not None and {level.name for level in curve.load_points} == {
         "r1/r2",
         "r2/r2",
         "r1/r4",
         "r2/r4",
     }
-    for result in found.values():
+    for result in stored_results_by_name.values():
         row, line = json_row(result), render_text([result]).splitlines()[1]
         assert row["word"] and row["word"] in line, (
             row
@@ -427,12 +446,12 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
 
 
 @pytest.fixture
-def address(made: Path) -> Iterator[str]:
-    with answering(ResultsServer(made, 0, None)) as server:
+def address(results_dir: Path) -> Iterator[str]:
+    with answering(ResultsServer(results_dir, 0, None)) as server:
         yield server.address
 
 
-def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
+def test_ui_shows_every_kind_that_is_listed(results_dir: Path, address: str) -> None:
     def page(path: str) -> str:
         with urllib.request.urlopen(address + path, timeout=60) as answer:
             return unescape(answer.read().decode())
@@ -440,13 +459,13 @@ def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
     listed = page("")
     for name in ("answers", "size", "repeats", "swept-twice", "contract", "accuracy", "official"):
         assert f"result/{quote(name)}/" in listed
-        shown = page(f"result?r={quote(name)}")
-        assert "Cannot be shown" not in shown
-        own = opened(made / name)
+        page_html = page(f"result?r={quote(name)}")
+        assert "Cannot be shown" not in page_html
+        opened_result = opened(results_dir / name)
         assert (
-            own.headline.partition(": ")[2] in shown
-            if own.kind == "repeats"
-            else own.text.splitlines()[-1] in shown or own.page
+            opened_result.headline.partition(": ")[2] in page_html
+            if opened_result.kind == "repeats"
+            else opened_result.text.splitlines()[-1] in page_html or opened_result.page
         )
     assert "Student" in page("result?r=repeats")
 
@@ -455,24 +474,26 @@ def test_ui_shows_every_kind_that_is_listed(made: Path, address: str) -> None:
 
 
 def test_a_search_is_compared_by_the_run_at_its_capacity(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evidence = json.loads((made / "search" / "capacity.json").read_text())["evidence"]
-    search, run = read_sides([made / "search", made / "search" / evidence])
-    assert [one.name for one in search.runs] == [evidence] and search.runs[0].summary == run.runs[
+    evidence = json.loads((results_dir / "search" / "capacity.json").read_text())["evidence"]
+    search, run = read_sides([results_dir / "search", results_dir / "search" / evidence])
+    assert [compared_run.name for compared_run in search.runs] == [evidence] and search.runs[
         0
-    ].summary
+    ].summary == run.runs[0].summary
     assert evidence in search.notes[0]
-    trial = made / "search" / "p00-15.9889"
-    assert exits("compare", made / "search", trial, "--anyway", "--full") in (0, 3)
+    trial = results_dir / "search" / "p00-15.9889"
+    assert exits("compare", results_dir / "search", trial, "--anyway", "--full") in (0, 3)
     assert evidence in capsys.readouterr().out
-    assert exits("compare", "--save", "peak", made / "search", "--in", tmp_path / "kept") == 0
-    assert exits("compare", "--save", "levels", made / "sweep", "--in", tmp_path / "kept") == 2, (
-        "no one side"
+    assert (
+        exits("compare", "--save", "peak", results_dir / "search", "--in", tmp_path / "kept") == 0
     )
+    assert (
+        exits("compare", "--save", "levels", results_dir / "sweep", "--in", tmp_path / "kept") == 2
+    ), "no one side"
     assert "different config fingerprints" in capsys.readouterr().err
     assert not (tmp_path / "kept" / "levels").exists()
-    shutil.copytree(made / "search", tmp_path / "none")
+    shutil.copytree(results_dir / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()
     with refused(CombinedError, "no_figure"):
         read_sides([tmp_path / "none"])
@@ -488,13 +509,13 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
         ("accuracy", "unsupported"),
     ],
 )
-def test_what_is_no_side_of_a_comparison_says_so(made: Path, name: str, code: str) -> None:
+def test_what_is_no_side_of_a_comparison_says_so(results_dir: Path, name: str, code: str) -> None:
     with refused(CombinedError, code):
-        read_sides([made / name])
+        read_sides([results_dir / name])
 
 
-def test_a_validation_of_one_level_is_a_side(made: Path) -> None:
-    (side,) = read_sides([made / "contract"])
+def test_a_validation_of_one_level_is_a_side(results_dir: Path) -> None:
+    (side,) = read_sides([results_dir / "contract"])
     assert [run.name for run in side.runs] == ["r1"]
 
 
@@ -505,12 +526,12 @@ def check_bundle(result: Path, bundle: Path, kind: str) -> None:
     """Assert that everything in a bundle of this result can be made again and is equal."""
     exits("report", result)
     write_bundle(result, bundle)
-    found = verify_bundle(bundle)
-    assert (found.manifest.kind, found.differences) == (kind, ())
-    assert found.verified in ("all", "part")
-    pages = {file for file in found.manifest.omitted_files if file.endswith(".html")}
+    verification = verify_bundle(bundle)
+    assert (verification.manifest.kind, verification.differences) == (kind, ())
+    assert verification.verified in ("all", "part")
+    pages = {file for file in verification.manifest.omitted_files if file.endswith(".html")}
     assert pages == {"report.html"}, "the page of a sweep is part of it"
-    assert not [file for file in found.skipped if file.endswith(".html")]
+    assert not [file for file in verification.skipped if file.endswith(".html")]
 
 
 @pytest.mark.parametrize(
@@ -526,9 +547,11 @@ def test_the_bundle_of_an_mlperf_test_comes_out_again(tmp_path: Path) -> None:
     check_bundle(tmp_path / "mlperf", tmp_path / "x.zip", "run")
 
 
-def test_what_nothing_could_be_made_again_of_is_not_bundled(made: Path, tmp_path: Path) -> None:
+def test_what_nothing_could_be_made_again_of_is_not_bundled(
+    results_dir: Path, tmp_path: Path
+) -> None:
     with refused(UserError, "unsupported"):
-        write_bundle(made / "size", tmp_path / "x.zip")
+        write_bundle(results_dir / "size", tmp_path / "x.zip")
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -538,7 +561,7 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
     assert exits("report", results / "repeats", "--full") == 0
     text = capsys.readouterr().out
     page = unescape((results / "repeats" / "report.html").read_text())
-    (mean,) = (one.split() for one in text.splitlines() if one.startswith("TTFT p50, ms"))
+    (mean,) = (line.split() for line in text.splitlines() if line.startswith("TTFT p50, ms"))
     assert f">{mean[3]}</td>" in page and "SIMULATED" in page and ">r2</td>" in page
     assert json.loads(page.split('id="charts">')[1].split("</script>")[0])[0]["title"] == "TTFT p50"
     assert exits("report", results / "swept-twice") == 0
@@ -547,12 +570,13 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, kind in MADE.items() if result_kinds.named(kind).functions.report]
+    "name",
+    [name for name, kind in KIND_BY_NAME.items() if result_kinds.named(kind).functions.report],
 )
-def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> None:
+def test_text_markdown_and_page_say_the_same_figures(results_dir: Path, name: str) -> None:
     """Drawings aside, and what stands on a page only."""
-    found = opened(made / name)
-    report = found.row.functions.report(found.value)
+    opened_result = opened(results_dir / name)
+    report = opened_result.row.functions.report(opened_result.value)
     shared = replace(
         report,
         # The page shows a section for texts inside another section, which is left out here.
@@ -562,9 +586,13 @@ def test_text_markdown_and_page_say_the_same_figures(made: Path, name: str) -> N
             if isinstance(section, Section) and not section.page_only
         ],
     )
-    shown = figures(as_text.render(report, full=True)) | figures(report.title)
-    assert shown == figures(as_markdown.render(shared)) == figures(of_page(as_page.render(shared)))
-    assert len(shown) > 5
+    numbers = find_numbers(as_text.render(report, full=True)) | find_numbers(report.title)
+    assert (
+        numbers
+        == find_numbers(as_markdown.render(shared))
+        == find_numbers(of_page(as_page.render(shared)))
+    )
+    assert len(numbers) > 5
 
 
 @pytest.mark.parametrize(
@@ -672,9 +700,10 @@ def test_a_kind_of_a_package_is_as_good_as_ours(
     assert "Survived" in (soaked / "report.html").read_text()
     assert exits("report", soaked, "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"hours": 12.0}
-    assert [(one.name, one.kind, one.reported_outcome) for one in results_in(soaked.parent)] == [
-        ("s", "soak", "12.0 h")
-    ]
+    assert [
+        (stored_result.name, stored_result.kind, stored_result.reported_outcome)
+        for stored_result in results_in(soaked.parent)
+    ] == [("s", "soak", "12.0 h")]
     assert loadgen.load(soaked).headline == "Survived 12.0 hours."
     assert read_sides([soaked])[0].reported_metrics == {"hours": 12.0}
 
@@ -691,15 +720,20 @@ def test_none_is_loaded_where_none_is_wanted(
 
 
 def test_a_kind_that_fails_names_its_package_and_stops_nothing(
-    soaked: Path, made: Path, capsys: pytest.CaptureFixture[str]
+    soaked: Path, results_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (soaked / "soak.json").write_text('{"days": 3}')
     assert exits("report", soaked) == 2
-    told = capsys.readouterr().err
-    assert "plug-in soak of soak-tests 1.0 failed: KeyError: 'hours'" in told
-    shutil.copytree(made / "raw", soaked.parent / "raw")
-    found = {one.name: one for one in results_in(soaked.parent)}
-    assert found["raw"].curve is not None and "soak-tests" in found["s"].reported_outcome
+    stderr = capsys.readouterr().err
+    assert "plug-in soak of soak-tests 1.0 failed: KeyError: 'hours'" in stderr
+    shutil.copytree(results_dir / "raw", soaked.parent / "raw")
+    stored_results_by_name = {
+        stored_result.name: stored_result for stored_result in results_in(soaked.parent)
+    }
+    assert (
+        stored_results_by_name["raw"].curve is not None
+        and "soak-tests" in stored_results_by_name["s"].reported_outcome
+    )
 
 
 def test_the_table_is_open_to_others() -> None:
@@ -707,8 +741,8 @@ def test_the_table_is_open_to_others() -> None:
     assert import_module("loadgen.result_kinds").RUN.name == "run"
 
 
-def test_the_list_says_when_a_size_was_answered(made: Path) -> None:
-    (row,) = [row for row in results_in(made) if row.kind == "size"]
+def test_the_list_says_when_a_size_was_answered(results_dir: Path) -> None:
+    (row,) = [row for row in results_in(results_dir) if row.kind == "size"]
     assert row.started.startswith("20") and row.outcome.startswith("machines: ")
     assert row.started[:16].replace("T", " ") in render_text([row])
 
@@ -783,5 +817,5 @@ def test_a_url_in_the_place_of_a_file_is_told_as_one(
 ) -> None:
     """Without its password."""
     assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
-    said = capsys.readouterr().err
-    assert "not a URL" in said and "secret" not in said
+    stderr = capsys.readouterr().err
+    assert "not a URL" in stderr and "secret" not in stderr

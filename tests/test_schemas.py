@@ -66,7 +66,7 @@ def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected_text"),
     [
         (["export"], "the directory of a run is missing"),
         (["export", "r"], "--as is missing"),
@@ -75,8 +75,8 @@ def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
     ],
 )
 def test_what_export_lacks_is_said(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    typed: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ending:
         cli.main(typed)
-    assert ending.value.code == 2 and said in capsys.readouterr().err
+    assert ending.value.code == 2 and expected_text in capsys.readouterr().err

@@ -64,7 +64,7 @@ def chromium() -> Iterator[Browser]:
 def test_a_page_fits_the_window_and_loads_nothing_from_elsewhere(
     site: Path, chromium: Browser, page: str, width_px: int
 ) -> None:
-    chromium.look(width=width_px, height=900)
+    chromium.set_view(width=width_px, height=900)
     chromium.open(site / page)
     assert [url for url in chromium.requests if not url.startswith("file:")] == []
     assert chromium.evaluate(OVERFLOW_PX) <= 0
@@ -74,7 +74,7 @@ def test_a_page_fits_the_window_and_loads_nothing_from_elsewhere(
 
 
 def test_code_can_be_copied_and_a_tab_shows_another_server(site: Path, chromium: Browser) -> None:
-    chromium.look(width=1400, height=900)
+    chromium.set_view(width=1400, height=900)
     chromium.open(site / "get-started/first-run-vllm/index.html")
     assert chromium.evaluate("document.querySelectorAll('.md-clipboard, .md-code__button').length")
     assert "vllm serve" in chromium.evaluate(VISIBLE_TAB_TEXT)
@@ -83,7 +83,7 @@ def test_code_can_be_copied_and_a_tab_shows_another_server(site: Path, chromium:
 
 
 def test_the_site_can_be_dark(site: Path, chromium: Browser) -> None:
-    chromium.look(width=1400, height=900, dark=True)
+    chromium.set_view(width=1400, height=900, dark=True)
     chromium.open(site / "index.html")
     chromium.evaluate("localStorage.clear()")  # the theme stores the scheme of the first visit
     chromium.open(site / "index.html")

@@ -18,18 +18,18 @@ def rows(*reported: tuple[int, int, int], status: int = 0) -> np.ndarray:
 
     A slot is due at its number in ms, and each response has five tokens.
     """
-    made = np.zeros(len(reported), ROW)
-    made["slot"] = np.arange(len(reported))
-    made["due_ns"] = np.arange(len(reported)) * MS
-    made["output_tokens"] = 5
-    made["status"] = status
+    records = np.zeros(len(reported), ROW)
+    records["slot"] = np.arange(len(reported))
+    records["due_ns"] = np.arange(len(reported)) * MS
+    records["output_tokens"] = 5
+    records["status"] = status
     for i, (first, last, error) in enumerate(reported):
-        made[i]["first_token_ns"], made[i]["last_token_ns"], made[i]["stamp_error_ns"] = (
+        records[i]["first_token_ns"], records[i]["last_token_ns"], records[i]["stamp_error_ns"] = (
             first,
             last,
             error,
         )
-    return made
+    return records
 
 
 def log(
@@ -81,8 +81,8 @@ def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
 def test_an_error_is_bounded_by_its_stamp_error(
     late_ns: int, stamp_error_ns: int, bounded: float, explained: float
 ) -> None:
-    found = rows((10 * MS + late_ns, 50 * MS, stamp_error_ns))
-    seen = compare_with_log(found, log(*SENDS), "run", START)
+    records = rows((10 * MS + late_ns, 50 * MS, stamp_error_ns))
+    seen = compare_with_log(records, log(*SENDS), "run", START)
     assert seen is not None
     assert (seen.bounded_share, seen.explained_share) == (bounded, explained)
     assert seen.error_max_ms == round(abs(late_ns) / 1e6, 4)

@@ -86,8 +86,8 @@ def acme(site: Path) -> Path:
 
 def test_the_page_shows_lines_of_the_package() -> None:
     for kind, name in (("toml", "pyproject.toml"), ("python", "acme_loadgen.py")):
-        (shown,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
-        assert shown in (PACKAGE / name).read_text("utf-8")
+        (block,) = re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE)
+        assert block in (PACKAGE / name).read_text("utf-8")
 
 
 @pytest.mark.usefixtures("acme")
@@ -105,10 +105,11 @@ def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: An
     (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
-    found = reader.read_result(tmp_path / "acme.json")
-    assert found.metrics == {"ttft_ms.p50": 250.0, "requests.ok": 7.0} and found.counts.startswith(
-        "From sent."
-    )
+    foreign_result = reader.read_result(tmp_path / "acme.json")
+    assert foreign_result.metrics == {
+        "ttft_ms.p50": 250.0,
+        "requests.ok": 7.0,
+    } and foreign_result.counts.startswith("From sent.")
     (tmp_path / "t.jsonl").write_text(
         '{"acme_s": 1.0, "in": 5, "out": 2}\n{"acme_s": 1.5, "in": 6, "out": 3}\n'
     )
@@ -129,7 +130,7 @@ def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: An
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "typed", "said"),
+    ("ours", "theirs", "typed", "expected_text"),
     [
         (
             'return columns["first_answer_ns"] - columns["first_token_ns"]',
@@ -183,7 +184,7 @@ def test_a_slip_in_a_row_is_told_as_the_plug_ins(
     ours: str,
     theirs: str,
     typed: tuple[str, ...],
-    said: str,
+    expected_text: str,
 ) -> None:
     assert ours in ROWS
     installed(site, ROWS.replace(ours, theirs))
@@ -191,13 +192,13 @@ def test_a_slip_in_a_row_is_told_as_the_plug_ins(
     Path("acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     if typed == ("doctor",):
         assert any(
-            said in one.observed
-            for one in plugin_checks.check_plugins()
-            if one.state == plugin_checks.WARNING
+            expected_text in finding.observed
+            for finding in plugin_checks.check_plugins()
+            if finding.state == plugin_checks.WARNING
         )
         return
     assert exits(*typed) == USAGE
-    assert said in capsys.readouterr().err
+    assert expected_text in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("acme")
@@ -216,9 +217,10 @@ def test_its_command_its_kind_and_its_prices(tmp_path: Path, capsys: Any) -> Non
     (folder / "soak.json").write_text('{"hours": 12}')
     assert exits("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
     assert exits("report", folder) == SLO_MISSED
-    assert [(one.name, one.kind, one.reported_outcome) for one in results_in(folder.parent)] == [
-        ("s", "soak", "12 h")
-    ]
+    assert [
+        (stored_result.name, stored_result.kind, stored_result.reported_outcome)
+        for stored_result in results_in(folder.parent)
+    ] == [("s", "soak", "12 h")]
     assert exits("--help") == OK and "brief       A result" in capsys.readouterr().out
     (price,) = load_prices(Path("acme:eu")).entries
     assert price.provider == "Acme"
@@ -236,8 +238,8 @@ def test_its_server_is_known_by_its_sign_and_its_words(capsys: Any) -> None:
         "models",
         '"owned_by": "acme"',
     )
-    told = parse_server_timing({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
-    assert (told.queue_ns, told.prefill_ns) == (500_000_000, 250_000_000)
+    server_timing = parse_server_timing({"acme.metrics": {"queued_s": 0.5, "prefill_s": 0.25}})
+    assert (server_timing.queue_ns, server_timing.prefill_ns) == (500_000_000, 250_000_000)
     assert (
         parse_server_timing({"acme.metrics": {}})
         == parse_server_timing({"acme.metrics": {}})
@@ -267,7 +269,10 @@ def test_a_run_with_its_backend_and_its_server(tmp_path: Path, capsys: Any) -> N
     )
     manifest = read_run(out).manifest
     assert (manifest.targets[0].server, manifest.targets[0].model) == ("acme", "small")
-    used = {(one.table, one.name, one.package, one.version) for one in manifest.plugins}
+    used = {
+        (plugin_used.table, plugin_used.name, plugin_used.package, plugin_used.version)
+        for plugin_used in manifest.plugins
+    }
     assert used == {
         ("loadgen.backends", "acme", "acme-loadgen", "1.0"),
         ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
@@ -290,12 +295,16 @@ def test_a_backend_that_fails_at_its_start_is_not_our_bug(tmp_path: Path, capsys
 def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
     installed(site, ROWS.replace("SERVER = ServerProfile(", "SERVER = dict("))
     assert exits("doctor", "--url", "sim:gb300-vm", "--json") == OK
-    told = capsys.readouterr()
-    found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
-    assert len(found) == 7 and [words for words in found if "a ServerProfile" in words] == [
+    captured = capsys.readouterr()
+    findings = [
+        finding["found"]
+        for finding in json.loads(captured.out)["findings"]
+        if finding["check"] == "plug-in"
+    ]
+    assert len(findings) == 7 and [text for text in findings if "a ServerProfile" in text] == [
         "acme of acme-loadgen 1.0: acme_loadgen:SERVER is not a ServerProfile"
     ]
-    assert told.err.count("is not used") == 1
+    assert captured.err.count("is not used") == 1
 
 
 @pytest.mark.usefixtures("acme")
@@ -316,13 +325,13 @@ def test_none_is_loaded_where_none_is_wanted(
 def test_a_page_of_results_loads_them_only_if_asked(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "soak.json").write_text('{"hours": 30}')
-    for asked in (False, True):
+    for is_requested in (False, True):
         with (
-            answering(ResultsServer(tmp_path, 0, None, with_plugins=asked)) as server,
+            answering(ResultsServer(tmp_path, 0, None, with_plugins=is_requested)) as server,
             urllib.request.urlopen(server.address) as answer,
         ):
-            assert (b"30 h" in answer.read()) is asked
-        assert ("acme_loadgen" in sys.modules) is asked
+            assert (b"30 h" in answer.read()) is is_requested
+        assert ("acme_loadgen" in sys.modules) is is_requested
 
 
 def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path) -> None:
@@ -390,13 +399,13 @@ TRIALS = {
 def test_a_row_touches_at_most_three_files(kind: str) -> None:
     pattern, files = TRIALS[kind]
     sources = [*ROOT.glob("loadgen/**/*.py"), *ROOT.glob("sdk/loadgen_sdk/**/*.py")]
-    found = {
+    file_paths = {
         str(file.relative_to(ROOT))
         for file in sources
         if re.search(pattern, file.read_text("utf-8"), re.M)
     }
-    assert found == files and len(files) < 3, "the third is its test"
-    (told,) = re.findall(rf"(?m)^\| {kind} \| (.*) \|$", PAGE)
+    assert file_paths == files and len(files) < 3, "the third is its test"
+    (row,) = re.findall(rf"(?m)^\| {kind} \| (.*) \|$", PAGE)
     assert all(
-        f"`{file}`" in told or "its functions" in told or "its module" in told for file in files
+        f"`{file}`" in row or "its functions" in row or "its module" in row for file in files
     )

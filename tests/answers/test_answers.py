@@ -43,10 +43,10 @@ FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog j
 
 def test_rouge_is_that_of_its_package_s_published_example() -> None:
     """README of rouge_score: ROUGE-1 0.7059 and ROUGE-L 0.5882 of these two sentences."""
-    found = scores.score_against_reference(DOG, FOX)
-    assert found["rouge1"] == pytest.approx(0.70588, abs=1e-5)
-    assert found["rougeL"] == pytest.approx(0.58824, abs=1e-5)
-    assert found["exact"] == 0
+    similarity = scores.score_against_reference(DOG, FOX)
+    assert similarity["rouge1"] == pytest.approx(0.70588, abs=1e-5)
+    assert similarity["rougeL"] == pytest.approx(0.58824, abs=1e-5)
+    assert similarity["exact"] == 0
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_rouge_is_that_of_its_package_s_published_example() -> None:
     ],
 )
 def test_the_letter_of_a_choice(answer: str, letter: str) -> None:
-    found = scores.find_choice(answer)
-    assert found == letter or (answer.startswith("I think") and found == "I")
+    choice = scores.find_choice(answer)
+    assert choice == letter or (answer.startswith("I think") and choice == "I")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,12 @@ def test_json_validity(answer: str, valid: bool) -> None:
 
 
 def test_how_alike_two_answers_are_by_hand() -> None:
-    found = scores.score_pair("one two three four", "one two THREE four five")
-    assert found["agreement"] == 2 and found["agreement_share"] == 2 / 5 and found["equal"] == 0
+    pair_scores = scores.score_pair("one two three four", "one two THREE four five")
+    assert (
+        pair_scores["agreement"] == 2
+        and pair_scores["agreement_share"] == 2 / 5
+        and pair_scores["equal"] == 0
+    )
     assert scores.score_pair("", "") == {
         "equal": 1,
         "agreement": 0,
@@ -102,11 +106,11 @@ def _question(reference: str | None, **changed: Any) -> Question:
 def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> None:
     """B answers 60 of 100 questions as the reference has it, A 40, 50 or 60 of the same ones."""
     questions = [_question("B", is_choice=True) for _ in range(100)]
-    others: list[str | None] = ["B"] * 60 + ["A"] * 40
+    other_answers: list[str | None] = ["B"] * 60 + ["A"] * 40
 
     def change(right: int, n: int = 100) -> Any:
         answers: list[str | None] = ["B"] * right + ["A"] * (100 - right)
-        return summarize_scores(score_prompts(questions[:n], answers[:n], others[:n]), 0.05)[
+        return summarize_scores(score_prompts(questions[:n], answers[:n], other_answers[:n]), 0.05)[
             0
         ].ratios[0]
 
@@ -144,8 +148,8 @@ def test_rows_say_what_is_right(tmp_path: Path) -> None:
         {"messages": [{"role": "user", "content": "p"}]},
         {"prompt": "p", "response_format": {"type": "json_object"}},
     ]
-    found = read_questions(_write(tmp_path / "d.jsonl", rows))
-    assert [(q.reference, q.is_choice, q.wants_json, q.group) for q in found] == [
+    questions = read_questions(_write(tmp_path / "d.jsonl", rows))
+    assert [(q.reference, q.is_choice, q.wants_json, q.group) for q in questions] == [
         ("r", False, False, "qa"),
         ("C", True, False, ""),
         ("4", False, False, ""),
@@ -175,7 +179,7 @@ def endpoints() -> Iterator[tuple[str, str, str]]:
         yield good.url, same.url, worse.url
 
 
-def _asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+def run_answers_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     code = run_command_line(["answers", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -189,23 +193,34 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
         tmp_path / "p.jsonl", [{"prompt": f"question {i}", "output_tokens": 40} for i in range(40)]
     )
     out = tmp_path / "kept"
-    assert _asked(capsys, str(plain), "--url", good, "-o", str(out), "--keep-content")[0] == 0
+    assert (
+        run_answers_command(capsys, str(plain), "--url", good, "-o", str(out), "--keep-content")[0]
+        == 0
+    )
     texts = [json.loads(line)["a"] for line in (out / "texts.jsonl").read_text().splitlines()]
     rows = [
         {"prompt": f"question {i}", "output_tokens": 40, "reference": text}
         for i, text in enumerate(texts)
     ]
     data = str(_write(tmp_path / "d.jsonl", rows))
-    code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "1%")
+    code, document = run_answers_command(
+        capsys, data, "--url", same, "--against", good, "--within", "1%"
+    )
     assert code == 4, "40 equal answers do not show that fewer than 1 of 100 are lost"
-    code, found = _asked(capsys, data, "--url", same, "--against", good, "--within", "10%")
-    assert code == 0 and found["parts"][0]["changes"][0]["ratio"] == 1
-    assert next(s["mean"] for s in found["parts"][0]["alike"] if s["metric"] == "equal") == 1
-    code, found = _asked(capsys, data, "--url", worse, "--against", good, "--within", "1%")
+    code, document = run_answers_command(
+        capsys, data, "--url", same, "--against", good, "--within", "10%"
+    )
+    assert code == 0 and document["parts"][0]["changes"][0]["ratio"] == 1
+    assert next(s["mean"] for s in document["parts"][0]["alike"] if s["metric"] == "equal") == 1
+    code, document = run_answers_command(
+        capsys, data, "--url", worse, "--against", good, "--within", "1%"
+    )
     assert code == 1
-    rouge = next(change for change in found["parts"][0]["changes"] if change["metric"] == "rouge1")
+    rouge = next(
+        change for change in document["parts"][0]["changes"] if change["metric"] == "rouge1"
+    )
     assert 0.8 < rouge["ratio"] < 0.97 and rouge["within"] is False
-    alike = {score["metric"]: score["mean"] for score in found["parts"][0]["alike"]}
+    alike = {score["metric"]: score["mean"] for score in document["parts"][0]["alike"]}
     assert alike["equal"] < 0.2 and 0.8 < alike["similarity"] < 0.99 and alike["agreement"] < 40
     assert sorted(path.name for path in out.iterdir()) == [
         "answers.json",
@@ -246,29 +261,29 @@ def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
     )
     exact = next(change for change in part.ratios if change.metric == "exact")
     assert (exact.count, exact.ratio) == (15, 0)
-    equal = next(one for one in part.similarity if one.metric == "equal")
+    equal = next(score for score in part.similarity if score.metric == "equal")
     assert (equal.count, equal.mean) == (15, 0)
 
 
 def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
-    asked = [
+    completions = [
         Completions("m", ["x", "y"], tokens, [], [None, None])
         for tokens in ([10, 20], [12, 21], [None, 20])
     ]
-    assert describe_token_difference(asked[0], asked[1]).startswith("A counts 30 ")
+    assert describe_token_difference(completions[0], completions[1]).startswith("A counts 30 ")
     assert (
-        describe_token_difference(asked[0], asked[2])
+        describe_token_difference(completions[0], completions[2])
         == ""
-        == describe_token_difference(asked[0], asked[0])
+        == describe_token_difference(completions[0], completions[0])
     )
     choice = {"text": "x", "finish_reason": "stop", "index": 0}
-    said = [
+    responses = [
         events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}})
         for count in (30, 41)
     ]
     ids = [Question(row=DatasetRow(prompt=[1, 2, 3]))]
-    with serving(said[0]) as one, serving(said[1]) as other:
-        ends = [Settings(url=url, model="m", server="openai") for url in (one.url, other.url)]
+    with serving(responses[0]) as server, serving(responses[1]) as other:
+        ends = [Settings(url=url, model="m", server="openai") for url in (server.url, other.url)]
         check_same_tokenizer(*ends, [_question("text")])
         with refused(UserError, "mismatch") as caught:
             check_same_tokenizer(*ends, ids)
@@ -349,7 +364,7 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
     """The load runs in virtual time, and the prompts go to two servers over HTTP."""
     good, _, worse = endpoints
     _write(tmp_path / "d.jsonl", ROWS)
-    _asked(
+    run_answers_command(
         capsys,
         str(tmp_path / "d.jsonl"),
         "--url",
@@ -381,8 +396,10 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
 
     checked = load_contract(file, env={}, has_other_endpoint=True)
     options = ValidationOptions(execute=perform, show_status=str)
-    found, folder = run_validation(checked, settings, tmp_path / "out", options, Settings(url=good))
-    level = found.levels[1]
+    validation, folder = run_validation(
+        checked, settings, tmp_path / "out", options, Settings(url=good)
+    )
+    level = validation.levels[1]
     assert level.name == "answers" and level.requests == level.ok == 120
     assert [term.verdict for term in level.terms] == [
         "PASS",
@@ -392,25 +409,25 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         "INCONCLUSIVE",
         "FAIL",
     ], level
-    assert found.verdict == "FAIL" and found.levels[0].verdict == "PASS"
+    assert validation.verdict == "FAIL" and validation.levels[0].verdict == "PASS"
     rouge = level.terms[0]
     assert (
         rouge.value is not None and 3 < rouge.value < 20 and (rouge.limit, rouge.unit) == (20, "%")
     )
-    assert judge_again(folder) == found
-    shown = (folder / "verdict.html").read_text()
-    assert "FAIL" in shown and "rougeL" in shown
+    assert judge_again(folder) == validation
+    page = (folder / "verdict.html").read_text()
+    assert "FAIL" in page and "rougeL" in page
     assert 'classname="answers"' in (folder / "junit.xml").read_text()
-    made = tmp_path / "poc.zip"
-    write_bundle(folder, made)
-    assert verify_bundle(made).verified == "all"
-    kept = folder / "answers/scores.jsonl"
-    kept.write_text(kept.read_text().replace('"equal":0.0', '"equal":1.0'))
+    bundle_path = tmp_path / "poc.zip"
+    write_bundle(folder, bundle_path)
+    assert verify_bundle(bundle_path).verified == "all"
+    scores_file = folder / "answers/scores.jsonl"
+    scores_file.write_text(scores_file.read_text().replace('"equal":0.0', '"equal":1.0'))
     checksums.write(folder)
     write_bundle(folder, tmp_path / "forged.zip")
     forged = verify_bundle(tmp_path / "forged.zip")
     assert forged.verified == "no"
-    assert {one.file for one in forged.differences} >= {
+    assert {mismatch.file for mismatch in forged.differences} >= {
         "result/answers/answers.json",
         "result/verdict.json",
     }
@@ -418,8 +435,10 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         "texts.jsonl"
     }
     write_bundle(tmp_path / "kept", tmp_path / "b.zip", with_texts=True)
-    whole = verify_bundle(tmp_path / "b.zip")
-    assert whole.verified == "all" and {one.file for one in whole.reproduced} == {
+    verification = verify_bundle(tmp_path / "b.zip")
+    assert verification.verified == "all" and {
+        checked_file.file for checked_file in verification.reproduced
+    } == {
         "answers.json",
         "scores.jsonl",
     }

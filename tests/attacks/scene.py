@@ -112,7 +112,7 @@ class Scene:
                 os.killpg(self.process.pid, number)
             select.select([], [], [], 0.05)
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """Return what the command has printed."""
         return (self.folder / "said").read_text("utf-8", "replace")
 
@@ -121,7 +121,7 @@ class Scene:
         assert self.process is not None
         last = monotonic() + WAIT_S
         while not there() and self.process.poll() is None:
-            assert monotonic() < last, f"the command did not get so far: {self.said()}"
+            assert monotonic() < last, f"the command did not get so far: {self.read_output()}"
             select.select([], [], [], 0.003)
 
     def heard(self) -> None:
@@ -182,7 +182,7 @@ class Scene:
 
 def _check_records(scene: Scene) -> None:
     run_dirs = [path.parent for path in scene.out.rglob("run.json")]
-    assert run_dirs, scene.said()
+    assert run_dirs, scene.read_output()
     for run in run_dirs:
         requests = run_folder.open_run(run).summary.requests
         parts = ("ok", "failed", "dropped", "cancelled", "unfinished", "lost")
@@ -234,7 +234,7 @@ LEFT: dict[str, Callable[[Scene], None]] = {
 def check(row: Row, scene: Scene) -> None:
     """Run an attack and compare the outcome with its row."""
     row.do(scene)
-    code, output = scene.ended(), scene.said()
+    code, output = scene.ended(), scene.read_output()
     assert code in row.codes and row.words in output, f"exit {code}: {output}"
     assert "Traceback" not in output and "bug in loadgen" not in output, output
     last = monotonic() + 15

@@ -114,7 +114,7 @@ def loading(command: str, *numbers: int) -> Callable[[Scene], None]:
 def serving(command: str, word: str, *numbers: int) -> Callable[[Scene], None]:
     def do(scene: Scene) -> None:
         scene.go(command)
-        scene.until(lambda: word in scene.said())
+        scene.until(lambda: word in scene.read_output())
         scene.strike(*numbers)
 
     return do

@@ -46,7 +46,7 @@ prices: [{name: ours, per: gpu-hour, price: 2.5, date: 2026-11-01, source: quote
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a result of each kind, in virtual time."""
     root = tmp_path_factory.mktemp("results")
     (root / "prices.yaml").write_text(PRICES)
@@ -130,15 +130,19 @@ def bundled(folder: Path, to: Path) -> Path:
     ],
 )
 def test_every_derived_file_comes_out_again(
-    made: Path, tmp_path: Path, kind: str, files: set[str]
+    results_dir: Path, tmp_path: Path, kind: str, files: set[str]
 ) -> None:
-    found = verify_bundle(bundled(made / kind, tmp_path))
-    assert (found.verified, found.differences, found.skipped) == ("all", (), {})
-    assert files <= {one.file for one in found.reproduced} and all(
-        one.same for one in found.reproduced
+    verification = verify_bundle(bundled(results_dir / kind, tmp_path))
+    assert (verification.verified, verification.differences, verification.skipped) == (
+        "all",
+        (),
+        {},
     )
-    assert found.manifest.kind == ("run" if kind == "mlperf" else kind)
-    assert as_text.render(report(found)).startswith("VERIFIED: all ")
+    assert files <= {checked_file.file for checked_file in verification.reproduced} and all(
+        checked_file.same for checked_file in verification.reproduced
+    )
+    assert verification.manifest.kind == ("run" if kind == "mlperf" else kind)
+    assert as_text.render(report(verification)).startswith("VERIFIED: all ")
 
 
 # -- a change is found and named -------------------------------------------------------------------
@@ -221,46 +225,55 @@ NUMBER = edited("ttft_ms", "p99", to=1.5)
     ],
 )
 def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
-    made: Path, tmp_path: Path, kind: str, name: str, change: Callable[[bytes], bytes], at: str
+    results_dir: Path,
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    change: Callable[[bytes], bytes],
+    at: str,
 ) -> None:
-    found = verify_bundle(changed(bundled(made / kind, tmp_path), f"result/{name}", change))
-    assert found.verified == "no"
-    named = [(one.file, one.location) for one in found.differences]
+    verification = verify_bundle(
+        changed(bundled(results_dir / kind, tmp_path), f"result/{name}", change)
+    )
+    assert verification.verified == "no"
+    named = [(mismatch.file, mismatch.location) for mismatch in verification.differences]
     assert any(file == f"result/{name}" and place.startswith(at) for file, place in named), named
 
 
 @pytest.mark.processes
 def test_a_changed_byte_is_named(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "result/requests/requests.parquet"
     path = changed(
-        bundled(made / "run", tmp_path),
+        bundled(results_dir / "run", tmp_path),
         name,
         lambda data: data[:5000] + b"\x01" + data[5001:],
         hashes=False,
     )
     assert exits("verify", path) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"{name} does not have" in told and "NOT VERIFIED" in told
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert f"{name} does not have" in stdout and "NOT VERIFIED" in stdout
 
 
 @pytest.mark.processes
-def test_records_of_another_run_do_not_give_the_figures(made: Path, tmp_path: Path) -> None:
-    other = (made / "repeats" / "r2" / "requests" / "requests.parquet").read_bytes()
+def test_records_of_another_run_do_not_give_the_figures(results_dir: Path, tmp_path: Path) -> None:
+    other = (results_dir / "repeats" / "r2" / "requests" / "requests.parquet").read_bytes()
     path = changed(
-        bundled(made / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
+        bundled(results_dir / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
     )
-    assert any(one.location.startswith("ttft_ms") for one in verify_bundle(path).differences)
+    assert any(
+        mismatch.location.startswith("ttft_ms") for mismatch in verify_bundle(path).differences
+    )
 
 
 @pytest.mark.processes
 def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
-    made: Path, tmp_path: Path
+    results_dir: Path, tmp_path: Path
 ) -> None:
-    bundle = bundled(made / "validation", tmp_path)
+    bundle = bundled(results_dir / "validation", tmp_path)
     gone = verify_bundle(changed(bundle, "result/verdict.html", None))
-    assert [(one.file, one.code) for one in gone.differences] == [
+    assert [(mismatch.file, mismatch.code) for mismatch in gone.differences] == [
         ("result/verdict.html", "missing")
     ]
     for name in (
@@ -270,69 +283,72 @@ def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
         "contract.yaml",
     ):
         damaged = changed(bundle, f"result/{name}", lambda _: b"\x00\xff")
-        found = verify_bundle(damaged)
-        assert found.verified == "no" and found.differences, name
+        verification = verify_bundle(damaged)
+        assert verification.verified == "no" and verification.differences, name
 
 
-def test_a_page_that_nothing_makes_is_named(made: Path, tmp_path: Path) -> None:
+def test_a_page_that_nothing_makes_is_named(results_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(made / "run", folder)
+    shutil.copytree(results_dir / "run", folder)
     (folder / "praise.html").write_text("VALID, and the fastest")
-    found = verify_bundle(bundled(folder, tmp_path))
-    assert found.verified == "part" and list(found.skipped) == ["praise.html"]
-    shutil.copytree(made / "search", folder := tmp_path / "search")
+    verification = verify_bundle(bundled(folder, tmp_path))
+    assert verification.verified == "part" and list(verification.skipped) == ["praise.html"]
+    shutil.copytree(results_dir / "search", folder := tmp_path / "search")
     (folder / "SHA256SUMS").unlink()
-    capacity = json.loads((made / "sweep" / "capacity.json").read_text())
+    capacity = json.loads((results_dir / "sweep" / "capacity.json").read_text())
     (folder / "capacity.json").write_text(json.dumps(capacity | {"rate_per_s": 400.0}))
-    found = verify_bundle(bundled(folder, tmp_path))
-    assert "result/capacity.json" in {one.file for one in found.differences}
+    verification = verify_bundle(bundled(folder, tmp_path))
+    assert "result/capacity.json" in {mismatch.file for mismatch in verification.differences}
 
 
 # -- what goes in ----------------------------------------------------------------------------------
 
 
-def test_no_text_of_a_prompt_goes_in_unless_asked_for(made: Path, tmp_path: Path) -> None:
+def test_no_text_of_a_prompt_goes_in_unless_asked_for(results_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "official"
-    shutil.copytree(made / "mlperf", folder)
+    shutil.copytree(results_dir / "mlperf", folder)
     (folder / "SHA256SUMS").unlink()
     (folder / "mlperf_requests.jsonl").write_text('{"prompt": "the secret question"}\n')
     for content in (False, True):
         path = tmp_path / f"{content}.zip"
         manifest = write_bundle(folder, path, with_texts=content)
-        with zipfile.ZipFile(path) as found:
-            assert ("result/mlperf_requests.jsonl" in found.namelist()) is content
+        with zipfile.ZipFile(path) as bundle_zip:
+            assert ("result/mlperf_requests.jsonl" in bundle_zip.namelist()) is content
             assert (
-                any(b"secret question" in found.read(name) for name in found.namelist()) is content
+                any(b"secret question" in bundle_zip.read(name) for name in bundle_zip.namelist())
+                is content
             )
         assert ("mlperf_requests.jsonl" in manifest.omitted_files) is not content
         assert verify_bundle(path).verified == "all"
 
 
-def test_a_contract_with_variables_is_judged_with_their_values(made: Path) -> None:
+def test_a_contract_with_variables_is_judged_with_their_values(results_dir: Path) -> None:
     """The other side does not have them."""
-    assert "${RATE}" in (made / "validation" / "contract.yaml").read_text()
+    assert "${RATE}" in (results_dir / "validation" / "contract.yaml").read_text()
     assert (
-        json.loads((made / "validation" / "contract.resolved.yaml").read_text())["levels"][0][
-            "rate"
-        ]
+        json.loads((results_dir / "validation" / "contract.resolved.yaml").read_text())["levels"][
+            0
+        ]["rate"]
         == "5/s"
     )
 
 
 def test_validate_writes_the_bundle_of_what_it_found(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "poc.zip"
-    assert exits("validate", made / "validation", "--bundle", path) in (0, 3)
+    assert exits("validate", results_dir / "validation", "--bundle", path) in (0, 3)
     assert exits("verify", path, "--json") == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out[told.out.index('{\n  "schema"') :])["verified"] == "all"
-    assert "not signed" in told.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out[captured.out.index('{\n  "schema"') :])["verified"] == "all"
+    assert "not signed" in captured.err
 
 
-def test_a_folder_that_was_changed_or_is_no_result_is_refused(made: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_changed_or_is_no_result_is_refused(
+    results_dir: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(made / "run", folder)
+    shutil.copytree(results_dir / "run", folder)
     (folder / "summary.json").write_bytes(NUMBER((folder / "summary.json").read_bytes()))
     with pytest.raises(UserError, match=r"summary\.json"):
         write_bundle(folder, tmp_path / "x.zip")
@@ -340,7 +356,7 @@ def test_a_folder_that_was_changed_or_is_no_result_is_refused(made: Path, tmp_pa
         write_bundle(FOLDERS, tmp_path / "x.zip")
     (tmp_path / "x.zip").write_text("")
     with pytest.raises(UserError, match="exists"):
-        write_bundle(made / "run", tmp_path / "x.zip")
+        write_bundle(results_dir / "run", tmp_path / "x.zip")
 
 
 # -- nothing in a file is trusted ------------------------------------------------------------------
@@ -350,9 +366,9 @@ def hostile(
     to: Path, *entries: tuple[str, bytes], manifest: bytes | None = None, mode: int = 0o644
 ) -> Path:
     path = to / "hostile.zip"
-    told = {"kind": "run", "name": "x", "made": "", "version": "0", "schema": 1}
+    run_manifest = {"kind": "run", "name": "x", "made": "", "version": "0", "schema": 1}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("bundle.json", json.dumps(told) if manifest is None else manifest)
+        file.writestr("bundle.json", json.dumps(run_manifest) if manifest is None else manifest)
         for name, data in entries:
             entry = zipfile.ZipInfo(name)
             entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
@@ -362,7 +378,7 @@ def hostile(
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize(
-    ("entries", "mode", "what"),
+    ("entries", "mode", "expected_text"),
     [
         ([("../../evil", b"x")], 0o644, "outside the directory"),
         ([("result/../../evil", b"x")], 0o644, "outside the directory"),
@@ -375,11 +391,11 @@ def hostile(
     ],
 )
 def test_names_that_lead_elsewhere(
-    tmp_path: Path, entries: list[tuple[str, bytes]], mode: int, what: str
+    tmp_path: Path, entries: list[tuple[str, bytes]], mode: int, expected_text: str
 ) -> None:
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
-    with pytest.raises(UserError, match=what):
+    with pytest.raises(UserError, match=expected_text):
         archive.unpack_archive(hostile(tmp_path, *entries, mode=mode), inside)
     assert (
         not list(inside.iterdir())
@@ -408,7 +424,7 @@ def zipped(name: bytes, method: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "expected_text"),
     [
         (b"", "not a bundle"),
         (b"PK\x03\x04 and no more", "not a bundle"),
@@ -426,23 +442,23 @@ def zipped(name: bytes, method: int) -> bytes:
     ],
 )
 def test_a_file_that_is_no_bundle(
-    tmp_path: Path, data: bytes, what: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, data: bytes, expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "poc.zip"
     path.write_bytes(data)
     assert exits("verify", path) == 2
-    assert what in capsys.readouterr().err
+    assert expected_text in capsys.readouterr().err
 
 
 def test_other_files_that_are_no_bundle(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("verify", tmp_path / "none.zip") == 2
-    assert exits("verify", made / "run") == 2
-    assert f"loadgen bundle {made / 'run'} -o run.zip" in capsys.readouterr().err
-    whole = bundled(made / "run", tmp_path)
+    assert exits("verify", results_dir / "run") == 2
+    assert f"loadgen bundle {results_dir / 'run'} -o run.zip" in capsys.readouterr().err
+    bundle = bundled(results_dir / "run", tmp_path)
     cut = tmp_path / "cut.zip"
-    cut.write_bytes(whole.read_bytes()[:-500])
+    cut.write_bytes(bundle.read_bytes()[:-500])
     assert exits("verify", cut) == 2
     with zipfile.ZipFile(tmp_path / "plain.zip", "w") as file:
         file.writestr("readme.txt", "hello")
@@ -460,23 +476,27 @@ def test_a_bundle_of_a_newer_version(tmp_path: Path) -> None:
 
 
 def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> None:
-    stored, again = (
+    stored, recomputed = (
         b'{"a": 1.0, "why": "too few requests", "code": "few"}',
         b'{"a": 1, "why": "few", "code": "few"}',
     )
-    assert [one.location for one in compare_file("x.json", stored, again).differences] == ["why"]
-    longer = again.replace(b'"few", "code"', b'"there are too few", "code"').replace(
+    assert [
+        mismatch.location for mismatch in compare_file("x.json", stored, recomputed).differences
+    ] == ["why"]
+    longer = recomputed.replace(b'"few", "code"', b'"there are too few", "code"').replace(
         b"}", b', "more": 2}'
     )
     assert compare_file("x.json", stored, longer, is_other_version=True).differences == ()
-    assert [one.location for one in compare_file("x.json", stored, longer).differences] == [
+    assert [
+        mismatch.location for mismatch in compare_file("x.json", stored, longer).differences
+    ] == [
         "why",
         "more",
     ]
     other = compare_file(
-        "x.json", stored, again.replace(b": 1", b": 1.001"), is_other_version=True
+        "x.json", stored, recomputed.replace(b": 1", b": 1.001"), is_other_version=True
     ).differences
-    assert {one.location for one in other} == {"a", "why"}
+    assert {mismatch.location for mismatch in other} == {"a", "why"}
 
 
 # -- signatures ------------------------------------------------------------------------------------
@@ -493,35 +513,47 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.processes
-def test_a_signature_is_that_of_a_key(made: Path, tmp_path: Path, keys: tuple[Path, Path]) -> None:
-    own, other = keys
+def test_a_signature_is_that_of_a_key(
+    results_dir: Path, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    key, other = keys
     path = tmp_path / "poc.zip"
-    write_bundle(made / "run", path, key=own)
-    found = verify_bundle(path)
-    assert (found.verified, found.signature) == ("all", "some key") and found.signed_by.startswith(
-        "ED25519 SHA256:"
-    )
-    assert "--signed-by KEY.pub" in as_text.render(report(found))
-    given = verify_bundle(path, signed_by=own.with_suffix(".pub"))
-    assert (given.verified, given.signature) == ("all", "given key")
+    write_bundle(results_dir / "run", path, key=key)
+    verification = verify_bundle(path)
+    assert (verification.verified, verification.signature) == (
+        "all",
+        "some key",
+    ) and verification.signed_by.startswith("ED25519 SHA256:")
+    assert "--signed-by KEY.pub" in as_text.render(report(verification))
+    signed_verification = verify_bundle(path, signed_by=key.with_suffix(".pub"))
+    assert (signed_verification.verified, signed_verification.signature) == ("all", "given key")
     wrong = verify_bundle(path, signed_by=other.with_suffix(".pub"))
     assert (wrong.verified, wrong.signature) == ("no", "other key")
 
 
 @pytest.mark.processes
 def test_a_change_breaks_the_signature_though_hashes_are_listed_anew(
-    made: Path, tmp_path: Path, keys: tuple[Path, Path]
+    results_dir: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     path = tmp_path / "poc.zip"
-    write_bundle(made / "run", path, key=keys[0])
-    found = verify_bundle(changed(path, "result/seconds.jsonl", lambda data: data + b"\n"))
-    assert (found.verified, found.signature, found.differences) == ("no", "broken", ())
+    write_bundle(results_dir / "run", path, key=keys[0])
+    verification = verify_bundle(changed(path, "result/seconds.jsonl", lambda data: data + b"\n"))
+    assert (verification.verified, verification.signature, verification.differences) == (
+        "no",
+        "broken",
+        (),
+    )
 
 
-def test_keys_that_are_none(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exits("bundle", made / "run", "-o", tmp_path / "x.zip", "--sign", tmp_path / "none") == 2
+def test_keys_that_are_none(
+    results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        exits("bundle", results_dir / "run", "-o", tmp_path / "x.zip", "--sign", tmp_path / "none")
+        == 2
+    )
     assert "ssh-keygen -t ed25519" in capsys.readouterr().err
-    path = bundled(made / "run", tmp_path)
+    path = bundled(results_dir / "run", tmp_path)
     assert exits("verify", path, "--signed-by", tmp_path / "none.pub") == 2
     assert "not signed" in capsys.readouterr().err
 

@@ -58,7 +58,7 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what", "hint"),
+    ("arguments", "expected_text", "hint"),
     [
         (["sise", "rag"], "unknown command: sise", 'did you mean "size"?'),
         (["mlperf", "srever"], "unknown command: srever", 'did you mean "server"?'),
@@ -128,7 +128,7 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
 )
 def test_usage_errors_look_like_other_errors(
     arguments: list[str],
-    what: str,
+    expected_text: str,
     hint: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -140,7 +140,7 @@ def test_usage_errors_look_like_other_errors(
     assert exits(*arguments) == USAGE
     stderr = capsys.readouterr().err
     first, place, last, *command = stderr.splitlines()
-    assert first.startswith("error: ") and what in first
+    assert first.startswith("error: ") and expected_text in first
     assert place.startswith("  --> ") and "(mapping)" not in place
     assert last.startswith("hint: ") and hint in last
     assert not command or command[0].startswith("  type: loadgen ")
@@ -196,7 +196,7 @@ def test_command_runs_as_a_python_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "spread"),
+    ("arguments", "spread"),
     [
         (
             ["run", "--slo", "ttft:2s", "tpot:200ms"],
@@ -207,17 +207,17 @@ def test_command_runs_as_a_python_module() -> None:
     ],
 )
 def test_each_value_of_an_option_is_preceded_by_its_name(
-    given: list[str], spread: list[str]
+    arguments: list[str], spread: list[str]
 ) -> None:
-    assert expand_slo_flag(given) == spread
+    assert expand_slo_flag(arguments) == spread
 
 
 @pytest.mark.processes
 def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
-    given = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
+    arguments = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
     code = "from loadgen.cli.app import main; main()"
     ended = subprocess.run(
-        [sys.executable, "-c", code, *given], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--url" in ended.stderr
@@ -343,12 +343,12 @@ def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple
 
 
 def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
-    found = dict(helps())
-    assert list(found)[1:4] == [("doctor",), ("run",), ("report",)], (
+    help_texts = dict(helps())
+    assert list(help_texts)[1:4] == [("doctor",), ("run",), ("report",)], (
         "in the order in which people meet them"
     )
-    assert len(found) > 15
-    for path, text in found.items():
+    assert len(help_texts) > 15
+    for path, text in help_texts.items():
         assert max(map(len, text.splitlines())) <= 60, path
         if "\nCommands:" in text or not path:
             continue
@@ -368,8 +368,8 @@ def test_every_help_is_at_most_40_lines_and_says_where_the_rest_is() -> None:
 
 
 def test_a_short_help_ends_a_sentence_at_its_end_and_not_at_an_ellipsis() -> None:
-    said = next(text for _, text in helps(("sim",), 80))
-    assert "gb300-vm, b200x8, ..." in " ".join(said.split())
+    help_text = next(text for _, text in helps(("sim",), 80))
+    assert "gb300-vm, b200x8, ..." in " ".join(help_text.split())
 
 
 def test_a_help_has_panels_defaults_and_what_an_option_takes(
@@ -409,7 +409,7 @@ def test_every_option_of_the_table_takes_something_named() -> None:
     ],
 )
 def test_shell_completion_lists_commands_and_options(typed: str, completed: list[str]) -> None:
-    words = {
+    environment = {
         "COMP_WORDS": typed,
         "COMP_CWORD": str(typed.count(" ")),
         "_LOADGEN_COMPLETE": "complete_bash",
@@ -417,7 +417,7 @@ def test_shell_completion_lists_commands_and_options(typed: str, completed: list
     code = "import sys; sys.argv = ['loadgen']; from loadgen.cli.app import main; main()"
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | words,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=True,
@@ -426,16 +426,16 @@ def test_shell_completion_lists_commands_and_options(typed: str, completed: list
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "expected_text"),
     [
         (Settings(), "  loadgen run qa -c 4 --url sim:gb300-vm"),
         (Settings(out=Path("a b")), "  loadgen run qa -c 4 --url sim:gb300-vm -o 'a b-virtual'"),
         (Settings(url="http://h"), "loadgen doctor"),
     ],
 )
-def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, words: str) -> None:
+def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, expected_text: str) -> None:
     typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
-    assert words in suggest_next_step(typed, settings)
+    assert expected_text in suggest_next_step(typed, settings)
 
 
 def test_no_contract_is_offered_as_a_workload(
@@ -450,7 +450,7 @@ def test_no_contract_is_offered_as_a_workload(
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "hint"),
+    ("text", "expected_text", "hint"),
     [
         (
             "input_tokens: 5\noutput_tokens: 6\n",
@@ -470,12 +470,12 @@ def test_no_contract_is_offered_as_a_workload(
     ],
 )
 def test_a_misplaced_key_is_one_error_with_a_hint(
-    text: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, expected_text: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "w.yaml").write_text(f"name: w\n{text}")
     assert exits("run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm") == USAGE
     first, place, last = capsys.readouterr().err.splitlines()
-    assert what in first and "w.yaml:1" in place and hint in last
+    assert expected_text in first and "w.yaml:1" in place and hint in last
 
 
 def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,9 +115,9 @@ def test_what_replaces_an_option_of_another_tool_is_accepted(flag: str) -> None:
     replacement = REPLACEMENTS[flag]
     command = "export" if flag == "--format" else "run"
     value = {"--goodput": "ttft:500 tpot:50", "--endpoint": "/v1/completions"}.get(flag, "5")
-    words = [] if replacement.translate is None else replacement.translate(value)
+    arguments = [] if replacement.translate is None else replacement.translate(value)
     known = _options_of(command)
-    assert {word for word in words if word.startswith("-")} <= known.keys()
+    assert {word for word in arguments if word.startswith("-")} <= known.keys()
     assert set(re.findall(r"--set ([a-z_]+)=", replacement.hint)) <= set(SET_KEYS)
     named = set(re.findall(r"(?<![a-z-])--[a-z-]+", replacement.hint))
     assert named <= known.keys() | _options_of("export").keys()
@@ -132,6 +132,6 @@ def test_an_option_of_another_tool_has_one_replacement() -> None:
 def test_a_translated_command_line_is_one_that_the_tool_takes() -> None:
     typed = "run qa --base-url http://h --ttft 500 --users 3 --quiet --max-seconds 5 --seed 1"
     translation = translate(typed.split(), 1, _options_of("run"))
-    words = expand_slo_flag(list(translation.arguments[1:]))
-    find_command("run").make_context("run", words)
+    arguments = expand_slo_flag(list(translation.arguments[1:]))
+    find_command("run").make_context("run", arguments)
     assert translation.unknown == ("--base-url", "--ttft", "--users", "--quiet", "--max-seconds")

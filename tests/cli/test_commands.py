@@ -85,14 +85,14 @@ def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
         "import sys\nfrom loadgen.cli.app import main\nsys.argv[0] = 'loadgen'\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     )
-    words = {
+    environment = {
         "COMP_WORDS": completing,
         "COMP_CWORD": str(completing.count(" ")),
         "_LOADGEN_COMPLETE": "complete_bash",
     }
     process = subprocess.run(
         [sys.executable, "-c", code, *typed],
-        env=os.environ | (words if completing else {}),
+        env=os.environ | (environment if completing else {}),
         capture_output=True,
         text=True,
         check=True,

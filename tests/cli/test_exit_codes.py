@@ -27,9 +27,9 @@ RUN = ["run", "qa", "--url", "sim:h100x8", "-n", "20", "--request-rate", "5", "-
 def ended(*arguments: str, shell: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a new process. `shell` is appended to its command line in a shell."""
     env = dict(os.environ) | more
-    words = [sys.executable, "-P", "-m", "loadgen", *arguments]
+    command_line = [sys.executable, "-P", "-m", "loadgen", *arguments]
     script = 'set -o pipefail; "$@" ' + shell
-    command = ["bash", "-c", script, "bash", *words] if shell else words
+    command = ["bash", "-c", script, "bash", *command_line] if shell else command_line
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=env, check=False
     )
@@ -82,7 +82,7 @@ def test_escape_sequences_in_texts_do_not_reach_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "said"),
+    ("out", "expected_text"),
     [
         ("/dev/null", "/dev/null"),
         ("/dev/null/x", "not a directory"),
@@ -93,7 +93,7 @@ def test_escape_sequences_in_texts_do_not_reach_the_terminal() -> None:
 def test_a_path_that_the_host_refuses_is_a_user_error(
     tmp_path: Path,
     out: str,
-    said: str,
+    expected_text: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_path_that_the_host_refuses_is_a_user_error(
         main([*RUN, "--out", out])
     stderr = capsys.readouterr().err
     assert caught.value.code == 2, stderr
-    assert said in stderr and "hint:" in stderr
+    assert expected_text in stderr and "hint:" in stderr
     assert "bug" not in stderr and "Traceback" not in stderr
 
 
@@ -113,7 +113,7 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected_text"),
     [
         (
             ("--request-rate", "1000000/s", "-d", "2000s"),
@@ -131,12 +131,12 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
     ],
 )
 def test_absurd_numbers_are_refused(
-    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", "qa", "--url", "sim:gb300-vm", *flags])
     stderr = capsys.readouterr().err
-    assert (caught.value.code, said in stderr) == (2, True), stderr[:500]
+    assert (caught.value.code, expected_text in stderr) == (2, True), stderr[:500]
 
 
 def test_a_damaged_run_exits_with_code_2(
@@ -161,8 +161,8 @@ def on_a_full_disk(most_bytes: int, *arguments: str) -> subprocess.CompletedProc
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limited += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
     limited += "from loadgen.cli.app import main; main()"
-    words = [sys.executable, "-P", "-c", limited, *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", limited, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.processes
@@ -271,8 +271,8 @@ main()
 
 @pytest.mark.processes
 def test_an_interruption_after_the_end_leaves_no_traceback() -> None:
-    words = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
-    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", INTERRUPTED_AT_ITS_END]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Traceback" not in process.stderr
     assert process.returncode == 130
 
@@ -300,8 +300,8 @@ sys.exit(run_to_exit_code(call))
 @pytest.mark.processes
 def test_an_interruption_as_a_loop_begins_waits_until_it_runs() -> None:
     """Raised there, the loop could not be closed: exit 70, a bug in loadgen."""
-    words = [sys.executable, "-P", "-c", INTERRUPTED_AS_A_LOOP_BEGINS]
-    process = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    command = [sys.executable, "-P", "-c", INTERRUPTED_AS_A_LOOP_BEGINS]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert (process.returncode, process.stderr) == (130, "interrupted\n")
 
 
@@ -353,7 +353,7 @@ def test_signals_cancel_the_task_and_raise_nothing_in_callbacks(
     assert seen == ["went on", "cancelled"] and capfd.readouterr().err == "interrupted\n"
 
 
-HELD = """
+SIGNALLED_LOOP = """
 import asyncio, signal
 from loadgen.cli.exit_codes import run_to_exit_code
 
@@ -370,6 +370,6 @@ run_to_exit_code(lambda: asyncio.run(held()))
 def test_the_third_signal_within_a_loop_ends_the_command_at_once() -> None:
     """Whatever holds it there."""
     process = subprocess.run(
-        [sys.executable, "-c", HELD], capture_output=True, text=True, check=False
+        [sys.executable, "-c", SIGNALLED_LOOP], capture_output=True, text=True, check=False
     )
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "interrupted\n")

@@ -151,17 +151,17 @@ def theirs(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound / "raw", tmp_path / "theirs"))
 
 
-def _ends(*words: str) -> None:
+def _ends(*command_line: str) -> None:
     """Accept the end of a command and its own errors; any other exception is a bug."""
     try:
-        run_command_line(words)
+        run_command_line(command_line)
     except (LoadgenError, CombinedError) as fault:
         print(fault)
 
 
 def test_every_command_has_a_case_in_this_file() -> None:
     assert {row.name for row in COMMANDS.builtin_rows} == {
-        words[0] for words in TAKERS.values()
+        arguments[0] for arguments in TAKERS.values()
     } | NONE | {"ui"}
 
 
@@ -175,19 +175,19 @@ def test_no_command_leaves_the_folder_of_a_stranger(
 ) -> None:
     monkeypatch.chdir(repository_paths.ROOT)
     ZOO[animal](theirs)
-    for words in TAKERS.values():
+    for arguments in TAKERS.values():
         _ends(
             *(
                 word.format(its=theirs, good=sound / "raw", out=theirs.parent / "out")
-                for word in words
+                for word in arguments
             )
         )
-    told = "".join(capsys.readouterr())
+    output = "".join(capsys.readouterr())
     assert (theirs.parent / "secret").read_text() == SECRET
-    assert SECRET not in told
-    assert "\x1b" not in told and "\r" not in told
+    assert SECRET not in output
+    assert "\x1b" not in output and "\r" not in output
     assert not any(
-        line.lstrip().startswith("VALID: a forged verdict") for line in told.splitlines()
+        line.lstrip().startswith("VALID: a forged verdict") for line in output.splitlines()
     )
     written = [path for path in (theirs.parent / "out").rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
@@ -199,8 +199,8 @@ def test_a_page_is_rendered_anew_and_never_served_as_stored(sound: Path, tmp_pat
     folder = Path(shutil.copytree(sound / "contract", tmp_path / "contract"))
     (folder / "verdict.html").write_bytes(b"\xff<script>steal()</script>")
     checksums.write(folder)
-    made = result_kinds.opened(folder).page
-    assert made is not None and "steal()" not in made
+    page_text = result_kinds.opened(folder).page
+    assert page_text is not None and "steal()" not in page_text
 
 
 def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> None:
@@ -337,10 +337,12 @@ def test_options_that_name_a_host_are_never_read_from_a_folder(flag: str) -> Non
     with refused(UserError, "missing_option", where="--resume"):
         resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
     switch = COMMAND_OPTIONS["insecure"].flags
-    said = [flag] if flag in switch else [flag, "mine"]
+    flag_arguments = [flag] if flag in switch else [flag, "mine"]
     before = before[:-1] if flag in switch else before
-    again = resume_arguments(before, ["search", "--resume", "f", *said], "--resume", Path("f"))
-    assert again == ["search", "qa", "--resume=f", "--resume", "f", *said]
+    resumed_arguments = resume_arguments(
+        before, ["search", "--resume", "f", *flag_arguments], "--resume", Path("f")
+    )
+    assert resumed_arguments == ["search", "qa", "--resume=f", "--resume", "f", *flag_arguments]
 
 
 def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
@@ -355,8 +357,8 @@ def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
         "3",
         "--model",
     ]
-    again = resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
-    assert again == [*before, "--resume=f", "--resume", "f"], (
+    resumed_arguments = resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
+    assert resumed_arguments == [*before, "--resume=f", "--resume", "f"], (
         "the option without its value takes none of the user's"
     )
     with refused(UserError, "mismatch", where="--resume"):
@@ -393,8 +395,8 @@ def test_a_page_that_loadgen_did_not_write_is_named(
     (theirs / "more").mkdir()
     (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
     _ends("report", str(theirs))
-    said = capsys.readouterr().err
-    assert "more/notes.HTM in" in said and "report.html in" not in said, "that one is made anew"
+    stderr = capsys.readouterr().err
+    assert "more/notes.HTM in" in stderr and "report.html in" not in stderr, "that one is made anew"
     (theirs / "more" / "notes.HTM").write_text(page.build_page_head() + "<script>steal()</script>")
     _ends("report", str(theirs))
     assert "notes.HTM" not in capsys.readouterr().err, (

@@ -140,8 +140,10 @@ def test_command_line_and_python_refuse_the_same_values(
     if name in ONLY_PYTHON:
         return
     typed = [
-        f"--set={name}={one}" if option.set_metavar else f"{option.flags[0]}={one}"
-        for one in values
+        f"--set={name}={option_value}"
+        if option.set_metavar
+        else f"{option.flags[0]}={option_value}"
+        for option_value in values
     ]
     assert exits("run", "qa", *typed) == 2
     assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
@@ -168,15 +170,15 @@ def test_every_option_has_a_bad_value_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"url": ["http://a", "http://b"], "targets": "t.yaml"},
         {"ray": "auto", "sources": "127.0.0.1"},
     ],
 )
-def test_options_that_exclude_each_other(given: dict[str, Any]) -> None:
+def test_options_that_exclude_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(CombinedError):
-        build_settings(given)
+        build_settings(options)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +237,13 @@ def test_the_api_key_comes_from_option_file_or_environment(
 
 
 def test_the_option_table_agrees_with_the_settings() -> None:
-    kept = {field.name: field.default for field in fields(Settings)}
+    defaults = {field.name: field.default for field in fields(Settings)}
     for name, option in OPTIONS.items():
-        assert option.default is None or option.default == kept[name]
+        assert option.default is None or option.default == defaults[name]
     of_load = {name for name, option in OPTIONS.items() if option.used_by == "load"}
-    words = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
-    words |= {"trace_unit"}
-    assert not read_flags(**dict.fromkeys(of_load - words, "1")).errors
+    keys = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
+    keys |= {"trace_unit"}
+    assert not read_flags(**dict.fromkeys(of_load - keys, "1")).errors
     assert of_load == set(LOAD_OPTIONS)
     assert {name for name in of_load if OPTIONS[name].set_metavar} == SET_OPTIONS
     assert {
@@ -321,7 +323,7 @@ NOT_STRICT = {
 def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exits(*command.split(), "--help-all") == 0
     text = capsys.readouterr().out
-    shown = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
+    options_in_help = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
     keys = set(re.findall(r"(?m)^  ([a-z_]+)=", text))
     for name, option in COMMAND_OPTIONS.items():
         assert (name in keys) == (bool(option.set_metavar) and name not in NOT_TAKEN[command]), name
@@ -333,7 +335,7 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
             expected = {"--warmup"}
         if command.startswith("mlperf") and name == "dataset":  # its own: the official data set
             expected = {"--dataset"}
-        assert {flag for flag in flags & shown if flag.startswith("--")} == {
+        assert {flag for flag in flags & options_in_help if flag.startswith("--")} == {
             flag for flag in expected if flag.startswith("--")
         }, name
 
@@ -461,12 +463,12 @@ def test_the_drain_of_mlperf_offline_can_be_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)]
+    ("boolean_text", "code"), [("yes", 0), ("false", 0), ("maybe", 2), ("True", 2), ("", 2)]
 )
 def test_a_boolean_key_refuses_other_values(
-    said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    boolean_text: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [
+    arguments = [
         "run",
         "qa",
         "--url",
@@ -477,5 +479,5 @@ def test_a_boolean_key_refuses_other_values(
         "-o",
         str(tmp_path / "out"),
     ]
-    assert exits(*asked, "--set", f"reset_cache={said}") == code
+    assert exits(*arguments, "--set", f"reset_cache={boolean_text}") == code
     assert code == 0 or "use yes or no" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def test_a_targets_file_sets_every_field_of_an_endpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected_errors"),
     [
         ("- {name: a}\n", ["t.yaml:1:3 missing_key"]),
         ("- {url: 'http://h', nme: x}\n", ["t.yaml:1:21 unknown_key"]),
@@ -62,28 +62,28 @@ def test_a_targets_file_sets_every_field_of_an_endpoint(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_reported_with_their_location(
-    tmp_path: Path, written: str, told: list[str]
+    tmp_path: Path, written: str, expected_errors: list[str]
 ) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(written)
     with pytest.raises(CombinedError) as faults:
         targets.load_targets(file, {})
-    found = [
+    errors = [
         f"{fault.where.removeprefix(f'{tmp_path}/').partition(' ')[0]} {fault.code}"
         for fault in faults.value.errors
     ]
-    assert found == told
+    assert errors == expected_errors
 
 
 def test_a_binary_key_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
-    for given in (
+    for options in (
         {"targets": tmp_path / "t.yaml"},
         {"url": "http://h", "api_key_file": tmp_path / "key"},
     ):
         with pytest.raises(CombinedError, match="key: not text") as faults:
-            build_settings(given)
+            build_settings(options)
         assert [fault.code for fault in faults.value.errors] == ["wrong_encoding"]
 
 
@@ -121,4 +121,7 @@ def test_targets_with_one_url_may_have_different_keys(tmp_path: Path) -> None:
     file.write_text(
         "".join(f"- {{name: {key}, url: 'http://h', api_key_env: {key}}}\n" for key in ("A", "B"))
     )
-    assert [one.api_key for one in targets.load_targets(file, {"A": "1", "B": "2"})] == ["1", "2"]
+    assert [endpoint.api_key for endpoint in targets.load_targets(file, {"A": "1", "B": "2"})] == [
+        "1",
+        "2",
+    ]

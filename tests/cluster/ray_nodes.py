@@ -21,7 +21,7 @@ HEAD = SMALL | {"no_monitor": True, "include_log_monitor": False}
 
 
 @contextmanager
-def started(*others: Mapping[str, str], head_cpus: int = 1) -> Iterator[Any]:
+def started(*environments: Mapping[str, str], head_cpus: int = 1) -> Iterator[Any]:
     """Start a Ray head and one node with one CPU for each environment, and stop them at the end."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with pytest.MonkeyPatch.context() as patch:
@@ -31,16 +31,16 @@ def started(*others: Mapping[str, str], head_cpus: int = 1) -> Iterator[Any]:
         scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
         patch.setenv("TMPDIR", scratch)  # of the nodes, and so of their workers
         (Path(scratch) / "ray").mkdir()
-        made = Cluster(
+        cluster = Cluster(
             initialize_head=True,
             head_node_args=HEAD | {"temp_dir": f"{scratch}/ray", "num_cpus": head_cpus},
         )
         try:
-            for env in others:
-                made.add_node(**SMALL, env_vars=dict(env))
-            yield made
+            for env in environments:
+                cluster.add_node(**SMALL, env_vars=dict(env))
+            yield cluster
         finally:
-            made.shutdown()
+            cluster.shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -51,23 +51,23 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Ray stores its sockets there too, so its path is short.
     """
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
-    made = Path(tempfile.mkdtemp(prefix="lg", dir="/tmp"))
-    folder = made / "lg" / "bin"
+    home_dir = Path(tempfile.mkdtemp(prefix="lg", dir="/tmp"))
+    folder = home_dir / "lg" / "bin"
     folder.mkdir(parents=True)
     for name, script in SCRIPTS.items():
         (folder / name).write_text(f"#!/bin/bash\n{script}\n")
         (folder / name).chmod(0o755)
     (folder / "activate").write_text(f'export PATH="{folder}:$PATH"\n')
     for name, value in {
-        "HOME": made,
-        "RAY_TMPDIR": made,
+        "HOME": home_dir,
+        "RAY_TMPDIR": home_dir,
         "RAY_USAGE_STATS_ENABLED": 0,
-        "STEPS": made / "steps",
+        "STEPS": home_dir / "steps",
     }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    yield home_dir
+    shutil.rmtree(home_dir, ignore_errors=True)
 
 
 def free_port() -> int:
@@ -85,7 +85,7 @@ def ended(process: subprocess.Popen[str]) -> None:
 
 class Done(NamedTuple):
     returncode: int
-    said: str
+    output: str
 
 
 def typed(line: str, folder: Path, **more: str) -> Done:
@@ -93,13 +93,13 @@ def typed(line: str, folder: Path, **more: str) -> Done:
 
     The output goes to a file, because a node that the line leaves running would keep a pipe open.
     """
-    with open(folder / "said", "w+") as said:
+    with open(folder / "said", "w+") as output_file:
         done = subprocess.run(
             line,
             shell=True,
             executable="/bin/bash",
-            stdout=said,
-            stderr=said,
+            stdout=output_file,
+            stderr=output_file,
             cwd=folder,
             timeout=120,
             check=False,
@@ -161,8 +161,8 @@ def test_plain_ray_and_the_rack_as_typed(tmp_path: Path) -> None:
         )
         typed(f'until [ "$(python -c "{both}")" = 2 ]; do sleep 1; done', tmp_path)
         done = typed(shorter(run, url).replace("~/lg/bin/loadgen", "loadgen"), tmp_path, **cluster)
-        assert done.returncode in (0, 1, 3), done.said  # 1, 3: a busy host's senders are late
-        assert "cluster: 1 worker on 1 node" in done.said, "as many as this load can use"
+        assert done.returncode in (0, 1, 3), done.output  # 1, 3: a busy host's senders are late
+        assert "cluster: 1 worker on 1 node" in done.output, "as many as this load can use"
         rack = re.search(r"## A rack, rehearsed.*?\n((?:    loadgen [^\n]*\n)+)", PAGE, re.DOTALL)
         assert rack is not None
         codes = []
@@ -205,8 +205,8 @@ def test_the_script_for_slurm_runs_to_the_end_of_its_load(home: Path, tmp_path: 
         SLURM_SUBMIT_DIR=str(tmp_path),
     )
     try:
-        assert done.returncode in (0, 1, 3), done.said
-        assert "2 workers on 2 nodes" in done.said, done.said
+        assert done.returncode in (0, 1, 3), done.output
+        assert "2 workers on 2 nodes" in done.output, done.output
         assert (tmp_path / "results" / "7" / "run.json").is_file()
     finally:
         steps = [int(step) for step in (home / "steps").read_text().split()]

@@ -86,18 +86,18 @@ PHASES = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with started({}, {}, {}, head_cpus=0) as made:
-        yield made
+    with started({}, {}, {}, head_cpus=0) as started_nodes:
+        yield started_nodes
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[EmbeddedServer]:
-    with start(Options(ttft="300ms", itl="1ms")) as made:
-        yield made
+    with start(Options(ttft="300ms", itl="1ms")) as server:
+        yield server
 
 
 def begin(
-    folder: Path, endpoint: EmbeddedServer, address: str, words: str
+    folder: Path, endpoint: EmbeddedServer, address: str, command_line: str
 ) -> subprocess.Popen[str]:
     (folder / "w.yaml").write_text(WORKLOAD)
     (folder / "c.yaml").write_text(CONTRACT)
@@ -120,7 +120,7 @@ def begin(
             "-P",
             "-m",
             "loadgen",
-            *words.split(),
+            *command_line.split(),
             *flags,
             "--ray",
             address,
@@ -151,28 +151,28 @@ def test_a_node_is_killed(
     wait(lambda: PHASES[phase].begun(tmp_path / "out") or process.poll() is not None, 60.0)
     try:
         gone = kill(cluster)
-        said, _ = process.communicate(timeout=180)
+        stdout, _ = process.communicate(timeout=180)
     finally:
         process.kill()
         cluster.add_node(**SMALL)
-    print(said)  # for the table of docs/reference/reliability.md
+    print(stdout)  # for the table of docs/reference/reliability.md
     print(f"{command}, {phase}: exit {process.returncode}")
-    assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
-    told = [line for line in said.splitlines() if "lost" in line or "died" in line]
-    assert any(f"#{gone[:6]}" in line for line in told), said
-    assert "the same loadgen" not in said
+    assert "Traceback" not in stdout and "raylet" not in stdout and "bug" not in stdout, stdout
+    loss_lines = [line for line in stdout.splitlines() if "lost" in line or "died" in line]
+    assert any(f"#{gone[:6]}" in line for line in loss_lines), stdout
+    assert "the same loadgen" not in stdout
     runs = [
         run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
     ]
     lost = [summary.requests.lost for summary in runs]
     if PHASES[phase].sound:
         assert not any(lost)
-        assert "lost before the load" in said
-        assert process.returncode in (0, 1, 3), said  # 1, 3: a busy host's senders are late
+        assert "lost before the load" in stdout
+        assert process.returncode in (0, 1, 3), stdout  # 1, 3: a busy host's senders are late
     else:
         assert any(lost)
         assert process.returncode == (0 if command == "sweep" else 3), (
-            said
+            stdout
         )  # another level of the sweep is valid
 
 
@@ -188,21 +188,21 @@ def test_every_node_is_killed_between_two_probes(
             kill(cluster)
         if joins:
             cluster.add_node(**SMALL)
-        said, _ = process.communicate(timeout=180)
+        stdout, _ = process.communicate(timeout=180)
     finally:
         process.kill()
         for _ in range(3 - len(cluster.worker_nodes)):
             cluster.add_node(**SMALL)
-    print(said)
+    print(stdout)
     print(f"joins {joins}: exit {process.returncode}")
-    assert "Traceback" not in said and "raylet" not in said, said
+    assert "Traceback" not in stdout and "raylet" not in stdout, stdout
     if joins:
-        assert "3 workers on 1 node" in said, said
+        assert "3 workers on 1 node" in stdout, stdout
         return
-    assert process.returncode == 3, said
-    assert "Lost: vm #" in said, said
-    command = said.partition("go on with: ")[2].splitlines()[0].removeprefix("loadgen ")
-    again = subprocess.run(
+    assert process.returncode == 3, stdout
+    assert "Lost: vm #" in stdout, stdout
+    command = stdout.partition("go on with: ")[2].splitlines()[0].removeprefix("loadgen ")
+    resumed = subprocess.run(
         [sys.executable, "-P", "-m", "loadgen", *command.split()],
         capture_output=True,
         text=True,
@@ -210,8 +210,8 @@ def test_every_node_is_killed_between_two_probes(
         check=False,
         timeout=180,
     )
-    print(again.stderr, again.stdout)
-    assert "going on with" in again.stderr and again.returncode in (0, 1, 3), again.stderr
+    print(resumed.stderr, resumed.stdout)
+    assert "going on with" in resumed.stderr and resumed.returncode in (0, 1, 3), resumed.stderr
 
 
 GOING_ON = {
@@ -236,23 +236,23 @@ def test_the_head_is_killed(
     tmp_path: Path, endpoint: EmbeddedServer, command: str, phase: str
 ) -> None:
     """The node of the command is lost too: its records stay, and the command says what was lost."""
-    with started({}, {}, {}, head_cpus=0) as made:
-        process = begin(tmp_path, endpoint, made.address, COMMANDS[command])
+    with started({}, {}, {}, head_cpus=0) as started_nodes:
+        process = begin(tmp_path, endpoint, started_nodes.address, COMMANDS[command])
         wait(lambda: PHASES[phase].begun(tmp_path / "out") or process.poll() is not None, 60.0)
         try:
-            made.head_node.kill_gcs_server(check_alive=False)
-            made.head_node.kill_raylet(check_alive=False)
-            said, _ = process.communicate(timeout=180)
+            started_nodes.head_node.kill_gcs_server(check_alive=False)
+            started_nodes.head_node.kill_raylet(check_alive=False)
+            stdout, _ = process.communicate(timeout=180)
         finally:
             process.kill()
-    print(said)
-    assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
-    assert process.returncode == 3, said
-    assert "connection to the Ray cluster" in " ".join(said.split())
+    print(stdout)
+    assert "Traceback" not in stdout and "raylet" not in stdout and "bug" not in stdout, stdout
+    assert process.returncode == 3, stdout
+    assert "connection to the Ray cluster" in " ".join(stdout.split())
     runs = [
         run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
     ]
     assert any(summary.requests.ok for summary in runs)
     assert phase != "load" or any(summary.requests.lost for summary in runs)
-    for words in GOING_ON[command]:
-        assert words.format(out=tmp_path / "out") in said, said
+    for text in GOING_ON[command]:
+        assert text.format(out=tmp_path / "out") in stdout, stdout

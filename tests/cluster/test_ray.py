@@ -71,25 +71,25 @@ ways = some.lists(
 )
 
 
-@given(ahead=some.integers(-(10**15), 10**15), ways=ways)
-def test_the_truth_is_within_the_bound(ahead: int, ways: list[tuple[int, int]]) -> None:
+@given(offset_ns=some.integers(-(10**15), 10**15), ways=ways)
+def test_the_truth_is_within_the_bound(offset_ns: int, ways: list[tuple[int, int]]) -> None:
     exchanges, now = [], 10**12
     for there, back in ways:
-        exchanges.append(clock_sync.ClockExchange(now, now + there + ahead, now + there + back))
+        exchanges.append(clock_sync.ClockExchange(now, now + there + offset_ns, now + there + back))
         now += there + back + 1
-    found = clock_sync.estimate_offset(exchanges)
-    assert abs(found.offset_ns - ahead) <= found.bound_ns
+    clock_offset = clock_sync.estimate_offset(exchanges)
+    assert abs(clock_offset.offset_ns - offset_ns) <= clock_offset.bound_ns
     assert (
-        found.bound_ns <= min(there + back for there, back in ways) // 2 + 1
+        clock_offset.bound_ns <= min(there + back for there, back in ways) // 2 + 1
     )  # never worse than NTP's
-    assert abs(found.to_remote_ns(5) - (5 + ahead)) <= found.bound_ns
+    assert abs(clock_offset.to_remote_ns(5) - (5 + offset_ns)) <= clock_offset.bound_ns
 
 
 def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
-    found = clock_sync.estimate_offset(
+    clock_offset = clock_sync.estimate_offset(
         [clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)]
     )
-    assert found == clock_sync.ClockOffset(995, 5)
+    assert clock_offset == clock_sync.ClockOffset(995, 5)
 
 
 # -- files on their way ----------------------------------------------------------------------------
@@ -103,30 +103,30 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
     there, here = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent()
     sender._folder, sender._worker_index = there, 0
-    spool = RecordLog(there, 0)
+    record_log = RecordLog(there, 0)
     sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
     copy = node_agent.WorkerFileCopy(here, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
     for step in range(60):
         rows = np.zeros(3, ROW)
-        rows["text"] = spool.store_text(f"error {step}")
-        spool.add_record(rows.tobytes())
-        spool.add_event_times(f"run-{step}", array("q", range(step)))
+        rows["text"] = record_log.store_text(f"error {step}")
+        record_log.add_record(rows.tobytes())
+        record_log.add_event_times(f"run-{step}", array("q", range(step)))
         histogram.add(draw.integers(1, 10**9, 5))
         bins = np.concatenate([bins, draw.integers(0, 9, 150)])
         first = max(0, len(bins) - 1_000)
         bins[first:] += 1
-        spool.write_event_counts(0, histogram, bins[first:], first)
+        record_log.write_event_counts(0, histogram, bins[first:], first)
         if step % 3:
-            spool.flush()
+            record_log.flush()
         taken = _now(sender.read_update(copy.copied, 0))
         if step % 2:
             copy.write_chunks(taken.chunks)
             texts = worker_texts(here, 0)
-            found = complete_rows(here / "spool" / "w0.rows")
-            assert (found["text"] < len(texts)).all()
-    spool.close()
+            records = complete_rows(here / "spool" / "w0.rows")
+            assert (records["text"] < len(texts)).all()
+    record_log.close()
     copy.write_chunks(_now(sender.read_update(copy.copied, 0)).chunks)
     files = {
         path.relative_to(there)
@@ -144,14 +144,14 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent(max_record_bytes=7 * ROW.itemsize)
     sender._folder, sender._worker_index = there, 0
-    spool = RecordLog(there, 0, segment_rows=10)
+    record_log = RecordLog(there, 0, segment_rows=10)
     sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
-        spool.add_record(row.tobytes())
-        spool.flush()
-    spool.close()
+        record_log.add_record(row.tobytes())
+        record_log.flush()
+    record_log.close()
     copy = node_agent.WorkerFileCopy(here, 0)
     more = True
     while more:
@@ -182,7 +182,7 @@ def test_the_folder_is_in_the_store_at_the_end(
     monkeypatch.chdir(tmp_path)
     import loadgen
 
-    made = {"name": "s", "requests": {"input_tokens": 8, "output_tokens": 4}}
+    requested_workload = {"name": "s", "requests": {"input_tokens": 8, "output_tokens": 4}}
     flags: dict[str, Any] = {"request_rate": "50", "num_requests": "10", "warmup": "0", "seed": "1"}
     flags |= {
         "url": shared(QUICK).url,
@@ -190,7 +190,7 @@ def test_the_folder_is_in_the_store_at_the_end(
         "server": "trtllm",
         "out": f"file://{tmp_path}/bucket/run-1",
     }
-    result = loadgen.run(made, **flags)
+    result = loadgen.run(requested_workload, **flags)
     there = tmp_path / "bucket" / "run-1"
     assert {path.name for path in there.rglob("*.*")} >= {
         "run.json",
@@ -199,7 +199,7 @@ def test_the_folder_is_in_the_store_at_the_end(
     }
     assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
     with refused(UserError, "file_exists", "--out"):
-        loadgen.run(made, **flags)
+        loadgen.run(requested_workload, **flags)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,8 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(workload(tmp_path, concurrency="1", num_requests="1"), settings, (hear,))
     job = planned[0].job
-    found = msgspec.structs.replace(job.probe_results[0], target=Target.parse(url))
-    job = msgspec.structs.replace(job, simulated=simulated, probe_results=(found,))
+    probe_result = msgspec.structs.replace(job.probe_results[0], target=Target.parse(url))
+    job = msgspec.structs.replace(job, simulated=simulated, probe_results=(probe_result,))
     here = node_facts.read_local_facts([])
     nodes = [("a", here), ("b", here._replace(loopback_id="another machine"))]
     assert node_facts.find_remote_nodes(here, nodes[:1]) == []
@@ -315,8 +315,8 @@ def test_workers_are_shared_out_by_the_size_of_nodes(
     workers: int, cpus: tuple[int, ...], shares: tuple[int, ...]
 ) -> None:
     names = [str(i) for i in range(len(cpus))]
-    placed = Counter(placement.assign_workers(workers, dict(zip(names, cpus, strict=True))))
-    assert tuple(placed[name] for name in names) == shares
+    counts = Counter(placement.assign_workers(workers, dict(zip(names, cpus, strict=True))))
+    assert tuple(counts[name] for name in names) == shares
 
 
 def test_nodes_have_names_that_differ() -> None:
@@ -335,15 +335,17 @@ def test_nodes_have_names_that_differ() -> None:
         node("b" * 9, "vm", "10.0.0.2"),
         node("c" * 9, "vm", "10.0.0.2"),
     ]
-    found = placement.parse_alive_nodes(listed, {"a" * 9: {"CPU": 2.5}})
-    assert [one.label for one in found] == [
+    cluster_nodes = placement.parse_alive_nodes(listed, {"a" * 9: {"CPU": 2.5}})
+    assert [cluster_node.label for cluster_node in cluster_nodes] == [
         "vm (10.0.0.1)",
         "vm #bbbbbb (10.0.0.2)",
         "vm #cccccc (10.0.0.2)",
     ]
-    assert [(one.free_cpus, one.total_cpus) for one in found] == [(2, 4), (0, 4), (0, 4)]
+    assert [
+        (cluster_node.free_cpus, cluster_node.total_cpus) for cluster_node in cluster_nodes
+    ] == [(2, 4), (0, 4), (0, 4)]
     lost = [*listed[:2], node("c" * 9, "vm", "10.0.0.2", alive=False)]
-    assert [one.label for one in placement.parse_alive_nodes(lost, {})] == [
+    assert [cluster_node.label for cluster_node in placement.parse_alive_nodes(lost, {})] == [
         "vm (10.0.0.1)",
         "vm #bbbbbb (10.0.0.2)",
     ], "it keeps it"
@@ -355,11 +357,13 @@ def test_nodes_have_names_that_differ() -> None:
 @pytest.fixture
 def nodes() -> Iterator[Any]:
     """Three nodes of a CPU each, one of them without the compiled part."""
-    with started({}, {compiled.PURE: "1"}) as made:
-        yield made
+    with started({}, {compiled.PURE: "1"}) as started_nodes:
+        yield started_nodes
 
 
-def told(nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any) -> Settings:
+def build_settings(
+    nodes: Any, url: str | None, out: Path, workers: int = 3, **more: Any
+) -> Settings:
     where: dict[str, Any] = (
         {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
     )
@@ -374,9 +378,11 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
     seen: list[Any] = []
     for workers in (1, 3):
         server = shared(QUICK)
-        asked = told(nodes, server.url, tmp_path / str(workers), workers)
-        asked = asked if workers == 3 else replace(asked, ray=None)
-        summary, out = run.execute(workload(tmp_path, request_rate="100", num_requests="60"), asked)
+        settings = build_settings(nodes, server.url, tmp_path / str(workers), workers)
+        settings = settings if workers == 3 else replace(settings, ray=None)
+        summary, out = run.execute(
+            workload(tmp_path, request_rate="100", num_requests="60"), settings
+        )
         received = log(server)
         rows = store.read_run(out).rows
         rows = rows[np.argsort(rows["slot"])]
@@ -385,7 +391,9 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
         expected = distribution_of(rows["first_token_ns"] - rows["due_ns"])
         withheld = summary.withheld.get("ttft")
         assert summary.ttft_ms == expected.without(withheld.ranges if withheld else ())
-        bodies = Counter(one.body_sha256 for one in received.requests if one.id)
+        bodies = Counter(
+            logged_request.body_sha256 for logged_request in received.requests if logged_request.id
+        )
         seen.append(
             (
                 bodies,
@@ -396,14 +404,14 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
             )
         )
     assert seen[0] == seen[1]
-    _placed(out)
+    _check_placement(out)
     assert not (out / "spool").exists()
     assert SECRET.encode() not in b"".join(
         path.read_bytes() for path in out.rglob("*") if path.is_file()
     )
 
 
-def _placed(out: Path) -> None:
+def _check_placement(out: Path) -> None:
     """Check that there is a worker on each node and the clock offset is within its bound.
 
     All nodes share the clock of this machine, so the true offset is 0.
@@ -411,22 +419,24 @@ def _placed(out: Path) -> None:
     manifest = decode_manifest((out / "run.json").read_bytes())
     cluster = manifest.cluster
     assert cluster is not None
-    assert sorted(one.hot_path for one in cluster.workers) == sorted(
+    assert sorted(node_worker.hot_path for node_worker in cluster.workers) == sorted(
         [compiled.RUNS] * 2 + ["python"]
     )
     assert manifest.host.hot_path == "python", "one of them"
     assert cluster.nodes == len(cluster.workers) == 3
     assert cluster.drift_ms is not None
-    assert cluster.start_bound_ms == max(one.bound_ms for one in cluster.workers) > 0
-    for one in cluster.workers:
-        assert abs(one.offset_ms) <= one.bound_ms + 1e-3
+    assert (
+        cluster.start_bound_ms == max(node_worker.bound_ms for node_worker in cluster.workers) > 0
+    )
+    for worker in cluster.workers:
+        assert abs(worker.offset_ms) <= worker.bound_ms + 1e-3
 
 
 def _what_cannot_be_is_told_before_the_first_request(tmp_path: Path, nodes: Any) -> None:
-    made = workload(tmp_path, request_rate="50", num_requests="20")
+    requested_workload = workload(tmp_path, request_rate="50", num_requests="20")
     url = shared(QUICK).url
     with pytest.raises(UserError, match="4 workers need one CPU each"):
-        run.execute(made, told(nodes, url, tmp_path / "a", workers=4))
+        run.execute(requested_workload, build_settings(nodes, url, tmp_path / "a", workers=4))
 
 
 def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None:
@@ -436,26 +446,41 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
         threading.Timer(2.0, kill, (nodes,)).start()
 
     server = shared(QUICK)
-    asked = told(nodes, server.url, tmp_path / "out")
+    settings = build_settings(nodes, server.url, tmp_path / "out")
     summary, out = run.execute(
-        workload(tmp_path, request_rate="60", duration="4s"), asked, when_started(kill_soon)
+        workload(tmp_path, request_rate="60", duration="4s"), settings, when_started(kill_soon)
     )
     received = log(server)
     told_of = decode_manifest((out / "run.json").read_bytes())
     assert told_of.cluster is not None
-    (gone,) = [one.worker for one in told_of.cluster.workers if one.lost]
+    (gone,) = [
+        placed_worker.worker for placed_worker in told_of.cluster.workers if placed_worker.lost
+    ]
     rows = store.read_run(out).rows
-    own = rows[rows["worker"] == gone]
-    kept, lost = own[own["status"] == 0], own[own["status"] == 4]
+    worker_records = rows[rows["worker"] == gone]
+    completed_records, lost = (
+        worker_records[worker_records["status"] == 0],
+        worker_records[worker_records["status"] == 4],
+    )
     assert len(rows) == len(set(rows["slot"].tolist())) == summary.requests.scheduled
     assert summary.requests.lost == len(lost) > 0
     assert summary.requests.ok == len(rows) - len(lost)
-    assert len(kept) > 0
-    sent = {int(one.id.rpartition("-")[2]) for one in received.requests if one.id}
-    finished = sent & set(own["slot"].tolist())
-    assert len(finished) - len(kept) <= 2 * 20 + 5  # what it did within its last two seconds
+    assert len(completed_records) > 0
+    sent = {
+        int(logged_request.id.rpartition("-")[2])
+        for logged_request in received.requests
+        if logged_request.id
+    }
+    finished = sent & set(worker_records["slot"].tolist())
+    assert (
+        len(finished) - len(completed_records) <= 2 * 20 + 5
+    )  # what it did within its last two seconds
     assert not summary.verdict.valid
-    where = next(f"{one.node} ({one.address})" for one in told_of.cluster.workers if one.lost)
+    where = next(
+        f"{placed_worker.node} ({placed_worker.address})"
+        for placed_worker in told_of.cluster.workers
+        if placed_worker.lost
+    )
     assert says(summary.verdict.codes, "worker_died", worker=gone, node=where)
     (note,) = [note for note in told_of.warnings if "was lost" in note]
     detection_delay = re.search(r"detected ([\d.]+) s after", note)
@@ -466,13 +491,15 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
 def _a_search_ends_its_trial_early_there_too(tmp_path: Path, nodes: Any) -> None:
     """End a trial early; the next run needs the CPUs that the trial must release."""
     goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
-    made = as_trial_workload(workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9)
-    asked = told(nodes, shared(QUICK).url, tmp_path, workers=2)
+    requested_workload = as_trial_workload(
+        workload(tmp_path, request_rate="40", duration="60s"), 60 * 10**9
+    )
+    settings = build_settings(nodes, shared(QUICK).url, tmp_path, workers=2)
     runs = TrialRunner(
         output_dir=tmp_path / "s",
         goal=goal,
-        make_workload=lambda trial: with_load(made, trial.load),
-        settings=asked,
+        make_workload=lambda trial: with_load(requested_workload, trial.load),
+        settings=settings,
         seed=7,
         check_interval_s=0.2,
     )
@@ -491,9 +518,9 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
         if isinstance(event, RunPlanned) and not gone:
             gone.append(kill(nodes))
 
-    asked = told(nodes, shared(QUICK).url, tmp_path / "out", workers=2)
+    settings = build_settings(nodes, shared(QUICK).url, tmp_path / "out", workers=2)
     summary, out = run.execute(
-        workload(tmp_path, request_rate="40", num_requests="40"), asked, (hear,)
+        workload(tmp_path, request_rate="40", num_requests="40"), settings, (hear,)
     )
     manifest = decode_manifest((out / "run.json").read_bytes())
     assert (
@@ -554,8 +581,8 @@ def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
         _a_lost_node_leaves_what_it_had_finished(folder("lost"), nodes)
         _a_node_lost_before_the_load_is_left_out(folder("before"), nodes)
     finally:
-        kept = cluster._command_connections.pop(nodes.address)
-        atexit.unregister(kept.client.close)
-        kept.client.close()
+        cluster_connection = cluster._command_connections.pop(nodes.address)
+        atexit.unregister(cluster_connection.client.close)
+        cluster_connection.client.close()
     _no_key_is_written_by_ray(nodes)
     _nothing_is_left_on_the_nodes(nodes)

@@ -51,46 +51,61 @@ INSTANTS = (
 )
 
 
-def slower(found: NDArray[np.void], by: float) -> NDArray[np.void]:
+def slower(records: NDArray[np.void], by: float) -> NDArray[np.void]:
     """Every latency times `by`."""
-    scaled = found.copy()
+    scaled = records.copy()
     for field in INSTANTS:
-        came = found[field] >= 0
-        scaled[field][came] = found["due_ns"][came] + (
-            (found[field] - found["due_ns"])[came] * by
+        came = records[field] >= 0
+        scaled[field][came] = records["due_ns"][came] + (
+            (records[field] - records["due_ns"])[came] * by
         ).astype(np.int64)
     return scaled
 
 
-def run(found: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
-    manifest = run_fixtures.manifest(name, len(found), **changed)
-    return ComparedRun(name=name, summary=summarize(manifest, found), manifest=manifest, rows=found)
+def run(records: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
+    manifest = run_fixtures.manifest(name, len(records), **changed)
+    return ComparedRun(
+        name=name, summary=summarize(manifest, records), manifest=manifest, rows=records
+    )
 
 
-def side(name: str, *found: NDArray[np.void], **changed: object) -> Side:
-    return Side(name=name, runs=tuple(run(one, f"r{i}", **changed) for i, one in enumerate(found)))
+def side(name: str, *records: NDArray[np.void], **changed: object) -> Side:
+    return Side(
+        name=name,
+        runs=tuple(run(run_records, f"r{i}", **changed) for i, run_records in enumerate(records)),
+    )
 
 
-def words(*sides: Side, **how: object) -> dict[str, str]:
-    found = comparison.compare(sides, **how)  # type: ignore[arg-type]
-    return {one.metric: one.detailed_outcome for one in found.differences}
+def compare_sides(*sides: Side, **how: object) -> dict[str, str]:
+    result = comparison.compare(sides, **how)  # type: ignore[arg-type]
+    return {
+        judged_difference.metric: judged_difference.detailed_outcome
+        for judged_difference in result.differences
+    }
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
 def test_two_of_the_same_show_no_difference() -> None:
-    found = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
-    assert found.same_work is True and found.valid
-    assert {one.outcome for one in found.differences} == {"equivalent", "inconclusive"}
-    assert all(one.low is not None and one.low <= 0 <= (one.high or 0) for one in found.differences)
-    assert "--repeat 3" in found.scope
+    result = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
+    assert result.same_work is True and result.valid
+    assert {judged_difference.outcome for judged_difference in result.differences} == {
+        "equivalent",
+        "inconclusive",
+    }
+    assert all(
+        judged_difference.low is not None
+        and judged_difference.low <= 0 <= (judged_difference.high or 0)
+        for judged_difference in result.differences
+    )
+    assert "--repeat 3" in result.scope
 
 
 def test_a_large_shift_is_found_and_named_rightly() -> None:
-    one = side("a", *(rows(seed, 1000) for seed in (11, 12, 13)))
+    first_side = side("a", *(rows(seed, 1000) for seed in (11, 12, 13)))
     other = side("b", *(slower(rows(seed, 1000), 1.3) for seed in (14, 15, 16)))
-    worse, better = words(one, other), words(other, one)
+    worse, better = compare_sides(first_side, other), compare_sides(other, first_side)
     for metric in ("tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50"):
         assert (worse[metric], better[metric]) == ("worse", "better")
     assert worse["ok_share"] == "equivalent"
@@ -102,10 +117,14 @@ def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
         side("c", *(rows(seed, 1000) for seed in (13, 14, 15))),
     )
     far = side("b", slower(rows(12, 1000), 1.3))
-    for one, other in ((alone, far), (far, alone), (repeats, far), (far, repeats)):
-        told = words(one, other)
-        assert told["tpot_ms.p50"] == told["e2e_ms.p50"] == "these two runs differ"
-        assert not {"better", "worse"} & set(told.values())
+    for before_side, other in ((alone, far), (far, alone), (repeats, far), (far, repeats)):
+        outcomes_by_metric = compare_sides(before_side, other)
+        assert (
+            outcomes_by_metric["tpot_ms.p50"]
+            == outcomes_by_metric["e2e_ms.p50"]
+            == "these two runs differ"
+        )
+        assert not {"better", "worse"} & set(outcomes_by_metric.values())
     assert "--repeat 3" in comparison.compare([alone, far]).scope
 
 
@@ -115,22 +134,30 @@ def test_a_level_of_each_start_is_no_difference() -> None:
     base = [rows(seed, 700) for seed in range(6)]
     wrong = 0
     for _ in range(16):
-        runs_of = [slower(one, float(draw.lognormal(0, 0.05))) for one in base]
-        told = words(side("a", *runs_of[:3]), side("b", *runs_of[3:]))
-        wrong += bool({"better", "worse"} & set(told.values()))
+        runs_of = [slower(records, float(draw.lognormal(0, 0.05))) for records in base]
+        outcomes_by_metric = compare_sides(side("a", *runs_of[:3]), side("b", *runs_of[3:]))
+        wrong += bool({"better", "worse"} & set(outcomes_by_metric.values()))
     assert wrong <= 1
 
 
 def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     """A difference that comes from three slow periods of 8 s, one in each run, is inconclusive."""
     clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
-    for one in clean:  # without the noise of the queue
-        one["last_token_ns"] = one["first_token_ns"] + (2e9 + one["due_ns"] % 1e7).astype(np.int64)
-    for one in clean[3:]:
-        spell = (one["due_ns"] > 100e9) & (one["due_ns"] < 108e9)
-        one["last_token_ns"][spell] += 2 * (one["last_token_ns"] - one["first_token_ns"])[spell]
-    found = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
-    (tpot,) = (one for one in found.differences if one.metric == "tpot_ms.p99")
+    for records in clean:  # without the noise of the queue
+        records["last_token_ns"] = records["first_token_ns"] + (
+            2e9 + records["due_ns"] % 1e7
+        ).astype(np.int64)
+    for records in clean[3:]:
+        spell = (records["due_ns"] > 100e9) & (records["due_ns"] < 108e9)
+        records["last_token_ns"][spell] += (
+            2 * (records["last_token_ns"] - records["first_token_ns"])[spell]
+        )
+    result = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
+    (tpot,) = (
+        judged_difference
+        for judged_difference in result.differences
+        if judged_difference.metric == "tpot_ms.p99"
+    )
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
     assert tpot.detailed_outcome == "inconclusive" and "a few periods of time" in tpot.reason
     assert significance.fisher_exact(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
@@ -140,60 +167,72 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
 def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
     """Runs that do not vary within a side still give an uncertain share of failures."""
     bad = [rows(seed, 700) for seed in (4, 5, 6)]
-    for one in bad:
-        fail(one[:1], 1.0)
-    told = words(side("a", *(rows(seed, 700) for seed in (1, 2, 3))), side("b", *bad))
-    assert told["ok_share"] == "equivalent"
+    for records in bad:
+        fail(records[:1], 1.0)
+    outcomes_by_metric = compare_sides(
+        side("a", *(rows(seed, 700) for seed in (1, 2, 3))), side("b", *bad)
+    )
+    assert outcomes_by_metric["ok_share"] == "equivalent"
 
 
 def test_failures_are_a_difference_of_shares() -> None:
     bad = rows(12, 1000)
     fail(bad, 0.009)  # under the limit of the verdict
     few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
-    share = next(one for one in few.differences if one.metric == "ok_share")
+    share = next(
+        judged_difference
+        for judged_difference in few.differences
+        if judged_difference.metric == "ok_share"
+    )
     assert share.is_fraction and share.change == pytest.approx(-0.009, abs=0.006)
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
 
 
 def test_what_is_not_the_same_work_is_not_judged() -> None:
     other = Fingerprints(recipe="another")
-    found = comparison.compare(
+    result = comparison.compare(
         [
             side("a", rows(1, 300)),
             side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag"),
         ]
     )
-    assert found.same_work is False and found.work_differences == ("workload: chat vs. rag",)
-    assert {one.detailed_outcome for one in found.differences} == {"inconclusive"}
-    assert {one.reason for one in found.differences} == {comparison.NOT_SAME_WORK}
-    assert all(one.change is not None for one in found.differences)
-    said = compared.build_report(found)
-    for shown in (as_text.render(said, full=True), as_markdown.render(said)):
-        assert f"not judged ({comparison.NOT_SAME_WORK})" in " ".join(shown.split())
-    asked = comparison.compare(
+    assert result.same_work is False and result.work_differences == ("workload: chat vs. rag",)
+    assert {judged_difference.detailed_outcome for judged_difference in result.differences} == {
+        "inconclusive"
+    }
+    assert {judged_difference.reason for judged_difference in result.differences} == {
+        comparison.NOT_SAME_WORK
+    }
+    assert all(judged_difference.change is not None for judged_difference in result.differences)
+    report = compared.build_report(result)
+    for rendered_text in (as_text.render(report, full=True), as_markdown.render(report)):
+        assert f"not judged ({comparison.NOT_SAME_WORK})" in " ".join(rendered_text.split())
+    forced_result = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)],
         allow_different_work=True,
     )
-    assert "these two runs differ" in {one.detailed_outcome for one in asked.differences}
+    assert "these two runs differ" in {
+        judged_difference.detailed_outcome for judged_difference in forced_result.differences
+    }
 
 
 def test_other_work_of_one_name_is_told_by_what_differs() -> None:
     longer = rows(2, 600)
     longer["input_tokens"] *= 2
-    made = [
+    sides = [
         side(
             name,
-            found,
+            records,
             fingerprints=Fingerprints(recipe=name),
             grace_s=grace_s,
             stages=(StagePlan(end_ns=end_ns),),
         )
-        for name, found, grace_s, end_ns in (
+        for name, records, grace_s, end_ns in (
             ("a", rows(1, 300), None, 30 * 10**9),
             ("b", longer, 2.0, 10**10),
         )
     ]
-    assert comparison.compare(made).work_differences == (
+    assert comparison.compare(sides).work_differences == (
         "duration: 30.0 s vs. 10.0 s",
         "mean prompt length: 150 vs. 300 tokens",
         "grace, s: none vs. 2",
@@ -202,7 +241,7 @@ def test_other_work_of_one_name_is_told_by_what_differs() -> None:
 
 def test_a_limit_is_no_part_of_the_work() -> None:
     other = Slo(terms=(Term(metric="ttft", limit_ns=10**9),))
-    found = comparison.compare(
+    result = comparison.compare(
         [
             side("a", rows(1, 300), fingerprints=Fingerprints(recipe="one", work="same")),
             side(
@@ -210,18 +249,20 @@ def test_a_limit_is_no_part_of_the_work() -> None:
             ),
         ]
     )
-    assert found.same_work is True and found.work_differences == ()
-    assert any("different SLOs: TTFT p99" in note for note in found.notes)
-    assert {one.reason for one in found.differences if "goodput" in one.metric} == {
-        "the SLOs differ"
-    }
+    assert result.same_work is True and result.work_differences == ()
+    assert any("different SLOs: TTFT p99" in note for note in result.notes)
+    assert {
+        judged_difference.reason
+        for judged_difference in result.differences
+        if "goodput" in judged_difference.metric
+    } == {"the SLOs differ"}
 
 
 def test_answers_cut_short_are_other_work() -> None:
     clamped = rows(2, 300)
     clamped["asked_output"] = 3 * clamped["output_tokens"]
-    found = comparison.compare([side("a", rows(1, 300)), side("b", clamped)])
-    (work_difference,) = found.work_differences
+    result = comparison.compare([side("a", rows(1, 300)), side("b", clamped)])
+    (work_difference,) = result.work_differences
     assert "100.0 % vs. 33.3 %" in work_difference
     assert comparison.compare([side("a", clamped), side("b", clamped)]).same_work
 
@@ -229,69 +270,82 @@ def test_answers_cut_short_are_other_work() -> None:
 def test_what_is_not_valid_is_not_judged() -> None:
     bad = rows(2, 300)
     send_late(bad)
-    found = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
-    assert not found.valid and {one.reason for one in found.differences} == {"b is INVALID"}
+    result = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
+    assert not result.valid and {
+        judged_difference.reason for judged_difference in result.differences
+    } == {"b is INVALID"}
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> None:
     """A build that names one folder twice would pass as equivalent."""
     runs_of_it = [rows(number, 500) for number in range(repeats)]
-    others = [rows(20 + number, 500) for number in range(repeats - 1)]
-    found = comparison.compare([side("a", *runs_of_it), side("b", *others, runs_of_it[-1])])
-    assert {(one.detailed_outcome, one.reason) for one in found.differences} == {
-        ("inconclusive", comparison.SAME_RUN)
-    }
+    other_runs = [rows(20 + number, 500) for number in range(repeats - 1)]
+    result = comparison.compare([side("a", *runs_of_it), side("b", *other_runs, runs_of_it[-1])])
+    assert {
+        (judged_difference.detailed_outcome, judged_difference.reason)
+        for judged_difference in result.differences
+    } == {("inconclusive", comparison.SAME_RUN)}
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
-    changed, value = thresholds.check_thresholds(conditions, found, beyond_noise=False)
+    changed, value = thresholds.check_thresholds(conditions, result, beyond_noise=False)
     assert changed.failed is None and comparison.SAME_RUN in changed.text and value.failed is False
 
 
 def test_too_few_samples_cannot_tell() -> None:
-    found = {
-        one.metric: one
-        for one in comparison.compare(
+    differences_by_name = {
+        judged_difference.metric: judged_difference
+        for judged_difference in comparison.compare(
             [side("a", rows(1, 300)), side("b", rows(2, 300))]
         ).differences
     }
-    assert found["ttft_ms.p99"].reason == "300 samples, p99 needs 662"
-    assert found["ttft_ms.p50"].detailed_outcome == "inconclusive"
-    assert found["ttft_ms.p50"].needed_load_factor is not None
+    assert differences_by_name["ttft_ms.p99"].reason == "300 samples, p99 needs 662"
+    assert differences_by_name["ttft_ms.p50"].detailed_outcome == "inconclusive"
+    assert differences_by_name["ttft_ms.p50"].needed_load_factor is not None
 
 
 def test_repeats_speak_as_whole_runs() -> None:
     """The runs of a side have different offsets, so blocks within a run are not enough."""
     shifts = (0.8, 1.0, 1.25)
-    one = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
+    first_side = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
     other = side("b", *(slower(rows(i + 5, 700), by) for i, by in enumerate(reversed(shifts))))
-    found = comparison.compare([one, other])
-    assert "repeated runs" in found.scope
-    assert "worse" not in words(one, other).values() and "better" not in words(one, other).values()
+    result = comparison.compare([first_side, other])
+    assert "repeated runs" in result.scope
+    assert (
+        "worse" not in compare_sides(first_side, other).values()
+        and "better" not in compare_sides(first_side, other).values()
+    )
     far = side("c", *(slower(rows(i + 5, 700), by * 3) for i, by in enumerate(shifts)))
-    assert words(one, far)["tpot_ms.p50"] == "worse"
-    alone = words(side("a", slower(rows(0, 700), 0.8)), side("b", slower(rows(5, 700), 1.25)))
+    assert compare_sides(first_side, far)["tpot_ms.p50"] == "worse"
+    alone = compare_sides(
+        side("a", slower(rows(0, 700), 0.8)), side("b", slower(rows(5, 700), 1.25))
+    )
     assert alone["tpot_ms.p50"] == "these two runs differ"
 
 
 def test_a_summary_alone_has_no_interval() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
-    kept = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
-    found = comparison.compare([kept, kept])
-    assert {one.detailed_outcome for one in found.differences} == {"inconclusive"}
-    assert any("no records" in note for note in found.notes)
+    stored_side = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
+    result = comparison.compare([stored_side, stored_side])
+    assert {judged_difference.detailed_outcome for judged_difference in result.differences} == {
+        "inconclusive"
+    }
+    assert any("no records" in note for note in result.notes)
 
 
 def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
-    told = Side(
+    other_tool_side = Side(
         name="other",
         reported_metrics={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0},
         notes=("figures of other",),
     )
-    found = comparison.compare([side("a", rows(1, 300)), told])
-    assert {one.metric for one in found.differences} == {"ttft_ms.p50", "tokens.output_per_s"}
-    assert {one.detailed_outcome for one in found.differences} == {
+    result = comparison.compare([side("a", rows(1, 300)), other_tool_side])
+    assert {judged_difference.metric for judged_difference in result.differences} == {
+        "ttft_ms.p50",
+        "tokens.output_per_s",
+    }
+    assert {judged_difference.detailed_outcome for judged_difference in result.differences} == {
         "inconclusive"
-    } and found.same_work is None
+    } and result.same_work is None
 
 
 # -- statistics ------------------------------------------------------------------------------------
@@ -341,10 +395,10 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
     values = draw.lognormal(15, sigma, n)
     assert block_errors.estimate_percentile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
-    drawn = [draw.lognormal(15, sigma, n) for _ in range(20)]
+    samples = [draw.lognormal(15, sigma, n) for _ in range(20)]
     ranks = [
         within_run_variance.estimate_log_percentile_error(values, np.sort(values), 0.5, 20)
-        for values in drawn
+        for values in samples
     ]
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
@@ -376,14 +430,14 @@ def test_every_path_names_a_number_of_the_summary() -> None:
     )
 
 
-def difference(**told: object) -> Difference:
+def difference(**field_values: object) -> Difference:
     fields = {
         "metric": "ttft_ms.p99",
         "name": "TTFT p99",
         "unit": "ms",
         "side": "b",
         "is_repeated": True,
-        **told,
+        **field_values,
     }
     return Difference(**fields)  # type: ignore[arg-type]
 
@@ -408,10 +462,10 @@ def difference(**told: object) -> Difference:
 def test_conditions(text: str, before: float | None, after: float, failed: bool | None) -> None:
     (condition,) = thresholds.parse_thresholds([text])
     change = after / before - 1 if before else None
-    found = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
-    one = difference(before=before, after=after, change=change)
+    result = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
+    judged_difference = difference(before=before, after=after, change=change)
     (outcome,) = thresholds.check_thresholds(
-        [condition], msgspec.structs.replace(found, differences=(one,))
+        [condition], msgspec.structs.replace(result, differences=(judged_difference,))
     )
     assert outcome.failed is failed
 
@@ -430,9 +484,13 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
     text: str, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    one = difference(before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, is_repeated=False)
+    judged_difference = difference(
+        before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, is_repeated=False
+    )
     for beyond_noise in (False, True):
-        outcome = thresholds.check_threshold(condition, one, beyond_noise=beyond_noise, run_count=3)
+        outcome = thresholds.check_threshold(
+            condition, judged_difference, beyond_noise=beyond_noise, run_count=3
+        )
         assert outcome.failed is failed
         assert (failed is not None) or "--repeat" in outcome.text
 
@@ -450,16 +508,16 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
         side("a", rows(1, 60), rows(3, 60)),
         side("b", rows(2, 60), rows(4, 60), fingerprints=other),
     ]
-    (found,) = thresholds.check_thresholds(conditions, comparison.compare(sides))
-    assert found.failed is failed
-    (found,) = thresholds.check_thresholds(
+    (threshold_outcome,) = thresholds.check_thresholds(conditions, comparison.compare(sides))
+    assert threshold_outcome.failed is failed
+    (threshold_outcome,) = thresholds.check_thresholds(
         conditions, comparison.compare(sides, allow_different_work=True)
     )
-    assert found.failed is not None
+    assert threshold_outcome.failed is not None
 
 
 @pytest.mark.parametrize(
-    ("change", "low", "high", "said"),
+    ("change", "low", "high", "expected_text"),
     [
         (0.1, 0.05, 0.2, "+5.0 to +20.0 %"),
         (256.0, 73.9, 1e6, ">= 74.9x"),
@@ -467,22 +525,24 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
     ],
 )
 def test_an_interval_is_written_as_its_change_is(
-    change: float, low: float, high: float, said: str
+    change: float, low: float, high: float, expected_text: str
 ) -> None:
     assert (
         thresholds.format_interval(
             difference(before=1.0, after=1 + change, change=change, low=low, high=high)
         )
-        == said
+        == expected_text
     )
 
 
 def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
     """A change and its interval are never "(+105.8 %), CI 1.93x to 2.19x"."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    one = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
-    said = thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).text
-    assert said.endswith("(+110.0 %), CI +90.0 to +120.0 %")
+    judged_difference = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
+    text = thresholds.check_threshold(
+        condition, judged_difference, beyond_noise=True, run_count=3
+    ).text
+    assert text.endswith("(+110.0 %), CI +90.0 to +120.0 %")
 
 
 def test_a_share_can_change_by_no_more_than_there_is() -> None:
@@ -507,17 +567,24 @@ def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
     text: str, low: float | None, high: float | None, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    one = difference(before=200.0, after=220.0, change=0.1, low=low, high=high)
+    judged_difference = difference(before=200.0, after=220.0, change=0.1, low=low, high=high)
     assert (
-        thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).failed is failed
+        thresholds.check_threshold(
+            condition, judged_difference, beyond_noise=True, run_count=3
+        ).failed
+        is failed
     )
 
 
 def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
     """The limit is half a half width from the middle, so four times as many runs are needed."""
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
-    one = difference(metric="ok_share", before=0.9, after=0.91, change=0.01, low=-0.02, high=0.04)
-    outcome = thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3)
+    judged_difference = difference(
+        metric="ok_share", before=0.9, after=0.91, change=0.01, low=-0.02, high=0.04
+    )
+    outcome = thresholds.check_threshold(
+        condition, judged_difference, beyond_noise=True, run_count=3
+    )
     assert outcome.failed is None
     assert "about 12 runs per side" in outcome.text
 
@@ -536,38 +603,52 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
     value: float, error: float, word: str
 ) -> None:
     known = ScaledEstimate(value=value, error=error, degrees_of_freedom=1000)
-    found = judgement.judge(difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05)
-    assert found.detailed_outcome == word
-    assert found.outcome == {"worse": "different", "better": "different"}.get(word, word)
-    assert (found.equivalent_within is not None) is (word == "equivalent")
-    assert found.equivalent_within is None or found.equivalent_within <= judgement.EQUIVALENT_CHANGE
-    assert (found.needed_load_factor is not None) is (word == "inconclusive")
+    judged_difference = judgement.judge(
+        difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05
+    )
+    assert judged_difference.detailed_outcome == word
+    assert judged_difference.outcome == {"worse": "different", "better": "different"}.get(
+        word, word
+    )
+    assert (judged_difference.equivalent_within is not None) is (word == "equivalent")
+    assert (
+        judged_difference.equivalent_within is None
+        or judged_difference.equivalent_within <= judgement.EQUIVALENT_CHANGE
+    )
+    assert (judged_difference.needed_load_factor is not None) is (word == "inconclusive")
 
 
 def test_as_much_more_load_as_is_named_decides() -> None:
     known = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
     base = difference(before=1.0, after=1.0, change=0.0)
-    found = judgement.judge(base, known, -1, 0.05, 0.05)
-    assert found.outcome == "inconclusive" and found.needed_load_factor is not None
+    judged_difference = judgement.judge(base, known, -1, 0.05, 0.05)
+    assert (
+        judged_difference.outcome == "inconclusive"
+        and judged_difference.needed_load_factor is not None
+    )
     narrower = ScaledEstimate(
-        value=0.02, error=0.1 / math.sqrt(found.needed_load_factor * 1.01), degrees_of_freedom=1000
+        value=0.02,
+        error=0.1 / math.sqrt(judged_difference.needed_load_factor * 1.01),
+        degrees_of_freedom=1000,
     )
     assert judgement.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
 
 
 def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it() -> None:
     """Three runs of 96 requests have 288 of the 662 that a p99 needs."""
-    found = comparison.compare(
+    result = comparison.compare(
         [
             side("a", *(rows(seed, 96) for seed in (1, 2, 3))),
             side("b", *(rows(seed, 96) for seed in (4, 5, 6))),
         ]
     )
-    ttft = {one.metric: one for one in found.differences}["ttft_ms.p99"]
+    ttft = {
+        judged_difference.metric: judged_difference for judged_difference in result.differences
+    }["ttft_ms.p99"]
     assert (ttft.outcome, ttft.low) == ("inconclusive", None)
     assert "288 samples" in ttft.reason
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    (outcome,) = thresholds.check_thresholds([condition], found, beyond_noise=True)
+    (outcome,) = thresholds.check_thresholds([condition], result, beyond_noise=True)
     assert outcome.failed is None
 
 
@@ -581,25 +662,30 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
         reported_metrics={"ttft_ms.p50": 5.0},
         reported_facts=SideFacts(tool="GuideLLM", model="m2", url="http://b", load="4 in flight"),
     )
-    found = comparison.compare([a, foreign])
-    first, other = found.facts
+    result = comparison.compare([a, foreign])
+    first, other = result.facts
     assert (first.workload, first.model, first.url) == ("qa", "m", "http://a:8000")
     assert (first.server, first.started[:10]) == ("vllm 0.32.0", "2026-11-01")
     assert first.slo and first.load
     assert (other.tool, other.model, other.load) == ("GuideLLM", "m2", "4 in flight")
-    said = compared.build_report(found)
-    pages = (as_text.render(said, full=True), as_markdown.render(said), as_page.render(said))
-    for shown in pages:
-        for words in ("qa", "http://a:8000", "vllm 0.32.0", "2026-11-01", "GuideLLM", "http://b"):
-            assert words in shown
+    report = compared.build_report(result)
+    pages = (as_text.render(report, full=True), as_markdown.render(report), as_page.render(report))
+    for page in pages:
+        for text in ("qa", "http://a:8000", "vllm 0.32.0", "2026-11-01", "GuideLLM", "http://b"):
+            assert text in page
 
 
 @pytest.mark.parametrize(("high", "failed"), [(-0.006, True), (0.001, None)])
 def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
-    one = difference(metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high)
+    judged_difference = difference(
+        metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high
+    )
     assert (
-        thresholds.check_threshold(condition, one, beyond_noise=True, run_count=3).failed is failed
+        thresholds.check_threshold(
+            condition, judged_difference, beyond_noise=True, run_count=3
+        ).failed
+        is failed
     )
 
 
@@ -608,10 +694,12 @@ def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None
 )
 def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    one = difference(
+    judged_difference = difference(
         before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, detailed_outcome=word
     )
-    outcome = thresholds.check_threshold(condition, one, beyond_noise=False, run_count=3)
+    outcome = thresholds.check_threshold(
+        condition, judged_difference, beyond_noise=False, run_count=3
+    )
     assert outcome.failed is True
     assert outcome.text.endswith("noise: CI -20.0 to +40.0 %") is noise
 
@@ -636,8 +724,8 @@ def test_conditions_that_are_none(text: str, code: str) -> None:
 
 def test_text_markdown_and_junit_say_the_same() -> None:
     several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
-    found = comparison.compare(
-        [side("a", *several[:3]), side("b", *(slower(one, 1.3) for one in several[3:]))],
+    result = comparison.compare(
+        [side("a", *several[:3]), side("b", *(slower(records, 1.3) for records in several[3:]))],
         extra_metrics=["load.achieved_rps"],
     )
     outcomes = list(
@@ -645,23 +733,23 @@ def test_text_markdown_and_junit_say_the_same() -> None:
             thresholds.parse_thresholds(
                 ["tpot_ms.p50 > +5%", "e2e_ms.p50 > 1h".replace("1h", "9999s")]
             ),
-            found,
+            result,
         )
     )
-    said = compared.build_report(found, outcomes)
-    plain, pasted = as_text.render(said, full=True), as_markdown.render(said)
-    check_golden("compare", as_text.render(said))
+    report = compared.build_report(result, outcomes)
+    plain, pasted = as_text.render(report, full=True), as_markdown.render(report)
+    check_golden("compare", as_text.render(report))
     check_golden("compare_full", normalize(plain))
-    for one in found.differences:
+    for judged_difference in result.differences:
         below = plain.splitlines()[plain.splitlines().index("b vs. a") :]
-        index = next(i for i, line in enumerate(below) if line.startswith(one.name))
-        assert one.detailed_outcome in " ".join(below[index : index + 2])
-        assert any(row.startswith(f"| {one.name}") for row in pasted.splitlines())
+        index = next(i for i, line in enumerate(below) if line.startswith(judged_difference.name))
+        assert judged_difference.detailed_outcome in " ".join(below[index : index + 2])
+        assert any(row.startswith(f"| {judged_difference.name}") for row in pasted.splitlines())
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
-    assert "\x1b[31mworse" in as_text.render(said, full=True, color=True)
+    assert "\x1b[31mworse" in as_text.render(report, full=True, color=True)
     assert "\x1b" not in plain
     tree = ElementTree.fromstring(
-        junit.render("loadgen compare", list(compared.list_junit_cases(found, outcomes)))
+        junit.render("loadgen compare", list(compared.list_junit_cases(result, outcomes)))
     )
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
@@ -691,17 +779,19 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
             slo_missed=True,
             recovered_after_s=15.4,
         )
-        found = (*ways[:1], ended, *ways[1:])
+        recoveries = (*ways[:1], ended, *ways[1:])
         return Side(
             name=name,
             runs=(
-                ComparedRun(name="r", summary=msgspec.structs.replace(ran.summary, recovery=found)),
+                ComparedRun(
+                    name="r", summary=msgspec.structs.replace(ran.summary, recovery=recoveries)
+                ),
             ),
         )
 
     a, b = of("a", 41.6, 3.0), of("b", None)
-    found = comparison.compare([Side(name="a", runs=(*a.runs, *of("a", 44.0).runs)), b])
-    plain = as_text.render(compared.build_report(found), full=True, width=160)
+    result = comparison.compare([Side(name="a", runs=(*a.runs, *of("a", 44.0).runs)), b])
+    plain = as_text.render(compared.build_report(result), full=True, width=160)
     first, spike, second = (
         line
         for line in plain[plain.index("Recovery to the SLO") :].splitlines()
@@ -716,11 +806,11 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
     assert spike.count("met again after 15.4 s") == 2
     without_events = comparison.compare([side("a", rows(1, 60))] * 2)
     assert "Recovery" not in as_text.render(compared.build_report(without_events), full=True)
-    told = [
-        (one["side"], one["number"], one["found"]["back_s"])
-        for one in msgspec.to_builtins(found.recovery)
+    recovery_times = [
+        (row["side"], row["number"], row["found"]["back_s"])
+        for row in msgspec.to_builtins(result.recovery)
     ]
-    assert [one for one in told if one[2] != 15.4] == [
+    assert [row for row in recovery_times if row[2] != 15.4] == [
         ("a", 1, 41.6),
         ("a", 2, 3.0),
         ("a", 1, 44.0),
@@ -734,13 +824,13 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
         max_size=4,
     )
 )
-def test_junit_is_xml_whatever_is_in_it(told: list[tuple[str, str, str]]) -> None:
+def test_junit_is_xml_whatever_is_in_it(outcomes: list[tuple[str, str, str]]) -> None:
     cases = [
         junit.JUnitCase(name=name, group=name, outcome=outcome, text=text)
-        for name, outcome, text in told
+        for name, outcome, text in outcomes
     ]  # type: ignore[arg-type]
     tree = ElementTree.fromstring(junit.render("x", cases))
-    assert len(tree.findall(".//testcase")) == len(told)
+    assert len(tree.findall(".//testcase")) == len(outcomes)
 
 
 def test_markdown_cells_cannot_break_the_table() -> None:
@@ -773,8 +863,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (
         exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%", "--junit", str(xml), "--json") == 1
     )
-    told = json.loads(capsys.readouterr().out)
-    assert told["conditions"][0]["failed"] is True and told["comparison"]["sides"] == ["as", "bs"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["conditions"][0]["failed"] is True and document["comparison"]["sides"] == [
+        "as",
+        "bs",
+    ]
     assert ElementTree.parse(xml).getroot().attrib["failures"] == "1"
     assert exits("compare", b, a, "--fail-on", "tpot_ms.p50 > +5%", "--markdown") == 0
     assert "| TPOT p50, ms |" in capsys.readouterr().out
@@ -826,11 +919,15 @@ def test_an_invalid_repeat_is_left_out_and_its_side_is_judged(
         run_fixtures.write(tmp_path / "b" / f"r{seed}", slower(rows(seed + 5, 700), 5.4))
     run_fixtures.write(tmp_path / "b" / "r4", rows(9, FEWER_THAN_A_RUN_NEEDS))
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 0
-    found = json.loads(capsys.readouterr().out)["comparison"]
-    assert found["valid"] and found["runs"] == [3, 3]
-    tpot = next(one for one in found["differences"] if one["metric"] == "tpot_ms.p50")
+    document = json.loads(capsys.readouterr().out)["comparison"]
+    assert document["valid"] and document["runs"] == [3, 3]
+    tpot = next(
+        judged_difference
+        for judged_difference in document["differences"]
+        if judged_difference["metric"] == "tpot_ms.p50"
+    )
     assert tpot["low"] > 0 and tpot["why"] == ""
-    assert any("left out: r4" in note for note in found["notes"])
+    assert any("left out: r4" in note for note in document["notes"])
 
 
 def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
@@ -840,15 +937,15 @@ def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
         run_fixtures.write(tmp_path / "a" / f"r{seed}", rows(seed, 300))
         run_fixtures.write(tmp_path / "b" / f"r{seed}", rows(seed + 5, FEWER_THAN_A_RUN_NEEDS))
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 3
-    found = json.loads(capsys.readouterr().out)["comparison"]
-    assert not found["valid"] and found["runs"] == [2, 2]
+    document = json.loads(capsys.readouterr().out)["comparison"]
+    assert not document["valid"] and document["runs"] == [2, 2]
 
 
 def test_what_is_simulated_says_so_first() -> None:
     a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
-    found = comparison.compare([a, b])
-    assert found.simulated == ("a",)
-    said = compared.build_report(found)
-    assert as_text.render(said).startswith("SIMULATED: ")
-    assert as_markdown.render(said).startswith("**SIMULATED**: ")
-    assert any("SIMULATED" in case.name for case in compared.list_junit_cases(found, ()))
+    result = comparison.compare([a, b])
+    assert result.simulated == ("a",)
+    report = compared.build_report(result)
+    assert as_text.render(report).startswith("SIMULATED: ")
+    assert as_markdown.render(report).startswith("**SIMULATED**: ")
+    assert any("SIMULATED" in case.name for case in compared.list_junit_cases(result, ()))

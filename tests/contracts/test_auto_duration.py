@@ -158,12 +158,12 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
     assert tokens["steady_output_per_s_per_gpu"] == pytest.approx(tokens["steady_output_per_s"] / 4)
     page = (out / "verdict.html").read_text("utf-8")
     for text in (page, capsys.readouterr().out):
-        words = " ".join(text.split())
+        normalized_text = " ".join(text.split())
         per_gpu = format.quantity(tokens["steady_output_per_s_per_gpu"])
-        assert f"{format.rate(tokens['steady_output_per_s'], ' output tok/s')}" in words
-        assert f"({per_gpu} per GPU)" in words
-        assert words.count("8 GPUs") == 1
-        assert "the contract names 8 GPUs" in words
+        assert f"{format.rate(tokens['steady_output_per_s'], ' output tok/s')}" in normalized_text
+        assert f"({per_gpu} per GPU)" in normalized_text
+        assert normalized_text.count("8 GPUs") == 1
+        assert "the contract names 8 GPUs" in normalized_text
 
 
 @pytest.mark.commands

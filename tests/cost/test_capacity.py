@@ -35,15 +35,21 @@ GOOD = {
 
 
 def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
-    found = load_capacity(json.dumps(GOOD).encode())
-    assert (found.low_per_s, found.rate_per_s, found.high_per_s, found.unit, found.evidence) == (
+    capacity = load_capacity(json.dumps(GOOD).encode())
+    assert (
+        capacity.low_per_s,
+        capacity.rate_per_s,
+        capacity.high_per_s,
+        capacity.unit,
+        capacity.evidence,
+    ) == (
         19,
         20,
         21.5,
         "requests",
         ".",
     )
-    assert load_capacity(dump_capacity(found)) == found
+    assert load_capacity(dump_capacity(capacity)) == capacity
     assert load_capacity(b'{"schema": 1, "rate_per_s": 3, "method": "sweep"}').low_per_s is None
 
 
@@ -91,16 +97,21 @@ def test_rates_are_scaled_by_gpus():
 
 
 def evidence(**capacity: Any) -> Evidence:
-    found = Capacity(method="search", **capacity) if capacity else None
-    return Evidence(name="x", folder="x", summaries=(RAG,), capacity=found)
+    stored_capacity = Capacity(method="search", **capacity) if capacity else None
+    return Evidence(name="x", folder="x", summaries=(RAG,), capacity=stored_capacity)
 
 
 def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_rate():
-    one, best = (
+    measured_rate, best = (
         derive_measured_rate(evidence(), 4),
         derive_measured_rate(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
     )
-    assert (one.basis, one.unit, one.rate.mid, one.rate.low) == (
+    assert (
+        measured_rate.basis,
+        measured_rate.unit,
+        measured_rate.rate.mid,
+        measured_rate.rate.low,
+    ) == (
         "at this load",
         "good requests",
         RAG.goodput.steady_rps,
@@ -112,7 +123,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
         21,
         22,
     )
-    assert one.response_s == pytest.approx(10.972, abs=1e-3)
+    assert measured_rate.response_s == pytest.approx(10.972, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +135,9 @@ def test_what_contradicts_the_run_is_refused(profile: str, gpus: int | None, cod
 
 
 def test_an_offline_run_says_nothing_about_users():
-    found = Evidence(name="x", folder="x", summaries=(RAG,), is_offline=True)
+    offline_evidence = Evidence(name="x", folder="x", summaries=(RAG,), is_offline=True)
     with refused(UserError, "no_figure"):
-        derive_measured_rate(found, 4)
+        derive_measured_rate(offline_evidence, 4)
 
 
 def test_a_capacity_names_its_evidence(tmp_path: Path):

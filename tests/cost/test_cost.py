@@ -81,8 +81,8 @@ def rent(per_hour: str, gpus: int = 4, **more: str) -> str:
     return f"rented: {shape}, gpus: {gpus}, per_hour: {per_hour}{fields}"
 
 
-def printed(found: CostComparison) -> str:
-    return as_text.render(sections_of(found), full=True)
+def printed(cost_comparison: CostComparison) -> str:
+    return as_text.render(sections_of(cost_comparison), full=True)
 
 
 def priced(
@@ -93,11 +93,16 @@ def priced(
     utilization: str = "1",
     name: str = "x",
 ) -> PricedResult:
-    own = book(entry)
-    found = Evidence(name=name, folder=name, summaries=(summary,), capacity=capacity)
+    price_book = book(entry)
+    evidence = Evidence(name=name, folder=name, summaries=(summary,), capacity=capacity)
     gpus = summary.target.gpus
     return price_result(
-        found, own.entries[0], name, "prices.yaml", gpus=gpus, utilization=Decimal(utilization)
+        evidence,
+        price_book.entries[0],
+        name,
+        "prices.yaml",
+        gpus=gpus,
+        utilization=Decimal(utilization),
     )
 
 
@@ -107,7 +112,7 @@ def knee(
     return Capacity(rate_per_s=rate, low_per_s=low, high_per_s=high, method="search", recipe=recipe)
 
 
-def shown(rate: float, low: float, high: float, recipe: str = "r") -> Capacity:
+def confirmed_capacity(rate: float, low: float, high: float, recipe: str = "r") -> Capacity:
     """Return a confirmed capacity as a search writes it, with the steady tokens of its run."""
     tokens = {"output_tokens_per_s": rate * 1200, "total_tokens_per_s": rate * 2520}
     return msgspec.structs.replace(knee(rate, low, high, recipe), confirmed=True, **tokens)
@@ -136,10 +141,10 @@ def at_rate(tokens_per_s: float, tokens_per_request: float, gpus: int = 1) -> Su
 def test_arithmetic_only_one_clouds_price_at_anothers_speed(
     per_gpu_hour: str, tokens_per_s: float, per_million_output: str, per_thousand_requests: str
 ):
-    one = priced(
+    priced_result = priced(
         at_rate(tokens_per_s, 272.7), f"rented: provider: P, gpu: G, per_gpu_hour: {per_gpu_hour}"
     )
-    output, request = one.costs[OUTPUT], one.costs[REQUEST]
+    output, request = priced_result.costs[OUTPUT], priced_result.costs[REQUEST]
     assert output and request
     assert report.format_money(output.total, 3) == per_million_output
     assert report.format_money(request.total * 1000, 3) == per_thousand_requests
@@ -151,18 +156,18 @@ def test_arithmetic_only_tokens_are_priced_as_counted_cached_apart():
         "per_token: provider: P, model: m, per_million_input: 0.5, "
         "per_million_output: 1.5, per_million_cached: 0.1"
     )
-    one = priced(GPUS, entry).costs
-    request, output, total = one[REQUEST], one[OUTPUT], one[TOTAL]
+    costs = priced(GPUS, entry).costs
+    request, output, total = costs[REQUEST], costs[OUTPUT], costs[TOTAL]
     assert request and output and total
-    whole = Decimal("0.978") + Decimal("0.0024") + Decimal("2.7")
+    expected_total = Decimal("0.978") + Decimal("0.0024") + Decimal("2.7")
     assert request.parts == {
         "input": Decimal("0.978") / 1500,
         "cached_input": Decimal("0.0024") / 1500,
         "output": Decimal("2.7") / 1500,
     }
-    assert request.total == whole / 1500
-    assert abs(output.total - whole / Decimal("1.8")) < PARTS_ROUNDED
-    assert abs(total.total - whole / Decimal("3.78")) < PARTS_ROUNDED
+    assert request.total == expected_total / 1500
+    assert abs(output.total - expected_total / Decimal("1.8")) < PARTS_ROUNDED
+    assert abs(total.total - expected_total / Decimal("3.78")) < PARTS_ROUNDED
 
 
 def test_failed_requests_cost_what_they_cost():
@@ -217,12 +222,19 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
     assert by_load.hourly_cost_parts == {"rent": 60, "idle power": Decimal("0.24")}
     assert hourly.hourly_cost_parts == {"rent": 60, "power": Decimal("0.60")}
     assert included.hourly_cost_parts == {"rent": 60}
-    totals = [one.costs[REQUEST].total * 3600 * 20 for one in (by_load, hourly, included)]  # type: ignore[union-attr]
+    totals = [result.costs[REQUEST].total * 3600 * 20 for result in (by_load, hourly, included)]  # type: ignore[union-attr]
     assert [round(total, 6) for total in totals] == [Decimal("60.6"), Decimal("60.6"), Decimal(60)]
-    for one in (by_load, hourly, included):  # 5000 W x 1.2 over 20 x 1200 tokens/s, whoever pays
-        assert one.declared_power and one.declared_power.joules_per_output_token == Decimal("0.25")
-        assert one.declared_power.output_tokens_per_s_per_mw == 4_000_000
-        kwh = one.declared_power.kwh[REQUEST]
+    for priced_result in (
+        by_load,
+        hourly,
+        included,
+    ):  # 5000 W x 1.2 over 20 x 1200 tokens/s, whoever pays
+        assert (
+            priced_result.declared_power
+            and priced_result.declared_power.joules_per_output_token == Decimal("0.25")
+        )
+        assert priced_result.declared_power.output_tokens_per_s_per_mw == 4_000_000
+        kwh = priced_result.declared_power.kwh[REQUEST]
         assert kwh and round(kwh * 72_000, 6) == 6
 
 
@@ -236,15 +248,18 @@ def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
         joules_per_request=240.0,
     )
     without = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
-    one = priced(
+    priced_result = priced(
         msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20)
     )
-    assert (one.costs, one.declared_power) == (
+    assert (priced_result.costs, priced_result.declared_power) == (
         without.costs,
         without.declared_power,
     ) and without.measured_energy is None
-    assert one.measured_energy is not None and one.measured_energy.error == Decimal("0.05")
-    million = one.measured_energy.money[OUTPUT]
+    assert (
+        priced_result.measured_energy is not None
+        and priced_result.measured_energy.error == Decimal("0.05")
+    )
+    million = priced_result.measured_energy.money[OUTPUT]
     assert million is not None and round(million, 9) == round(
         Decimal("0.2") * 120_000 / 3_600_000, 9
     )
@@ -252,23 +267,23 @@ def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
         msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)
     ).measured_energy
     assert unpriced is not None and unpriced.money[OUTPUT] is None
-    assert "power_understated" not in noted(one)
+    assert "power_understated" not in noted(priced_result)
     much = EnergyUse(watts=9e9, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2)
     more = priced(
         msgspec.structs.replace(GPUS, energy=much), rent("60", energy=POWER), capacity=knee(20)
     )
     assert (
-        noted(more)["power_understated"]["declared"] == one.declared_power.watts
-        and more.costs == one.costs
+        noted(more)["power_understated"]["declared"] == priced_result.declared_power.watts
+        and more.costs == priced_result.costs
     )
 
 
 def coded(notes: Sequence[ReasonCode]) -> dict[str, dict[str, Any]]:
-    return {one.code: one.values for one in notes}
+    return {reason_code.code: reason_code.values for reason_code in notes}
 
 
-def noted(one: PricedResult) -> dict[str, dict[str, Any]]:
-    return coded(one.note_codes)
+def noted(priced_result: PricedResult) -> dict[str, dict[str, Any]]:
+    return coded(priced_result.note_codes)
 
 
 def test_every_code_has_words_is_used_and_is_listed():
@@ -314,23 +329,31 @@ def test_bought_machines_write_off_their_capital_and_pay_staff():
         "owned: shape: s, gpu: G, gpus: 8, capital: 876000, years: 10, staff_share: 0.05, "
         "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
     )
-    one = priced(GPUS, entry)
-    assert one.hourly_cost_parts == {"capital": 5, "staff": Decimal("2.5"), "power": Decimal("0.5")}
-    assert noted(one)["part_of_machines"] == {"used": 4, "bought": 8}
+    priced_result = priced(GPUS, entry)
+    assert priced_result.hourly_cost_parts == {
+        "capital": 5,
+        "staff": Decimal("2.5"),
+        "power": Decimal("0.5"),
+    }
+    assert noted(priced_result)["part_of_machines"] == {"used": 4, "bought": 8}
 
 
 def test_machines_are_rented_whole():
-    one = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
-    assert one.gpus_paid == 8 and one.hourly_cost_parts == {"rent": 120}
-    assert noted(one)["whole_machines"] == {"used": 5, "paid": 8}
+    priced_result = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
+    assert priced_result.gpus_paid == 8 and priced_result.hourly_cost_parts == {"rent": 120}
+    assert noted(priced_result)["whole_machines"] == {"used": 5, "paid": 8}
 
 
 def test_an_interval_of_the_rate_is_turned_around_by_the_price():
-    one = priced(GPUS, rent("72", egress_per_gb="0.05"), capacity=knee(20, 16, 25)).costs[REQUEST]
-    assert one and one.low is not None and one.high is not None
-    egress = one.parts["egress"]
-    assert one.parts["machines"] == Decimal("0.001")
-    assert one.low - egress == Decimal("0.0008") and one.high - egress == Decimal("0.00125")
+    unit_cost = priced(GPUS, rent("72", egress_per_gb="0.05"), capacity=knee(20, 16, 25)).costs[
+        REQUEST
+    ]
+    assert unit_cost and unit_cost.low is not None and unit_cost.high is not None
+    egress = unit_cost.parts["egress"]
+    assert unit_cost.parts["machines"] == Decimal("0.001")
+    assert unit_cost.low - egress == Decimal("0.0008") and unit_cost.high - egress == Decimal(
+        "0.00125"
+    )
 
 
 def test_a_capacity_prices_what_its_run_says_of_a_request():
@@ -363,36 +386,43 @@ def test_a_capacity_whose_run_was_never_steady_is_what_was_found(tmp_path: Path)
     (tmp_path / "capacity.json").write_bytes(
         dump_capacity(Capacity(rate_per_s=40.0, method="sweep", evidence="r40"))
     )
-    (found,) = evidence_reader.read_evidence([tmp_path])
-    assert found.capacity is not None and found.capacity.rate_per_s == 40
+    (evidence,) = evidence_reader.read_evidence([tmp_path])
+    assert evidence.capacity is not None and evidence.capacity.rate_per_s == 40
 
 
-def offline(*, lanes: bool = False) -> Summary:
+def offline(*, is_closed_loop: bool = False) -> Summary:
     """Return an Offline run: all requests are due at once, or it has its own time under load."""
-    steady = {} if lanes else {"steady_completed_rps": None}
-    tokens = {} if lanes else {"steady_output_per_s": None, "steady_total_per_s": None}
+    steady = {} if is_closed_loop else {"steady_completed_rps": None}
+    tokens = {} if is_closed_loop else {"steady_output_per_s": None, "steady_total_per_s": None}
     span = (
-        GPUS.window.steady if lanes else msgspec.structs.replace(GPUS.window.steady, duration_s=0.0)
+        GPUS.window.steady
+        if is_closed_loop
+        else msgspec.structs.replace(GPUS.window.steady, duration_s=0.0)
     )
     goodput = {"slo": (), "met": None, "share": None, "good": None, "rps": None, "steady_rps": None}
     load = {"offered_rps": None, "arrival": "everything at once", **steady}
     return changed(GPUS, load=load, tokens=tokens, window={"steady": span}, goodput=goodput)
 
 
-@pytest.mark.parametrize("lanes", [False, True])
-def test_an_offline_run_is_priced_by_its_measurement_window(tmp_path: Path, lanes: bool):
-    (tmp_path / "summary.json").write_bytes(dump_summary(offline(lanes=lanes)))
-    if lanes:
+@pytest.mark.parametrize("is_closed_loop", [False, True])
+def test_an_offline_run_is_priced_by_its_measurement_window(tmp_path: Path, is_closed_loop: bool):
+    (tmp_path / "summary.json").write_bytes(dump_summary(offline(is_closed_loop=is_closed_loop)))
+    if is_closed_loop:
         (tmp_path / "mlperf.json").write_text('{"scenario": "offline", "valid": true}')
-    (found,) = evidence_reader.read_evidence([tmp_path])
-    one = price_result(found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1))
-    output = one.costs[OUTPUT]
-    assert one.basis.label == "Offline"
+    (evidence,) = evidence_reader.read_evidence([tmp_path])
+    priced_result = price_result(
+        evidence, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
+    )
+    output = priced_result.costs[OUTPUT]
+    assert priced_result.basis.label == "Offline"
     assert output and GPUS.tokens.output_per_s is not None
     assert float(output.total) == pytest.approx(10_000 / GPUS.tokens.output_per_s, rel=1e-6)
-    assert "at_once" in noted(one) and not noted(one).keys() & {"own_load", "no_slo"}
-    assert "in the measurement window" in report.describe_measurement(one)
-    assert "one_at_once" in coded(find_differences(one, priced(GPUS, rent("36"))))
+    assert "at_once" in noted(priced_result) and not noted(priced_result).keys() & {
+        "own_load",
+        "no_slo",
+    }
+    assert "in the measurement window" in report.describe_measurement(priced_result)
+    assert "one_at_once" in coded(find_differences(priced_result, priced(GPUS, rent("36"))))
 
 
 def test_gpus_that_contradict_the_run_are_refused(results: Path):
@@ -408,13 +438,18 @@ def test_gpus_that_contradict_the_run_are_refused(results: Path):
 
 def test_another_machines_price_is_said_in_capitals():
     entry = "rented: provider: P, shape: ND96isr_H100_v5, gpu: H100, gpus: 8, per_gpu_hour: 12.29"
-    one = priced(GPUS, entry)
+    priced_result = priced(GPUS, entry)
     shape = "ND128isr_GB300_v6"
-    assert noted(one)["other_gpu"] == {"measured": ["GB300"], "where": shape, "priced": "H100"}
+    assert noted(priced_result)["other_gpu"] == {
+        "measured": ["GB300"],
+        "where": shape,
+        "priced": "H100",
+    }
     assert any(
-        note.startswith(f"OTHER INSTANCE TYPE: measured on GB300 ({shape})") for note in one.notes
+        note.startswith(f"OTHER INSTANCE TYPE: measured on GB300 ({shape})")
+        for note in priced_result.notes
     )
-    assert "OTHER INSTANCE TYPE" in report.describe_basis_and_caveats(one)
+    assert "OTHER INSTANCE TYPE" in report.describe_basis_and_caveats(priced_result)
     rack = priced(
         changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}),
         entry,
@@ -443,15 +478,19 @@ def test_what_a_price_does_not_say_is_said():
     bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
     assert noted(bare)["egress_unpriced"]["request_kb"] > 0 and "machine_unknown" in noted(bare)
     assert any(" kB per request)" in note for note in bare.notes)
-    whole = priced(GPUS, rent("60", egress_per_gb="0.05"))
-    assert not noted(whole).keys() & {"egress_unpriced", "egress_uncounted", "machine_unknown"}
+    priced_result = priced(GPUS, rent("60", egress_per_gb="0.05"))
+    assert not noted(priced_result).keys() & {
+        "egress_unpriced",
+        "egress_uncounted",
+        "machine_unknown",
+    }
     unsaid = changed(GPUS, bytes={"received": 0})
     assert "egress_uncounted" in noted(priced(unsaid, rent("60", egress_per_gb="0.05")))
     assert noted(priced(unsaid, rent("60")))["egress_unpriced"] == {"request_kb": None}
     copied = bare.price.model_copy(update={"as_of": "undated", "source": "not stated"})
-    found = Evidence(name="x", folder="x", summaries=(GPUS,))
+    evidence = Evidence(name="x", folder="x", summaries=(GPUS,))
     assert {"price_undated", "price_unsourced"} <= noted(
-        price_result(found, copied, "x", "", gpus=4, utilization=Decimal(1))
+        price_result(evidence, copied, "x", "", gpus=4, utilization=Decimal(1))
     ).keys()
     assert "undated, no source stated" in prices.describe_price(copied)
 
@@ -491,18 +530,18 @@ def test_cached_tokens_without_a_price_are_refused():
 
 
 def test_a_single_run_says_that_it_is_priced_at_its_load():
-    one = priced(GPUS, rent("60"))
-    assert one.basis.label == "at this load"
-    cost = one.costs[REQUEST]
+    priced_result = priced(GPUS, rent("60"))
+    assert priced_result.basis.label == "at this load"
+    cost = priced_result.costs[REQUEST]
     assert cost and cost.low is None and cost.high is None
-    assert "own_load" in noted(one)
+    assert "own_load" in noted(priced_result)
 
 
 def test_good_requests_are_priced_by_those_that_were_completed():
-    one = priced(
+    priced_result = priced(
         changed(GPUS, load={"steady_completed_rps": 10.0}, goodput={"steady_rps": 8.0}), rent("60")
     )
-    all_requests, good = one.costs[REQUEST], one.costs[GOOD]
+    all_requests, good = priced_result.costs[REQUEST], priced_result.costs[GOOD]
     assert all_requests is not None and good is not None
     assert good.total == pytest.approx(all_requests.total * 10 / 8)
 
@@ -515,13 +554,13 @@ PER_TOKEN = (
 
 
 def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
-    found = compare_costs([priced(MISSED, rent("60"))], book(rent("60")))
-    (sentence,) = report.create_headlines(found)
+    cost_comparison = compare_costs([priced(MISSED, rent("60"))], book(rent("60")))
+    (sentence,) = report.create_headlines(cost_comparison)
     assert "USD" not in sentence
-    assert "SLO MISSED" in [warned.label for warned in report.list_warnings(found)]
-    assert found.results[0].costs[REQUEST] is not None
-    shown = printed(found)
-    assert shown.index("SLO MISSED") < shown.index("USD")
+    assert "SLO MISSED" in [warned.label for warned in report.list_warnings(cost_comparison)]
+    assert cost_comparison.results[0].costs[REQUEST] is not None
+    output = printed(cost_comparison)
+    assert output.index("SLO MISSED") < output.index("USD")
 
 
 @pytest.mark.parametrize(
@@ -536,20 +575,26 @@ def test_whether_a_load_lasts_is_said_before_its_price(
     sustained: bool | None, code: str | None, word: str | None
 ):
     run = changed(GPUS, sustainable={"sustained": sustained, "reason": "because"})
-    one = priced(run, rent("60"))
-    assert {"overloaded", "not_sustained"} & set(noted(one)) == ({code} if code else set())
-    shown = printed(compare_costs([one], book(rent("60"))))
-    assert word is None or shown.index(word) < shown.index("USD")
+    priced_result = priced(run, rent("60"))
+    assert {"overloaded", "not_sustained"} & set(noted(priced_result)) == (
+        {code} if code else set()
+    )
+    output = printed(compare_costs([priced_result], book(rent("60"))))
+    assert word is None or output.index(word) < output.index("USD")
     by_token = priced(run, PER_TOKEN)
     assert word is None or word not in printed(compare_costs([by_token], book(PER_TOKEN)))
 
 
 def test_an_invalid_run_has_no_good_requests():
-    one = priced(changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60"))
-    assert (
-        one.costs[GOOD] is None and one.basis.rates[GOOD] is None and one.costs[REQUEST] is not None
+    priced_result = priced(
+        changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60")
     )
-    assert noted(one)["invalid"] == {"reasons": ["late"], "codes": []}
+    assert (
+        priced_result.costs[GOOD] is None
+        and priced_result.basis.rates[GOOD] is None
+        and priced_result.costs[REQUEST] is not None
+    )
+    assert noted(priced_result)["invalid"] == {"reasons": ["late"], "codes": []}
 
 
 def two(a: PricedResult, b: PricedResult) -> CostComparison:
@@ -557,8 +602,8 @@ def two(a: PricedResult, b: PricedResult) -> CostComparison:
 
 
 def test_output_of_cost():
-    a = priced(GPUS, rent("60"), capacity=shown(20, 19, 21), name="a")
-    b = priced(GPUS, rent("70"), capacity=shown(20, 19, 21), name="b")
+    a = priced(GPUS, rent("60"), capacity=confirmed_capacity(20, 19, 21), name="a")
+    b = priced(GPUS, rent("70"), capacity=confirmed_capacity(20, 19, 21), name="b")
     report_of_both = sections_of(two(a, b))
     check_golden("cost", as_text.render(report_of_both))
     check_golden("cost_full", as_text.render(report_of_both, full=True))
@@ -589,13 +634,13 @@ def test_what_differs_is_named_and_gets_no_ratio(
     code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]
 ):
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
-    found = two(a, b)
-    (pair,) = found.ratios
+    cost_comparison = two(a, b)
+    (pair,) = cost_comparison.ratios
     assert pair.ratio is None and pair.judgment == "not comparable"
-    (why,) = pair.difference_codes
-    assert why.code == code and values.items() <= why.values.items()
-    assert found.differences_from_first == ((), pair.difference_codes)
-    text = printed(found)
+    (reason_code,) = pair.difference_codes
+    assert reason_code.code == code and values.items() <= reason_code.values.items()
+    assert cost_comparison.differences_from_first == ((), pair.difference_codes)
+    text = printed(cost_comparison)
     assert "b *" in text and "NOT COMPARABLE" in text
 
 
@@ -648,9 +693,11 @@ def test_intervals_of_a_ratio_add_in_squares_on_the_log_scale():
 
 
 def test_two_prices_of_one_measurement_share_its_rate():
-    found = Evidence(name="x", folder="x", summaries=(GPUS,), capacity=knee(20, 10, 40))
+    evidence = Evidence(name="x", folder="x", summaries=(GPUS,), capacity=knee(20, 10, 40))
     low, high = (
-        price_result(found, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1))
+        price_result(
+            evidence, book(rent(price)).entries[0], price, "", gpus=4, utilization=Decimal(1)
+        )
         for price in ("50", "60")
     )
     (pair,) = two(low, high).ratios
@@ -668,22 +715,22 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
         "per_million_cached: 1, per_million_output: 1"
     )
     a, b = priced(GPUS, rent("72"), capacity=knee(20), name="gpus"), priced(GPUS, entry, name="api")
-    (one,) = two(a, b).break_evens
+    (break_even,) = two(a, b).break_evens
     assert (
-        one.units_per_day
-        and round(one.units_per_day) == 685_714
-        and round(one.capacity_per_day) == 1_728_000
+        break_even.units_per_day
+        and round(break_even.units_per_day) == 685_714
+        and round(break_even.capacity_per_day) == 1_728_000
     )
-    assert one.judgment.startswith("the machines cost less from 685,714 ")
+    assert break_even.judgment.startswith("the machines cost less from 685,714 ")
     (dear,) = two(priced(GPUS, rent("720"), capacity=knee(20), name="gpus"), b).break_evens
     assert dear.judgment.startswith("not with these machines")
 
 
 def test_what_moves_the_answer_most_comes_first():
-    one = priced(
+    priced_result = priced(
         GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
     )
-    swings = compare_costs([one], book(rent("60"))).sensitivities
+    swings = compare_costs([priced_result], book(rent("60"))).sensitivities
     assert [swing.input_name for swing in swings] == [
         "utilization",
         "price per hour",
@@ -696,7 +743,7 @@ def test_what_moves_the_answer_most_comes_first():
 
 def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
     """`size` said 0.913 of what `cost` called 0.512, and only one of them said why."""
-    said = [
+    outputs = [
         printed(
             compare_costs(
                 [priced(GPUS, rent("60"), capacity=knee(20), utilization=share)], book(rent("60"))
@@ -704,7 +751,7 @@ def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
         )
         for share in ("0.5", "1")
     ]
-    half, full = (" ".join(text.split()) for text in said)
+    half, full = (" ".join(text.split()) for text in outputs)
     assert "60.00 per hour, utilization 50.0 %." in half
     assert "60.00 per hour." in full
 
@@ -714,10 +761,12 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
         (tmp_path / "r" / str(i)).mkdir(parents=True)
         run = changed(GPUS, load={"steady_completed_rps": per_s}, goodput={"steady_rps": per_s})
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
-    (found,) = evidence_reader.read_evidence([tmp_path / "r"])
-    one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
-    cost = one.costs[GOOD]
-    assert one.basis.label == "at this load, 3 repeats"
+    (evidence,) = evidence_reader.read_evidence([tmp_path / "r"])
+    priced_result = price_result(
+        evidence, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1)
+    )
+    cost = priced_result.costs[GOOD]
+    assert priced_result.basis.label == "at this load, 3 repeats"
     assert cost and cost.low and cost.high and cost.total == Decimal("0.001")
     half = 4.30265273 / 3**0.5  # Student's t with 2 degrees of freedom, standard deviation 1
     assert float(cost.low) == pytest.approx(0.02 / (20 + half), rel=1e-6)
@@ -733,11 +782,13 @@ def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
             verdict = msgspec.structs.replace(run.verdict, valid=False, reasons=("late",))
             run = msgspec.structs.replace(run, verdict=verdict)
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
-    (found,) = evidence_reader.read_evidence([tmp_path / "r"])
-    assert found.excluded_repeats == ("2",) and len(found.summaries) == 2
-    one = price_result(found, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1))
-    assert one.costs[GOOD].total == Decimal("0.001")
-    assert "repeats_left_out" in {reason.code for reason in list_evidence_notes(found)}
+    (evidence,) = evidence_reader.read_evidence([tmp_path / "r"])
+    assert evidence.excluded_repeats == ("2",) and len(evidence.summaries) == 2
+    priced_result = price_result(
+        evidence, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1)
+    )
+    assert priced_result.costs[GOOD].total == Decimal("0.001")
+    assert "repeats_left_out" in {reason.code for reason in list_evidence_notes(evidence)}
 
 
 AMOUNTS = st.dictionaries(
@@ -750,15 +801,17 @@ AMOUNTS = st.dictionaries(
 @given(AMOUNTS)
 def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
     total = sum(parts.values(), Decimal(0))
-    shown, each = report.round_parts(UnitCost(parts=parts, total=total, low=None, high=None), 1000)
-    assert shown == sum(each.values())
-    assert f"{shown:,f}" == report.format_money(total * 1000)
-    step = Decimal(1).scaleb(min(int(shown.as_tuple().exponent), 0))
+    rounded_total, each = report.round_parts(
+        UnitCost(parts=parts, total=total, low=None, high=None), 1000
+    )
+    assert rounded_total == sum(each.values())
+    assert f"{rounded_total:,f}" == report.format_money(total * 1000)
+    step = Decimal(1).scaleb(min(int(rounded_total.as_tuple().exponent), 0))
     assert all(abs(each[part] - parts[part] * 1000) <= step for part in parts)
 
 
 @pytest.mark.parametrize(
-    ("amount", "shown"),
+    ("amount", "expected_text"),
     [
         ("0.0000892", "0.00008920"),
         ("0.32699", "0.3270"),
@@ -767,18 +820,18 @@ def test_printed_parts_add_up_to_the_printed_total(parts: dict[str, Decimal]):
         ("98765432", "98,765,432"),
     ],
 )
-def test_money_is_printed_without_exponent(amount: str, shown: str):
-    assert report.format_money(Decimal(amount)) == shown
+def test_money_is_printed_without_exponent(amount: str, expected_text: str):
+    assert report.format_money(Decimal(amount)) == expected_text
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Folders of results as runs and a search leave them, and a price file."""
     summaries = {
-        "azure": (GPUS, shown(21.4, 20.9, 21.9)),
+        "azure": (GPUS, confirmed_capacity(21.4, 20.9, 21.9)),
         "other": (
             changed(GPUS, target={"shape": "gb200-4x"}, run={"seed": 3}),
-            shown(18.4, 17.9, 18.9),
+            confirmed_capacity(18.4, 17.9, 18.9),
         ),
         "api": (
             changed(GPUS, target={"shape": "", "gpus": None, "model": "m", "url": "https://a/v1"}),
@@ -823,7 +876,7 @@ def test_the_command_prints_the_same_figures_in_every_form(
         assert command(folders, prices=book_at, utilization="1", **how) == 0  # type: ignore[arg-type]
         printed[form] = capsys.readouterr().out
     document = json.loads(printed["as_json"])
-    costs = {one["name"]: one["costs"] for one in document["offers"]}
+    costs = {offer["name"]: offer["costs"] for offer in document["offers"]}
     assert costs["azure"]["request"]["total"] == "0.000726895119"  # 56 / 3600 / 21.4
     assert costs["other"]["million_output_tokens"]["total"] == "0.528381642512"
     assert [pair["judgement"] for pair in document["pairs"]] == [
@@ -932,9 +985,9 @@ def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same
     }
     numbers = changed(GPUS, tokens=none, run={"api": "embeddings"})
     (results / "azure" / "summary.json").write_bytes(dump_summary(numbers))
-    (found,) = evidence_reader.read_evidence([results / "azure"])
+    (evidence,) = evidence_reader.read_evidence([results / "azure"])
     costs = price_result(
-        found, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
+        evidence, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
     ).costs
     assert costs[REQUEST] and costs.get(OUTPUT) is None
 
@@ -1035,8 +1088,11 @@ def test_what_goes_into_a_cache_is_billed_as_written():
         "per_token: provider: P, model: m, per_million_input: 1, "
         "per_million_output: 5, per_million_cached: 0.1"
     )
-    one, other = priced(GPUS, f"{plain}, per_million_cache_write: 1.25"), priced(GPUS, plain)
-    written, fresh = one.costs[REQUEST], other.costs[REQUEST]
+    priced_result, other = (
+        priced(GPUS, f"{plain}, per_million_cache_write: 1.25"),
+        priced(GPUS, plain),
+    )
+    written, fresh = priced_result.costs[REQUEST], other.costs[REQUEST]
     assert written and fresh
     assert (
         written.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25")
@@ -1045,14 +1101,14 @@ def test_what_goes_into_a_cache_is_billed_as_written():
     assert {name: amount for name, amount in written.parts.items() if name != "cache_write"} == {
         name: amount for name, amount in fresh.parts.items() if name != "input"
     }
-    assert "all_written" in noted(one) and "all_written" not in noted(other)
+    assert "all_written" in noted(priced_result) and "all_written" not in noted(other)
     half = (
         GPUS.tokens.input or 0
     ) // 2  # where answers tell what was written, that is billed so, and nothing else
-    told = msgspec.structs.replace(
+    summary = msgspec.structs.replace(
         GPUS, tokens=msgspec.structs.replace(GPUS.tokens, cache_written=half)
     )
-    known = priced(told, f"{plain}, per_million_cache_write: 1.25")
+    known = priced(summary, f"{plain}, per_million_cache_write: 1.25")
     parts = known.costs[REQUEST].parts
     assert parts["cache_write"] == Decimal(half) * Decimal("1.25") / 10**6 / GPUS.requests.ok
     assert parts["input"] + parts["cache_write"] / Decimal("1.25") == fresh.parts["input"]
@@ -1068,12 +1124,19 @@ def test_a_commitment_pays_above_a_share_of_all_hours():
         for name, entry in (("y", year), ("d", called), ("s", spot))
     ]
     assert offers[2].hourly_cost_parts == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
-    found = compare_costs(offers, book(year))
-    assert [(one.committed, one.on_demand, one.hours_share) for one in found.commitments] == [
+    cost_comparison = compare_costs(offers, book(year))
+    assert [
+        (
+            commitment_comparison.committed,
+            commitment_comparison.on_demand,
+            commitment_comparison.hours_share,
+        )
+        for commitment_comparison in cost_comparison.commitments
+    ] == [
         ("y", "d", Decimal(60) / 90),
         ("y", "s", Decimal("0.96")),
     ]
-    assert "more than 66.7 % of all hours" in printed(found)
+    assert "more than 66.7 % of all hours" in printed(cost_comparison)
     dear = [replace(priced(GPUS, rent("70", commitment="3 years")), name="t"), offers[2]]
     (never,) = compare_costs(dear, book(year)).commitments
     assert never.hours_share is None and never.judgment.startswith("never costs less")
@@ -1087,12 +1150,19 @@ BOUGHT += "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
 
 def test_storage_support_and_the_interest_on_capital():
     """73 a month is 0.1 an hour; 87,600 over two years at 10 % is 50,474.29 a year."""
-    one = priced(GPUS, f"{BOUGHT}, storage_per_month: 73, support_per_month: 146, discount: 0.1")
-    assert (one.hourly_cost_parts["storage"], one.hourly_cost_parts["support"]) == (
+    priced_result = priced(
+        GPUS, f"{BOUGHT}, storage_per_month: 73, support_per_month: 146, discount: 0.1"
+    )
+    assert (
+        priced_result.hourly_cost_parts["storage"],
+        priced_result.hourly_cost_parts["support"],
+    ) == (
         Decimal("0.1"),
         Decimal("0.2"),
     )
-    assert float(one.hourly_cost_parts["capital"] * 8760) == pytest.approx(50474.29, abs=0.01)
+    assert float(priced_result.hourly_cost_parts["capital"] * 8760) == pytest.approx(
+        50474.29, abs=0.01
+    )
     rented = priced(GPUS, rent("10", storage_per_month="73"))
     assert rented.hourly_cost_parts == {"rent": 10, "storage": Decimal("0.1")}
 
@@ -1116,9 +1186,14 @@ def test_money_by_the_year_is_what_is_paid_then():
     assert rented is not None and set(map(round, rented.paid)) == {87600}, (
         "rented at all hours, used or not"
     )
-    found = two(priced(GPUS, rent("10"), name="a"), priced(GPUS, rent("20"), name="b"))
-    assert re.search(r"b +175,200 +175,200 +175,200 +175,200 +175,200 +876,000", printed(found))
-    assert json.loads(cost_data.render_json(found))["offers"][0]["by_year"]["total"] == "438000"
+    cost_comparison = two(priced(GPUS, rent("10"), name="a"), priced(GPUS, rent("20"), name="b"))
+    assert re.search(
+        r"b +175,200 +175,200 +175,200 +175,200 +175,200 +876,000", printed(cost_comparison)
+    )
+    assert (
+        json.loads(cost_data.render_json(cost_comparison))["offers"][0]["by_year"]["total"]
+        == "438000"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,22 @@ from loadgen.cost.size_sources import describe_published_capacity
 
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
-    found = reference.compute_rack_rates(reference.load_nodes().rows)
+    published_rack = reference.compute_rack_rates(reference.load_nodes().rows)
     assert len(reference.load_nodes().rows) == 18
-    assert round(found.sum_of_rates, 1) == 1_100_948.3
-    assert round(found.median, 1) == 62_111.7  # published: 61,759
-    assert (found.slowest_node, found.fastest_node, round(found.mean, 1)) == (
+    assert round(published_rack.sum_of_rates, 1) == 1_100_948.3
+    assert round(published_rack.median, 1) == 62_111.7  # published: 61,759
+    assert (
+        published_rack.slowest_node,
+        published_rack.fastest_node,
+        round(published_rack.mean, 1),
+    ) == (
         57_599.1,
         62_803.9,
         61_163.8,
     )
-    assert found.single_clock == pytest.approx(1_030_088, abs=5)  # of the logs; ours are rounded
+    assert published_rack.single_clock == pytest.approx(
+        1_030_088, abs=5
+    )  # of the logs; ours are rounded
 
 
 @pytest.mark.parametrize(
@@ -30,12 +36,12 @@ def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock(
 )
 def test_the_capacity_table_is_its_own_arithmetic(profile: str, published: float, by_output: float):
     (row,) = [row for row in reference.load_profiles().rows if row.profile == profile]
-    again = reference.recompute_profile(
+    recomputed_profile = reference.recompute_profile(
         row, reference.compute_rack_rates(reference.load_nodes().rows)
     )
     assert row.published_per_s == published
-    assert again.per_token == pytest.approx(published, rel=0.003)
-    assert again.per_output_token == pytest.approx(by_output, rel=0.002)
+    assert recomputed_profile.per_token == pytest.approx(published, rel=0.003)
+    assert recomputed_profile.per_output_token == pytest.approx(by_output, rel=0.002)
 
 
 def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
@@ -61,7 +67,7 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
 def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
     page = make_published.page()
     assert make_published.PAGE.read_text("utf-8") == page, "python tests/make_published.py"
-    for words in (
+    for text in (
         "62,111.7",
         "1,030,085",
         "944,902",
@@ -70,17 +76,17 @@ def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
         "deepseek-r1 Interactive",
         "verified",
     ):
-        assert words in page
+        assert text in page
     for key in ("sum-of-rates", "median", "capacity-table"):
         assert page.count(reference.load_notes()[key].strip()) == 1
     assert "| llama2-70b Server | 2000 | 200 |" in page
 
 
 def test_a_size_says_what_is_published_of_its_workload_and_that_it_is_no_measurement():
-    (said,) = describe_published_capacity("rag")
+    (note,) = describe_published_capacity("rag")
     assert (
-        "~440 per second" in said
-        and "917 by output tokens" in said
-        and "without a latency limit" in said
+        "~440 per second" in note
+        and "917 by output tokens" in note
+        and "without a latency limit" in note
     )
     assert describe_published_capacity("mine") == []

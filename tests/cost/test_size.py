@@ -89,15 +89,15 @@ MACHINE = Rented(
 
 def test_machines_by_hand() -> None:
     """5,000 users / 40 s = 125/s: 7 machines of 20/s, 6 to 7 by the interval, and a spare."""
-    found = size_machines(
+    size = size_machines(
         SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
     assert (
-        found.demand_per_s,
-        found.serving_machines,
-        found.machines,
-        found.machines_low,
-        found.machines_high,
+        size.demand_per_s,
+        size.serving_machines,
+        size.machines,
+        size.machines_low,
+        size.machines_high,
     ) == (
         125.0,
         7,
@@ -105,8 +105,8 @@ def test_machines_by_hand() -> None:
         7,
         8,
     )
-    assert found.utilization == pytest.approx(125 / 160)
-    assert found.cost_per_month is None
+    assert size.utilization == pytest.approx(125 / 160)
+    assert size.cost_per_month is None
     assert (
         size_machines(
             SOURCE,
@@ -121,30 +121,30 @@ def test_machines_by_hand() -> None:
 
 @pytest.mark.parametrize("hours", [24.0, 8.0])
 def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float) -> None:
-    found = size_machines(
+    size = size_machines(
         SOURCE,
         Demand(users=5000, think_s=30, hours_per_day=hours),
         gpus_per_machine=4,
         price=MACHINE,
         evidence=EVIDENCE,
     )
-    share = Decimal(repr((found.utilization or 0) * hours / 24))
+    share = Decimal(repr((size.utilization or 0) * hours / 24))
     unit = price_result(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
-    assert unit is not None and found.cost_per_thousand is not None
-    assert float(found.cost_per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
+    assert unit is not None and size.cost_per_thousand is not None
+    assert float(size.cost_per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
 
 
 def test_a_month_by_hand() -> None:
     """8 machines at 40 per hour and idle power, load power of 6.25 machines, and egress."""
-    found = size_machines(
+    size = size_machines(
         SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
     )
     idle, load = 2.0 * 1.2 * 0.1, 5.2 * 1.2 * 0.1
     egress = RAG.bytes.received / RAG.requests.ok * 0.05 / 1e9
     by_hand = 730 * (8 * (40 + idle) + 125 / 20 * load + 125 * 3600 * egress)
-    assert found.cost_per_month is not None and found.cost_per_thousand is not None
-    assert float(found.cost_per_month.mid) == pytest.approx(by_hand)
-    assert float(found.cost_per_thousand.mid) == pytest.approx(by_hand / (125 * 3600 * 730) * 1000)
+    assert size.cost_per_month is not None and size.cost_per_thousand is not None
+    assert float(size.cost_per_month.mid) == pytest.approx(by_hand)
+    assert float(size.cost_per_thousand.mid) == pytest.approx(by_hand / (125 * 3600 * 730) * 1000)
 
 
 def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
@@ -158,12 +158,12 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
         per_million_output=Decimal(2),
     )
     evidence = Evidence(name="vm", folder="vm", summaries=(RAG,))
-    found = size_machines(
+    size = size_machines(
         SOURCE, Demand(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence
     )
     unit = compute_unit_cost(compute_cost_basis(evidence), price, None, REQUEST)
-    assert found.machines is None and unit is not None and found.cost_per_thousand is not None
-    assert math.isclose(found.cost_per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
+    assert size.machines is None and unit is not None and size.cost_per_thousand is not None
+    assert math.isclose(size.cost_per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
 
 
 def _beside_tasks() -> Summary:
@@ -212,15 +212,15 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     run = Evidence(name="vm", folder="vm", summaries=(summary,))
     steady = summary.load.steady_completed_rps
     assert steady and derive_measured_rate(run, 4).rate.mid == pytest.approx(steady * 0.8)
-    asked = Demand(rate_per_s=12.0, spare_machines=0)
-    found = size_machines(source, asked, gpus_per_machine=4, price=MACHINE, evidence=evidence)
+    demand = Demand(rate_per_s=12.0, spare_machines=0)
+    size = size_machines(source, demand, gpus_per_machine=4, price=MACHINE, evidence=evidence)
     egress = compute_unit_cost(compute_cost_basis(evidence), MACHINE, 4, REQUEST)
-    assert egress and found.cost_per_thousand and found.cost_per_month
+    assert egress and size.cost_per_thousand and size.cost_per_month
     free = MACHINE.model_copy(update={"egress_per_gb": None})
     bare = size_machines(
-        source, asked, gpus_per_machine=4, price=free, evidence=evidence
+        source, demand, gpus_per_machine=4, price=free, evidence=evidence
     ).cost_per_thousand
-    assert bare and found.cost_per_thousand.mid - bare.mid == pytest.approx(
+    assert bare and size.cost_per_thousand.mid - bare.mid == pytest.approx(
         egress.parts["egress"] * 1250
     )
 
@@ -300,42 +300,46 @@ def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
         ("0", r"Utilization 75\.\d %, without spare machines"),
     ):
         assert _called(RAG.run.workload, "vm", "--rate", "30", "--spare", spare, "--full") == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert re.search(utilization, shown)
-        assert "15.0 requests/s per machine" in shown
-        assert "--dry-run" not in shown
+        stdout = " ".join(capsys.readouterr().out.split())
+        assert re.search(utilization, stdout)
+        assert "15.0 requests/s per machine" in stdout
+        assert "--dry-run" not in stdout
     assert _called(RAG.run.workload, "vm", "--rate", "39", "--full") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"9[78]\.\d % utilization", shown)
-    assert "--dry-run" in shown
+    stdout = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"9[78]\.\d % utilization", stdout)
+    assert "--dry-run" in stdout
 
 
 @pytest.mark.usefixtures("folder")
 def test_the_contract_of_one_machine_is_what_validate_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
-    assert _called(*asked) == 0
+    arguments = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
+    assert _called(*arguments) == 0
     assert "validate c.yaml --url https://MACHINE" in capsys.readouterr().err
     checked = load_contract(Path("c.yaml"))
     (planned,) = checked.levels
     assert (planned.rate, checked.contract.gpus) == (pytest.approx(15), 4)
-    own = planned.workload.slo
-    assert own is not None and own.goodput_share == RAG.goodput.share_limit
-    assert [(one.metric, one.quantile, one.limit_ns / 1e6) for one in own.terms] == [
-        (one.metric, one.quantile, one.limit_ms) for one in RAG.goodput.slo
+    slo = planned.workload.slo
+    assert slo is not None and slo.goodput_share == RAG.goodput.share_limit
+    assert [(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms] == [
+        (term_result.metric, term_result.quantile, term_result.limit_ms)
+        for term_result in RAG.goodput.slo
     ], "the rows of its runs say of the SLO what the search said"
     promised: set[Any] = {
         (term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo
     }
     promised.add(("goodput", "p0", RAG.goodput.share_limit))
-    assert {(one.kind, one.percentile, one.limit) for one in planned.level.must} == promised
-    for wrong, why in (
-        (asked, "the file exists"),
-        ((*asked[:2], "published:gb300", *asked[2:5], "d.yaml"), "single measured source"),
-        ((*asked[:5], "no/c.yaml"), "its folder does not exist"),
+    assert {
+        (contract_term.kind, contract_term.percentile, contract_term.limit)
+        for contract_term in planned.level.must
+    } == promised
+    for wrong, reason in (
+        (arguments, "the file exists"),
+        ((*arguments[:2], "published:gb300", *arguments[2:5], "d.yaml"), "single measured source"),
+        ((*arguments[:5], "no/c.yaml"), "its folder does not exist"),
     ):
-        with pytest.raises(UserError, match=why):
+        with pytest.raises(UserError, match=reason):
             _called(*wrong)
 
 
@@ -343,10 +347,10 @@ def test_the_contract_of_one_machine_is_what_validate_takes(
 def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = size_machines(
+    size = size_machines(
         SOURCE, Demand(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
-    searched = replace(found, source=replace(SOURCE, name="sim:gb300-vm"))
+    searched = replace(size, source=replace(SOURCE, name="sim:gb300-vm"))
     size_command._write_contract(
         Path("c.yaml"), size_command._SizedMachines(searched, EVIDENCE), "rag"
     )
@@ -355,7 +359,7 @@ def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
 
 @pytest.mark.usefixtures("folder")
 def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
-    kept = TaskGoodput(
+    task_goodput = TaskGoodput(
         within_ms=90e3, wait_ms=2e3, good=9, rps=None, share=0.9, share_limit=0.9, met=True
     )
     tasks = Sessions(
@@ -372,18 +376,18 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
         input_tokens=1.0,
         cached_tokens=None,
         output_tokens=1.0,
-        goodput=kept,
+        goodput=task_goodput,
     )
-    found = size_machines(
+    size = size_machines(
         SOURCE, Demand(rate_per_s=30.0), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
     of_tasks = contract_file.render_contract(
-        found, msgspec.structs.replace(RAG, sessions=tasks), "research-agent"
+        size, msgspec.structs.replace(RAG, sessions=tasks), "research-agent"
     )
     (level,) = parse_contract(of_tasks, "c").levels
-    assert [one.kind for one in level.must][-1] == "task_goodput"
+    assert [contract_term.kind for contract_term in level.must][-1] == "task_goodput"
     assert "task: {within: 90s, wait: 2s, attainment: 90%}" in of_tasks
-    one = ClassSummary(
+    class_summary = ClassSummary(
         name="chat",
         share=1.0,
         starts=RAG.requests.decided,
@@ -396,10 +400,12 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
         e2e_ms=RAG.e2e_ms,
         goodput=RAG.goodput,
     )
-    mix = msgspec.structs.replace(RAG, classes=(one,), goodput=Goodput(counted=1, good=1, met=True))
-    text = contract_file.render_contract(found, mix, "mixed")
+    mix = msgspec.structs.replace(
+        RAG, classes=(class_summary,), goodput=Goodput(counted=1, good=1, met=True)
+    )
+    text = contract_file.render_contract(size, mix, "mixed")
     assert "slo:" not in text and {
-        one.class_name for one in parse_contract(text, "c").levels[0].must
+        contract_term.class_name for contract_term in parse_contract(text, "c").levels[0].must
     } == {"chat"}
 
 
@@ -442,27 +448,27 @@ def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
-    asked, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
+    search_inputs, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
     assert (
-        machine_searches.derive_search_folder(*asked, of, 600 * 10**9)
-        == machine_searches.build_search_command(*asked).folder
+        machine_searches.derive_search_folder(*search_inputs, of, 600 * 10**9)
+        == machine_searches.build_search_command(*search_inputs).folder
     )
     assert (
-        machine_searches.derive_search_folder(*asked, of, 300 * 10**9)
-        != machine_searches.build_search_command(*asked).folder
+        machine_searches.derive_search_folder(*search_inputs, of, 300 * 10**9)
+        != machine_searches.build_search_command(*search_inputs).folder
     )
 
 
 @pytest.mark.usefixtures("folder")
 def test_what_another_version_found_is_searched_anew() -> None:
     """Searches of another version are not reused: its model of the machine may differ."""
-    asked = ("sim:gb300-vm", "rag", ["ttft:2s"])
+    search_inputs = ("sim:gb300-vm", "rag", ["ttft:2s"])
     assert machine_searches.build_search_command(
-        *asked
-    ).folder == machine_searches.derive_search_folder(*asked, host_facts.loadgen_version())
+        *search_inputs
+    ).folder == machine_searches.derive_search_folder(*search_inputs, host_facts.loadgen_version())
     assert machine_searches.build_search_command(
-        *asked
-    ).folder != machine_searches.derive_search_folder(*asked, "99.0")
+        *search_inputs
+    ).folder != machine_searches.derive_search_folder(*search_inputs, "99.0")
 
 
 AT_ONCE = """
@@ -523,8 +529,8 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
             "--slo",
             "ttft:1s",
         ]
-        words = ["search", "mine.yaml", *flags]
-        assert run_command_line(words) == 0
+        arguments = ["search", "mine.yaml", *flags]
+        assert run_command_line(arguments) == 0
         assert (folder / name / "search.json").read_bytes() == (
             folder / f"{name}2" / "search.json"
         ).read_bytes()
@@ -586,14 +592,14 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
 
 @pytest.mark.usefixtures("folder")
 def test_a_folder_takes_its_own_slo_and_no_other() -> None:
-    own = [
+    slo_arguments = [
         word
         for term in RAG.goodput.slo
         for word in ("--slo", f"{term.metric}:{term.limit_ms:g}ms:p{term.quantile * 100:g}")
     ]
     assert RAG.goodput.share_limit is not None
-    own += ["--slo", f"attainment:{RAG.goodput.share_limit * 100:g}%"]
-    assert _called("rag", "vm", "--users", "5000", *own) == 0
+    slo_arguments += ["--slo", f"attainment:{RAG.goodput.share_limit * 100:g}%"]
+    assert _called("rag", "vm", "--users", "5000", *slo_arguments) == 0
     with refused(CombinedError, "no_effect") as caught:
         _called("rag", "vm", "--users", "5000", "--slo", "ttft:1ms")
     assert RAG.goodput.slo[0].objective in str(caught.value)
@@ -604,9 +610,9 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
 )
 def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float, end: str) -> None:
     capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
-    said = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=capacity))))
-    assert (f"the rate is the {end} end of its interval" in said) is bool(end)
-    assert end or "end of its interval" not in said
+    notes_text = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=capacity))))
+    assert (f"the rate is the {end} end of its interval" in notes_text) is bool(end)
+    assert end or "end of its interval" not in notes_text
 
 
 def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() -> None:
@@ -618,12 +624,14 @@ def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() 
 
 def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> None:
     """The error has the reason of the search, and how to resume one that was stopped."""
-    why = "no trial was longer than the rules ask for"
+    reason = "no trial was longer than the rules ask for"
     by_the_rules = msgspec.structs.replace(
-        CAPACITY, confirmed=True, state="confirmed", sustained_reason=why, resume_command="G"
+        CAPACITY, confirmed=True, state="confirmed", sustained_reason=reason, resume_command="G"
     )
-    said = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=by_the_rules))))
-    assert f"{why}; the search was stopped" in said
+    notes_text = " ".join(
+        render_notes(list_evidence_notes(replace(EVIDENCE, capacity=by_the_rules)))
+    )
+    assert f"{reason}; the search was stopped" in notes_text
     sustained = msgspec.structs.replace(
         by_the_rules, state="sustained", sustained=True, resume_command=""
     )
@@ -636,8 +644,8 @@ def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
     simulated = msgspec.structs.replace(
         RAG, target=msgspec.structs.replace(RAG.target, simulated=True)
     )
-    said = render_notes(list_evidence_notes(replace(EVIDENCE, summaries=(simulated,))))
-    assert any("5 to 25 %" in text for text in said)
+    notes = render_notes(list_evidence_notes(replace(EVIDENCE, summaries=(simulated,))))
+    assert any("5 to 25 %" in text for text in notes)
 
 
 @pytest.mark.usefixtures("folder")
@@ -696,15 +704,15 @@ def test_two_sources_side_by_side_as_json(capsys: pytest.CaptureFixture[str]) ->
         _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     )
     document = json.loads(capsys.readouterr().out)
-    assert [one["estimate"] for one in document["sizes"]] == [False, True]
-    assert [one["demand_per_s"] for one in document["sizes"]] == [50.0, 50.0]
+    assert [size["estimate"] for size in document["sizes"]] == [False, True]
+    assert [size["demand_per_s"] for size in document["sizes"]] == [50.0, 50.0]
 
 
 def test_the_answer_stays_in_a_folder_with_its_page(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The terminal, the stored result, `loadgen report` and the page have the same numbers."""
-    asked = (
+    arguments = (
         "rag",
         "vm",
         "vm/run",
@@ -717,30 +725,30 @@ def test_the_answer_stays_in_a_folder_with_its_page(
         "--price",
         "vm/run=own dgx-h200",
     )
-    assert _called(*asked) == 0
+    assert _called(*arguments) == 0
     printed = capsys.readouterr()
-    (made,) = (folder / "results").glob("size-rag-*")
-    assert f"Report: {made.relative_to(folder)}" in printed.err
-    again = loadgen.load(made)
+    (size_dir,) = (folder / "results").glob("size-rag-*")
+    assert f"Report: {size_dir.relative_to(folder)}" in printed.err
+    loaded_size = loadgen.load(size_dir)
     assert (
-        again.text == printed.out
-        and checksums.read_checksums(made)
-        and not checksums.find_changes(made)
+        loaded_size.text == printed.out
+        and checksums.read_checksums(size_dir)
+        and not checksums.find_changes(size_dir)
     )
-    assert _called(*asked, "--json", "-o", "mine") == 0
+    assert _called(*arguments, "--json", "-o", "mine") == 0
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads((folder / "mine" / "size.json").read_text())
-    assert document | {"made": ""} == json.loads(again.document) | {
+    assert document | {"made": ""} == json.loads(loaded_size.document) | {
         "made": ""
     }  # of two commands, a second apart perhaps
     page = html.unescape((folder / "mine" / "report.html").read_text())
     assert "USD per month" in printed.out and "USD per month" in page
-    assert all(re.search(rf"<td[^>]*>{one['machines']}\b", page) for one in document["sizes"])
-    assert again.value.sizes[0].cost_per_month.mid == Decimal(
+    assert all(re.search(rf"<td[^>]*>{size['machines']}\b", page) for size in document["sizes"])
+    assert loaded_size.value.sizes[0].cost_per_month.mid == Decimal(
         document["sizes"][0]["per_month"]["mid"]
     )
     with refused(UserError, "file_exists", "--out"):
-        _called(*asked, "-o", "vm")
+        _called(*arguments, "-o", "vm")
 
 
 @pytest.mark.usefixtures("folder")
@@ -793,13 +801,13 @@ def test_what_spoils_a_number_of_machines_is_said_before_it(
     source = derive_measured_rate(evidence, 4)
     demand = Demand(users=5000, think_s=30)
     sized = size_machines(source, demand, gpus_per_machine=4, price=None, evidence=evidence)
-    found = Sizing(
+    sizing = Sizing(
         currency="USD",
         demand=demand,
         sizes=(to_sized_source(sized, evidence, demand),),
         workload="rag",
         created="",
     )
-    rendered_text = as_text.render(create_report(found))
+    rendered_text = as_text.render(create_report(sizing))
     assert word in rendered_text
     assert rendered_text.index(word) < rendered_text.index("machines")

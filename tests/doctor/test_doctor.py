@@ -43,18 +43,20 @@ FAST = {"ttft": "1ms", "itl": "0.2ms"}
 
 def examined(options: Options, **settings: Any) -> dict[str, Finding]:
     with start(options) as server:
-        found = asyncio.run(
+        findings = asyncio.run(
             doctor.collect_findings(Settings(url=settings.pop("url", server.url), **settings))
         )
-    assert len({one.check for one in found}) == len(found)
-    assert KEY not in as_text.render(build_report("", found))
-    assert all(one.meaning for one in found)
-    return {one.check: one for one in found}
+    assert len({finding.check for finding in findings}) == len(findings)
+    assert KEY not in as_text.render(build_report("", findings))
+    assert all(finding.meaning for finding in findings)
+    return {finding.check: finding for finding in findings}
 
 
 @pytest.mark.processes
 def test_a_sound_trtllm_like_endpoint() -> None:
-    found = examined(Options(ttft="1ms", itl="10ms"))  # slower than a busy machine can bundle
+    findings_by_name = examined(
+        Options(ttft="1ms", itl="10ms")
+    )  # slower than a busy machine can bundle
     target = (
         "name",
         "connect",
@@ -68,9 +70,9 @@ def test_a_sound_trtllm_like_endpoint() -> None:
         "streaming",
     )
     target = (*target, "keep-alive")
-    assert {check: found[check].state for check in target} == dict.fromkeys(target, OK)
-    assert "64 of 64" in found["length"].observed
-    assert "JSON list" in found["metrics"].meaning
+    assert {check: findings_by_name[check].state for check in target} == dict.fromkeys(target, OK)
+    assert "64 of 64" in findings_by_name["length"].observed
+    assert "JSON list" in findings_by_name["metrics"].meaning
 
 
 def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
@@ -82,17 +84,22 @@ def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
     ]
     with scripted_server.serving(scripted_server.events(*events)) as server:
         settings = Settings(url=server.url, model="m", server="generic")
-        found = {one.check: one for one in asyncio.run(doctor.collect_findings(settings))}
-    assert found["usage"].state == WARNING and "cached" in found["usage"].observed
+        findings_by_name = {
+            finding.check: finding for finding in asyncio.run(doctor.collect_findings(settings))
+        }
+    assert (
+        findings_by_name["usage"].state == WARNING
+        and "cached" in findings_by_name["usage"].observed
+    )
 
 
 @pytest.mark.processes
 def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     options = Options(api_flavor="openai", api_key_file=str(tmp_path / "key"), **FAST)
-    found = examined(options, api_key=KEY, server="generic")
-    assert (found["auth"].state, found["server"].state) == (OK, WARNING)
-    assert found["length"].state in (NOTE, WARNING)
+    findings_by_name = examined(options, api_key=KEY, server="generic")
+    assert (findings_by_name["auth"].state, findings_by_name["server"].state) == (OK, WARNING)
+    assert findings_by_name["length"].state in (NOTE, WARNING)
     refused = examined(options, api_key="sk-another-one-entirely")
     assert refused["auth"].state == FAULT
     assert "401" in refused["auth"].observed
@@ -102,7 +109,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("options", "check", "words"),
+    ("options", "check", "expected_text"),
     [
         (Options(stream_interval=8, **FAST), "streaming", "tokens per event"),
         (Options(faults="connection_close", **FAST), "keep-alive", "closes the connection"),
@@ -114,23 +121,23 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
         (Options(ttft="600ms", itl="0.2ms"), "first token", "headers came at once"),
     ],
 )
-def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
-    found = examined(options)[check]
-    assert found.state == WARNING
-    assert words in f"{found.observed} {found.meaning}"
+def test_faulty_endpoints(options: Options, check: str, expected_text: str) -> None:
+    finding = examined(options)[check]
+    assert finding.state == WARNING
+    assert expected_text in f"{finding.observed} {finding.meaning}"
 
 
 def streaming(url: str) -> Finding:
-    found = asyncio.run(doctor.collect_findings(Settings(url=url)))
-    return next(one for one in found if one.check == "streaming")
+    findings = asyncio.run(doctor.collect_findings(Settings(url=url)))
+    return next(finding for finding in findings if finding.check == "streaming")
 
 
 @pytest.mark.processes
 def test_an_answer_that_comes_at_once_is_no_stream() -> None:
     """On a quiet host it is a warning; who reads late cannot tell."""
     with start(Options(flood=True, ttft="1ms")) as server:
-        found = streaming(server.url)
-    assert found.state in (WARNING, UNKNOWN) and "proxy" not in found.advice, found
+        finding = streaming(server.url)
+    assert finding.state in (WARNING, UNKNOWN) and "proxy" not in finding.advice, finding
 
 
 @pytest.mark.processes
@@ -138,28 +145,28 @@ def test_a_busy_host_is_not_taken_for_a_buffer() -> None:
     """The server streams; its tokens arrive in groups because both processes get a core late."""
     spin = [sys.executable, "-S", "-c", "while True: pass"]
     with start(Options(ttft="5ms", itl="2ms")) as server:
-        others = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+        processes = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
         try:
-            found = streaming(server.url)
+            finding = streaming(server.url)
         finally:
-            for other in others:
+            for other in processes:
                 other.kill()
                 other.wait()
-    assert found.state in (OK, UNKNOWN), found
+    assert finding.state in (OK, UNKNOWN), finding
 
 
 @pytest.mark.processes
 def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
     with start(Options(ttft="5ms", itl="2ms")) as server:
-        asked = Thread(target=lambda: said.append(streaming(server.url)))
-        said: list[Finding] = []
-        asked.start()
-        while asked.is_alive():
+        thread = Thread(target=lambda: findings.append(streaming(server.url)))
+        findings: list[Finding] = []
+        thread.start()
+        while thread.is_alive():
             os.kill(server.pid, SIGSTOP)
-            asked.join(0.04)
+            thread.join(0.04)
             os.kill(server.pid, SIGCONT)
-            asked.join(0.005)
-    assert [one.state for one in said] in ([OK], [UNKNOWN]), said
+            thread.join(0.005)
+    assert [finding.state for finding in findings] in ([OK], [UNKNOWN]), findings
 
 
 @pytest.mark.processes
@@ -167,12 +174,12 @@ def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
 def test_a_relay_that_holds_answers_back_is_found(hold: int) -> None:
     with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
         relay.hold = hold
-        asked = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
-        found = next(
-            (one for one in asked if one.state != UNKNOWN), None
+        findings = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
+        finding = next(
+            (candidate for candidate in findings if candidate.state != UNKNOWN), None
         )  # of a busy host it says that, rightly
-    assert found is not None
-    assert found.state == WARNING and "proxy" in found.advice, found
+    assert finding is not None
+    assert finding.state == WARNING and "proxy" in finding.advice, finding
 
 
 NGINX = """
@@ -208,24 +215,24 @@ def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
             while not (tmp_path / "pid").exists():  # written when it listens
                 assert nginx.poll() is None, (tmp_path / "error").read_text()
                 select.select([], [], [], 0.01)
-            asked = (streaming(f"http://127.0.0.1:{port}") for _ in range(10))
-            found = next(
-                (one for one in asked if one.state != UNKNOWN), None
+            findings = (streaming(f"http://127.0.0.1:{port}") for _ in range(10))
+            finding = next(
+                (candidate for candidate in findings if candidate.state != UNKNOWN), None
             )  # of a busy host it says that, rightly
         finally:
             nginx.terminate()
             nginx.wait()
-    assert found is not None
-    assert found.state == state and ("proxy" in found.advice) == (state == WARNING), found
+    assert finding is not None
+    assert finding.state == state and ("proxy" in finding.advice) == (state == WARNING), finding
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fault", ["truncate", "engine_error", "reset_after"])
 def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
-    found = examined(Options(faults=fault, **FAST))["target"]
-    assert found.state == FAULT
-    assert "during a response" in found.advice
-    assert "https" not in found.advice
+    finding = examined(Options(faults=fault, **FAST))["target"]
+    assert finding.state == FAULT
+    assert "during a response" in finding.advice
+    assert "https" not in finding.advice
 
 
 @pytest.mark.processes
@@ -246,18 +253,18 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "expected_text"),
     [
         ("http://127.0.0.1:1", "nothing listens"),
         ("ftp://h", "scheme"),
         ("http://h.invalid", "resolve"),
     ],
 )
-def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
-    found = asyncio.run(doctor.collect_findings(Settings(url=url)))
-    assert doctor.has_fault(found)
-    assert words in found[0].observed
-    assert any(one.check == "cpu" for one in found)
+def test_no_target_is_a_finding_not_an_end(url: str, expected_text: str) -> None:
+    findings = asyncio.run(doctor.collect_findings(Settings(url=url)))
+    assert doctor.has_fault(findings)
+    assert expected_text in findings[0].observed
+    assert any(finding.check == "cpu" for finding in findings)
 
 
 def test_without_a_target_this_host_is_checked_and_nothing_is_sent() -> None:
@@ -299,7 +306,7 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "words"),
+    ("finding", "state", "expected_text"),
     [
         (
             target_checks.check_output_lengths(
@@ -437,9 +444,9 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
         ),
     ],
 )
-def test_sights(found: Finding, state: str, words: str) -> None:
-    assert found.state == state
-    assert words in f"{found.observed} {found.meaning} {found.advice}"
+def test_sights(finding: Finding, state: str, expected_text: str) -> None:
+    assert finding.state == state
+    assert expected_text in f"{finding.observed} {finding.meaning} {finding.advice}"
 
 
 def test_certificates_that_run_out_and_clocks_that_differ() -> None:
@@ -456,11 +463,11 @@ def test_certificates_that_run_out_and_clocks_that_differ() -> None:
 
 
 def test_rate_limits_are_read_from_heads() -> None:
-    found = target_checks.check_rate_limit(
+    finding = target_checks.check_rate_limit(
         {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"}
     )
-    assert found is not None
-    assert found.observed == "600 requests"
+    assert finding is not None
+    assert finding.observed == "600 requests"
     assert target_checks.check_rate_limit({"server": "x"}) is None
 
 
@@ -475,7 +482,7 @@ def test_rate_limits_are_read_from_heads() -> None:
     ],
 )
 def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
-    assert {one.check for one in check_host(machine) if one.state == WARNING} == {check}
+    assert {finding.check for finding in check_host(machine) if finding.state == WARNING} == {check}
 
 
 V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
@@ -529,7 +536,7 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.said(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+            self.respond(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
 
         def do_POST(self) -> None:
             long = len(self.rfile.read(int(self.headers["Content-Length"]))) > 500
@@ -537,21 +544,21 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
                 "data": [{"embedding": [0.5]}],
                 "usage": {"prompt_tokens": 9, "total_tokens": 9},
             }
-            self.said(
+            self.respond(
                 400 if long else 200,
                 {"error": {"message": "input is too large"}} if long else values,
             )
 
-        def said(self, status: int, value: Any) -> None:
+        def respond(self, status: int, value: Any) -> None:
             self.wfile.write(scripted_server.answer(value, f"{status} x"))
 
         def log_message(self, *_: Any) -> None: ...
 
     with scripted_server.running(Embeds) as url:
-        found = asyncio.run(
+        findings = asyncio.run(
             doctor.collect_findings(Settings(url=url, api="embeddings", stream=False))
         )
-    (target,) = [one for one in found if one.check == "target"]
+    (target,) = [finding for finding in findings if finding.check == "target"]
     assert "too large" in target.observed
 
 

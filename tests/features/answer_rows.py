@@ -418,8 +418,8 @@ EVIDENCE = (
     Feature(
         "JSON Schemas of files",
         lambda b: {
-            what: "$schema" in b.do(f"export --schema {what}").out
-            for what in ("workload", "contract", "prices", "targets")
+            kind: "$schema" in b.do(f"export --schema {kind}").out
+            for kind in ("workload", "contract", "prices", "targets")
         },
     ),
 )

@@ -68,7 +68,8 @@ SEEN = (
     Seen(
         "Error messages",
         lambda of: any(
-            one["error_details"].get("message") for one in of("refusals").get("error_summary", ())
+            error_line["error_details"].get("message")
+            for error_line in of("refusals").get("error_summary", ())
         ),
     ),
     Seen(

@@ -44,7 +44,7 @@ EVENTS = (
     b"[DONE]",
 )
 SEEDS += (b"\0".join(EVENTS), b"\0".join((EVENTS[0], *[EVENTS[1]] * 3, EVENTS[2])))
-WORDS = (
+TOKENS = (
     BEFORE,
     AFTER,
     b"data: ",
@@ -103,8 +103,8 @@ def main() -> None:
         for i, seed in enumerate(SEEDS):
             for first in (0, 1, 3, 129, 139):
                 (corpus / f"{i}-{first}").write_bytes(bytes([first]) + seed)
-        words = ("".join(f"\\x{byte:02x}" for byte in word) for word in WORDS)
-        Path(folder, "words").write_text("".join(f'"{word}"\n' for word in words))
+        entries = ("".join(f"\\x{byte:02x}" for byte in word) for word in TOKENS)
+        Path(folder, "words").write_text("".join(f'"{word}"\n' for word in entries))
         seed = os.environ.get(
             "SEED", "7"
         )  # the same at every build: one that fails by chance teaches to try again

@@ -48,8 +48,8 @@ def test_calls_are_grouped_by_label(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     file.write_text("\n".join(lines) + "\n")
     assert report(str(file)) == 0
-    shown = capsys.readouterr().out.splitlines()
-    rows = {line.split("  ")[0]: line.split() for line in shown if line}
+    stdout_lines = capsys.readouterr().out.splitlines()
+    rows = {line.split("  ")[0]: line.split() for line in stdout_lines if line}
     assert rows["all calls"][2:6] == ["46", "45", "100", "~100"]
     assert rows["chat"][1:] == [
         "25",
@@ -66,7 +66,7 @@ def test_calls_are_grouped_by_label(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert rows["search"][1:4] == ["20", "20", "20.0"] and rows["(none)"][1:3] == ["21", "20"]
     assert (
         rows["(others)"][1] == "6"
-        and sum(line.startswith("u") and "  1  " in line for line in shown) == 19
+        and sum(line.startswith("u") and "  1  " in line for line in stdout_lines) == 19
     )
     assert report(str(file), "--json") == 0
     (groups,) = [json.loads(capsys.readouterr().out)]

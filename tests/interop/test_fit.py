@@ -42,18 +42,20 @@ def test_only_the_true_distribution_fits() -> None:
     right = wrong = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        made = {
+        samples_by_name = {
             "normal": rng.normal(500, 100, 10_000),
             "lognormal": rng.lognormal(6, 0.7, 10_000),
             "uniform": rng.uniform(9.5, 1000.5, 10_000),
         }
-        for law, values in made.items():
+        for law, values in samples_by_name.items():
             fits = {
-                one.distribution: one.is_good
-                for one in fit_lengths(np.clip(np.rint(values), 1, None).astype(np.int32))
+                distribution_fit.distribution: distribution_fit.is_good
+                for distribution_fit in fit_lengths(
+                    np.clip(np.rint(values), 1, None).astype(np.int32)
+                )
             }
             right += fits[law]
-            wrong += sum(fits[other] for other in made if other != law)
+            wrong += sum(fits[other] for other in samples_by_name if other != law)
         bursty, even = rng.gamma(0.5, 2, 2000), rng.exponential(1, 2000)
         [first, second] = fit_interarrival_times(bursty / bursty.mean())
         right += first.distribution == "gamma" and first.is_good
@@ -64,11 +66,13 @@ def test_only_the_true_distribution_fits() -> None:
 
 def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float = 0.0) -> Path:
     """Write a trace of the requests that a workload sends and return its path."""
-    made = workload_from_mapping({"name": "made", **workload})
-    due = build_schedule(made, seed).columns().due_ns / 1e9
+    trace_workload = workload_from_mapping({"name": "made", **workload})
+    due = build_schedule(trace_workload, seed).columns().due_ns / 1e9
     due = np.floor(due / step_s) * step_s if step_s else due
-    prompts = build_prompts(made, seed, 1, tokens.load_tokenizer(None))
-    read, write = (prompts.sample_lengths(what, range(len(due))) for what in ("input", "output"))  # type: ignore[attr-defined]
+    prompts = build_prompts(trace_workload, seed, 1, tokens.load_tokenizer(None))
+    read, write = (
+        prompts.sample_lengths(direction, range(len(due))) for direction in ("input", "output")
+    )  # type: ignore[attr-defined]
     rows = zip(due.tolist(), read, write, strict=True)
     path.write_text(
         "timestamp,input_length,output_length\n"
@@ -77,7 +81,7 @@ def trace_of(path: Path, workload: dict[str, object], seed: int, step_s: float =
     return path
 
 
-MADE: dict[str, object] = {
+GENERATED: dict[str, object] = {
     "requests": {
         "input_tokens": {"lognormal": {"median": 800, "sigma": 0.9}},
         "output_tokens": {"normal": {"mean": 300, "stddev": 60}},
@@ -87,7 +91,7 @@ MADE: dict[str, object] = {
 
 
 def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
-    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", MADE, 3)))
+    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", GENERATED, 3)))
     assert not fitted.arrivals.is_hourly and fitted.arrivals.rates_per_s[0] == pytest.approx(
         4, rel=0.1
     )
@@ -108,12 +112,15 @@ def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
     ] == pytest.approx(0.9, rel=0.1)
     assert write.parameters["mean"] == pytest.approx(300, rel=0.05)
     (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
-    again = load(str(tmp_path / "w.yaml"))
-    assert again.stages[0].arrival.tag == "gamma" and again.requests.input_tokens.tag == "lognormal"  # type: ignore[union-attr]
+    fitted_workload = load(str(tmp_path / "w.yaml"))
+    assert (
+        fitted_workload.stages[0].arrival.tag == "gamma"
+        and fitted_workload.requests.input_tokens.tag == "lognormal"
+    )  # type: ignore[union-attr]
 
 
 def test_rounded_times_do_not_hide_the_distribution(tmp_path: Path) -> None:
-    poisson = {**MADE, "stages": [{"arrival": {"poisson": "50/s"}, "count": 4000}]}
+    poisson = {**GENERATED, "stages": [{"arrival": {"poisson": "50/s"}, "count": 4000}]}
     fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
     assert (
         fitted.arrivals.gaps[0].distribution,
@@ -167,7 +174,7 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
 def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> None:
     """The classes of the fitted run are the features that the SDK recorded."""
 
-    def told(at: int, feature: str) -> Measurement:
+    def build_measurement(at: int, feature: str) -> Measurement:
         return Measurement(
             api="chat",
             streamed=True,
@@ -183,11 +190,13 @@ def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> N
     with record_shape(tmp_path / "traffic.jsonl", labels=("feature",)) as shape:
         for number in range(90):
             feature = "search" if number % 3 else "Chat (beta)"
-            words = "word " * (40 if number % 3 else 400)
-            arguments = {"messages": [{"role": "user", "content": f"{number} {words}"}]}
-            shape.end(shape.begin(number * 10**8, arguments), told(number * 10**8, feature))
+            prompt = "word " * (40 if number % 3 else 400)
+            arguments = {"messages": [{"role": "user", "content": f"{number} {prompt}"}]}
+            shape.end(
+                shape.begin(number * 10**8, arguments), build_measurement(number * 10**8, feature)
+            )
         rare = shape.begin(91 * 10**8, {"messages": [{"role": "user", "content": "Hello"}]})
-        shape.end(rare, told(91 * 10**8, "rare"))
+        shape.end(rare, build_measurement(91 * 10**8, "rare"))
     fitted = fit_trace(read_trace(tmp_path / "traffic.jsonl"))
     assert sorted((part.name, part.requests) for part in fitted.classes) == [
         ("Chat-beta", 30),
@@ -267,12 +276,12 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
         return fit_trace(read_trace(tmp_path / name))
 
     begins = list(enumerate(np.cumsum(np.random.default_rng(7).exponential(1.0, 120)).tolist()))
-    found = fitted("mixed.jsonl", [talk(n, (1, 3, 5)[n * 7 // 5 % 3], at) for n, at in begins])
-    assert found.conversations == 80 and not found.conversations_lost_reason
-    assert found.arrivals.rates_per_s[0] == pytest.approx(120 / begins[-1][1], rel=0.05), (
+    trace_fit = fitted("mixed.jsonl", [talk(n, (1, 3, 5)[n * 7 // 5 % 3], at) for n, at in begins])
+    assert trace_fit.conversations == 80 and not trace_fit.conversations_lost_reason
+    assert trace_fit.arrivals.rates_per_s[0] == pytest.approx(120 / begins[-1][1], rel=0.05), (
         "of starts, not of requests"
     )
-    single, talks = found.classes
+    single, talks = trace_fit.classes
     assert (single.name, single.arrivals) == ("single", 40)
     assert (talks.name, talks.arrivals, talks.requests) == ("conversations", 80, 320)
     assert talks.conversations is not None
@@ -283,20 +292,20 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
     assert talks.conversations.added_tokens[0].parameters == {
         "value": 40
     } and talks.conversations.think_ms[0].parameters == {"value": 2000}
-    (tmp_path / "w.yaml").write_text(render_workload(found, "t"))
+    (tmp_path / "w.yaml").write_text(render_workload(trace_fit, "t"))
     result = loadgen.run(
         str(tmp_path / "w.yaml"), url="sim:gb300-vm", seed=1, out=str(tmp_path / "out")
     )
     by_name = {part.name: part for part in result.summary.classes}
     assert by_name["conversations"].requests.ok > 3 * by_name["single"].requests.ok
-    assert any("80 conversations" in line for line in fit_text.render_fit(found))
-    assert fit_text.fit_to_json(found, "")["conversations"] == 80
+    assert any("80 conversations" in line for line in fit_text.render_fit(trace_fit))
+    assert fit_text.fit_to_json(trace_fit, "")["conversations"] == 80
 
     only = fitted("only.jsonl", [talk(n, 3, at) for n, at in begins])
     assert [part.name for part in only.classes] == [
         "conversations"
     ] and "classes:" not in render_workload(only, "t")
-    for name, why, talks_of in (
+    for name, reason, talks_of in (
         (
             "untold",
             "neither the end of responses",
@@ -314,20 +323,22 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
         ),
     ):
         lost = fitted(f"{name}.jsonl", talks_of)
-        assert why in lost.conversations_lost_reason and not lost.conversations and not lost.classes
-        assert why in " ".join(" ".join(fit_text.render_fit(lost)).split())
+        assert (
+            reason in lost.conversations_lost_reason and not lost.conversations and not lost.classes
+        )
+        assert reason in " ".join(" ".join(fit_text.render_fit(lost)).split())
 
 
 def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -> None:
     """Where one had a sub-agent, every request of all of them stood alone."""
-    own = [trace_rows.call(at, 200 + 150 * at, 20, *range(at + 1)) for at in range(3)]
+    calls = [trace_rows.call(at, 200 + 150 * at, 20, *range(at + 1)) for at in range(3)]
     inner = trace_rows.subagent(
         0.6, *(trace_rows.call(0.7 + at, 90 + 60 * at, 10, 50) for at in range(2))
     )
-    for call in (*own, *inner["requests"]):
+    for call in (*calls, *inner["requests"]):
         call["api_time"] = 0.2
     rows = [
-        trace_rows.weka(f"a{number}", own[0], *([inner] if number % 2 else []), *own[1:])
+        trace_rows.weka(f"a{number}", calls[0], *([inner] if number % 2 else []), *calls[1:])
         for number in range(30)
     ]
     fitted = fit_trace(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
@@ -336,9 +347,9 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
         45,
         15,
     )
-    said = " ".join(fit_text.render_fit(fitted))
-    assert "15 sub-agent conversations" in said
-    assert "cache hit rate" not in said, "a workload of conversations alone asks for none"
+    rendered_text = " ".join(fit_text.render_fit(fitted))
+    assert "15 sub-agent conversations" in rendered_text
+    assert "cache hit rate" not in rendered_text, "a workload of conversations alone asks for none"
     assert (
         load(str(trace_rows.written(tmp_path / "w.yaml", render_workload(fitted, "w")))).requests
         is not None
@@ -368,7 +379,7 @@ def test_recorded_traffic_sizes_what_it_replays(
                 ]
                 seen = shape.begin(at, {"messages": messages})
                 done = at + 10**9
-                told = Measurement(
+                measurement = Measurement(
                     api="chat",
                     streamed=True,
                     status="ok",
@@ -379,13 +390,13 @@ def test_recorded_traffic_sizes_what_it_replays(
                     token_source="server",
                     labels={"feature": feature},
                 )
-                shape.end(seen, told)
+                shape.end(seen, measurement)
                 messages = [*messages, {"role": "assistant", "content": "answer " * 20}]
                 at = done + 2 * 10**9
 
-    def typed(*words: object) -> tuple[int, str, str]:
+    def typed(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ending:
-            cli.main([str(word) for word in words])
+            cli.main([str(word) for word in arguments])
         return (int(ending.value.code or 0), *capsys.readouterr())
 
     page = (
@@ -397,14 +408,14 @@ def test_recorded_traffic_sizes_what_it_replays(
         r"(?m)^```(?:yaml)?\n((?:loadgen|name).*?)^```", page, re.DOTALL
     )[:2]
     (tmp_path / "contract.yaml").write_text(contract)
-    said = {}
+    outputs = {}
     for line in commands.replace("http://localhost:8000", "sim:gb300-vm").splitlines():
-        _, name, *words = line.split()
-        code, said[name], err = typed(name, *words)
+        _, name, *arguments = line.split()
+        code, outputs[name], err = typed(name, *arguments)
         assert code == 0, (line, err)
-    assert [*said] == ["fit", "sweep", "size", "validate"]
+    assert [*outputs] == ["fit", "sweep", "size", "validate"]
     assert {*load("traffic.yaml").requests.classes} == {"search", "support-conversations"}
-    assert "support-conversations" in said["fit"] and "PASS" in said["validate"]
+    assert "support-conversations" in outputs["fit"] and "PASS" in outputs["validate"]
     (run,) = [
         *Path("results").glob("*/levels/*/summary.json"),
         *Path("results").rglob("summary.json"),

@@ -60,12 +60,14 @@ FILES = {
 
 @pytest.mark.parametrize(("name", "tool"), FILES.items())
 def test_real_files_are_recognised(name: str, tool: str) -> None:
-    found = reader.read_result(DATA / name)
-    assert found.tool == tool and found.counts == definitions_of(tool)
-    assert found.metrics["e2e_ms.p50"] > found.metrics["ttft_ms.p50"] > 0
-    assert found.metrics["requests.ok"] > 0
-    assert found.metrics.get("ok_share") == (None if tool == "SGLang bench_serving" else 1)
-    assert set(found.called) >= {path.partition(".")[0] for path in found.metrics if "_ms" in path}
+    foreign_result = reader.read_result(DATA / name)
+    assert foreign_result.tool == tool and foreign_result.counts == definitions_of(tool)
+    assert foreign_result.metrics["e2e_ms.p50"] > foreign_result.metrics["ttft_ms.p50"] > 0
+    assert foreign_result.metrics["requests.ok"] > 0
+    assert foreign_result.metrics.get("ok_share") == (None if tool == "SGLang bench_serving" else 1)
+    assert set(foreign_result.called) >= {
+        path.partition(".")[0] for path in foreign_result.metrics if "_ms" in path
+    }
 
 
 @pytest.mark.parametrize(
@@ -101,12 +103,14 @@ def test_irregularities_of_a_file_are_reported() -> None:
     late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
     assert len(late) == 1 and "2,611 ms (p99)" in late[0]
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
-    told = reader.parse_result(
+    metrics = reader.parse_result(
         line
     ).metrics  # its file counts no failures: that is not the same as none
-    assert told["requests.ok"] and not {"requests.failed", "requests.scheduled", "ok_share"} & set(
-        told
-    )
+    assert metrics["requests.ok"] and not {
+        "requests.failed",
+        "requests.scheduled",
+        "ok_share",
+    } & set(metrics)
     notes = reader.parse_result(line * 3).notes
     assert len(notes) == 1 and "last of 3 results" in notes[0]
 
@@ -131,7 +135,10 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(value, list)
         else ()
     )
-    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+    return [
+        path,
+        *(place for key, entry_value in inner for place in places(entry_value, (*path, key))),
+    ]
 
 
 PLACES = {name: places(value)[1:] for name, value in VALUES.items()}
@@ -150,12 +157,12 @@ def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
         except (KeyError, TypeError, IndexError):
             continue
     try:
-        found = reader.parse_result(json.dumps(value).encode(), name)
+        foreign_result = reader.parse_result(json.dumps(value).encode(), name)
     except UserError:
         return
-    assert all(isinstance(figure, float) for figure in found.metrics.values())
-    as_text.render(other_tools.report(found))
-    as_page.render(other_tools.report(found))
+    assert all(isinstance(entry_value, float) for entry_value in foreign_result.metrics.values())
+    as_text.render(other_tools.report(foreign_result))
+    as_page.render(other_tools.report(foreign_result))
 
 
 def test_a_damaged_record_is_named_with_its_line() -> None:
@@ -166,13 +173,15 @@ def test_a_damaged_record_is_named_with_its_line() -> None:
 
 
 def test_text_and_page_name_the_tool_that_measured() -> None:
-    found = reader.read_result(DATA / "guidellm_benchmarks.json")
+    foreign_result = reader.read_result(DATA / "guidellm_benchmarks.json")
     text, page = (
-        as_text.render(other_tools.report(found)),
-        as_page.render(other_tools.report(found)),
+        as_text.render(other_tools.report(foreign_result)),
+        as_page.render(other_tools.report(foreign_result)),
     )
-    for said in ("GuideLLM 0.8.1", "which includes the wait for the first token"):
-        assert said in " ".join(text.split()) and said in page.replace("&#x27;", "'")
+    for rendered_text in ("GuideLLM 0.8.1", "which includes the wait for the first token"):
+        assert rendered_text in " ".join(text.split()) and rendered_text in page.replace(
+            "&#x27;", "'"
+        )
     assert "FOREIGN" in text and "FOREIGN" in page
 
 
@@ -197,11 +206,11 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
         ("output_tokens", (5 / ms, 5 / ms)),
     ):
         records[field] = np.array([round(value * ms) for value in values])
-    made = compute_tool_samples(run_fixtures.manifest("r", 2), records, [])
+    tool_samples_by_name = compute_tool_samples(run_fixtures.manifest("r", 2), records, [])
     vllm, guidellm, sglang = (
-        made["vllm bench serve"],
-        made["GuideLLM"],
-        made["SGLang bench_serving"],
+        tool_samples_by_name["vllm bench serve"],
+        tool_samples_by_name["GuideLLM"],
+        tool_samples_by_name["SGLang bench_serving"],
     )
     assert vllm.ttft.values.tolist() == [40 * ms, 40 * ms]  # the role event counts
     assert vllm.tpot is not None and vllm.tpot.values.tolist() == [110 * ms / 4, 150 * ms / 4]
@@ -214,9 +223,12 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
         140 * ms / 5,
         180 * ms / 5,
     ]
-    assert made["AIPerf"].tpot is None and made["genai-bench"].itl is None
-    assert made["inference-perf"].tpot is not None
-    assert made["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
+    assert (
+        tool_samples_by_name["AIPerf"].tpot is None
+        and tool_samples_by_name["genai-bench"].itl is None
+    )
+    assert tool_samples_by_name["inference-perf"].tpot is not None
+    assert tool_samples_by_name["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
     completions = compute_tool_samples(
         run_fixtures.manifest("r", 2, api="completions"), records, []
     )["vllm bench serve"]
@@ -252,8 +264,8 @@ def test_two_percentiles_are_those_of_all(weighted: bool) -> None:
     sample = WeightedValues(
         draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None
     )
-    whole, two = sample.statistics(), sample.percentiles(("p50", "p99"))
-    assert two == {name: whole[name] for name in ("p50", "p99")}
+    all_statistics, two = sample.statistics(), sample.percentiles(("p50", "p99"))
+    assert two == {name: all_statistics[name] for name in ("p50", "p99")}
 
 
 # -- there and back --------------------------------------------------------------------------------
@@ -281,9 +293,9 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
     fail(records, 0.1)
     stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
     summary = summarize(*stored)
-    made = WRITERS[form](summary, stored)
-    back = reader.parse_result(b"".join(json_parts(made)))
-    assert back.tool == tool and made["loadgen"]["definitions"].endswith(definitions_of(tool))
+    exported = WRITERS[form](summary, stored)
+    back = reader.parse_result(b"".join(json_parts(exported)))
+    assert back.tool == tool and exported["loadgen"]["definitions"].endswith(definitions_of(tool))
     assert back.metrics["requests.ok"] == summary.requests.ok
     assert back.metrics["requests.failed"] == summary.requests.failed
     assert back.metrics["tokens.output_per_s"] > 0
@@ -295,7 +307,7 @@ def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, too
 
 
 def keys(value: Any) -> set[str]:
-    return {key for key, one in value.items() if one is not None}
+    return {key for key, child in value.items() if child is not None}
 
 
 @pytest.mark.parametrize(
@@ -311,43 +323,44 @@ def test_exports_have_the_fields_of_real_files(
     tmp_path: Path, form: str, file: str, lacking: set[str]
 ) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r", rows(3, 700)))
-    made = WRITERS[form](summarize(*stored), stored)
-    assert keys(VALUES[file]) - set(made) == lacking
+    exported = WRITERS[form](summarize(*stored), stored)
+    assert keys(VALUES[file]) - set(exported) == lacking
     if form == "inference-perf":
         theirs = VALUES[file]["successes"]
-        assert keys(theirs["latency"]) == keys(made["successes"]["latency"])
+        assert keys(theirs["latency"]) == keys(exported["successes"]["latency"])
         for name, block in theirs["latency"].items():
-            assert set(block) <= set(made["successes"]["latency"][name])
-        assert keys(VALUES[file]["load_summary"]) <= set(made["load_summary"])
+            assert set(block) <= set(exported["successes"]["latency"][name])
+        assert keys(VALUES[file]["load_summary"]) <= set(exported["load_summary"])
     if form == "mlcommons":
         for block in ("ttft", "tpot", "latency", "output_sequence_lengths"):
-            assert set(made[block]) == set(VALUES[file][block])
-            assert sum(made[block]["histogram"]["counts"]) == 700
-        assert set(made["ttft"]["percentiles"]) == set(VALUES[file]["ttft"]["percentiles"])
+            assert set(exported[block]) == set(VALUES[file][block])
+            assert sum(exported[block]["histogram"]["counts"]) == 700
+        assert set(exported["ttft"]["percentiles"]) == set(VALUES[file]["ttft"]["percentiles"])
 
 
 def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
     """Neither all rows nor the file are in memory at once, which once took 2.2 to 2.8 GB."""
-    folder = run_fixtures.write(tmp_path / "r", found := rows(3, 700))
+    folder = run_fixtures.write(tmp_path / "r", records := rows(3, 700))
     (folder / "requests").mkdir()
     write_tables(
-        folder / "requests" / store.MERGED, [to_table(found[:400], []), to_table(found[400:], [])]
+        folder / "requests" / store.MERGED,
+        [to_table(records[:400], []), to_table(records[400:], [])],
     )
-    whole, stored = store.read_run(folder), store.read_run(folder, max_rows=0, by_stage=False)
-    assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == found["slot"]).all()
+    full_run, stored = store.read_run(folder), store.read_run(folder, max_rows=0, by_stage=False)
+    assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == records["slot"]).all()
     summary = summarize(*stored)
     in_parts = [
         list(records_csv.write_csv(summary, stored, 100)),
         list(json_parts(export.export_vllm(summary, stored), 100)),
     ]
     assert all(max(map(len, parts)) < sum(map(len, parts)) / 4 for parts in in_parts)
-    named = export.export_vllm(summary, whole).items()
+    named = export.export_vllm(summary, full_run).items()
     plain = {
         name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named
     }
     assert b"".join(in_parts[1]) == json.dumps(plain, indent=2).encode() + b"\n"
-    assert b"".join(in_parts[0]) == b"".join(records_csv.write_csv(summary, whole))
-    assert [*aiperf_records.write(summary, stored)] == [*aiperf_records.write(summary, whole)]
+    assert b"".join(in_parts[0]) == b"".join(records_csv.write_csv(summary, full_run))
+    assert [*aiperf_records.write(summary, stored)] == [*aiperf_records.write(summary, full_run)]
 
 
 @given(
@@ -364,8 +377,10 @@ def test_a_document_in_parts_is_the_document(document: dict[str, list[Any]]) -> 
         "whole": np.arange(3),
     }
     plain = {"empty": [], "some": [1e22, 1e-7, -0.0, 5.0], **document, "whole": [0, 1, 2]}
-    for given_, expected in ((arrays, plain), (document, document)):
-        assert b"".join(json_parts(given_)) == json.dumps(expected, indent=2).encode() + b"\n"
+    for document_parts, expected in ((arrays, plain), (document, document)):
+        assert (
+            b"".join(json_parts(document_parts)) == json.dumps(expected, indent=2).encode() + b"\n"
+        )
 
 
 def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
@@ -375,14 +390,14 @@ def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
     fail(records, 0.1)
     stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
     summary = summarize(*stored)
-    made = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
-    back = reader.parse_result(made.encode())
+    report_json = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
+    back = reader.parse_result(report_json.encode())
     assert (back.tool, back.model, back.version) == (
         "llm-d Benchmark Report",
         summary.target.model,
         "0.2.1",
     )
-    for path, figure in (
+    for path, expected_value in (
         ("ttft_ms.p99", summary.ttft_ms.p99),
         ("ttft_ms.p99_9", summary.ttft_ms.p99_9),
         ("tpot_ms.p50", summary.tpot_ms.p50),
@@ -392,11 +407,11 @@ def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
         ("requests.ok", summary.requests.ok),
         ("requests.failed", summary.requests.failed),
     ):
-        assert back.metrics[path] == pytest.approx(figure), path
+        assert back.metrics[path] == pytest.approx(expected_value), path
     theirs = pytest.importorskip(
         "llmd_benchmark_report.schema_v0_2"
     )  # forbids what it does not know
-    report = theirs.BenchmarkReportV02(**json.loads(made))
+    report = theirs.BenchmarkReportV02(**json.loads(report_json))
     assert report.results.request_performance.aggregate.requests.failures == summary.requests.failed
     assert report.scenario.load.native.config["valid"] is summary.verdict.valid
 
@@ -404,14 +419,16 @@ def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
 def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
     package = pytest.importorskip("llmd_benchmark_report")
     example = Path(package.__file__).parent / "br_v0_2_example.yaml"
-    found = reader.read_result(example)
-    said = yaml.safe_load(example.read_text("utf-8"))["results"]["request_performance"]["aggregate"]
-    scale = {"s": 1e3, "ms": 1.0}[said["latency"]["time_to_first_token"]["units"]]
-    assert found.metrics["ttft_ms.p99"] == pytest.approx(
-        said["latency"]["time_to_first_token"]["p99"] * scale
+    foreign_result = reader.read_result(example)
+    document = yaml.safe_load(example.read_text("utf-8"))["results"]["request_performance"][
+        "aggregate"
+    ]
+    scale = {"s": 1e3, "ms": 1.0}[document["latency"]["time_to_first_token"]["units"]]
+    assert foreign_result.metrics["ttft_ms.p99"] == pytest.approx(
+        document["latency"]["time_to_first_token"]["p99"] * scale
     )
-    assert found.metrics["requests.scheduled"] == said["requests"]["total"]
-    assert found.model == "Qwen/Qwen3-0.6B" and found.notes
+    assert foreign_result.metrics["requests.scheduled"] == document["requests"]["total"]
+    assert foreign_result.model == "Qwen/Qwen3-0.6B" and foreign_result.notes
     (tmp_path / "cut.yaml").write_text(
         example.read_text("utf-8")[:4000] + "request_performance: [", "utf-8"
     )
@@ -421,9 +438,9 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
 
 def test_early_stopping_percentiles_are_at_or_above_the_plain_ones() -> None:
     values = np.random.default_rng(2).lognormal(15, 1, 700)
-    made = export_mlcommons.describe_values(values, with_early_stopping=True)
-    assert made is not None
-    early, plain = made["early_stopping_percentiles"], made["percentiles"]
+    described = export_mlcommons.describe_values(values, with_early_stopping=True)
+    assert described is not None
+    early, plain = described["early_stopping_percentiles"], described["percentiles"]
     assert early["99.9"] is None  # 700 samples do not carry it
     assert early["99.0"] == values.max()  # with 662 to 1,000 or so, one may be over: the largest
     assert all(early[p] >= plain[p] for p in ("95.0", "90.0", "50.0"))
@@ -461,9 +478,9 @@ def test_csv_says_which_rows_the_report_leaves_out(
         run_fixtures.write(tmp_path / "w", warmed, stages=stages),
         run_fixtures.write(tmp_path / "r", rows(1, 50)),
     )
-    for folder, said in zip(folders, (True, False), strict=True):
+    for folder, is_marked in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
-        assert ("rows of stage warm-up" in capsys.readouterr().err) is said
+        assert ("rows of stage warm-up" in capsys.readouterr().err) is is_marked
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,9 +546,15 @@ def test_an_official_mlperf_log_stands_beside_our_runs(
 ) -> None:
     log = tmp_path / "mlperf_log_summary.txt"
     log.write_text(OFFICIAL)
-    found = reader.read_result(log)
-    assert found.tool == "MLPerf LoadGen" and found.metrics["tokens.output_per_s"] == 1000.5
-    assert found.metrics["ttft_ms.p99"] == 1.5 and found.notes[0] == "MLPerf Server, VALID"
+    foreign_result = reader.read_result(log)
+    assert (
+        foreign_result.tool == "MLPerf LoadGen"
+        and foreign_result.metrics["tokens.output_per_s"] == 1000.5
+    )
+    assert (
+        foreign_result.metrics["ttft_ms.p99"] == 1.5
+        and foreign_result.notes[0] == "MLPerf Server, VALID"
+    )
     run_dir = run_fixtures.write(tmp_path / "r", rows(1, 50))
     assert exits("compare", str(run_dir), str(tmp_path), "--full") == 0
     assert "MLPerf LoadGen" in capsys.readouterr().out
@@ -675,7 +698,7 @@ def field_paths(value: Any, path: str = "") -> set[str]:
     if not isinstance(value, dict) or not value or path == "loadgen":
         return {path}
     prefix = f"{path}." if path else ""
-    return {leaf for key, one in value.items() for leaf in field_paths(one, f"{prefix}{key}")}
+    return {leaf for key, child in value.items() for leaf in field_paths(child, f"{prefix}{key}")}
 
 
 def documented_fields() -> dict[str, list[str]]:

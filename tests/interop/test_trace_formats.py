@@ -202,9 +202,9 @@ def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
     chats = traces.read_trace(written(tmp_path / "b", *FILES["bailian.jsonl"][0]))
     assert chats.session.tolist() == [0, 1, 0]
     assert [chats.tokens_by_hash[number] for number in (7, 8, 4, 5)] == [16, 14, 16, 12]
-    own = traces.read_trace(written(tmp_path / "s", *FILES["shape.jsonl"][0]))
-    assert own.session.tolist() == [0, 0]
-    assert [own.tokens_by_hash[number] for number in (1, 2, 3)] == [350, 350, 300]
+    shape_trace = traces.read_trace(written(tmp_path / "s", *FILES["shape.jsonl"][0]))
+    assert shape_trace.session.tolist() == [0, 0]
+    assert [shape_trace.tokens_by_hash[number] for number in (1, 2, 3)] == [350, 350, 300]
 
 
 def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
@@ -255,16 +255,16 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     for name in ("due_ns", "session", "group", "duration_ns", "input_tokens"):
         assert getattr(table, name).tolist() == getattr(trace, name).tolist(), name
     bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
-    with pytest.raises(CombinedError) as found:
+    with pytest.raises(CombinedError) as exc_info:
         traces.read_trace(bad)
-    assert [fault.message for fault in found.value.errors] == ["elapsed time is -2"]
+    assert [fault.message for fault in exc_info.value.errors] == ["elapsed time is -2"]
     for took in (-2.0, float("nan"), 1e10):
         unlike = columns | {"Elapsed time": [2.5, took, None, 4.0]}
-        with pytest.raises(CombinedError) as found:
+        with pytest.raises(CombinedError) as exc_info:
             traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
         assert [
             (fault.message.partition(" is not ")[0], fault.where.rpartition(" ")[2])
-            for fault in found.value.errors
+            for fault in exc_info.value.errors
         ] == [("Elapsed time", "2")]
 
 
@@ -315,23 +315,26 @@ def test_rows_send_their_options_and_a_model_that_the_server_lists(
     tmp_path: Path,
 ) -> None:
     plain = [mooncake(1000 * n, 20, 3) for n in range(3)]
-    asked = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
+    options = {"model": "small", "priority": 3, "min_tokens": 2, "guided_json": {"type": "object"}}
     rows = [shape(1000 * (9 - n), 20, 3, 1, session_id="s") for n in range(2)]
     ordered = traces.read_trace(
-        written(tmp_path / "m", plain[0], plain[1] | asked, plain[2] | {"model": "other"})
+        written(tmp_path / "m", plain[0], plain[1] | options, plain[2] | {"model": "other"})
     )
-    sorted_by_time = traces.read_trace(written(tmp_path / "s", rows[0] | asked, rows[1]))
-    words = load_tokenizer(None)
-    without = {name: value for name, value in asked.items() if name != "model"}
-    prompts = TracePrompts(ordered, 1, 2, words, PromptTarget(models=("small",)))
-    assert [prompts[n].extra for n in range(3)] == [{}, asked, {}]
+    sorted_by_time = traces.read_trace(written(tmp_path / "s", rows[0] | options, rows[1]))
+    tokenizer = load_tokenizer(None)
+    without = {name: value for name, value in options.items() if name != "model"}
+    prompts = TracePrompts(ordered, 1, 2, tokenizer, PromptTarget(models=("small",)))
+    assert [prompts[n].extra for n in range(3)] == [{}, options, {}]
     assert [
-        TracePrompts(ordered.select_times(S, None), 1, 2, words)[n].extra for n in range(2)
+        TracePrompts(ordered.select_times(S, None), 1, 2, tokenizer)[n].extra for n in range(2)
     ] == [
         without,
         {},
     ]
-    assert [TracePrompts(sorted_by_time, 1, 2, words)[n].extra for n in range(2)] == [{}, without]
+    assert [TracePrompts(sorted_by_time, 1, 2, tokenizer)[n].extra for n in range(2)] == [
+        {},
+        without,
+    ]
     sent_fields, missing_model = prompts.warnings(3)
     assert "guided_json, min_tokens, model, priority" in sent_fields
     assert "does not list other" in missing_model
@@ -358,8 +361,8 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     seconds = traces.read_trace(parquet(tmp_path / "s", timestamp=[0.25, 0.5, 2.0], **lengths))
     assert (seconds.due_ns.tolist(), seconds.input_tokens.tolist()) == ([0, 1750 * MS], [10, 30])
     assert (seconds.output_tokens.tolist(), seconds.rows_without_output) == ([1, 3], 1)
-    whole = traces.read_trace(parquet(tmp_path / "m", timestamp=[250, 500, 2000], **lengths))
-    assert whole.due_ns.tolist() == seconds.due_ns.tolist()
+    trace = traces.read_trace(parquet(tmp_path / "m", timestamp=[250, 500, 2000], **lengths))
+    assert trace.due_ns.tolist() == seconds.due_ns.tolist()
     burst = {"Timestamp": [5, 7], "Request tokens": [4, 5], "Response tokens": [6, 7]}
     assert traces.read_trace(parquet(tmp_path / "b", **burst)).due_ns.tolist() == [0, 2 * S]
     bad: dict[str, Any] = {
@@ -377,9 +380,9 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
         ("4", "invalid_value", "input_length"),
         ("5", "unordered", "timestamp"),
     ]
-    kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
-    assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
-    assert "input_length is missing" in kept.first_error
+    readable_trace = traces.read_trace(tmp_path / "bad", skip_bad=True)
+    assert (readable_trace.due_ns.tolist(), readable_trace.bad_rows) == ([0, 5 * S], 4)
+    assert "input_length is missing" in readable_trace.first_error
     with refused(LoadgenError, "wrong_format"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
     with refused(LoadgenError, "wrong_type", "timestamp"):
@@ -424,7 +427,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
     import tempfile
 
     plain = functools.partial(trace_formats.TraceFormat, "x", must_be_ordered=True)
-    made = []
+    outcomes = []
     for one_by_one in (False, True):
         finding = trace_formats.find_json_format(rows[0])  # it remembers sessions
         assert finding is not None and finding.parse_lines is not None
@@ -435,7 +438,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
             try:
                 trace = builder.build("x")
             except LoadgenError as fault:
-                made.append([str(fault.message)])
+                outcomes.append([str(fault.message)])
             else:
                 columns = (
                     trace.due_ns,
@@ -445,7 +448,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
                     trace.hashes,
                     trace.hash_starts,
                 )
-                made.append(
+                outcomes.append(
                     [
                         *(column.tolist() for column in columns),
                         trace.tokens_by_hash,
@@ -453,7 +456,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
                         trace.bad_rows,
                     ]
                 )
-    assert made[0] == made[1]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ EXAMPLE = repository_paths.DATA / "summary_example_rag_gpus.json"
 
 def test_every_metric_and_setting_is_logged() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
-    figures, facts = trackers.collect_metrics(summary), trackers.collect_parameters(summary)
-    assert figures["ttft_ms.p99"] == summary.ttft_ms.p99 and figures["verdict.valid"] == 1.0
-    assert len(figures) > 100 and all(isinstance(value, float) for value in figures.values())
+    metrics, facts = trackers.collect_metrics(summary), trackers.collect_parameters(summary)
+    assert metrics["ttft_ms.p99"] == summary.ttft_ms.p99 and metrics["verdict.valid"] == 1.0
+    assert len(metrics) > 100 and all(isinstance(value, float) for value in metrics.values())
     assert facts["model"] == summary.target.model and facts["arrival"] == "poisson 20/s"
 
 

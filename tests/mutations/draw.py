@@ -94,12 +94,12 @@ def draw_changes(seed: int, count: int, patterns: Sequence[str] = RULE_FILES) ->
         if changes:
             changes_by_file.append(changes)
     generator = random.Random(seed)
-    drawn: list[Change] = []
-    while len(drawn) < count:
+    chosen_changes: list[Change] = []
+    while len(chosen_changes) < count:
         change = generator.choice(generator.choice(changes_by_file))
-        if change not in drawn:
-            drawn.append(change)
-    return drawn
+        if change not in chosen_changes:
+            chosen_changes.append(change)
+    return chosen_changes
 
 
 @dataclass(frozen=True)

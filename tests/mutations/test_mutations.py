@@ -43,9 +43,9 @@ def project() -> Iterator[ProjectCopy]:
 
 
 def test_at_least_forty_changes_most_of_them_drawn() -> None:
-    drawn = [mutation for mutation in MUTATIONS if mutation.seed is not None]
+    mutations = [mutation for mutation in MUTATIONS if mutation.seed is not None]
     assert len(MUTATIONS) >= 40
-    assert len(drawn) > len(MUTATIONS) / 2
+    assert len(mutations) > len(MUTATIONS) / 2
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
 
 

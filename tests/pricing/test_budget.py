@@ -77,7 +77,7 @@ def test_the_forecast_of_a_load(
 
 
 @pytest.mark.parametrize(
-    ("load", "answer_s", "said"),
+    ("load", "answer_s", "expected_text"),
     [
         ({"concurrency": 16, "duration": 10, "slo": ["ttft:2s:p95"]}, 24.0, "~7 requests"),
         ({"concurrency": 16, "duration": 200, "slo": ["ttft:2s:p95"]}, 24.0, ""),  # 133, of 130
@@ -92,18 +92,20 @@ def test_the_forecast_of_a_load(
     ],
 )
 def test_a_load_too_short_for_its_slo_says_so_before_it(
-    load: dict[str, object], answer_s: float, said: str
+    load: dict[str, object], answer_s: float, expected_text: str
 ) -> None:
     """Its warm-up counts for nothing."""
     workload = load_from_options(
         None, None, read_flags(input_tokens=10, output_tokens=10, seed=1, warmup=60, **load)
     )
-    measured, whole = forecast_run(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
-    assert whole == pytest.approx(
+    measured, full_forecast = forecast_run(
+        build_schedule(workload, 1), MeanTokens(10, 10), answer_s
+    )
+    assert full_forecast == pytest.approx(
         forecast_load(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
     )
-    told = describe_too_few_requests(measured, workload.slo)
-    assert said in told and bool(said) == bool(told)
+    text = describe_too_few_requests(measured, workload.slo)
+    assert expected_text in text and bool(expected_text) == bool(text)
 
 
 def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
@@ -145,9 +147,11 @@ def test_a_run_over_the_limit_does_not_start(
     load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out), *target)
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
     assert exits(*paid, "--max-cost", "30") == 2
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        "expected: about" not in told and "would cost about 36.00 USD" in told and not out.exists()
+        "expected: about" not in stderr
+        and "would cost about 36.00 USD" in stderr
+        and not out.exists()
     )
     assert exits(*paid, "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
@@ -161,7 +165,7 @@ def test_a_run_over_the_limit_does_not_start(
 
 
 @pytest.mark.parametrize(
-    ("command", "whole"),
+    ("command", "expected_text"),
     [
         (
             ("sweep", "--request-rate", "1,2,4", "-d", "1h"),
@@ -174,7 +178,7 @@ def test_a_run_over_the_limit_does_not_start(
     ],
 )
 def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
-    command: tuple[str, ...], whole: str, prices: Path, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...], expected_text: str, prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = prices.parent / "out"
     load = (
@@ -192,7 +196,7 @@ def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
     )
     each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
     assert exits(*each_fits) == 2
-    assert whole in capsys.readouterr().err and not out.exists()
+    assert expected_text in capsys.readouterr().err and not out.exists()
 
 
 def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:

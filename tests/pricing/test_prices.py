@@ -153,13 +153,13 @@ def test_free_input_and_output_are_prices() -> None:
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, old: str, new: str, line: int, code: str):
     assert old in text
-    found = faults_of(text.replace(old, new))
+    errors = faults_of(text.replace(old, new))
     assert [
         fault
-        for fault in found
+        for fault in errors
         if fault.code == code and fault.where.startswith(f"prices.yaml:{line}:")
-    ], found
-    assert all(fault.hint for fault in found)
+    ], errors
+    assert all(fault.hint for fault in errors)
 
 
 def test_two_prices_for_one_shape_name_the_first():
@@ -280,8 +280,8 @@ def test_of_one_offer_the_price_of_the_day_counts():
         "source: s, name: {}}}"
     )
     lines = [
-        row.format(*one)
-        for one in ((3, "2026-01", "n"), (2, "2026-06-15", "n"), (9, "undated", "n"))
+        row.format(*price_row)
+        for price_row in ((3, "2026-01", "n"), (2, "2026-06-15", "n"), (9, "undated", "n"))
     ]
     text = "\n".join(["currency: USD", "per_token:", *lines])
 

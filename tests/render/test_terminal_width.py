@@ -58,8 +58,8 @@ def test_a_table_that_is_too_wide_continues_below_with_its_labels() -> None:
     lines = as_text.render(report, width=60).splitlines()
     assert all(len(line) <= 60 for line in lines)
     assert sum(line.startswith("TTFT") for line in lines) > 1
-    words = " ".join(lines).split()
-    assert words.count("1,234.5") == words.count("6.7") == 9
+    split_text = " ".join(lines).split()
+    assert split_text.count("1,234.5") == split_text.count("6.7") == 9
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 200])
@@ -71,26 +71,28 @@ def test_a_status_line_never_wraps(columns: int) -> None:
 
 def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
     assert text_width(io.StringIO()) == 100
-    leader, follower = pty.openpty()
+    leader, follower_fd = pty.openpty()
     try:
-        with open(follower, "w", closefd=False) as terminal:
-            for asked, expected in ((40, MIN_COLUMNS), (72, 72), (900, MAX_COLUMNS)):
-                fcntl.ioctl(follower, termios.TIOCSWINSZ, pack("HHHH", 30, asked, 0, 0))
+        with open(follower_fd, "w", closefd=False) as terminal:
+            for requested_columns, expected in ((40, MIN_COLUMNS), (72, 72), (900, MAX_COLUMNS)):
+                fcntl.ioctl(
+                    follower_fd, termios.TIOCSWINSZ, pack("HHHH", 30, requested_columns, 0, 0)
+                )
                 assert text_width(terminal) == expected
     finally:
         os.close(leader)
-        os.close(follower)
+        os.close(follower_fd)
 
 
 @pytest.mark.processes
 def test_a_command_follows_its_terminal(tmp_path: Path) -> None:
     run = ("run", "qa", "--url", "sim:gb300-vm", "-c", "2", "-n", "20", "-o", tmp_path / "run")
     assert exits(*run) == 0
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, pack("HHHH", 30, 64, 0, 0))
+    leader, follower_fd = pty.openpty()
+    fcntl.ioctl(follower_fd, termios.TIOCSWINSZ, pack("HHHH", 30, 64, 0, 0))
     command = [sys.executable, "-m", "loadgen", "report", str(tmp_path / "run"), "--no-html"]
-    with subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL) as process:
-        os.close(follower)
+    with subprocess.Popen(command, stdout=follower_fd, stderr=subprocess.DEVNULL) as process:
+        os.close(follower_fd)
         output = b""
         while True:
             try:

@@ -127,11 +127,11 @@ def test_each_metric_of_a_run_has_one_value_everywhere(
     assert None not in (completed, output, goodput, share)
     assert goodput <= completed
 
-    shown = " ".join(text(run.summary).split())
-    assert f"completed {format.rate(completed)}" in shown
-    assert f"{format.quantity(output)} output tok/s" in shown
-    assert f"goodput {format.quantity(goodput)} req/s" in shown
-    assert f"({format.percent(share)})" in shown
+    rendered_text = " ".join(text(run.summary).split())
+    assert f"completed {format.rate(completed)}" in rendered_text
+    assert f"{format.quantity(output)} output tok/s" in rendered_text
+    assert f"goodput {format.quantity(goodput)} req/s" in rendered_text
+    assert f"({format.percent(share)})" in rendered_text
 
     brief = " ".join(text(run.summary, full=False).split())
     assert f"Throughput {format.quantity(completed)} req/s" in brief
@@ -158,7 +158,7 @@ def test_each_metric_of_a_run_has_one_value_everywhere(
     valid = document["verdict"]["valid"]
     met = document["goodput"]["met"]
     assert row["outcome"] == (f"VALID, SLO {'met' if met else 'missed'}" if valid else "INVALID")
-    assert ("INVALID" in shown) is ("INVALID" in of_page(shown_page)) is not valid
+    assert ("INVALID" in rendered_text) is ("INVALID" in of_page(shown_page)) is not valid
     assert [case.outcome for case in junit[:1]] == ["passed" if valid else "error"]
 
 
@@ -184,19 +184,19 @@ def test_the_capacity_of_a_search_has_one_value_everywhere(
     with pytest.raises(SystemExit):
         main([*search, "--slo", "ttft:2s:p90", "--seed", "1", "-o", str(folder)])
     printed = " ".join(capsys.readouterr().out.split())
-    held = json.loads((folder / "capacity.json").read_text())
-    rate = f"{held['rate_per_s']:.4g}"
-    run = json.loads((folder / held["evidence"] / "summary.json").read_text())
-    assert held["output_tokens_per_s"] == run["tokens"]["steady_output_per_s"]
+    document = json.loads((folder / "capacity.json").read_text())
+    rate = f"{document['rate_per_s']:.4g}"
+    run = json.loads((folder / document["evidence"] / "summary.json").read_text())
+    assert document["output_tokens_per_s"] == run["tokens"]["steady_output_per_s"]
     assert f"{rate} req" in printed
 
     row = listed(folder.parent)
-    bound = "at least " if held["lower_bound"] else ""
-    time_covered = describe_sustained_period(held["state"], held["sustained_s"])
-    assert row["outcome"] == f"{bound}{rate} requests/s, {held['state']}{time_covered}"
-    assert row["tokens/s"] == format.quantity(held["output_tokens_per_s"])
+    bound = "at least " if document["lower_bound"] else ""
+    time_covered = describe_sustained_period(document["state"], document["sustained_s"])
+    assert row["outcome"] == f"{bound}{rate} requests/s, {document['state']}{time_covered}"
+    assert row["tokens/s"] == format.quantity(document["output_tokens_per_s"])
     assert row["TTFT p99"].removeprefix("~") == format.milliseconds(run["ttft_ms"]["p99"])
     assert "shown" not in row["load"]  # the outcome says it
 
-    found = loadgen.load(folder)
-    assert rate in " ".join(found.text.split()) and rate in one_line(found.page)
+    loaded_result = loadgen.load(folder)
+    assert rate in " ".join(loaded_result.text.split()) and rate in one_line(loaded_result.page)

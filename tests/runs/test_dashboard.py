@@ -195,13 +195,13 @@ def test_the_process_draws_on_a_terminal_until_its_standard_input_ends(tmp_path:
         command, stdin=subprocess.PIPE, stderr=theirs, start_new_session=True
     ) as process:
         os.close(theirs)
-        drawn = b""
-        while b"Client CPU" not in drawn:
-            drawn += os.read(ours, 65536)
+        terminal_output = b""
+        while b"Client CPU" not in terminal_output:
+            terminal_output += os.read(ours, 65536)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(120) == 0
-    plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", drawn).decode()
+    plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", terminal_output).decode()
     assert "200/200" in plain
     os.close(ours)
 

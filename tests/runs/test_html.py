@@ -48,34 +48,38 @@ S = 1_000_000_000
 def page_of(folder: Path) -> str:
     stored = store.read_run(folder)
     summary = add_server_metrics(store.read_server_samples(folder), summarize(*stored))
-    made = run_data.compute_chart_data(*stored[:5], store.read_heat(folder))
+    chart_data = run_data.compute_chart_data(*stored[:5], store.read_heat(folder))
     added = result_kinds.additions_to(folder, OpenedRun(summary, stored))
-    return run_page.render(summary, stored.manifest, made, store.read_server_samples(folder), added)
+    return run_page.render(
+        summary, stored.manifest, chart_data, store.read_server_samples(folder), added
+    )
 
 
-def summary_of(found: np.ndarray, **changed: object) -> Summary:
-    gaps, timeline = run_fixtures.gaps_of(found)
-    return summarize(run_fixtures.manifest("r", len(found), **changed), found, [gaps], [timeline])
+def summary_of(records: np.ndarray, **changed: object) -> Summary:
+    gaps, timeline = run_fixtures.gaps_of(records)
+    return summarize(
+        run_fixtures.manifest("r", len(records), **changed), records, [gaps], [timeline]
+    )
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
-def late(found: np.ndarray) -> np.ndarray:
-    found["sent_ns"] = found["due_ns"] + S // 10
-    return found
+def late(records: np.ndarray) -> np.ndarray:
+    records["sent_ns"] = records["due_ns"] + S // 10
+    return records
 
 
-def failing(found: np.ndarray) -> np.ndarray:
-    fail(found, 0.1)
-    return found
+def failing(records: np.ndarray) -> np.ndarray:
+    fail(records, 0.1)
+    return records
 
 
 SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
 
 
 @pytest.mark.parametrize(
-    ("found", "changed", "expected"),
+    ("records", "changed", "expected"),
     [
         (rows(1, 300), {}, []),
         (rows(1, 300), {"targets": SIMULATED}, ["SIMULATED"]),
@@ -87,27 +91,29 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
     ids=["valid", "simulated", "late client", "errors", "interrupted", "cut off"],
 )
 def test_notices_precede_the_result(
-    found: np.ndarray, changed: dict[str, object], expected: list[str]
+    records: np.ndarray, changed: dict[str, object], expected: list[str]
 ) -> None:
-    summary = summary_of(found, **changed)
+    summary = summary_of(records, **changed)
     assert [notice.label for notice in notices(summary)] == expected
     text = run_page.render(summary)
     assert all(f"<b>{word}</b>" in text for word in expected)
 
 
-@pytest.mark.parametrize(("failing", "said"), [(False, False), (True, True)])
-def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(failing: bool, said: bool) -> None:
+@pytest.mark.parametrize(("failing", "is_missed"), [(False, False), (True, True)])
+def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(
+    failing: bool, is_missed: bool
+) -> None:
     """The requests lost by kill -9 once made the report say that the SLO is missed."""
-    found = rows(1, 300)
+    records = rows(1, 300)
     if failing:
-        fail(found, 0.5)
+        fail(records, 0.5)
     sent = [] if failing else [WorkerSample(t_s=2, sent=400)]  # 100 of them have no record
     summary = summarize(
-        run_fixtures.manifest("r", len(found), state="running"), found, worker_samples=sent
+        run_fixtures.manifest("r", len(records), state="running"), records, worker_samples=sent
     )
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
-    assert ("SLO missed" in describe_result(summary)) is said
+    assert ("SLO missed" in describe_result(summary)) is is_missed
 
 
 def test_met_slo_on_too_few_samples_says_how_many_are_needed() -> None:
@@ -183,55 +189,57 @@ def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
 
 def test_a_curve_is_made_of_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
-    found = percentile_curves.curve_of_values("x", values)
-    assert found is not None
-    assert {round(ms * 1e6, -3) for ms in found.values_ms} <= {
+    percentile_curve = percentile_curves.curve_of_values("x", values)
+    assert percentile_curve is not None
+    assert {round(ms * 1e6, -3) for ms in percentile_curve.values_ms} <= {
         float(f"{v:.4g}") for v in values.tolist()
     }
-    assert found.values_ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
-    assert list(found.values_ms) == sorted(found.values_ms)
+    assert percentile_curve.values_ms[-1] == pytest.approx(values.max() / 1e6, rel=1e-3)
+    assert list(percentile_curve.values_ms) == sorted(percentile_curve.values_ms)
     assert percentile_curves.curve_of_values("x", np.full(3, UNDEFINED)) is None
 
 
 def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
-    found = rows(3, 40)
-    bins = run_data.compute_chart_data(run_fixtures.manifest("r", 40), found).load.in_flight
+    records = rows(3, 40)
+    bins = run_data.compute_chart_data(run_fixtures.manifest("r", 40), records).load.in_flight
     width = round(bins.width_s * S)
     for i in (0, 7, len(bins.series["in flight"]) - 1):
         low, high = i * width, (i + 1) * width
         busy = sum(
-            max(0, min(int(r["done_ns"]), high) - max(int(r["sent_ns"]), low)) for r in found
+            max(0, min(int(r["done_ns"]), high) - max(int(r["sent_ns"]), low)) for r in records
         )
         assert bins.series["in flight"][i] == pytest.approx(busy / width, rel=1e-3, abs=1e-6)
 
 
 def test_quantiles_over_time_are_those_of_each_bin() -> None:
-    found = Columns(rows(4, 2000))
+    columns = Columns(rows(4, 2000))
     bins = run_data.quantiles_over_time(
-        found["due_ns"], found.measure("ttft"), found.where(0), 220.0
+        columns["due_ns"], columns.measure("ttft"), columns.where(0), 220.0
     )
-    inside = np.sort(found.measure("ttft")[found["due_ns"] // round(bins.width_s * S) == 3])
+    inside = np.sort(columns.measure("ttft")[columns["due_ns"] // round(bins.width_s * S) == 3])
     assert bins.series["p50"][3] == pytest.approx(inside[len(inside) // 2] / 1e6, rel=1e-3)
     assert bins.series["max"][3] == pytest.approx(inside[-1] / 1e6, rel=1e-3)
 
 
 def test_loads_tokens_and_errors_add_up() -> None:
-    found = rows(5, 400)
-    fail(found, 0.2)
-    gaps, timeline = run_fixtures.gaps_of(found)
-    made = run_data.compute_chart_data(run_fixtures.manifest("r", 400), found, [gaps], [timeline])
-    ok = int((found["status"] == 0).sum())
+    records = rows(5, 400)
+    fail(records, 0.2)
+    gaps, timeline = run_fixtures.gaps_of(records)
+    chart_data = run_data.compute_chart_data(
+        run_fixtures.manifest("r", 400), records, [gaps], [timeline]
+    )
+    ok = int((records["status"] == 0).sum())
     assert sum(
-        v or 0 for v in made.load.request_rates.series["ok"]
-    ) * made.load.request_rates.width_s == pytest.approx(ok, rel=1e-3)
+        v or 0 for v in chart_data.load.request_rates.series["ok"]
+    ) * chart_data.load.request_rates.width_s == pytest.approx(ok, rel=1e-3)
     assert sum(
-        v or 0 for v in made.load.request_rates.series["scheduled"]
-    ) * made.load.request_rates.width_s == pytest.approx(400, rel=1e-3)
-    assert sum(v or 0 for v in made.load.errors.series["http_5xx"]) == 400 - ok
-    tokens = int(found["output_tokens"][found["status"] == 0].sum())
+        v or 0 for v in chart_data.load.request_rates.series["scheduled"]
+    ) * chart_data.load.request_rates.width_s == pytest.approx(400, rel=1e-3)
+    assert sum(v or 0 for v in chart_data.load.errors.series["http_5xx"]) == 400 - ok
+    tokens = int(records["output_tokens"][records["status"] == 0].sum())
     assert sum(
-        v or 0 for v in made.load.output_rate.series["output"]
-    ) * made.load.output_rate.width_s == pytest.approx(tokens, rel=0.02)
+        v or 0 for v in chart_data.load.output_rate.series["output"]
+    ) * chart_data.load.output_rate.width_s == pytest.approx(tokens, rel=0.02)
 
 
 def test_many_rows_make_no_larger_page() -> None:
@@ -239,26 +247,26 @@ def test_many_rows_make_no_larger_page() -> None:
     sizes = [
         len(
             run_page.render(
-                summary_of_rows(found),
+                summary_of_rows(records),
                 None,
-                run_data.compute_chart_data(run_fixtures.manifest("r", len(found)), found),
+                run_data.compute_chart_data(run_fixtures.manifest("r", len(records)), records),
             )
         )
-        for found in (few, many)
+        for records in (few, many)
     ]
     assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
 
 
-def summary_of_rows(found: np.ndarray) -> Summary:
-    return summarize(run_fixtures.manifest("r", len(found)), found)
+def summary_of_rows(records: np.ndarray) -> Summary:
+    return summarize(run_fixtures.manifest("r", len(records)), records)
 
 
 def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r"))
     lines = store.read_heat(tmp_path / "r")
-    found = run_data.count_inter_chunk_latencies(lines, 30.0)
-    assert sum(count for *_, count in found) == stored.gaps[0].count
-    low, high = min(cell[2] for cell in found), max(cell[3] for cell in found)
+    cells = run_data.count_inter_chunk_latencies(lines, 30.0)
+    assert sum(count for *_, count in cells) == stored.gaps[0].count
+    low, high = min(cell[2] for cell in cells), max(cell[3] for cell in cells)
     spread = stored.gaps[0].distribution()
     assert low <= (spread.min or 0) * 1.01 and (spread.max or 0) <= high * 1.01
     assert run_data.count_inter_chunk_latencies(lines[:0], 30.0) == ()
@@ -275,24 +283,24 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_read_the_sockets(tmp_path: Path) -> None:
-    said = [
+    matches = [
         re.findall(
             "sockets read by [a-zA-Z ]*",
             page_of(run_fixtures.write(tmp_path / f"r{read_by}", host=Host(hot_path=read_by))),
         )
         for read_by in ("compiled", "python", "")
     ]
-    assert said == [["sockets read by compiled code"], ["sockets read by Python"], []]
+    assert matches == [["sockets read by compiled code"], ["sockets read by Python"], []]
 
 
 def test_untrusted_text_is_escaped_in_the_page(tmp_path: Path) -> None:
     bad = "</script><script>alert(1)</script><img src=x>"
-    found = rows(1, 300)
-    fail(found, 0.1)
-    found["text"][found["status"] != 0] = 0
+    records = rows(1, 300)
+    fail(records, 0.1)
+    records["text"][records["status"] != 0] = 0
     folder = run_fixtures.write(
         tmp_path / "r",
-        found,
+        records,
         texts=(bad,),
         workload=bad,
         source_text=bad,
@@ -316,10 +324,10 @@ def test_run_without_records_has_a_page() -> None:
 
 
 def test_several_targets_have_the_table_of_a_rack() -> None:
-    found = rows(9, 900)
-    found["target"] = np.arange(900) % 3
+    records = rows(9, 900)
+    records["target"] = np.arange(900) % 3
     nodes = tuple(TargetFacts(name=f"node-{i}", gpus=4) for i in range(3))
-    summary = summary_of(found, targets=nodes)
+    summary = summary_of(records, targets=nodes)
     spread = {name: cells for name, *cells in statistics_over_targets(summary.targets)}
     rates = sorted(select_headline_rates(target).output or 0 for target in summary.targets)
     least, most, mean, median, total = (
@@ -384,7 +392,7 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_text"),
     [
         ('{"schema": 99, "run": "x"}', "written by a newer loadgen (schema 99"),
         ('{"schema": 0}', "schema 0 does not exist"),
@@ -393,32 +401,32 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(
     ],
 )
 def test_a_path_that_is_no_run_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected_text: str
 ) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     assert exits("report", str(tmp_path)) == 2
-    assert said in capsys.readouterr().err
+    assert expected_text in capsys.readouterr().err
 
 
 @pytest.mark.processes
 def test_damaged_records_and_mixed_runs_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = run_fixtures.write(tmp_path / "both" / "a")
+    run_dir = run_fixtures.write(tmp_path / "both" / "a")
     run_fixtures.write(
         tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None
     )
     assert exits("report", str(tmp_path / "both")) == 2
     assert "values of: workload, SLO" in capsys.readouterr().err
-    recorder = Compactor(one)
+    recorder = Compactor(run_dir)
     assert recorder.finish()
-    store.delete_record_log(one)
-    file = one / "requests" / store.MERGED
-    whole = file.read_bytes()
-    for damaged in (whole[:300], b"", whole[:2000] + bytes(4000) + whole[6000:]):
+    store.delete_record_log(run_dir)
+    file = run_dir / "requests" / store.MERGED
+    file_bytes = file.read_bytes()
+    for damaged in (file_bytes[:300], b"", file_bytes[:2000] + bytes(4000) + file_bytes[6000:]):
         file.write_bytes(damaged)
-        assert exits("report", str(one)) == 2
+        assert exits("report", str(run_dir)) == 2
         assert "records cannot be read" in capsys.readouterr().err
 
 
@@ -426,24 +434,24 @@ def test_damaged_records_and_mixed_runs_are_errors(
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a page with every kind of chart and return its path."""
-    found = rows(8, 700)
+    records = rows(8, 700)
     draw = np.random.default_rng(8)
-    found["input_tokens"] = draw.integers(50, 900, 700)
-    found["cached_tokens"] = found["input_tokens"] // 3
-    found["asked_output"] = draw.integers(100, 300, 700)
-    found["stage"][100:] = 1
-    fail(found, 0.03)
-    boundary = int(found["due_ns"][100])
+    records["input_tokens"] = draw.integers(50, 900, 700)
+    records["cached_tokens"] = records["input_tokens"] // 3
+    records["asked_output"] = draw.integers(100, 300, 700)
+    records["stage"][100:] = 1
+    fail(records, 0.03)
+    boundary = int(records["due_ns"][100])
     stages = (
         StagePlan(
             name="warm-up", arrival="poisson 10/s", measured=False, slots=100, end_ns=boundary
         ),
         StagePlan(name="load", arrival="poisson 10/s", slots=600, start_ns=boundary),
     )
-    folder = run_fixtures.write(tmp_path_factory.mktemp("page") / "r", found, stages=stages)
-    said = (
+    folder = run_fixtures.write(tmp_path_factory.mktemp("page") / "r", records, stages=stages)
+    sample_values = (
         (t, name, value)
         for t in range(70)
         for name, value in (
@@ -456,19 +464,21 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     samples = (
         MetricSample(t_s=t, target=0, page="http://h/metrics", name=n, labels="", value=v)
-        for t, n, v in said
+        for t, n, v in sample_values
     )
-    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in samples))
+    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
     path = folder / "report.html"
     path.write_text(page_of(folder))
     return path
 
 
 @pytest.mark.processes
-def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, shown: Path) -> None:
-    for looks in ({}, {"dark": True}, {"width": 390, "height": 844}):
-        browser.look(**looks)
-        browser.open(shown)
+def test_a_browser_has_no_complaint_and_every_chart_is_drawn(
+    browser: Browser, page_file: Path
+) -> None:
+    for view_options in ({}, {"dark": True}, {"width": 390, "height": 844}):
+        browser.set_view(**view_options)
+        browser.open(page_file)
         assert browser.complaints == [] and browser.requests == []
         marks = browser.evaluate(
             "[...document.querySelectorAll('figure')].map(f => ["
@@ -483,10 +493,10 @@ def test_a_browser_has_no_complaint_and_every_chart_is_drawn(browser: Browser, s
 
 
 @pytest.mark.processes
-def test_texts_in_charts_do_not_overlap(browser: Browser, shown: Path) -> None:
-    for looks in ({}, {"width": 390, "height": 844}):
-        browser.look(**looks)
-        browser.open(shown)
+def test_texts_in_charts_do_not_overlap(browser: Browser, page_file: Path) -> None:
+    for view_options in ({}, {"width": 390, "height": 844}):
+        browser.set_view(**view_options)
+        browser.open(page_file)
         over = browser.evaluate(
             "[...document.querySelectorAll('figure')].flatMap(f => { "
             "const texts = [...f.querySelectorAll('svg text')].filter(t => t.textContent)"
@@ -500,9 +510,9 @@ def test_texts_in_charts_do_not_overlap(browser: Browser, shown: Path) -> None:
 
 
 @pytest.mark.processes
-def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
-    browser.look(width=390, height=844)
-    browser.open(shown)
+def test_letters_are_readable_on_a_phone(browser: Browser, page_file: Path) -> None:
+    browser.set_view(width=390, height=844)
+    browser.open(page_file)
     sizes = browser.evaluate(
         "[...document.querySelectorAll('svg text, p, td, dd, dt')]"
         ".filter(n => n.textContent.trim())"
@@ -514,37 +524,39 @@ def test_letters_are_readable_on_a_phone(browser: Browser, shown: Path) -> None:
 
 
 @pytest.mark.processes
-def test_dark_mode_follows_the_system_and_the_theme_button(browser: Browser, shown: Path) -> None:
+def test_dark_mode_follows_the_system_and_the_theme_button(
+    browser: Browser, page_file: Path
+) -> None:
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
-    browser.look(dark=True)
-    browser.open(shown)
+    browser.set_view(dark=True)
+    browser.open(page_file)
     assert browser.evaluate(ground) < 60
     browser.evaluate("document.getElementById('theme').click()")
     assert browser.evaluate(ground) > 200
-    browser.look()
-    browser.open(shown)
+    browser.set_view()
+    browser.open(page_file)
     assert browser.evaluate(ground) > 200
 
 
 @pytest.mark.processes
-def test_the_page_can_be_printed(browser: Browser, shown: Path) -> None:
-    browser.look()
-    browser.open(shown)
+def test_the_page_can_be_printed(browser: Browser, page_file: Path) -> None:
+    browser.set_view()
+    browser.open(page_file)
     data = browser.pdf()
     assert (
         data.startswith(b"%PDF") and data.count(b"/Type /Page\n") + data.count(b"/Type /Page ") >= 3
     )
-    browser.look(dark=True, media="print")
+    browser.set_view(dark=True, media="print")
     assert (
         browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     )
-    browser.look()
+    browser.set_view()
 
 
 @pytest.mark.processes
-def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, shown: Path) -> None:
-    browser.look()
-    browser.open(shown)
+def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, page_file: Path) -> None:
+    browser.set_view()
+    browser.open(page_file)
     lines = "document.querySelector('figure').querySelectorAll('svg path').length"
     before = browser.evaluate(lines)
     browser.evaluate("document.querySelector('.legend button').click()")
@@ -584,11 +596,11 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
 
 def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
-    found = rows(2, 50)
-    late = run_data.compute_chart_data(run_fixtures.manifest("r", 50), found).percentile_curves
+    records = rows(2, 50)
+    late = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves
     assert late["ttft_from_sent"].values_ms != late["ttft"].values_ms
-    found["sent_ns"] = found["due_ns"]
-    at_once = run_data.compute_chart_data(run_fixtures.manifest("r", 50), found).percentile_curves
+    records["sent_ns"] = records["due_ns"]
+    at_once = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves
     assert (
         at_once["ttft_from_sent"].values_ms is at_once["ttft"].values_ms
         and at_once["ttft_from_sent"].name == "TTFT from sent"

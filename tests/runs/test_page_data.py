@@ -38,16 +38,16 @@ def test_pairs_are_counted_like_numpy_histogram2d(steps: int, spread: float, row
     y = (1e8 * np.exp(rng.normal(0, spread, len(x)))).astype(np.int64)
     x[::17], y[::19] = -1, UNDEFINED
     chosen = rng.random(len(x)) < 0.9
-    found = scatter_plot(x, y, chosen)
+    plot = scatter_plot(x, y, chosen)
     known = chosen & (x >= 0) & (y != UNDEFINED)
     xs, ys = x[known].astype(float), y[known] / 1e6
     counts, x_edges, y_edges = np.histogram2d(
-        xs, np.log10(ys) if found.log_y else ys, (CELL_COLUMNS, CELL_ROWS)
+        xs, np.log10(ys) if plot.log_y else ys, (CELL_COLUMNS, CELL_ROWS)
     )
-    lefts, lows = round_all(x_edges, 5), round_all(10**y_edges if found.log_y else y_edges, 5)
-    assert found.count == len(xs) and found.log_y == (ys.max() > 20 * ys.min())
-    assert (found.x_range, found.y_range) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
-    assert list(found.cells) == [
+    lefts, lows = round_all(x_edges, 5), round_all(10**y_edges if plot.log_y else y_edges, 5)
+    assert plot.count == len(xs) and plot.log_y == (ys.max() > 20 * ys.min())
+    assert (plot.x_range, plot.y_range) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
+    assert list(plot.cells) == [
         (lefts[i], lefts[i + 1], lows[j], lows[j + 1], counts[i, j])
         for i, j in zip(*np.nonzero(counts), strict=True)
     ]

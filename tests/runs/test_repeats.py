@@ -39,50 +39,66 @@ SIM = ("--url", "sim:gb300-vm", "--request-rate", "20", "--duration", "30s")
 
 
 def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summary]:
-    made = []
+    results = []
     for seed, factor in zip(seeds, by, strict=False):
         records = rows(seed, 300, 8.0, factor)
-        made.append(summarize(run_fixtures.manifest(f"r{seed}", len(records)), records))
-    return made
+        results.append(summarize(run_fixtures.manifest(f"r{seed}", len(records)), records))
+    return results
 
 
-def shown(made: RepeatSummary, runs: Sequence[Summary]) -> str:
-    named = [NamedSummary(name, run) for name, run in zip(made.runs, runs, strict=True)]
-    report = repeats_report.repeats_report(made, build_curve(named))
+def render_repeats(repeat_summary: RepeatSummary, runs: Sequence[Summary]) -> str:
+    named = [NamedSummary(name, run) for name, run in zip(repeat_summary.runs, runs, strict=True)]
+    report = repeats_report.repeats_report(repeat_summary, build_curve(named))
     return as_text.render(report, full=True)
 
 
 def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     three = summaries(1, 2, 3, by=(0.9, 1.0, 1.1))
-    summary = summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)])
-    tpot = next(one for one in summary.metrics if one.metric == "tpot_ms.p50")
-    values = [one.tpot_ms.p50 for one in three]
+    summary = summarize_repeats(
+        [NamedSummary(f"r{i}", run_summary) for i, run_summary in enumerate(three)]
+    )
+    tpot = next(
+        repeated_metric
+        for repeated_metric in summary.metrics
+        if repeated_metric.metric == "tpot_ms.p50"
+    )
+    values = [run_summary.tpot_ms.p50 for run_summary in three]
     assert tpot.values == tuple(values)
     assert tpot.mean == pytest.approx(np.mean(values))
     half = students_t.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
-    ok = next(one for one in summary.metrics if one.metric == "ok_share")
+    ok = next(
+        repeated_metric
+        for repeated_metric in summary.metrics
+        if repeated_metric.metric == "ok_share"
+    )
     assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, (
         "900 requests without a failure"
     )
-    text = shown(summary, three)
+    text = render_repeats(summary, three)
     assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
 
 
 def test_repeats_say_whether_the_slo_was_met() -> None:
     """The list said "SLO missed", and the report of the same folder nothing but VALID."""
     three = summaries(1, 2, 3, by=(1.0, 20.0, 20.0))
-    said = " ".join(
-        shown(
-            summarize_repeats([NamedSummary(f"r{i}", one) for i, one in enumerate(three)]), three
+    text = " ".join(
+        render_repeats(
+            summarize_repeats(
+                [NamedSummary(f"r{i}", run_summary) for i, run_summary in enumerate(three)]
+            ),
+            three,
         ).split()
     )
-    assert "missed by r1, r2: TTFT p99" in said
-    assert " missed " in said
-    kept = [three[0]] * 2
-    assert "2 of 2 runs: TTFT p99" in shown(
-        summarize_repeats([NamedSummary("a", kept[0]), NamedSummary("b", kept[1])]), kept
+    assert "missed by r1, r2: TTFT p99" in text
+    assert " missed " in text
+    same_summaries = [three[0]] * 2
+    assert "2 of 2 runs: TTFT p99" in render_repeats(
+        summarize_repeats(
+            [NamedSummary("a", same_summaries[0]), NamedSummary("b", same_summaries[1])]
+        ),
+        same_summaries,
     )
 
 
@@ -100,19 +116,23 @@ def test_an_invalid_repeat_counts_in_no_mean() -> None:
         NamedSummary("r3", invalid(third)),
     ]
     summary = summarize_repeats(repeats)
-    tpot = next(one for one in summary.metrics if one.metric == "tpot_ms.p50")
+    tpot = next(
+        repeated_metric
+        for repeated_metric in summary.metrics
+        if repeated_metric.metric == "tpot_ms.p50"
+    )
     assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
     assert summary.valid and summary.excluded_runs == ("r3",) and summary.runs == ("r1", "r2", "r3")
-    text = " ".join(shown(summary, [first, second, invalid(third)]).split())
+    text = " ".join(render_repeats(summary, [first, second, invalid(third)]).split())
     assert "1 of 3 runs is INVALID" in text
     assert "means: r3" in text
 
 
 def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> None:
-    two = [invalid(one) for one in summaries(1, 2)]
+    two = [invalid(run_summary) for run_summary in summaries(1, 2)]
     summary = summarize_repeats([NamedSummary("r1", two[0]), NamedSummary("r2", two[1])])
     assert not summary.valid and summary.excluded_runs == ()
-    assert all(len(one.values) == 2 for one in summary.metrics)
+    assert all(len(repeated_metric.values) == 2 for repeated_metric in summary.metrics)
 
 
 def test_auto_repeats_until_enough_runs_are_valid() -> None:
@@ -125,9 +145,12 @@ def test_auto_repeats_until_enough_runs_are_valid() -> None:
 def test_one_run_has_no_interval() -> None:
     summary = summarize_repeats([NamedSummary("r1", summaries(1)[0])])
     assert all(
-        one.low is None and one.high is None and one.spread is None for one in summary.metrics
+        repeated_metric.low is None
+        and repeated_metric.high is None
+        and repeated_metric.spread is None
+        for repeated_metric in summary.metrics
     )
-    assert "no confidence interval" in shown(summary, summaries(1))
+    assert "no confidence interval" in render_repeats(summary, summaries(1))
 
 
 def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
@@ -209,7 +232,7 @@ def test_repeats_of_a_sweep_are_taken_up_again(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("option", "expected_text"),
     [
         ("0", "must be an integer"),
         ("many", "must be an integer"),
@@ -220,10 +243,10 @@ def test_repeats_of_a_sweep_are_taken_up_again(
         ("3,break=10m", "known: pause=10m"),
     ],
 )
-def test_invalid_repeat_options_are_refused(given: str, words: str) -> None:
+def test_invalid_repeat_options_are_refused(option: str, expected_text: str) -> None:
     with pytest.raises(CombinedError) as faults:
-        flags.parse_repetition(given)
-    assert words in str(faults.value)
+        flags.parse_repetition(option)
+    assert expected_text in str(faults.value)
 
 
 def test_levels_in_a_list_are_for_sweep(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,25 +256,30 @@ def test_levels_in_a_list_are_for_sweep(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_pause_between_repeats_can_be_interrupted() -> None:
     waited: list[float] = []
-    made: list[int] = []
+    attempts: list[int] = []
     how = Repetition(count=3, pause_ns=600_000_000_000)
 
-    def one(number: int) -> bool:
-        made.append(number)
+    def attempt_run(number: int) -> bool:
+        attempts.append(number)
         return True
 
     def repeated(wait: Callable[[float], None]) -> bool:
-        made.clear()
+        attempts.clear()
         return run_repeats(
-            how, lambda: len(made) == 3, one, virtual=False, print_line=lambda _: None, wait=wait
+            how,
+            lambda: len(attempts) == 3,
+            attempt_run,
+            virtual=False,
+            print_line=lambda _: None,
+            wait=wait,
         )
 
-    assert repeated(waited.append) and waited == [600.0, 600.0] and made == [1, 2, 3]
+    assert repeated(waited.append) and waited == [600.0, 600.0] and attempts == [1, 2, 3]
 
     def broken_off(_: float) -> None:
         raise KeyboardInterrupt
 
-    assert not repeated(broken_off) and made == [1]
+    assert not repeated(broken_off) and attempts == [1]
 
 
 CONTRACT = """\
@@ -266,26 +294,28 @@ levels:
 def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT)
     checked = load_contract(tmp_path / "c.yaml", env={})
-    said: list[str] = []
-    options = ValidationOptions(execute=execution.execute, show_status=said.append, seed=3)
-    found, folder = run_validation(checked, Settings(url="sim:gb300-vm"), tmp_path / "out", options)
-    assert found.levels[0].runs == ("load/r1", "load/r2") and found.verdict == "PASS", found.levels[
-        0
-    ].terms
-    assert any("No pause" in line for line in said)
-    assert judge_again(folder) == found
+    messages: list[str] = []
+    options = ValidationOptions(execute=execution.execute, show_status=messages.append, seed=3)
+    validation, folder = run_validation(
+        checked, Settings(url="sim:gb300-vm"), tmp_path / "out", options
+    )
+    assert validation.levels[0].runs == ("load/r1", "load/r2") and validation.verdict == "PASS", (
+        validation.levels[0].terms
+    )
+    assert any("No pause" in line for line in messages)
+    assert judge_again(folder) == validation
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
     assert "tokens/s" in (folder / "verdict.html").read_text()
     write_bundle(folder, tmp_path / "poc.zip")
     came = verify_bundle(tmp_path / "poc.zip")
-    assert came.verified == "all" and "repeats.json" in {one.file for one in came.reproduced}, (
-        came.skipped
-    )
+    assert came.verified == "all" and "repeats.json" in {
+        checked_file.file for checked_file in came.reproduced
+    }, came.skipped
     four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
     assert four.levels[0].level.repeats == 4
     options = ValidationOptions(
-        execute=execution.execute, show_status=said.append, repetition=Repetition(count=4)
+        execute=execution.execute, show_status=messages.append, repetition=Repetition(count=4)
     )
-    found, _ = run_validation(four, Settings(url="sim:gb300-vm"), tmp_path / "four", options)
-    assert len(found.levels[0].runs) == 4
+    validation, _ = run_validation(four, Settings(url="sim:gb300-vm"), tmp_path / "four", options)
+    assert len(validation.levels[0].runs) == 4

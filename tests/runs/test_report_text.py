@@ -45,7 +45,7 @@ def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "expected_text"),
     [
         (0, "0 GPUs"),
         (1, "1 GPU"),
@@ -56,17 +56,17 @@ def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
         (2.5, "2.5 GPUs"),
     ],
 )
-def test_a_count_has_the_noun_that_goes_with_it(number: float | None, words: str) -> None:
-    assert format.counted(number, "GPU") == words
-    assert format.counted(number, "GPU is", "GPUs are") == words + (
+def test_a_count_has_the_noun_that_goes_with_it(number: float | None, expected_text: str) -> None:
+    assert format.counted(number, "GPU") == expected_text
+    assert format.counted(number, "GPU is", "GPUs are") == expected_text + (
         " is" if number == 1 else " are"
     )
 
 
 def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
     per_gpu = replace(RAG.tokens, output_per_s_per_gpu=RAG.tokens.output_per_s)
-    one = replace(RAG, target=replace(RAG.target, gpus=1), tokens=per_gpu)
-    rendered_text = text.render(one)
+    summary = replace(RAG, target=replace(RAG.target, gpus=1), tokens=per_gpu)
+    rendered_text = text.render(summary)
     assert (
         "1 GPU," in rendered_text and "1 GPUs" not in rendered_text and "GPUs" not in rendered_text
     )
@@ -174,9 +174,9 @@ def test_table_of_runs_has_a_line_per_run() -> None:
 
 
 def test_table_of_runs_names_the_window_of_a_run_without_steady_state() -> None:
-    whole = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
+    summary = replace(RAG, load=replace(RAG.load, steady_completed_rps=None))
 
-    table = " ".join(render_run_table([RAG, whole]).split())
+    table = " ".join(render_run_table([RAG, summary]).split())
 
     assert "for runs without one" in table
 
@@ -197,7 +197,7 @@ def test_a_time_just_below_a_second_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected_text"),
     [
         (None, "-"),
         (0, "0"),
@@ -213,12 +213,12 @@ def test_a_time_just_below_a_second_is_one() -> None:
         (24069.8, "24,070"),
     ],
 )
-def test_quantities(value: float | None, shown: str) -> None:
-    assert format.quantity(value) == shown
+def test_quantities(value: float | None, expected_text: str) -> None:
+    assert format.quantity(value) == expected_text
 
 
 @pytest.mark.parametrize(
-    ("share", "shown"),
+    ("share", "expected_text"),
     [
         (None, "-"),
         (0, "0 %"),
@@ -230,12 +230,12 @@ def test_quantities(value: float | None, shown: str) -> None:
         (2.5, "250.0 %"),
     ],
 )
-def test_percentages_never_round_to_all_or_nothing(share: float | None, shown: str) -> None:
-    assert format.percent(share) == shown
+def test_percentages_never_round_to_all_or_nothing(share: float | None, expected_text: str) -> None:
+    assert format.percent(share) == expected_text
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "shown"),
+    ("function", "arguments", "expected_text"),
     [
         (format.duration, (0.35,), "350 ms"),
         (format.duration, (59.96,), "1 min 00 s"),
@@ -253,6 +253,6 @@ def test_percentages_never_round_to_all_or_nothing(share: float | None, shown: s
     ],
 )
 def test_durations_sizes_and_differences(
-    function: object, arguments: tuple[float | None, ...], shown: str
+    function: object, arguments: tuple[float | None, ...], expected_text: str
 ) -> None:
-    assert function(*arguments) == shown  # type: ignore[operator]
+    assert function(*arguments) == expected_text  # type: ignore[operator]

@@ -71,17 +71,24 @@ def agree(folder: Path) -> Gaps:
 @pytest.mark.parametrize("target", ["sim:gb300-vm", "sim:h200x8"])
 def test_gaps_in_virtual_time_are_exact(tmp_path: Path, target: str) -> None:
     flags = {"request_rate": "40", "num_requests": "300"}
-    kept, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
-    gaps_ns_by_slot = agree(kept)
-    one, other = (loadgen.load(folder).summary for folder in (kept, plain))
-    assert (one.inter_chunk_ms, one.tokens) == (other.inter_chunk_ms, other.tokens)
+    gaps_run_dir, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
+    gaps_ns_by_slot = agree(gaps_run_dir)
+    gaps_summary, other = (loadgen.load(folder).summary for folder in (gaps_run_dir, plain))
+    assert (gaps_summary.inter_chunk_ms, gaps_summary.tokens) == (
+        other.inter_chunk_ms,
+        other.tokens,
+    )
     pooled = np.concatenate(list(gaps_ns_by_slot.values()))
-    assert distribution_of(pooled).p99 == pytest.approx(one.inter_chunk_ms.p99, rel=0.001)
-    files = {file.relative_to(kept).as_posix() for file in kept.rglob("*") if file.is_file()}
+    assert distribution_of(pooled).p99 == pytest.approx(gaps_summary.inter_chunk_ms.p99, rel=0.001)
+    files = {
+        file.relative_to(gaps_run_dir).as_posix()
+        for file in gaps_run_dir.rglob("*")
+        if file.is_file()
+    }
     assert files - {file.relative_to(plain).as_posix() for file in plain.rglob("*")} == {
         "gaps/requests.parquet"
     }
-    assert "gaps/requests.parquet" in (kept / "SHA256SUMS").read_text()
+    assert "gaps/requests.parquet" in (gaps_run_dir / "SHA256SUMS").read_text()
 
 
 @pytest.mark.processes
@@ -91,7 +98,10 @@ def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers:
     endpoint = shared(Options(ttft="5ms", itl="8ms", log_events="all", log_bodies=True))
     folder = ran(tmp_path, PLAIN, endpoint.url, workers=workers, num_requests="40", concurrency="4")
     gaps_ns_by_slot, seen = agree(folder), log(endpoint)
-    number = {one.id.rpartition("-")[2]: one.number for one in seen.requests}
+    number = {
+        logged_request.id.rpartition("-")[2]: logged_request.number
+        for logged_request in seen.requests
+    }
     differences = []
     for slot, of_request in gaps_ns_by_slot.items():
         theirs = np.diff(seen.sent_ns[seen.request == number[str(slot)]])
@@ -111,23 +121,30 @@ def test_every_export_has_the_gaps(
         loadgen.load(folder),
     )
     in_order = [gaps_ns_by_slot.get(slot) for slot in stored.rows["slot"].tolist()]
-    assert any(one is None for one in in_order), "a request of one token has no gap"
+    assert any(gap_values is None for gap_values in in_order), "a request of one token has no gap"
     frame = result.frame("pyarrow", unit="ns")
     assert frame["inter_chunk_ns"].to_pylist() == [
-        None if one is None else one.tolist() for one in in_order
+        None if gap_values is None else gap_values.tolist() for gap_values in in_order
     ]
     assert exits("export", folder, "--as", "csv") == 0
     cells = [
         row["inter_chunk_ms"]
         for row in csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode()))
     ]
-    assert cells == ["" if one is None else json.dumps((one / 1e6).tolist()) for one in in_order]
+    assert cells == [
+        "" if gap_values is None else json.dumps((gap_values / 1e6).tolist())
+        for gap_values in in_order
+    ]
     itls = export.export_vllm(result.summary, stored)["itls"]
-    assert itls == [[] if one is None else (one / 1e9).tolist() for one in in_order]
+    assert itls == [
+        [] if gap_values is None else (gap_values / 1e9).tolist() for gap_values in in_order
+    ]
     lines = b"".join(aiperf_records.write(result.summary, stored))
-    for line, one in zip(map(json.loads, lines.splitlines()), in_order, strict=True):
+    for line, slot_gaps in zip(map(json.loads, lines.splitlines()), in_order, strict=True):
         listed = line["metrics"].get("inter_chunk_latency")
-        assert listed == (None if one is None else {"value": (one / 1e6).tolist(), "unit": "ms"})
+        assert listed == (
+            None if slot_gaps is None else {"value": (slot_gaps / 1e6).tolist(), "unit": "ms"}
+        )
     back = reader.parse_result(lines)
     assert (back.tool, back.metrics["requests.ok"]) == ("AIPerf", 50)
     assert back.metrics["inter_chunk_ms.p50"] == pytest.approx(
@@ -158,25 +175,26 @@ def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> No
 def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Path) -> None:
     """By two workers; the file is made in parts that are smaller than a request."""
     for worker in (0, 1):
-        spool = RecordLog(tmp_path, worker)
+        record_log = RecordLog(tmp_path, worker)
         for number in range(5):
-            spool.add_event_times(
+            record_log.add_event_times(
                 f"run-{2 * number + worker}", array("q", range(100, 100 + number * 10, 10))
             )
-        spool.close()
+        record_log.close()
     expected = {slot: [10] * (slot // 2 - 1) for slot in range(4, 10)}
     assert {
-        slot: one.tolist() for slot, one in (request_gaps.read_request_gaps(tmp_path) or {}).items()
+        slot: gap_values.tolist()
+        for slot, gap_values in (request_gaps.read_request_gaps(tmp_path) or {}).items()
     } == expected
     torn = tmp_path / "spool" / "w1.events"
     torn.write_bytes(torn.read_bytes()[:-3])
-    found = request_gaps.read_request_gaps(tmp_path) or {}
-    assert sorted(found) == [4, 5, 6, 7, 8]
+    gaps_by_slot = request_gaps.read_request_gaps(tmp_path) or {}
+    assert sorted(gaps_by_slot) == [4, 5, 6, 7, 8]
     gaps.write_request_gaps(tmp_path, gaps.read_event_files(tmp_path, 24))
     (tmp_path / "spool" / "w0.events").unlink()
-    again = request_gaps.read_request_gaps(tmp_path) or {}
-    assert {slot: one.tolist() for slot, one in again.items()} == {
-        slot: one.tolist() for slot, one in found.items()
+    reread_gaps = request_gaps.read_request_gaps(tmp_path) or {}
+    assert {slot: gap_values.tolist() for slot, gap_values in reread_gaps.items()} == {
+        slot: gap_values.tolist() for slot, gap_values in gaps_by_slot.items()
     }
 
 

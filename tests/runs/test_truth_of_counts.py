@@ -22,7 +22,7 @@ from loadgen.runs.text import render as text
 from loadgen.sim.server.options import Options
 
 pytestmark = pytest.mark.processes
-ASKED = 40
+REQUESTED_TOKENS = 40
 SLOW = Options(ttft="300ms", itl="1ms")
 WIDE = tuple(f"{name}:100%" for name in ("send_lag_share", "stamp_error_share", "cpu_share"))
 """Validity limits so wide that a busy test machine stays below them."""
@@ -36,7 +36,7 @@ def run(out: Path, fault: str = "", requests: int = 60, **options: object) -> Su
         "request_rate": 200,
         "num_requests": requests,
         "input_tokens": 20,
-        "output_tokens": ASKED,
+        "output_tokens": REQUESTED_TOKENS,
         "seed": 3,
         "limit": WIDE,
     }
@@ -67,12 +67,14 @@ def outputs(out: Path, summary: Summary) -> dict[str, str]:
         "JSON": (out / "summary.json").read_text(),
         "JUnit": junit,
     }
-    return {place: re.sub(r"\s+", " ", words) for place, words in places.items()}
+    return {place: re.sub(r"\s+", " ", rendered_text) for place, rendered_text in places.items()}
 
 
-@pytest.mark.parametrize("said", [20, 7, 0, 100_000_000])
-def test_counts_that_contradict_the_stream_are_not_believed(tmp_path: Path, said: int) -> None:
-    summary = run(tmp_path / "r", f"wrong_count@{said}", slo=("tpot:1s:p90",))
+@pytest.mark.parametrize("reported_tokens", [20, 7, 0, 100_000_000])
+def test_counts_that_contradict_the_stream_are_not_believed(
+    tmp_path: Path, reported_tokens: int
+) -> None:
+    summary = run(tmp_path / "r", f"wrong_count@{reported_tokens}", slo=("tpot:1s:p90",))
     assert (
         summary.tokens.output
         is summary.tokens.steady_output_per_s
@@ -134,8 +136,8 @@ def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
     assert not summary.verdict.valid and says(summary.verdict.codes, "dropped", requests=60)
     assert exit_code(summary) == 3
     assert_in_every_output(summary.verdict.reasons[0], tmp_path / "r", summary)
-    said = " ".join(text(summary).split())
-    assert "SLO NOT JUDGED" in said and "MISSED" not in said, (
+    rendered_text = " ".join(text(summary).split())
+    assert "SLO NOT JUDGED" in rendered_text and "MISSED" not in rendered_text, (
         "it is not known what the server would have done"
     )
     # The measurement, its objective, and whether the load was sustained.

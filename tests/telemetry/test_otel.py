@@ -72,8 +72,8 @@ def collecting() -> Iterator[tuple[str, dict[str, list[bytes]], list[str]]]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path.endswith("/chat/completions"):
-                if given := self.headers.get("traceparent"):
-                    traces.append(given)
+                if traceparent := self.headers.get("traceparent"):
+                    traces.append(traceparent)
                 self.answer(ANSWER)
             else:
                 bodies.setdefault(self.path, []).append(body)
@@ -86,7 +86,7 @@ def collecting() -> Iterator[tuple[str, dict[str, list[bytes]], list[str]]]:
         yield url, bodies, traces
 
 
-def go(tmp_path: Path, url: str, what: str) -> int:
+def go(tmp_path: Path, url: str, signals: str) -> int:
     file = tmp_path / "w.json"
     file.write_text(json.dumps({"name": "w", "requests": {"input_tokens": 12, "output_tokens": 1}}))
     flags = [
@@ -98,7 +98,7 @@ def go(tmp_path: Path, url: str, what: str) -> int:
         "--warmup",
         "0",
         "--otel",
-        what,
+        signals,
         "--progress",
         "off",
     ]

@@ -41,21 +41,21 @@ def test_before_a_run_has_begun_there_is_nothing(tmp_path: Path) -> None:
 def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector, closing(Tail(folder)) as tail:
-        found = _scraped(collector)
+        metrics = _scraped(collector)
         written = Columns(tail.rows())
     ok = written["status"] == 0
-    assert found["loadgen_requests_total", ("status", "ok")] == ok.sum()
-    assert found["loadgen_ttft_seconds_count",] == ok.sum()
-    assert found["loadgen_ttft_seconds_sum",] == pytest.approx(
+    assert metrics["loadgen_requests_total", ("status", "ok")] == ok.sum()
+    assert metrics["loadgen_ttft_seconds_count",] == ok.sum()
+    assert metrics["loadgen_ttft_seconds_sum",] == pytest.approx(
         written.measure("ttft")[ok].sum() / 1e9
     )
     ttft_s = written.measure("ttft")[ok] / 1e9
     for edge in BUCKET_EDGES[6:]:
-        at_most = found["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
+        at_most = metrics["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
         assert abs(at_most - (ttft_s <= edge).sum()) <= max(
             0.002 * len(ttft_s), (abs(ttft_s - edge) < 0.002 * edge).sum()
         )
-    assert found["loadgen_inter_chunk_seconds_count",] > 0
+    assert metrics["loadgen_inter_chunk_seconds_count",] > 0
 
 
 def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
     ):
         rows["status"][place], rows["kind"][place] = STATUS[status], KIND[kind]
     with closing(RunCollector(run_fixtures.write(tmp_path / "r", rows))) as collector:
-        found = _scraped(collector)
-    assert found["loadgen_requests_total", ("status", "unfinished")] == 1
+        metrics = _scraped(collector)
+    assert metrics["loadgen_requests_total", ("status", "unfinished")] == 1
     failed = {
-        name[1][1]: value for name, value in found.items() if name[0] == "loadgen_failures_total"
+        name[1][1]: value for name, value in metrics.items() if name[0] == "loadgen_failures_total"
     }
     assert failed == {"reset": 1, "worker_died": 1}
 
@@ -98,8 +98,10 @@ def test_dashboard_and_documentation_name_what_is_exported(tmp_path: Path) -> No
         .partition("\n\n")[0]
     )
     named = re.findall(r"`(loadgen_[\w{,}]+)", table)
-    said = {name for text in named for name in braces(text)}
-    assert said <= {re.sub("_(count|sum|bucket)$", "", name) for name in exported} | exported
+    metric_names = {name for text in named for name in braces(text)}
+    assert (
+        metric_names <= {re.sub("_(count|sum|bucket)$", "", name) for name in exported} | exported
+    )
 
 
 def braces(text: str) -> list[str]:
@@ -111,13 +113,13 @@ def braces(text: str) -> list[str]:
 
 def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
-    spool = next((folder / "spool").glob("w*.rows"))
-    whole = spool.read_bytes()
-    spool.write_bytes(whole[: len(whole) // 2])
+    record_file = next((folder / "spool").glob("w*.rows"))
+    file_bytes = record_file.read_bytes()
+    record_file.write_bytes(file_bytes[: len(file_bytes) // 2])
     with closing(RunCollector(folder)) as collector, closing(RunCollector(folder)) as fresh:
         half = _scraped(collector)["loadgen_requests_total", ("status", "ok")]
-        with spool.open("ab") as file:
-            file.write(whole[len(whole) // 2 :])
+        with record_file.open("ab") as file:
+            file.write(file_bytes[len(file_bytes) // 2 :])
         all_of_them = _scraped(collector)["loadgen_requests_total", ("status", "ok")]
         assert 0 < half < all_of_them
         assert all_of_them == _scraped(fresh)["loadgen_requests_total", ("status", "ok")]

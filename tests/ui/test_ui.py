@@ -86,8 +86,8 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_list_has_every_result_and_nothing_else(results: Path) -> None:
-    found = {result.name: result for result in results_in(results)}
-    assert found.keys() == {
+    stored_results_by_name = {result.name: result for result in results_in(results)}
+    assert stored_results_by_name.keys() == {
         "one-run",
         "<b>odd & name",
         "swept",
@@ -95,15 +95,21 @@ def test_list_has_every_result_and_nothing_else(results: Path) -> None:
         "damaged",
         "going-on",
     }
-    assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
-    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].reported_outcome
-    assert found["going-on"].is_running
+    assert (stored_results_by_name["swept"].kind, stored_results_by_name["one-run"].kind) == (
+        "sweep",
+        "run",
+    )
+    assert (
+        stored_results_by_name["damaged"].curve is None
+        and "cannot be read" in stored_results_by_name["damaged"].reported_outcome
+    )
+    assert stored_results_by_name["going-on"].is_running
 
 
 def test_run_whose_files_stopped_growing_is_not_running(results: Path) -> None:
     grew(results / "going-on", time.time() - 60)
-    found = {result.name: result for result in results_in(results)}
-    assert not found["going-on"].is_running
+    stored_results_by_name = {result.name: result for result in results_in(results)}
+    assert not stored_results_by_name["going-on"].is_running
 
 
 def test_search_without_a_capacity_is_listed_as_a_search(tmp_path: Path) -> None:
@@ -156,23 +162,23 @@ def test_repeats_are_listed_with_their_mean(
     _store_repeats(tmp_path / "lucky", _at(2, 0.7), _at(2, 0.7), _at(2, 1.3))
     _store_repeats(tmp_path / "steady", _at(2, 1.0), _at(2, 1.0), _at(2, 1.0))
     assert run_command_line(["report", str(tmp_path), "--json"]) == 0
-    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    listed = {document["name"]: document for document in json.loads(capsys.readouterr().out)}
     assert listed["lucky"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST * 0.9)
     assert listed["steady"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST)
     assert listed["lucky"]["loads"] == 1
     chart = _chart(results_page.render("r", results_in(tmp_path), version="1", served=True))
-    points = {one["name"]: one for one in chart["series"] if one.get("name")}
+    points = {series["name"]: series for series in chart["series"] if series.get("name")}
     assert len(points["lucky"]["y"]) == 1 and points["lucky"]["links"] == ["result/lucky/"]
 
 
 def test_mean_of_repeats_leaves_out_an_invalid_one(tmp_path: Path) -> None:
     _store_repeats(tmp_path / "a", _at(2, 1.0), _at(2, 1.0), _invalid(_at(2, 7.0)))
-    (found,) = results_in(tmp_path)
+    (stored_result,) = results_in(tmp_path)
     assert (
-        found.selected_load_point is not None
-        and found.selected_load_point.output_per_s == pytest.approx(PER_REQUEST)
+        stored_result.selected_load_point is not None
+        and stored_result.selected_load_point.output_per_s == pytest.approx(PER_REQUEST)
     )
-    assert "1 of 3 INVALID" in found.outcome
+    assert "1 of 3 INVALID" in stored_result.outcome
 
 
 def test_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path) -> None:
@@ -186,13 +192,13 @@ def test_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path)
             summary = msgspec.structs.replace(summary, load=load)
             _store(folder / name, summary)
             levels[level].append(NamedSummary(name, summary))
-    made = {level: summarize_repeats(named) for level, named in levels.items()}
-    (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": made}))
-    (found,) = results_in(tmp_path)
-    assert len(found.load_points) == 2
+    repeat_summaries_by_name = {level: summarize_repeats(named) for level, named in levels.items()}
+    (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": repeat_summaries_by_name}))
+    (stored_result,) = results_in(tmp_path)
+    assert len(stored_result.load_points) == 2
     assert (
-        found.selected_load_point is not None
-        and found.selected_load_point.output_per_s == pytest.approx(PER_REQUEST * 2.4)
+        stored_result.selected_load_point is not None
+        and stored_result.selected_load_point.output_per_s == pytest.approx(PER_REQUEST * 2.4)
     )
 
 
@@ -219,13 +225,18 @@ def test_report_of_a_folder_writes_one_page(
 
 
 def test_only_chosen_results_are_drawn_and_filtered_results_are_listed(results: Path) -> None:
-    found = results_in(results)
+    stored_results = results_in(results)
     assert [
         result.name
-        for result in results_page.select_results_to_draw(found, Choice(names=("swept",)))
+        for result in results_page.select_results_to_draw(stored_results, Choice(names=("swept",)))
     ] == ["swept"]
     page = results_page.render(
-        "results", found, Choice(names=("swept",)), version="1", filter_text="SWEPT", served=True
+        "results",
+        stored_results,
+        Choice(names=("swept",)),
+        version="1",
+        filter_text="SWEPT",
+        served=True,
     )
     assert 'value="swept" checked' in page and "result/one-run/" not in page
 
@@ -297,7 +308,7 @@ def _chart(page: str) -> dict[str, Any]:
     return first
 
 
-def _kept(limit_ms: float, **of_target: Any) -> Summary:
+def _with_other_objective(limit_ms: float, **of_target: Any) -> Summary:
     """Return the example with another TPOT objective and another target."""
     slo = tuple(
         msgspec.structs.replace(term, limit_ms=limit_ms)
@@ -315,18 +326,18 @@ def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -
     """Requests of another length are another workload. It is drawn when it is chosen."""
     tokens = msgspec.structs.replace(RAG.tokens, output=(RAG.tokens.output or 0) * 4)
     _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
-    found = results_in(results)
-    short = results_page.select_results_to_draw(found, Choice(workload_of="one-run"))
+    stored_results = results_in(results)
+    short = results_page.select_results_to_draw(stored_results, Choice(workload_of="one-run"))
     assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
     assert [
         result.name
         for result in results_page.select_results_to_draw(
-            found, Choice(names=("one-run",), workload_of="long")
+            stored_results, Choice(names=("one-run",), workload_of="long")
         )
     ] == ["long"]
-    assert len(distinct_workloads(found)) == 2
+    assert len(distinct_workloads(stored_results)) == 2
     page = results_page.render(
-        "results", found, Choice(workload_of="one-run"), version="1", served=True
+        "results", stored_results, Choice(workload_of="one-run"), version="1", served=True
     )
     (grey,) = re.findall(r'<tr class="soft".*?</tr>', page)
     assert 'value="long"' in grey and "1 other workload not drawn" in page
@@ -334,21 +345,23 @@ def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -
 
 
 def test_each_slo_limit_has_the_color_of_its_result(tmp_path: Path) -> None:
-    _store(tmp_path / "a", _kept(80, shape="A100"))
-    _store(tmp_path / "b", _kept(60, shape="H100"))
-    found = results_in(tmp_path)
-    chart = _chart(results_page.render("r", found, version="1"))
+    _store(tmp_path / "a", _with_other_objective(80, shape="A100"))
+    _store(tmp_path / "b", _with_other_objective(60, shape="H100"))
+    stored_results = results_in(tmp_path)
+    chart = _chart(results_page.render("r", stored_results, version="1"))
     colors = {series["name"]: series["color"] for series in chart["series"] if series.get("name")}
     assert {(mark["label"], mark["color"]) for mark in chart["marks"]} == {
         ("SLO: TPOT ≤ 80 ms", colors["a"]),
         ("SLO: TPOT ≤ 60 ms", colors["b"]),
     }
     assert "bands" not in chart
-    _store(tmp_path / "c", _kept(60, shape="H100"))
-    drawn = _chart(
+    _store(tmp_path / "c", _with_other_objective(60, shape="H100"))
+    drawn_chart = _chart(
         results_page.render("r", results_in(tmp_path), Choice(color_by="hardware"), version="1")
     )
-    named = {series["name"]: series["color"] for series in drawn["series"] if series.get("name")}
+    named = {
+        series["name"]: series["color"] for series in drawn_chart["series"] if series.get("name")
+    }
     assert named["H100: b"] == named["H100: c"] != named["A100: a"]
     same = _chart(
         results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1")
@@ -359,11 +372,11 @@ def test_each_slo_limit_has_the_color_of_its_result(tmp_path: Path) -> None:
 
 
 def test_chart_of_costs_names_the_results_without_a_price(tmp_path: Path) -> None:
-    _store(tmp_path / "a", _kept(80, shape="ND128isr_GB300_v6", gpus=4))
-    _store(tmp_path / "b", _kept(80, shape=""))
+    _store(tmp_path / "a", _with_other_objective(80, shape="ND128isr_GB300_v6", gpus=4))
+    _store(tmp_path / "b", _with_other_objective(80, shape=""))
     example = Path(__file__).parents[2] / "docs" / "prices.example.yaml"
-    found = results_in(tmp_path, load_prices(example, accept_sample=True, currency="USD"))
-    page = results_page.render("r", found, version="1", currency="USD", served=True)
+    stored_results = results_in(tmp_path, load_prices(example, accept_sample=True, currency="USD"))
+    page = results_page.render("r", stored_results, version="1", currency="USD", served=True)
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
     assert [chart["y"]["label"] for chart in charts][1:] == ["USD per million output tokens"]
     assert 'value="usd"' in page and "No cost for b." in page
@@ -447,19 +460,21 @@ def test_keys_and_pointer_select_points_and_zoom(results: Path, tmp_path: Path) 
     )
     hidden = "document.querySelector('.all').hidden"
     with Browser() as browser:
-        browser.look(width=1400, height=900)
+        browser.set_view(width=1400, height=900)
         browser.open(page)
-        whole = browser.evaluate(ticks)
+        initial_ticks = browser.evaluate(ticks)
         browser.evaluate("document.querySelector('figure svg').focus()")
-        said = []
+        texts = []
         for key in ("ArrowRight", "ArrowRight", "Home", "End"):
             browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
-            said.append(browser.evaluate("document.querySelector('.tip').textContent"))
-        assert all("swept" in text for text in said) and said[0] == said[2] != said[1] != said[3]
+            texts.append(browser.evaluate("document.querySelector('.tip').textContent"))
+        assert (
+            all("swept" in text for text in texts) and texts[0] == texts[2] != texts[1] != texts[3]
+        )
         browser.call("Input.dispatchKeyEvent", type="keyDown", key="+")
-        assert browser.evaluate(ticks) != whole and browser.evaluate(hidden) is False
+        assert browser.evaluate(ticks) != initial_ticks and browser.evaluate(hidden) is False
         browser.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
-        assert browser.evaluate(ticks) == whole and browser.evaluate(hidden) is True
+        assert browser.evaluate(ticks) == initial_ticks and browser.evaluate(hidden) is True
         for kind, x in (("mousePressed", 500), ("mouseMoved", 700), ("mouseReleased", 900)):
             y = browser.evaluate(
                 "document.querySelector('figure svg').getBoundingClientRect().top + 100"
@@ -473,9 +488,9 @@ def test_keys_and_pointer_select_points_and_zoom(results: Path, tmp_path: Path) 
                 buttons=1,
                 clickCount=1,
             )
-        assert browser.evaluate(ticks) != whole
+        assert browser.evaluate(ticks) != initial_ticks
         browser.evaluate("document.querySelector('.all').click()")
-        assert browser.evaluate(ticks) == whole and browser.complaints == []
+        assert browser.evaluate(ticks) == initial_ticks and browser.complaints == []
 
 
 @pytest.mark.processes
@@ -486,7 +501,7 @@ def test_page_fits_phone_and_desktop_screens(results: Path, tmp_path: Path) -> N
     page.write_text(results_page.render("results", results_in(results), version="1", served=True))
     with Browser() as browser:
         for width in (390, 1400, 1920):
-            browser.look(width=width, height=900)
+            browser.set_view(width=width, height=900)
             browser.open(page)
             assert browser.complaints == [] and browser.requests == []
             assert browser.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
