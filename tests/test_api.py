@@ -31,7 +31,7 @@ def _nothing_is_judged_by_a_busy_machine() -> Any:
 
 
 @pytest.mark.processes
-def test_importing_costs_nothing() -> None:
+def test_importing_loadgen_imports_no_heavy_module() -> None:
     seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", seen], capture_output=True, text=True, check=True
@@ -52,7 +52,7 @@ def test_importing_costs_nothing() -> None:
 
 
 @pytest.mark.processes
-def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
+def test_a_run_and_its_loaded_folder_agree(tmp_path: Path) -> None:
     result = loadgen.run(
         FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK
     )
@@ -69,7 +69,7 @@ def test_a_run_and_its_folder_say_the_same(tmp_path: Path) -> None:
     assert "10 of 10 ok" in repr(result) and "TTFT" in str(result)
 
 
-def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_convert_to_data_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [{"arrival": {"poisson": "20/s"}, "count": 30}]
     workload = {
         "name": "few",
@@ -107,7 +107,7 @@ def test_frames_for_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         loadgen.load_runs(tmp_path / "sweep" / "c1" / "flows")
 
 
-def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
+def test_a_workload_is_checked_and_run_on_a_virtual_target(tmp_path: Path) -> None:
     path = tmp_path / "few.yaml"
     path.write_text(
         "name: few\nrequests: {input_tokens: 30, output_tokens: 5}\n"
@@ -120,7 +120,7 @@ def test_a_checked_workload_and_a_virtual_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
+def test_run_in_an_event_loop_is_refused_with_a_hint_to_use_a_thread(tmp_path: Path) -> None:
     async def go() -> Any:
         with refused(LoadgenError, "event_loop") as exc_info:
             loadgen.run(FEW, concurrency=1, num_requests=1)
@@ -148,7 +148,7 @@ def test_in_async_code_it_belongs_into_a_thread(tmp_path: Path) -> None:
         (lambda: loadgen.load("/nowhere"), LoadgenError, "missing_file"),
     ],
 )
-def test_what_is_wrong_is_said_as_on_the_command_line(
+def test_errors_in_python_equal_those_of_the_command_line(
     use: Callable[[], Any],
     error: type[Exception],
     code: str,
@@ -160,12 +160,12 @@ def test_what_is_wrong_is_said_as_on_the_command_line(
         use()
 
 
-def test_an_option_that_there_is_none_of() -> None:
+def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="no option 'durtion'; did you mean 'duration'"):
         loadgen.run("qa", durtion="3s")  # type: ignore[call-arg]
 
 
-def test_names_that_there_are_none_of() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'walk'"):
         loadgen.walk()
 
@@ -201,7 +201,7 @@ def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester
 
 
 @pytest.mark.processes
-def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
+def test_arun_runs_within_an_event_loop(tmp_path: Path) -> None:
     async def go() -> loadgen.Result:
         with pytest.raises(LoadgenError, match=r"--> loadgen.run") as exc_info:
             loadgen.run(FEW, concurrency=1, num_requests=3, out=tmp_path / "run", **QUICK)
@@ -211,6 +211,6 @@ def test_arun_where_a_loop_is_running(tmp_path: Path) -> None:
     assert asyncio.run(go()).requests.ok == 3
 
 
-def test_what_there_is_can_be_seen() -> None:
+def test_public_names_are_listed_by_dir() -> None:
     assert {*loadgen.__all__, "__version__"} <= {*dir(loadgen)}
     assert loadgen.__version__ == metadata.version("loadgen")

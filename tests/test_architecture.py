@@ -82,7 +82,7 @@ def sources() -> dict[str, str]:
 
 
 @pytest.mark.processes
-def test_imports_are_as_drawn() -> None:
+def test_imports_follow_the_contracts() -> None:
     """The contracts on imports hold.
 
     The linter runs in a process of its own, because it configures logging, which would disable the
@@ -98,7 +98,7 @@ def test_imports_are_as_drawn() -> None:
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-def test_no_cycles() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """Imports for type checkers alone do not count: Python never carries them out."""
     at_run_time = grimp.build_graph(
         *FOLDERS,
@@ -141,7 +141,7 @@ def test_modules_that_are_started_exist() -> None:
     assert [(file, name) for file, name in started if name not in trees()] == []
 
 
-def test_code_that_is_text_imports_what_exists() -> None:
+def test_code_in_strings_imports_existing_names() -> None:
     """Neither mypy nor ordinary tests would find every wrong name in code inside strings."""
     for file, text in sources().items():
         for name, imported in re.findall(
@@ -203,7 +203,7 @@ def test_heavy_modules_have_one_importer(heavy: str) -> None:
 @pytest.mark.parametrize(
     "module", ["cli.app", "core.sidecars.scraper", "core.sidecars.compactor_process"]
 )
-def test_help_and_the_processes_beside_a_run_import_nothing_heavy(module: str) -> None:
+def test_help_and_sidecar_processes_import_no_heavy_module(module: str) -> None:
     code = f"import sys, loadgen.{module}; print(' '.join(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -211,13 +211,13 @@ def test_help_and_the_processes_beside_a_run_import_nothing_heavy(module: str) -
     assert not (HEAVY | {"numpy", "pydantic"}) & set(loaded)
 
 
-def test_each_module_says_what_it_is() -> None:
+def test_each_module_has_a_docstring() -> None:
     for name, tree in trees().items():
         assert ast.get_docstring(tree), name
 
 
 @pytest.mark.parametrize("package", FOLDERS)
-def test_each_package_says_what_it_does(package: str) -> None:
+def test_each_package_has_a_docstring(package: str) -> None:
     for folder in FOLDERS[package].iterdir():
         if any(folder.glob("*.py")) and folder.name != "data":
             assert (folder / "__init__.py").exists(), folder
@@ -226,7 +226,7 @@ def test_each_package_says_what_it_does(package: str) -> None:
         assert purpose.endswith("."), path
 
 
-def test_tests_replace_nothing_of_ours() -> None:
+def test_tests_mock_no_code_of_the_project() -> None:
     """Whatever a test has to change is an argument, so that no test patches a module."""
     replacements = {
         (
@@ -262,7 +262,7 @@ def test_text_files_are_utf_8_on_every_machine() -> None:
                 assert "utf-8" in call_text, f"{file}:{call.lineno}: {call_text}"
 
 
-def test_few_modules_are_beside_the_packages_and_tables() -> None:
+def test_few_modules_lie_outside_packages_and_tables() -> None:
     tables = {"backends", "commands", "figures", "plugins", "result_kinds"}
     assert len({file.stem for file in FOLDERS["loadgen"].glob("*.py")} - tables) <= 12
 

@@ -49,7 +49,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
-def test_a_script_starts_and_has_a_smallest_form(
+def test_every_script_runs_in_its_smallest_form(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)
@@ -63,7 +63,7 @@ def test_a_script_starts_and_has_a_smallest_form(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_figure_names_its_script_the_tree_and_the_day(page: Path) -> None:
+def test_published_numbers_name_script_commit_and_date(page: Path) -> None:
     """A paragraph or table row that names a script and has figures also gives their date."""
     for block in re.split(r"\n\n|\n(?=\|)", page.read_text("utf-8")):
         # Not the scripts of vLLM, which has a folder of this name.
@@ -83,7 +83,7 @@ def test_the_table_of_the_benchmarks_has_every_script() -> None:
     assert {name for name in PARTS if f"`{name}.py`" in text} == PARTS
 
 
-def test_a_run_that_is_over_before_the_first_look_gives_no_figure(
+def test_a_run_that_ends_before_the_first_reading_gives_no_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The short forms run on busy hosts, where a sampling thread may miss its turn."""
@@ -100,7 +100,7 @@ def test_a_run_that_is_over_before_the_first_look_gives_no_figure(
 
 
 @pytest.mark.processes  # git, for the tree that the page names
-def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(
+def test_the_rehearsal_page_counts_only_load_runs_as_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a search leaves has output tokens per second too, and no share of cached ones."""
@@ -117,7 +117,7 @@ def test_the_page_of_a_rehearsal_takes_only_loads_for_loads(
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.7, 1.3, 40])
-def test_the_contract_of_a_rehearsal_can_be_shown_however_slow_the_engine(
+def test_the_rehearsal_contract_can_be_decided_at_any_engine_speed(
     rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in ("benchmarks", "benchmarks/gpu"):

@@ -48,7 +48,7 @@ def outcomes(file: Path) -> dict[str, str]:
     }
 
 
-def test_a_run_as_test_cases_and_on_the_page_of_a_step(
+def test_a_run_is_reported_as_junit_cases_and_step_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
@@ -85,7 +85,7 @@ def test_a_run_as_test_cases_and_on_the_page_of_a_step(
     assert outcomes(tmp_path / "c.xml")["TTFT p95 at most 1 ms"] == "failure"
 
 
-def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_path: Path) -> None:
+def test_an_unfinished_command_leaves_no_outcome_of_an_earlier_one(tmp_path: Path) -> None:
     file = tmp_path / "j.xml"
     file.write_text("<testsuites/>")
     gone = (
@@ -107,7 +107,7 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
     assert outcomes(file) == {"the command finished": "error"}, "one of several runs was cut off"
 
 
-def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
+def test_no_term_of_an_invalid_run_is_judged(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
     summary = read_summary(tmp_path / "r")
     spoiled = without_outcomes_if_invalid(
@@ -139,7 +139,7 @@ def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
         assert outcome.build_cases([("r", undecided)], strict=strict)[1].outcome == word
 
 
-def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
+def test_each_objective_of_classes_and_tasks_is_a_test_case() -> None:
     """The JUnit file and the exit code agree for a missed class SLO or task objective."""
     rag = load_summary((repository_paths.DATA / "summary_example_rag_gpus.json").read_bytes())
     tasks = Sessions(
@@ -182,7 +182,9 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
     )
 
 
-def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_earlier_results_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "r"
     assert exits(*RUN, "-o", str(out)) == 0
     before = (out / "summary.json").read_bytes()
@@ -193,7 +195,7 @@ def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (moved_dir / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
 
 
-def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> None:
+def test_results_of_the_same_second_have_separate_folders(tmp_path: Path) -> None:
     out = tmp_path / "r"
     assert exits(*RUN, "-o", str(out)) == 0
     now = datetime.now().astimezone()
@@ -206,7 +208,7 @@ def test_results_are_kept_beside_others_of_the_same_second(tmp_path: Path) -> No
     assert (moved_dir / "summary.json").is_file()
 
 
-def test_a_baseline_is_kept_by_name_and_may_hold_repeats(
+def test_a_baseline_is_stored_by_name_and_may_consist_of_repeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     baseline_arguments = ("--in", str(tmp_path / "baselines"))
@@ -264,7 +266,7 @@ def test_not_valid(loadgen_strict):
 """
 
 
-def test_the_strict_fixture_fails_what_is_not_valid(pytester: pytest.Pytester) -> None:
+def test_the_strict_fixture_fails_invalid_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     loaded = any(
         plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins()
@@ -325,7 +327,9 @@ TEMPLATES = ("action.yml", "ci/gitlab/loadgen.yml")
 
 @pytest.mark.processes
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_templates_work_on_equal_slower_and_missed(template: str, tmp_path: Path) -> None:
+def test_the_templates_pass_equal_and_fail_slower_and_missed_runs(
+    template: str, tmp_path: Path
+) -> None:
     """Run the scripts of a template as a build server does, but only record calls of pip."""
     content = yaml.safe_load((ROOT / template).read_text())
     job = content.get(".loadgen", {})
@@ -445,7 +449,7 @@ IN_A_FOLDER = {
 
 
 @pytest.mark.parametrize("name", IN_A_FOLDER)
-def test_one_command_at_a_time_in_a_folder(
+def test_a_folder_accepts_one_command_at_a_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
@@ -461,7 +465,7 @@ def test_one_command_at_a_time_in_a_folder(
 
 
 @pytest.mark.parametrize("name", ["sweep", "search", "validate", "mlperf"])
-def test_a_folder_with_results_is_left_alone_or_kept(
+def test_a_folder_with_results_is_refused_or_moved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)
@@ -480,7 +484,7 @@ def test_a_folder_with_results_is_left_alone_or_kept(
 
 
 @pytest.mark.parametrize("name", ["run", *IN_A_FOLDER])
-def test_an_address_for_prometheus_is_checked_with_all_else(
+def test_an_address_for_prometheus_is_checked_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(SHORT)

@@ -116,7 +116,7 @@ def modules() -> dict[str, list[ast.AST]]:
     }
 
 
-def test_nothing_looks_for_words_in_a_message() -> None:
+def test_no_code_searches_for_text_in_a_message() -> None:
     lines_by_module = {
         name: lines
         for name, nodes in modules().items()
@@ -126,7 +126,7 @@ def test_nothing_looks_for_words_in_a_message() -> None:
     assert set(FOREIGN) <= set(lines_by_module), "an exception that is no longer one"
 
 
-def test_the_test_sees_what_it_is_for() -> None:
+def test_searches_for_text_in_a_message_are_detected() -> None:
     seen = """
 reason.startswith("not one of ")
 "no load:" in problem.message
@@ -197,7 +197,7 @@ def test_every_code_of_the_tables_is_used() -> None:
     assert set(get_args(loadgen_sdk.errors.Code)) - of_sdk == set()
 
 
-def test_every_fault_is_made_with_a_code() -> None:
+def test_every_diagnostic_is_constructed_with_a_code() -> None:
     """What mypy sees too, also where it is not run: no sentence stands in the place of a code."""
     known = set(get_args(errors.Code))
     for name, nodes in modules().items():
@@ -211,13 +211,13 @@ def test_every_fault_is_made_with_a_code() -> None:
                     )
 
 
-def test_codes_are_nouns_of_a_situation_and_few() -> None:
+def test_codes_are_short_nouns_and_few() -> None:
     codes = get_args(errors.Code)
     assert len(codes) == len(set(codes)) <= 80
     assert all(re.fullmatch("[a-z0-9]+(_[a-z0-9]+)*", code) for code in codes)
 
 
-def test_the_page_of_codes_is_made_from_the_source() -> None:
+def test_the_page_of_codes_equals_its_generated_text() -> None:
     assert make_codes.PAGE.read_text("utf-8") == make_codes.page(), "python tests/make_codes.py"
     meanings = {
         code: meaning
@@ -227,7 +227,9 @@ def test_the_page_of_codes_is_made_from_the_source() -> None:
     assert set(meanings) == set(get_args(errors.Code)), "each code with its meaning behind it"
 
 
-def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page_prints_the_documented_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (example,) = re.findall(
         r"(?m)^```python\n(.*?)^```", make_codes.PAGE.read_text("utf-8"), re.DOTALL
     )
@@ -246,6 +248,6 @@ def test_the_example_of_the_page_prints_what_it_says(capsys: pytest.CaptureFixtu
         ("http://h:1", ""),
     ],
 )
-def test_a_fault_says_what_it_is_about(where: str | errors.Place, key: str) -> None:
+def test_a_diagnostic_names_its_subject(where: str | errors.Place, key: str) -> None:
     assert errors.UserError("conflict", "", where).key == key
     assert errors.UserError("conflict", "", where, key="mine").key == "mine"

@@ -77,7 +77,7 @@ def validate_manifest(manifest: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema).validate(manifest)
 
 
-def test_the_job_runs_what_loadgen_understands(tmp_path: Path) -> None:
+def test_the_job_runs_a_valid_command(tmp_path: Path) -> None:
     job = yaml.safe_load((DEPLOY / "job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -100,7 +100,7 @@ def test_the_job_runs_what_loadgen_understands(tmp_path: Path) -> None:
     assert ending.value.code in (0, 1, 3) and (tmp_path / "run" / "summary.json").is_file()
 
 
-def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
+def test_the_ray_job_and_the_slurm_script_use_valid_options() -> None:
     job = yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())
     script = (DEPLOY / "loadgen.sbatch").read_text().replace('"$@"', "rag --url http://host:8000")
     (submitted,) = re.findall(r"loadgen run .*", script)
@@ -110,7 +110,7 @@ def test_the_ray_job_and_the_script_for_slurm_type_what_loadgen_takes() -> None:
 
 
 @pytest.mark.processes
-def test_the_manifest_and_the_scripts_of_shards_type_what_loadgen_takes() -> None:
+def test_the_manifest_and_the_shard_scripts_use_valid_options() -> None:
     job = yaml.safe_load((DEPLOY / "shards.yaml").read_text())
     (pod_command,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
     script = (DEPLOY / "shards.sbatch").read_text().replace("\\\n", " ").replace('"$@"', "rag")
@@ -141,7 +141,7 @@ def test_the_manifest_and_the_scripts_of_shards_type_what_loadgen_takes() -> Non
         assert context.params["start_at"] == "2126-12-01T10:00:00Z"
 
 
-def test_the_image_runs_as_somebody_without_root() -> None:
+def test_the_image_runs_as_a_user_without_root_rights() -> None:
     job = yaml.safe_load((DEPLOY / "job.yaml").read_text())
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     (user,) = (line.split()[1] for line in lines if line.startswith("USER "))

@@ -47,7 +47,7 @@ def damaged(draw: st.DrawFn, name: str) -> bytes:
     return data
 
 
-def test_every_parser_begins_with_something() -> None:
+def test_every_parser_has_a_seed_corpus() -> None:
     assert [name for name in TARGETS if not corpus(name)] == []
     assert [
         glob for _, globs in TARGETS.values() for glob in globs if not any(ROOT.glob(glob))
@@ -55,13 +55,13 @@ def test_every_parser_begins_with_something() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_fuzzing_found_is_told(name: str) -> None:
+def test_inputs_found_by_fuzzing_raise_only_reported_errors(name: str) -> None:
     for data in corpus(name):
         run_target(name, data)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_damaged_input_is_told(name: str) -> None:
+def test_damaged_input_raises_only_reported_errors(name: str) -> None:
     @settings(
         max_examples=60,
         deadline=None,
@@ -79,7 +79,7 @@ def test_damaged_input_is_told(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "column"), [("dataset", b"prompt"), ("trace", b"TIMESTAMP"), ("folder", b"status")]
 )
-def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
+def test_a_column_with_a_name_that_is_no_text_is_refused(name: str, column: bytes) -> None:
     """Of a damaged Parquet file: it was "a bug in loadgen"."""
     (data, *_) = (data for data in corpus(name) if b"PAR1" in data)
     assert run_target(name, data.replace(column, b"\xc9" * len(column)))
@@ -96,7 +96,7 @@ def test_a_column_whose_name_is_no_text(name: str, column: bytes) -> None:
         ("sent_ns", 2**62),
     ],
 )
-def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, value: int) -> None:
+def test_records_that_no_run_writes_are_refused(tmp_path: Path, column: str, value: int) -> None:
     """Of a damaged disk: each was "a bug in loadgen" in another place."""
     run = tmp_path / "run"
     loadgen.run("qa", url="sim:gb300-vm", request_rate="10", num_requests=20, out=run, seed=1)
@@ -112,7 +112,7 @@ def test_rows_that_no_run_has_written_are_told(tmp_path: Path, column: str, valu
 @pytest.mark.parametrize(
     ("sound", "damaged"), [(b'"ttft"', b'"qtft"'), (b'"quantile": 0.95', b'"quantile": 9.5')]
 )
-def test_a_header_with_an_slo_that_nobody_can_have_is_told(sound: bytes, damaged: bytes) -> None:
+def test_a_header_with_an_impossible_slo_is_refused(sound: bytes, damaged: bytes) -> None:
     """It was "a bug in loadgen"."""
     data = corpus("folder")[0]
     assert sound in data

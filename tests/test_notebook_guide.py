@@ -23,7 +23,7 @@ EXAMPLES = re.findall(r"(?m)^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.
 LIBRARIES = [example.split()[1] for example in EXAMPLES]
 
 
-def test_there_is_an_example_of_each_library() -> None:
+def test_each_library_has_an_example() -> None:
     assert set(LIBRARIES) == {"loadgen", "polars", "pandas", "duckdb"}
 
 

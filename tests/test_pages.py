@@ -298,7 +298,7 @@ FAINT = """(() => {
 @pytest.mark.processes
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("kind", ["repeats", "size", "cost", "answers", "mlperf"])
-def test_every_word_is_seen_by_day_and_by_night(
+def test_every_text_has_contrast_in_light_and_dark_mode(
     browser: Browser, pages: dict[str, Path], kind: str, dark: bool
 ) -> None:
     browser.set_view(width=1400, height=900, dark=dark)
@@ -307,7 +307,7 @@ def test_every_word_is_seen_by_day_and_by_night(
     browser.set_view(width=1400)
 
 
-def test_the_glossary_of_the_docs_is_that_of_the_pages() -> None:
+def test_the_glossary_of_the_docs_equals_that_of_the_pages() -> None:
     docs = Path(__file__).parent.parent / "docs/reference/glossary.md"
     assert docs.read_text("utf-8") == glossary.render_markdown()
 
@@ -346,7 +346,7 @@ def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str
 
 
 @pytest.mark.processes
-def test_what_the_other_pages_draw(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_other_pages_have_their_charts(browser: Browser, pages: dict[str, Path]) -> None:
     """A bar for each score and its line, one for each limit, one tick for each run."""
     browser.set_view(width=1400)
     browser.open(pages["answers"])
@@ -391,7 +391,7 @@ def test_the_points_of_the_slowest_requests_lead_to_their_rows(
 
 
 @pytest.mark.processes
-def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
+def test_the_page_of_a_run_begins_with_its_verdict_and_folds_long_sections(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     """A page begins with its verdict, cards, charts, table and reasons; the rest is folded."""
@@ -434,7 +434,7 @@ def test_the_page_of_an_mlperf_run_has_its_disclosure_and_verdict(pages: dict[st
     assert "VALID" in text[:2000]
 
 
-def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(
+def test_runs_of_a_simulated_validation_are_placed_by_virtual_time(
     pages: dict[str, Path],
 ) -> None:
     """Ten minutes of load and its last answers, though two seconds of a processor made them."""
@@ -444,7 +444,7 @@ def test_the_runs_of_a_validation_in_virtual_time_stand_by_their_own_clock(
     )
 
 
-def test_the_page_of_a_search_answers_first(pages: dict[str, Path]) -> None:
+def test_the_page_of_a_search_begins_with_its_result(pages: dict[str, Path]) -> None:
     text = text_of_page(pages["search"])
     order = [
         "Maximum load meeting the SLO",
@@ -496,7 +496,7 @@ def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
     assert "rate: 8/s" in text  # the contract itself
 
 
-def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, Path]) -> None:
+def test_the_bar_of_a_passed_term_ends_before_its_limit(pages: dict[str, Path]) -> None:
     """A bar of a met term ends left of the limit line, and that of a missed term right of it."""
     html = pages["validation"].read_text("utf-8").split('<div class="bars">')[1]
     line = float(re.search(r'<u style="left:([0-9.]+)%', html)[1])  # type: ignore[index]
@@ -528,7 +528,7 @@ def test_a_bar_ends_before_the_limit_where_the_promise_is_kept(pages: dict[str, 
         (0.0, 10.0, "/s", False, None),
     ],
 )
-def test_the_used_share_of_a_promise(
+def test_the_used_share_of_a_term_is_value_over_limit(
     value: float, limit: float, unit: str, at_most: bool, used: float | None
 ) -> None:
     assert compute_limit_usage_percent(value, limit, unit, is_upper_bound=at_most) == (
@@ -537,7 +537,7 @@ def test_the_used_share_of_a_promise(
 
 
 @pytest.mark.processes
-def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_signed_summary_fits_one_printed_page(browser: Browser, pages: dict[str, Path]) -> None:
     """The first section fits on A4 with 12 mm margins: 186 by 273 mm at 96 pixels per inch."""
     browser.set_view(width=703, height=1032, media="print")
     browser.open(pages["validation"])
@@ -560,7 +560,9 @@ def test_what_both_sides_sign_is_one_printed_page(browser: Browser, pages: dict[
 
 
 @pytest.mark.processes
-def test_a_phone_shows_every_word_of_the_promises(browser: Browser, pages: dict[str, Path]) -> None:
+def test_a_phone_shows_the_full_text_of_every_term(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     browser.set_view(width=390)
     browser.open(pages["validation"])
     hidden = "[...document.querySelectorAll('.prose')].map(t => t.parentNode.scrollWidth - t.parentNode.clientWidth)"

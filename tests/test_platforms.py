@@ -132,7 +132,7 @@ def test_what_is_stored_can_be_read_on_macos(tmp_path: Path) -> None:
     assert "Measurement  valid" in virtual.stdout, virtual.stderr
 
 
-def test_windows_is_refused_in_words(
+def test_windows_is_refused_with_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "win32")

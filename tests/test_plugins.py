@@ -90,7 +90,7 @@ def test_a_function_of_a_built_in_row_is_not_wrapped() -> None:
     assert OpenTable(GROUP, Dish, lambda: (row,)).guard(row, cook) is cook
 
 
-def test_rows_of_other_packages_stand_behind_ours(packages: Path) -> None:
+def test_rows_of_plugins_follow_built_in_rows(packages: Path) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
     assert dishes.find("soup") is OURS[0]
@@ -107,7 +107,9 @@ def test_rows_of_other_packages_stand_behind_ours(packages: Path) -> None:
     assert dishes.find("cake") is None
 
 
-def test_the_switch_loads_none(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_disables_plugins(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
     assert table().names() == ("soup", "bread")
@@ -131,7 +133,7 @@ def test_the_switch_loads_none(packages: Path, monkeypatch: pytest.MonkeyPatch) 
         ("soup", "kitchen_b:OTHER", f"{GROUP} has a row of this name already"),
     ],
 )
-def test_a_plug_in_that_fails_says_which_and_stops_nothing(
+def test_a_failing_plugin_is_named_and_stops_nothing(
     packages: Path, capsys: pytest.CaptureFixture[str], name: str, value: str, fault: str
 ) -> None:
     install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {name: value}})
@@ -149,7 +151,7 @@ def test_a_plug_in_that_fails_says_which_and_stops_nothing(
         assert fault in raised.value.message
 
 
-def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
+def test_an_exception_of_a_plugin_is_reported_as_its_error(packages: Path) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
     stew = dishes.find("stew")
@@ -169,7 +171,7 @@ def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
         dishes.guard(stew, stew.cook, check_type(bytes, int))("pea")
 
 
-def test_what_a_plug_in_raises_later_is_its_fault_and_what_its_user_raises_is_not(
+def test_a_later_exception_is_attributed_to_the_plugin_and_not_to_its_caller(
     packages: Path,
 ) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
@@ -191,7 +193,7 @@ def test_what_a_plug_in_raises_later_is_its_fault_and_what_its_user_raises_is_no
         next(pots)
 
 
-def test_what_was_used_is_known_with_its_version(packages: Path) -> None:
+def test_used_plugins_are_recorded_with_their_version(packages: Path) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
     assert dishes.names() == ("soup", "bread", "stew") and plugins.used_plugins() == ()
@@ -205,7 +207,7 @@ def test_what_was_used_is_known_with_its_version(packages: Path) -> None:
     ]
 
 
-def test_a_help_asks_a_cache_until_packages_change(
+def test_help_uses_a_cache_until_packages_change(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})

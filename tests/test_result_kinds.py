@@ -195,7 +195,7 @@ def test_a_kind_that_can_be_opened_has_what_a_report_needs(kind: result_kinds.Re
     assert (functions.schema is None) is (not kind.markers), "the content of the first marker"
 
 
-def test_the_rows_have_names_of_their_own() -> None:
+def test_rows_of_the_table_have_unique_names() -> None:
     names = KINDS.names(include_plugins=False)
     assert len(set(names)) == len(names) and set(KIND_BY_NAME.values()) <= set(names)
 
@@ -220,7 +220,7 @@ def _changed(value: object, text: str, number: float) -> object:
     ("text", "number"), [("\x1b[2J VALID", 3.0), ("", 10.0**18), ("", -7.5), ("", 0.0)]
 )
 @pytest.mark.parametrize("name", KIND_BY_NAME)
-def test_a_result_of_somebody_else_is_shown_or_refused(
+def test_a_result_of_another_person_is_shown_or_refused(
     results_dir: Path,
     tmp_path: Path,
     name: str,
@@ -256,7 +256,7 @@ def test_a_comparison_with_a_header_that_fits_no_records_is_refused(
     assert "the files are damaged" in capsys.readouterr().err
 
 
-def test_a_figure_without_end_is_printed() -> None:
+def test_an_infinite_number_is_printed() -> None:
     assert (quantity(float("inf")), quantity(float("-inf")), quantity(float("nan"))) == (
         "inf",
         "-inf",
@@ -293,7 +293,7 @@ OWNERS = {  # a file that names a marker -> why
 }
 
 
-def test_nobody_else_asks_which_file_a_folder_has() -> None:
+def test_only_result_kinds_checks_which_files_a_folder_has() -> None:
     """A marker file is named only in the table of kinds and where it is written."""
     named = {marker for kind in KINDS.builtin_rows for marker in kind.markers} | {
         "search.json",
@@ -313,18 +313,18 @@ def test_nobody_else_asks_which_file_a_folder_has() -> None:
 
 
 @pytest.mark.parametrize("name", KIND_BY_NAME)
-def test_a_result_is_known_for_what_it_is(results_dir: Path, name: str) -> None:
+def test_the_kind_of_a_result_is_detected(results_dir: Path, name: str) -> None:
     kind = kind_of(results_dir / name)
     assert kind is not None and kind.name == KIND_BY_NAME[name]
 
 
-def test_a_folder_of_results_is_one_too(results_dir: Path) -> None:
+def test_a_folder_of_results_is_a_collection(results_dir: Path) -> None:
     opened_result = opened(results_dir)
     assert opened_result.kind == "results" and "2 repeats" in opened_result.headline
     assert "swept-twice" in opened_result.text and "swept-twice" in (opened_result.page or "")
 
 
-def test_what_is_no_result_has_no_kind(tmp_path: Path) -> None:
+def test_a_folder_without_a_result_has_no_kind(tmp_path: Path) -> None:
     assert kind_of(tmp_path) is None
     with refused(UserError, "no_result"):
         opened(tmp_path)
@@ -509,12 +509,14 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
         ("accuracy", "unsupported"),
     ],
 )
-def test_what_is_no_side_of_a_comparison_says_so(results_dir: Path, name: str, code: str) -> None:
+def test_a_result_that_cannot_be_compared_is_refused(
+    results_dir: Path, name: str, code: str
+) -> None:
     with refused(CombinedError, code):
         read_sides([results_dir / name])
 
 
-def test_a_validation_of_one_level_is_a_side(results_dir: Path) -> None:
+def test_a_validation_of_one_level_can_be_compared(results_dir: Path) -> None:
     (side,) = read_sides([results_dir / "contract"])
     assert [run.name for run in side.runs] == ["r1"]
 
@@ -537,17 +539,19 @@ def check_bundle(result: Path, bundle: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("swept-twice", "repeats"), ("answers", "answers"), ("levels", "runs")]
 )
-def test_its_bundle_comes_out_again(results: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_a_bundle_of_each_kind_is_reproduced(
+    results: Path, tmp_path: Path, name: str, kind: str
+) -> None:
     check_bundle(results / name, tmp_path / "x.zip", kind)
 
 
-def test_the_bundle_of_an_mlperf_test_comes_out_again(tmp_path: Path) -> None:
+def test_the_bundle_of_an_mlperf_test_is_reproduced(tmp_path: Path) -> None:
     load = ("-b", "llama2-70b", *SIM, "--min-duration", "5", "--target-qps", "10")
     exits("mlperf", "server", *load, "-o", tmp_path / "mlperf")
     check_bundle(tmp_path / "mlperf", tmp_path / "x.zip", "run")
 
 
-def test_what_nothing_could_be_made_again_of_is_not_bundled(
+def test_a_result_that_cannot_be_reproduced_is_not_bundled(
     results_dir: Path, tmp_path: Path
 ) -> None:
     with refused(UserError, "unsupported"):
@@ -573,7 +577,7 @@ def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) 
     "name",
     [name for name, kind in KIND_BY_NAME.items() if result_kinds.named(kind).functions.report],
 )
-def test_text_markdown_and_page_say_the_same_figures(results_dir: Path, name: str) -> None:
+def test_text_markdown_and_page_show_the_same_numbers(results_dir: Path, name: str) -> None:
     """Drawings aside, and what stands on a page only."""
     opened_result = opened(results_dir / name)
     report = opened_result.row.functions.report(opened_result.value)
@@ -604,7 +608,7 @@ def test_text_markdown_and_page_say_the_same_figures(results_dir: Path, name: st
         ("size", "size.json", "made"),
     ],
 )
-def test_a_file_without_a_value_that_is_always_written_is_refused_as_damaged(
+def test_a_file_without_a_required_value_is_refused_as_damaged(
     results: Path, name: str, file: str, field: str, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(results / name, tmp_path / name))
@@ -617,7 +621,7 @@ def test_a_file_without_a_value_that_is_always_written_is_refused_as_damaged(
     assert caught.value.where == str(folder / file) and f"`{field}`" in str(caught.value)
 
 
-def test_a_verdict_that_was_reported_is_as_it_was_handed_over(results: Path) -> None:
+def test_a_report_leaves_the_files_of_a_verdict_unchanged(results: Path) -> None:
     folder = results / "contract"
     assert exits("report", folder) in (0, 1, 3)
     assert not checksums.find_changes(folder) and not (folder / "report.html").exists()
@@ -692,7 +696,7 @@ def forget() -> None:
     sdk_plugins._USED.clear()
 
 
-def test_a_kind_of_a_package_is_as_good_as_ours(
+def test_a_result_kind_of_a_plugin_works_like_a_built_in_one(
     soaked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("report", soaked) == 1
@@ -708,7 +712,7 @@ def test_a_kind_of_a_package_is_as_good_as_ours(
     assert read_sides([soaked])[0].reported_metrics == {"hours": 12.0}
 
 
-def test_none_is_loaded_where_none_is_wanted(
+def test_no_plugin_is_loaded_if_plugins_are_switched_off(
     soaked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with plugins.without_plugins():
@@ -719,7 +723,7 @@ def test_none_is_loaded_where_none_is_wanted(
     assert "has no run.json" in capsys.readouterr().err
 
 
-def test_a_kind_that_fails_names_its_package_and_stops_nothing(
+def test_a_failing_kind_of_a_plugin_names_its_package_and_stops_nothing(
     soaked: Path, results_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (soaked / "soak.json").write_text('{"days": 3}')
@@ -736,18 +740,18 @@ def test_a_kind_that_fails_names_its_package_and_stops_nothing(
     )
 
 
-def test_the_table_is_open_to_others() -> None:
+def test_the_table_of_kinds_accepts_rows_of_plugins() -> None:
     assert isinstance(KINDS, OpenTable) and KINDS.group == "loadgen.results"
     assert import_module("loadgen.result_kinds").RUN.name == "run"
 
 
-def test_the_list_says_when_a_size_was_answered(results_dir: Path) -> None:
+def test_the_list_shows_when_a_size_was_computed(results_dir: Path) -> None:
     (row,) = [row for row in results_in(results_dir) if row.kind == "size"]
     assert row.started.startswith("20") and row.outcome.startswith("machines: ")
     assert row.started[:16].replace("T", " ") in render_text([row])
 
 
-def test_what_fails_on_files_as_they_were_written_is_a_bug(tmp_path: Path) -> None:
+def test_a_failure_on_unchanged_files_is_reported_as_a_bug(tmp_path: Path) -> None:
     """And on others a fault of the files."""
     (tmp_path / "run.json").write_text("{}")
     with refused(UserError, "damaged_file"), result_kinds.reporting_damage(tmp_path):
@@ -777,7 +781,7 @@ def test_what_fails_on_files_as_they_were_written_is_a_bug(tmp_path: Path) -> No
         "mlperf verdict",
     ],
 )
-def test_a_url_in_the_place_of_a_result_is_told_as_one(
+def test_a_url_in_place_of_a_result_is_an_error_that_says_so(
     typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
@@ -812,7 +816,7 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(
         "search",
     ],
 )
-def test_a_url_in_the_place_of_a_file_is_told_as_one(
+def test_a_url_in_place_of_a_file_is_an_error_that_says_so(
     typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without its password."""

@@ -33,12 +33,12 @@ def schema(kind: str) -> dict[str, Any]:
     return printed
 
 
-def test_the_schema_that_lies_beside_the_workloads_is_the_printed_one() -> None:
+def test_the_stored_schema_equals_the_printed_schema() -> None:
     assert json.loads((ROOT / "workloads" / "schema.json").read_text("utf-8")) == schema("workload")
 
 
 @pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "name", value))
-def test_shipped_files(kind: str, file: Path) -> None:
+def test_shipped_files_conform_to_their_schema(kind: str, file: Path) -> None:
     written = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
     jsonschema.Draft202012Validator(schema(kind)).validate(written)
 
@@ -61,7 +61,9 @@ def test_shipped_files(kind: str, file: Path) -> None:
         ("prices", {"currency": "USD", "rentd": {}}, False),
     ],
 )
-def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
+def test_schemas_accept_valid_and_refuse_invalid_documents(
+    kind: str, written: Any, good: bool
+) -> None:
     assert jsonschema.Draft202012Validator(schema(kind)).is_valid(written) is good
 
 
@@ -74,7 +76,7 @@ def test_good_and_bad(kind: str, written: Any, good: bool) -> None:
         (["export", "r", "--schema", "workload"], "--schema does not export a run"),
     ],
 )
-def test_what_export_lacks_is_said(
+def test_export_names_a_missing_schema(
     typed: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ending:

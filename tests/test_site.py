@@ -82,7 +82,7 @@ def test_code_can_be_copied_and_a_tab_shows_another_server(site: Path, chromium:
     assert "sglang.launch_server" in chromium.evaluate(VISIBLE_TAB_TEXT)
 
 
-def test_the_site_can_be_dark(site: Path, chromium: Browser) -> None:
+def test_the_site_has_a_dark_mode(site: Path, chromium: Browser) -> None:
     chromium.set_view(width=1400, height=900, dark=True)
     chromium.open(site / "index.html")
     chromium.evaluate("localStorage.clear()")  # the theme stores the scheme of the first visit

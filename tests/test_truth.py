@@ -78,7 +78,7 @@ def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
         (-TOLERANCE_NS - 1, 5 * MS, 0.0, 0.0),  # nothing arrives before it was sent
     ],
 )
-def test_an_error_is_bounded_by_its_stamp_error(
+def test_a_measurement_error_is_bounded_by_its_timestamp_uncertainty(
     late_ns: int, stamp_error_ns: int, bounded: float, explained: float
 ) -> None:
     records = rows((10 * MS + late_ns, 50 * MS, stamp_error_ns))
@@ -88,7 +88,7 @@ def test_an_error_is_bounded_by_its_stamp_error(
     assert seen.error_max_ms == round(abs(late_ns) / 1e6, 4)
 
 
-def test_truth_of_other_runs_and_of_failures_is_none() -> None:
+def test_truth_is_none_for_other_runs_and_for_failures() -> None:
     assert compare_with_log(rows((1, 2, 0)), log(*SENDS), "other", START) is None
     assert compare_with_log(rows((1, 2, 0), status=1), log(*SENDS), "run", START) is None
     assert compare_with_log(rows((1, 2, 0)), log(ids=()), "run", START) is None

@@ -91,7 +91,7 @@ def test_the_page_shows_lines_of_the_package() -> None:
 
 
 @pytest.mark.usefixtures("acme")
-def test_it_has_a_row_of_each_table_and_no_fault() -> None:
+def test_the_package_has_a_row_in_each_table_and_no_error() -> None:
     for table in plugin_checks.TABLES:
         (plugin,) = table.plugins
         assert plugin.error == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), (
@@ -101,7 +101,9 @@ def test_it_has_a_row_of_each_table_and_no_fault() -> None:
 
 
 @pytest.mark.usefixtures("acme")
-def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: Any) -> None:
+def test_the_file_format_of_the_package_is_read_written_and_replayed(
+    tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
     assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
@@ -176,7 +178,7 @@ def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: An
         ),
     ],
 )
-def test_a_slip_in_a_row_is_told_as_the_plug_ins(
+def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
     site: Path,
     tmp_path: Path,
     capsys: Any,
@@ -211,7 +213,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("acme")
-def test_its_command_its_kind_and_its_prices(tmp_path: Path, capsys: Any) -> None:
+def test_command_result_kind_and_prices_of_the_package_work(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "results" / "s"
     folder.mkdir(parents=True)
     (folder / "soak.json").write_text('{"hours": 12}')
@@ -231,7 +233,7 @@ def test_its_command_its_kind_and_its_prices(tmp_path: Path, capsys: Any) -> Non
 
 
 @pytest.mark.usefixtures("acme")
-def test_its_server_is_known_by_its_sign_and_its_words(capsys: Any) -> None:
+def test_the_server_of_the_package_is_detected_by_its_responses(capsys: Any) -> None:
     servers = SERVERS
     assert match_profiles(tuple(servers.plugin_rows()), {"models": '{"owned_by": "acme"}'}) == (
         "acme",
@@ -255,7 +257,7 @@ def test_its_server_is_known_by_its_sign_and_its_words(capsys: Any) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("acme")
-def test_a_run_with_its_backend_and_its_server(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_uses_the_backend_and_the_server_of_the_package(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     loadgen.run(
         "qa",
@@ -287,12 +289,14 @@ def test_a_run_with_its_backend_and_its_server(tmp_path: Path, capsys: Any) -> N
 
 
 @pytest.mark.usefixtures("acme")
-def test_a_backend_that_fails_at_its_start_is_not_our_bug(tmp_path: Path, capsys: Any) -> None:
+def test_a_backend_that_fails_at_its_start_is_reported_as_that_of_the_plugin(
+    tmp_path: Path, capsys: Any
+) -> None:
     assert exits("run", "qa", "--url", "acme:", *SMALL, "-o", tmp_path / "run") == USAGE
     assert "acme-loadgen 1.0 failed: RuntimeError:" in capsys.readouterr().err
 
 
-def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
+def test_a_failing_plugin_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
     installed(site, ROWS.replace("SERVER = ServerProfile(", "SERVER = dict("))
     assert exits("doctor", "--url", "sim:gb300-vm", "--json") == OK
     captured = capsys.readouterr()
@@ -308,7 +312,7 @@ def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: An
 
 
 @pytest.mark.usefixtures("acme")
-def test_none_is_loaded_where_none_is_wanted(
+def test_no_plugin_is_loaded_if_plugins_are_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "soak.json").write_text('{"hours": 30}')
@@ -322,7 +326,7 @@ def test_none_is_loaded_where_none_is_wanted(
 
 
 @pytest.mark.usefixtures("acme")
-def test_a_page_of_results_loads_them_only_if_asked(tmp_path: Path) -> None:
+def test_a_page_of_results_loads_plugins_only_on_request(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "soak.json").write_text('{"hours": 30}')
     for is_requested in (False, True):
@@ -334,7 +338,7 @@ def test_a_page_of_results_loads_them_only_if_asked(tmp_path: Path) -> None:
         assert ("acme_loadgen" in sys.modules) is is_requested
 
 
-def test_no_name_that_stands_in_a_folder_is_imported(site: Path, tmp_path: Path) -> None:
+def test_no_module_name_stored_in_a_folder_is_imported(site: Path, tmp_path: Path) -> None:
     (site / "acme_loadgen.py").write_text(
         "raise SystemExit('imported')"
     )  # a module, and no entry point

@@ -41,7 +41,7 @@ from loadgen.sim.server.options import Options
 FOX, DOG = "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
 
 
-def test_rouge_is_that_of_its_package_s_published_example() -> None:
+def test_rouge_equals_the_published_example_of_its_package() -> None:
     """README of rouge_score: ROUGE-1 0.7059 and ROUGE-L 0.5882 of these two sentences."""
     similarity = scores.score_against_reference(DOG, FOX)
     assert similarity["rouge1"] == pytest.approx(0.70588, abs=1e-5)
@@ -63,7 +63,7 @@ def test_rouge_is_that_of_its_package_s_published_example() -> None:
         ("", ""),
     ],
 )
-def test_the_letter_of_a_choice(answer: str, letter: str) -> None:
+def test_find_choice_returns_the_letter_of_an_answer(answer: str, letter: str) -> None:
     choice = scores.find_choice(answer)
     assert choice == letter or (answer.startswith("I think") and choice == "I")
 
@@ -79,11 +79,11 @@ def test_the_letter_of_a_choice(answer: str, letter: str) -> None:
         ("[" * 10**5, False),
     ],
 )
-def test_json_validity(answer: str, valid: bool) -> None:
+def test_json_score_is_one_for_valid_json_only(answer: str, valid: bool) -> None:
     assert scores.is_json(answer) is valid
 
 
-def test_how_alike_two_answers_are_by_hand() -> None:
+def test_similarity_of_two_answers_equals_values_by_hand() -> None:
     pair_scores = scores.score_pair("one two three four", "one two THREE four five")
     assert (
         pair_scores["agreement"] == 2
@@ -103,7 +103,7 @@ def _question(reference: str | None, **changed: Any) -> Question:
     return Question(row=DatasetRow(prompt="x"), reference=reference, **changed)
 
 
-def test_a_loss_is_seen_where_it_is_and_undecided_where_prompts_are_few() -> None:
+def test_a_quality_loss_is_found_and_undecided_with_few_prompts() -> None:
     """B answers 60 of 100 questions as the reference has it, A 40, 50 or 60 of the same ones."""
     questions = [_question("B", is_choice=True) for _ in range(100)]
     other_answers: list[str | None] = ["B"] * 60 + ["A"] * 40
@@ -126,7 +126,7 @@ def test_a_prompt_without_an_answer_scores_nothing() -> None:
     assert {score.metric: score.mean for score in part.scores}["exact"] == 0.5
 
 
-def test_classes_are_scored_apart() -> None:
+def test_each_request_class_is_scored_separately() -> None:
     questions = [_question("yes", group="qa")] * 12 + [_question("no", group="rag")] * 12
     parts = summarize_scores(score_prompts(questions, ["yes"] * 24, None))
     exact = {part.group: next(s.mean for s in part.scores if s.metric == "exact") for part in parts}
@@ -140,7 +140,7 @@ def _write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def test_rows_say_what_is_right(tmp_path: Path) -> None:
+def test_rows_define_the_expected_answer(tmp_path: Path) -> None:
     rows: list[Any] = [
         {"prompt": "p", "reference": "r", "class": "qa"},
         {"prompt": "p", "answer": "C", "choices": ["x", "y", "z"]},
@@ -162,7 +162,7 @@ def test_rows_say_what_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ['{"prompt": "p", "reference": {}}', "{", '{"prompt": "p", "answer": ["a"]}', '{"x": 1}']
 )
-def test_a_bad_row_is_named(tmp_path: Path, row: str) -> None:
+def test_a_bad_row_is_an_error_with_its_line(tmp_path: Path, row: str) -> None:
     with pytest.raises((UserError, CombinedError), match=r"d\.jsonl"):
         read_questions(_write(tmp_path / "d.jsonl", [{"prompt": "p"}, row]))
 
@@ -185,7 +185,7 @@ def run_answers_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> 
 
 
 @pytest.mark.processes
-def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
+def test_a_worse_endpoint_is_detected_and_an_equal_one_is_not(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, same, worse = endpoints
@@ -230,7 +230,7 @@ def test_a_worse_endpoint_is_found_and_an_equal_one_is_not(
 
 
 @pytest.mark.processes
-def test_without_references_nothing_says_whose_answer_is_right(
+def test_without_references_no_endpoint_is_called_right(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(
@@ -242,7 +242,7 @@ def test_without_references_nothing_says_whose_answer_is_right(
     assert code == 4 and "UNDECIDED" in capsys.readouterr().out
 
 
-def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
+def test_interval_covers_failures_that_few_prompts_may_not_have_met() -> None:
     """With 100 equal pairs, up to 3.6 % of all responses may still differ (0.025 ** (1 / 100))."""
     questions = [_question("yes") for _ in range(100)]
     (part,) = summarize_scores(score_prompts(questions, ["yes"] * 100, ["yes"] * 100), 0.05)
@@ -253,7 +253,7 @@ def test_what_few_prompts_may_not_have_met_is_in_the_interval() -> None:
     assert (rouge.mean, rouge.high) == (1, 1) and rouge.low == pytest.approx(0.025**0.01)
 
 
-def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
+def test_prompts_that_one_endpoint_did_not_answer_are_not_scored_for_the_other() -> None:
     """B answers 15 of 20, all right; A all 20, all wrong for B's 15. Nothing is A's gain."""
     questions = [_question("yes") for _ in range(20)]
     (part,) = summarize_scores(
@@ -265,7 +265,7 @@ def test_what_the_other_endpoint_did_not_answer_flatters_nobody() -> None:
     assert (equal.count, equal.mean) == (15, 0)
 
 
-def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
+def test_two_tokenizers_are_reported_and_token_ids_are_refused() -> None:
     completions = [
         Completions("m", ["x", "y"], tokens, [], [None, None])
         for tokens in ([10, 20], [12, 21], [None, 20])
@@ -291,7 +291,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
 
 
 @pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
-def test_an_endpoint_that_is_not_there_is_said(tmp_path: Path, url: str) -> None:
+def test_an_unreachable_endpoint_is_reported(tmp_path: Path, url: str) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p", "reference": "r"}]))
     with pytest.raises((TargetError, CombinedError)):
         run_command_line(["answers", str(data), "--url", url])
@@ -336,7 +336,7 @@ ROWS = [
         ("within: {of: exact, limit: 1%}", "too_few"),
     ],
 )
-def test_a_term_about_answers_that_cannot_be_shown_is_refused(
+def test_an_answer_term_that_cannot_be_proved_is_refused(
     tmp_path: Path, term: str, code: str
 ) -> None:
     _write(tmp_path / "d.jsonl", ROWS)
@@ -347,9 +347,7 @@ def test_a_term_about_answers_that_cannot_be_shown_is_refused(
 
 
 @pytest.mark.parametrize("data", [None, '{"prompt": "p", "reference": {}}', "{"])
-def test_a_data_set_that_is_none_is_refused_with_the_contract(
-    tmp_path: Path, data: str | None
-) -> None:
+def test_an_invalid_data_set_is_refused_with_the_contract(tmp_path: Path, data: str | None) -> None:
     if data is not None:
         _write(tmp_path / "d.jsonl", [data])
     with pytest.raises(CombinedError) as raised:
@@ -358,7 +356,7 @@ def test_a_data_set_that_is_none_is_refused_with_the_contract(
 
 
 @pytest.mark.processes
-def test_a_contract_about_answers_from_the_file_to_the_bundle(
+def test_a_contract_about_answers_is_validated_and_bundled(
     endpoints: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The load runs in virtual time, and the prompts go to two servers over HTTP."""
@@ -453,13 +451,13 @@ def test_a_contract_about_answers_from_the_file_to_the_bundle(
         ("--url", "sim:gb300-vm"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_contradicting_options_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     data = str(_write(tmp_path / "d.jsonl", [{"prompt": "p"}]))
     with pytest.raises((UserError, CombinedError)):
         run_command_line(["answers", data, *arguments])
 
 
-def test_report_of_scores() -> None:
+def test_report_states_the_scores() -> None:
     questions = [_question("yes", group="qa")] * 30 + [_question("no", group="rag")] * 30
     prompts = score_prompts(questions, ["yes"] * 60, ["yes"] * 55 + ["no"] * 5)
     result = AnswersResult(

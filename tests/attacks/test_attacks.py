@@ -34,7 +34,9 @@ def slow() -> Iterator[EmbeddedServer]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS if row.always])
-def test_some_attacks(row: Row, tmp_path: Path, endpoint: EmbeddedServer) -> None:
+def test_sampled_attacks_have_the_expected_outcome(
+    row: Row, tmp_path: Path, endpoint: EmbeddedServer
+) -> None:
     check(row, Scene(tmp_path, endpoint.url))
 
 
@@ -42,13 +44,13 @@ def test_some_attacks(row: Row, tmp_path: Path, endpoint: EmbeddedServer) -> Non
 @pytest.mark.processes
 @pytest.mark.attacks
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
-def test_all_attacks(
+def test_all_attacks_have_the_expected_outcome(
     row: Row, tmp_path: Path, endpoint: EmbeddedServer, slow: EmbeddedServer
 ) -> None:
     check(row, Scene(tmp_path, endpoint.url, slow.url))
 
 
-def test_every_row_has_its_own_name_and_stands_in_the_page() -> None:
+def test_every_attack_has_a_unique_name_and_is_documented() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert make_attacks.PAGE.read_text("utf-8") == make_attacks.page(), (
         "python tests/make_attacks.py"

@@ -129,7 +129,7 @@ def bundled(folder: Path, to: Path) -> Path:
         ),
     ],
 )
-def test_every_derived_file_comes_out_again(
+def test_every_derived_file_is_reproduced(
     results_dir: Path, tmp_path: Path, kind: str, files: set[str]
 ) -> None:
     verification = verify_bundle(bundled(results_dir / kind, tmp_path))
@@ -224,7 +224,7 @@ NUMBER = edited("ttft_ms", "p99", to=1.5)
         ),
     ],
 )
-def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
+def test_a_changed_value_or_sentence_is_found_even_with_a_new_hash(
     results_dir: Path,
     tmp_path: Path,
     kind: str,
@@ -241,7 +241,7 @@ def test_a_changed_value_or_sentence_is_named_though_its_hash_is_listed_anew(
 
 
 @pytest.mark.processes
-def test_a_changed_byte_is_named(
+def test_a_changed_byte_is_found(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "result/requests/requests.parquet"
@@ -257,7 +257,9 @@ def test_a_changed_byte_is_named(
 
 
 @pytest.mark.processes
-def test_records_of_another_run_do_not_give_the_figures(results_dir: Path, tmp_path: Path) -> None:
+def test_records_of_another_run_do_not_reproduce_the_metrics(
+    results_dir: Path, tmp_path: Path
+) -> None:
     other = (results_dir / "repeats" / "r2" / "requests" / "requests.parquet").read_bytes()
     path = changed(
         bundled(results_dir / "run", tmp_path), "result/requests/requests.parquet", lambda _: other
@@ -268,7 +270,7 @@ def test_records_of_another_run_do_not_give_the_figures(results_dir: Path, tmp_p
 
 
 @pytest.mark.processes
-def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
+def test_missing_and_damaged_files_are_named_without_a_traceback(
     results_dir: Path, tmp_path: Path
 ) -> None:
     bundle = bundled(results_dir / "validation", tmp_path)
@@ -287,7 +289,7 @@ def test_files_that_are_gone_or_damaged_are_named_without_a_traceback(
         assert verification.verified == "no" and verification.differences, name
 
 
-def test_a_page_that_nothing_makes_is_named(results_dir: Path, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_reproduced_is_named(results_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(results_dir / "run", folder)
     (folder / "praise.html").write_text("VALID, and the fastest")
@@ -304,7 +306,7 @@ def test_a_page_that_nothing_makes_is_named(results_dir: Path, tmp_path: Path) -
 # -- what goes in ----------------------------------------------------------------------------------
 
 
-def test_no_text_of_a_prompt_goes_in_unless_asked_for(results_dir: Path, tmp_path: Path) -> None:
+def test_a_bundle_has_no_prompt_text_unless_requested(results_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "official"
     shutil.copytree(results_dir / "mlperf", folder)
     (folder / "SHA256SUMS").unlink()
@@ -333,7 +335,7 @@ def test_a_contract_with_variables_is_judged_with_their_values(results_dir: Path
     )
 
 
-def test_validate_writes_the_bundle_of_what_it_found(
+def test_validate_writes_a_bundle_of_its_result(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "poc.zip"
@@ -344,7 +346,7 @@ def test_validate_writes_the_bundle_of_what_it_found(
     assert "not signed" in captured.err
 
 
-def test_a_folder_that_was_changed_or_is_no_result_is_refused(
+def test_a_changed_folder_and_one_without_a_result_are_refused(
     results_dir: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -390,7 +392,7 @@ def hostile(
         ([("result/run.json", b"{}"), ("result/run.json", b"[]")], 0o644, "more than one file"),
     ],
 )
-def test_names_that_lead_elsewhere(
+def test_paths_that_lead_outside_the_bundle_are_refused(
     tmp_path: Path, entries: list[tuple[str, bytes]], mode: int, expected_text: str
 ) -> None:
     inside = tmp_path / "a" / "b"
@@ -404,7 +406,7 @@ def test_names_that_lead_elsewhere(
     )
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_not_unpacked(tmp_path: Path) -> None:
     """The directory of the archive announces a gigabyte, so that no byte need be unpacked."""
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w") as file:
@@ -441,7 +443,7 @@ def zipped(name: bytes, method: int) -> bytes:
         ),
     ],
 )
-def test_a_file_that_is_no_bundle(
+def test_a_file_that_is_no_bundle_is_refused(
     tmp_path: Path, data: bytes, expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "poc.zip"
@@ -450,7 +452,7 @@ def test_a_file_that_is_no_bundle(
     assert expected_text in capsys.readouterr().err
 
 
-def test_other_files_that_are_no_bundle(
+def test_missing_files_and_directories_are_no_bundle(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits("verify", tmp_path / "none.zip") == 2
@@ -468,14 +470,14 @@ def test_other_files_that_are_no_bundle(
         verify_bundle(hostile(tmp_path, ("result/readme.txt", b"hello")))
 
 
-def test_a_bundle_of_a_newer_version(tmp_path: Path) -> None:
+def test_a_bundle_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     manifest = {"kind": "run", "name": "x", "made": "", "version": "9", "schema": 2}
     path = hostile(tmp_path, ("result/run.json", b"{}"), manifest=json.dumps(manifest).encode())
     with pytest.raises(UserError, match=r"hostile\.zip"):
         verify_bundle(path)
 
 
-def test_sentences_of_another_version_are_its_own_and_its_values_are_not() -> None:
+def test_another_version_may_change_sentences_but_not_values() -> None:
     stored, recomputed = (
         b'{"a": 1.0, "why": "too few requests", "code": "few"}',
         b'{"a": 1, "why": "few", "code": "few"}',
@@ -513,7 +515,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.processes
-def test_a_signature_is_that_of_a_key(
+def test_a_signature_is_verified_by_its_key_only(
     results_dir: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     key, other = keys
@@ -532,7 +534,7 @@ def test_a_signature_is_that_of_a_key(
 
 
 @pytest.mark.processes
-def test_a_change_breaks_the_signature_though_hashes_are_listed_anew(
+def test_a_change_breaks_the_signature_even_with_new_hashes(
     results_dir: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:
     path = tmp_path / "poc.zip"
@@ -545,7 +547,7 @@ def test_a_change_breaks_the_signature_though_hashes_are_listed_anew(
     )
 
 
-def test_keys_that_are_none(
+def test_invalid_keys_are_refused(
     results_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -558,7 +560,7 @@ def test_keys_that_are_none(
     assert "not signed" in capsys.readouterr().err
 
 
-def test_report_of_a_verification() -> None:
+def test_report_of_a_verification_states_its_outcome() -> None:
     manifest = archive.Manifest(
         kind="run",
         name="r1",

@@ -47,7 +47,9 @@ CONTRACT, WORKLOAD = (
         ["run", "qa", "--slo", "ttft:2x", "--server", "unknown", "--workers", "0"],
     ],
 )
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits(*arguments) == USAGE
     stderr = capsys.readouterr().err
     assert "bug" not in stderr and "Traceback" not in stderr and stderr
@@ -164,7 +166,7 @@ def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> 
         assert flag in stderr
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("--help") == OK
     assert "run" in capsys.readouterr().out
     assert exits("--version") == OK
@@ -213,7 +215,7 @@ def test_each_value_of_an_option_is_preceded_by_its_name(
 
 
 @pytest.mark.processes
-def test_one_endpoint_is_not_silently_chosen_of_two() -> None:
+def test_two_endpoints_for_a_command_with_one_target_are_refused() -> None:
     arguments = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
     code = "from loadgen.cli.app import main; main()"
     ended = subprocess.run(
@@ -230,7 +232,7 @@ def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.commands
-def test_progress_as_json_says_which_step_of_how_many(
+def test_progress_as_json_has_the_step_and_the_number_of_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [
@@ -360,7 +362,7 @@ def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() 
         )
 
 
-def test_every_help_is_at_most_40_lines_and_says_where_the_rest_is() -> None:
+def test_every_help_has_at_most_40_lines_and_names_the_full_help() -> None:
     for path, text in helps(columns=80):
         assert len(text.splitlines()) <= 40, path
         if path and "\nCommands:" not in text:
@@ -372,7 +374,7 @@ def test_a_short_help_ends_a_sentence_at_its_end_and_not_at_an_ellipsis() -> Non
     assert "gb300-vm, b200x8, ..." in " ".join(help_text.split())
 
 
-def test_a_help_has_panels_defaults_and_what_an_option_takes(
+def test_a_help_shows_panels_defaults_and_values_of_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -391,7 +393,7 @@ def test_a_help_has_panels_defaults_and_what_an_option_takes(
     assert "<" not in text.partition("Options:")[2]
 
 
-def test_every_option_of_the_table_takes_something_named() -> None:
+def test_every_option_of_the_table_names_its_value() -> None:
     for name, option in COMMAND_OPTIONS.items():
         assert option.panel in PANELS, name
         if option.flags:
@@ -478,7 +480,7 @@ def test_a_misplaced_key_is_one_error_with_a_hint(
     assert expected_text in first and "w.yaml:1" in place and hint in last
 
 
-def test_values_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_completion_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "results" / "qa-1").mkdir(parents=True)

@@ -28,7 +28,7 @@ def test_every_row_leads_to_its_command(row: Any) -> None:
     assert len(row.help) <= 64 and row.help.endswith("."), "one line at 80 columns"
 
 
-def test_the_rows_stand_group_by_group() -> None:
+def test_the_rows_of_the_command_table_are_grouped() -> None:
     assert list(dict.fromkeys(row.group for row in COMMANDS.builtin_rows)) == GROUPS
     assert [row.group for row in COMMANDS.builtin_rows] == sorted(
         (row.group for row in COMMANDS.builtin_rows), key=GROUPS.index

@@ -166,7 +166,7 @@ def test_every_command_has_a_case_in_this_file() -> None:
 
 
 @pytest.mark.parametrize("animal", ZOO)
-def test_no_command_leaves_the_folder_of_a_stranger(
+def test_no_command_reads_or_writes_outside_a_foreign_folder(
     animal: str,
     theirs: Path,
     sound: Path,
@@ -374,7 +374,7 @@ def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
     ]
 
 
-def test_every_option_that_takes_an_address_or_a_file_of_keys_reaches_out() -> None:
+def test_options_with_addresses_or_key_files_are_those_that_reach_out() -> None:
     """A new option that names a host or a file must be listed before a folder may set it."""
     data = {"trace", "dataset", "tokenizer", "system", "out", "prices"}
     places_named = {

@@ -31,7 +31,7 @@ def test_a_setting_of_repeat_that_is_specified_twice_is_refused() -> None:
         parse_repetition("auto,most=3,most=5")
 
 
-def test_a_fault_with_two_shares_is_refused() -> None:
+def test_an_injected_failure_with_two_shares_is_refused() -> None:
     with refused(UserError, "duplicate"):
         fault_injection.parse_failure_plan("truncate:0.1,truncate:0.2")
 

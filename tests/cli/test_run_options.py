@@ -176,7 +176,7 @@ def test_every_option_has_a_bad_value_here() -> None:
         {"ray": "auto", "sources": "127.0.0.1"},
     ],
 )
-def test_options_that_exclude_each_other(options: dict[str, Any]) -> None:
+def test_options_that_exclude_each_other_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(CombinedError):
         build_settings(options)
 
@@ -320,7 +320,9 @@ NOT_STRICT = {
 
 
 @pytest.mark.parametrize("command", NOT_TAKEN)
-def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_that_send_a_load_take_the_options_of_run(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits(*command.split(), "--help-all") == 0
     text = capsys.readouterr().out
     options_in_help = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
@@ -341,7 +343,7 @@ def test_a_command_takes_what_run_takes(command: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "report", *NOT_STRICT])
-def test_strict_is_where_a_verdict_can_be_undecided(
+def test_commands_with_undecided_verdicts_have_the_option_strict(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(*command.split(), "--help-all") == 0

@@ -131,7 +131,7 @@ def rack_file(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("home")
-def test_plain_ray_and_the_rack_as_typed(tmp_path: Path) -> None:
+def test_commands_of_the_page_run_on_a_plain_ray_cluster(tmp_path: Path) -> None:
     (block,) = re.findall(r"## Plain Ray.*?\n(    # on the head.*?)\n\n\S", PAGE, re.DOTALL)
     lines = [
         line.strip()
@@ -187,7 +187,7 @@ def wait_for(port: str) -> None:
         select.select([], [], [], 0.2)
 
 
-def test_the_script_for_slurm_runs_to_the_end_of_its_load(home: Path, tmp_path: Path) -> None:
+def test_the_slurm_script_runs_to_the_end_of_its_load(home: Path, tmp_path: Path) -> None:
     """Substitutes of the three Slurm commands run the steps on this machine."""
     script = (repository_paths.ROOT / "deploy/loadgen.sbatch").read_text("utf-8")
     script = script.replace("port=6379", f"port={free_port()}").replace(

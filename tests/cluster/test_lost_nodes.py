@@ -142,7 +142,7 @@ def wait(over: Callable[[], bool], at_most_s: float) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_node_is_killed(
+def test_a_command_survives_a_killed_node(
     tmp_path: Path, cluster: Any, endpoint: EmbeddedServer, command: str, phase: str
 ) -> None:
     if (command, phase) == ("mlperf", "between"):
@@ -177,7 +177,7 @@ def test_a_node_is_killed(
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_every_node_is_killed_between_two_probes(
+def test_a_search_ends_if_every_node_is_killed_between_trials(
     tmp_path: Path, cluster: Any, endpoint: EmbeddedServer, joins: bool
 ) -> None:
     """A new node is taken in; without one the search ends, and goes on where it was told to."""
@@ -232,7 +232,7 @@ GOING_ON = {
         ("validate", "between"),
     ],
 )
-def test_the_head_is_killed(
+def test_a_run_ends_with_its_records_if_the_head_node_is_killed(
     tmp_path: Path, endpoint: EmbeddedServer, command: str, phase: str
 ) -> None:
     """The node of the command is lost too: its records stay, and the command says what was lost."""

@@ -72,7 +72,9 @@ ways = some.lists(
 
 
 @given(offset_ns=some.integers(-(10**15), 10**15), ways=ways)
-def test_the_truth_is_within_the_bound(offset_ns: int, ways: list[tuple[int, int]]) -> None:
+def test_the_true_clock_offset_is_within_its_bound(
+    offset_ns: int, ways: list[tuple[int, int]]
+) -> None:
     exchanges, now = [], 10**12
     for there, back in ways:
         exchanges.append(clock_sync.ClockExchange(now, now + there + offset_ns, now + there + back))
@@ -85,7 +87,7 @@ def test_the_truth_is_within_the_bound(offset_ns: int, ways: list[tuple[int, int
     assert abs(clock_offset.to_remote_ns(5) - (5 + offset_ns)) <= clock_offset.bound_ns
 
 
-def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> None:
+def test_contradicting_clock_readings_use_the_fastest_response() -> None:
     clock_offset = clock_sync.estimate_offset(
         [clock_sync.ClockExchange(0, 1000, 10), clock_sync.ClockExchange(20, 9000, 400)]
     )
@@ -95,7 +97,7 @@ def test_clocks_that_contradict_themselves_are_read_by_the_quickest_answer() -> 
 # -- files on their way ----------------------------------------------------------------------------
 
 
-def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_path: Path) -> None:
+def test_records_never_precede_their_texts_and_a_lost_response_loses_none(tmp_path: Path) -> None:
     """Although half of the replies are lost, the copy equals the file in the end."""
     from loadgen.core.results.record import ROW
     from loadgen.core.stats.histogram import Histogram
@@ -138,7 +140,7 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         assert (here / file).read_bytes() == (there / file).read_bytes(), file
 
 
-def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
+def test_segments_are_deleted_from_the_node_after_their_transfer(tmp_path: Path) -> None:
     from loadgen.core.results.record import ROW
 
     there, here = tmp_path / "there", tmp_path / "here"
@@ -176,7 +178,7 @@ def _now(call: Any) -> Any:
 
 
 @pytest.mark.processes
-def test_the_folder_is_in_the_store_at_the_end(
+def test_the_run_directory_is_in_the_store_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -210,16 +212,14 @@ def test_the_folder_is_in_the_store_at_the_end(
         ("file:///proc/no/run", "unwritable_file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_told_before_the_first_request(
-    url: str, code: str
-) -> None:
+def test_an_unwritable_directory_is_reported_before_the_first_request(url: str, code: str) -> None:
     from loadgen.core.results import object_store
 
     with refused(UserError, code):
         object_store.open_folder(url)
 
 
-def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with refused(UserError, "not_installed", "ray") as caught:
         ray_process.RayDriver().connect("auto", "alice", "--ray auto")
@@ -230,7 +230,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     ("address", "hint"),
     [("127.0.0.1:9", ""), ("ray://host:10001", "ray job submit"), ("host", "HOST:6379")],
 )
-def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -> None:
+def test_an_address_without_a_cluster_is_reported_at_once(address: str, hint: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with (
         refused(UserError, "no_cluster") as caught,
@@ -241,7 +241,7 @@ def test_an_address_without_a_cluster_is_told_at_once(address: str, hint: str) -
 
 
 @pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
-def test_nodes_must_be_alike(differing: str, tmp_path: Path) -> None:
+def test_nodes_that_differ_are_refused(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
     ours = node_facts.read_local_facts([str(data)])
@@ -311,7 +311,7 @@ def test_a_loopback_address_is_another_server_on_another_machine(
         (5, (1, 1), (3, 2)),  # a node was lost: more workers than CPUs
     ],
 )
-def test_workers_are_shared_out_by_the_size_of_nodes(
+def test_workers_are_assigned_in_proportion_to_the_size_of_nodes(
     workers: int, cpus: tuple[int, ...], shares: tuple[int, ...]
 ) -> None:
     names = [str(i) for i in range(len(cpus))]
@@ -319,7 +319,7 @@ def test_workers_are_shared_out_by_the_size_of_nodes(
     assert tuple(counts[name] for name in names) == shares
 
 
-def test_nodes_have_names_that_differ() -> None:
+def test_nodes_have_unique_names() -> None:
     def node(id: str, host: str, address: str, *, alive: bool = True) -> dict[str, Any]:
         return {
             "NodeID": id,
@@ -558,7 +558,7 @@ def _nothing_is_left_on_the_nodes(nodes: Any) -> None:
 
 @pytest.mark.early
 @pytest.mark.processes
-def test_on_a_real_cluster(tmp_path: Path, nodes: Any) -> None:
+def test_a_run_on_a_real_cluster_has_every_record(tmp_path: Path, nodes: Any) -> None:
     import ray
 
     def folder(name: str) -> Path:

@@ -87,7 +87,7 @@ def compare_sides(*sides: Side, **how: object) -> dict[str, str]:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def test_two_of_the_same_show_no_difference() -> None:
+def test_two_equal_runs_show_no_difference() -> None:
     result = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
     assert result.same_work is True and result.valid
     assert {judged_difference.outcome for judged_difference in result.differences} == {
@@ -102,7 +102,7 @@ def test_two_of_the_same_show_no_difference() -> None:
     assert "--repeat 3" in result.scope
 
 
-def test_a_large_shift_is_found_and_named_rightly() -> None:
+def test_a_large_shift_is_found_and_called_worse() -> None:
     first_side = side("a", *(rows(seed, 1000) for seed in (11, 12, 13)))
     other = side("b", *(slower(rows(seed, 1000), 1.3) for seed in (14, 15, 16)))
     worse, better = compare_sides(first_side, other), compare_sides(other, first_side)
@@ -111,7 +111,7 @@ def test_a_large_shift_is_found_and_named_rightly() -> None:
     assert worse["ok_share"] == "equivalent"
 
 
-def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
+def test_one_run_on_each_side_may_differ_but_is_never_better_or_worse() -> None:
     alone, repeats = (
         side("a", rows(11, 1000)),
         side("c", *(rows(seed, 1000) for seed in (13, 14, 15))),
@@ -128,7 +128,7 @@ def test_one_run_a_side_differs_and_is_never_better_or_worse() -> None:
     assert "--repeat 3" in comparison.compare([alone, far]).scope
 
 
-def test_a_level_of_each_start_is_no_difference() -> None:
+def test_variation_between_server_starts_is_no_difference() -> None:
     """Repeats whose starts vary by 5 % give at most 7 false differences in 100 pairs."""
     draw = np.random.default_rng(8)
     base = [rows(seed, 700) for seed in range(6)]
@@ -140,7 +140,7 @@ def test_a_level_of_each_start_is_no_difference() -> None:
     assert wrong <= 1
 
 
-def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
+def test_a_tail_from_one_bad_period_per_run_is_undecided() -> None:
     """A difference that comes from three slow periods of 8 s, one in each run, is inconclusive."""
     clean = [rows(seed, 2000, 8.0) for seed in range(1, 7)]
     for records in clean:  # without the noise of the queue
@@ -164,7 +164,7 @@ def test_a_tail_made_by_one_bad_spell_a_run_is_not_told_apart() -> None:
     assert significance.fisher_exact(0, 20, 20, 20) < 1e-10
 
 
-def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
+def test_failure_shares_of_repeats_without_a_failure_are_uncertain() -> None:
     """Runs that do not vary within a side still give an uncertain share of failures."""
     bad = [rows(seed, 700) for seed in (4, 5, 6)]
     for records in bad:
@@ -175,7 +175,7 @@ def test_shares_of_repeats_without_a_failure_are_not_certain() -> None:
     assert outcomes_by_metric["ok_share"] == "equivalent"
 
 
-def test_failures_are_a_difference_of_shares() -> None:
+def test_failures_are_compared_as_shares() -> None:
     bad = rows(12, 1000)
     fail(bad, 0.009)  # under the limit of the verdict
     few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
@@ -188,7 +188,7 @@ def test_failures_are_a_difference_of_shares() -> None:
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
 
 
-def test_what_is_not_the_same_work_is_not_judged() -> None:
+def test_runs_of_different_work_are_not_judged() -> None:
     other = Fingerprints(recipe="another")
     result = comparison.compare(
         [
@@ -216,7 +216,7 @@ def test_what_is_not_the_same_work_is_not_judged() -> None:
     }
 
 
-def test_other_work_of_one_name_is_told_by_what_differs() -> None:
+def test_different_work_under_one_name_is_explained_by_its_difference() -> None:
     longer = rows(2, 600)
     longer["input_tokens"] *= 2
     sides = [
@@ -239,7 +239,7 @@ def test_other_work_of_one_name_is_told_by_what_differs() -> None:
     )
 
 
-def test_a_limit_is_no_part_of_the_work() -> None:
+def test_an_slo_limit_is_not_part_of_the_work() -> None:
     other = Slo(terms=(Term(metric="ttft", limit_ns=10**9),))
     result = comparison.compare(
         [
@@ -258,7 +258,7 @@ def test_a_limit_is_no_part_of_the_work() -> None:
     } == {"the SLOs differ"}
 
 
-def test_answers_cut_short_are_other_work() -> None:
+def test_truncated_responses_are_different_work() -> None:
     clamped = rows(2, 300)
     clamped["asked_output"] = 3 * clamped["output_tokens"]
     result = comparison.compare([side("a", rows(1, 300)), side("b", clamped)])
@@ -267,7 +267,7 @@ def test_answers_cut_short_are_other_work() -> None:
     assert comparison.compare([side("a", clamped), side("b", clamped)]).same_work
 
 
-def test_what_is_not_valid_is_not_judged() -> None:
+def test_an_invalid_run_is_not_judged() -> None:
     bad = rows(2, 300)
     send_late(bad)
     result = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
@@ -277,7 +277,7 @@ def test_what_is_not_valid_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> None:
+def test_a_result_compared_with_itself_or_a_copy_decides_nothing(repeats: int) -> None:
     """A build that names one folder twice would pass as equivalent."""
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     other_runs = [rows(20 + number, 500) for number in range(repeats - 1)]
@@ -291,7 +291,7 @@ def test_a_result_beside_itself_or_its_copy_decides_nothing(repeats: int) -> Non
     assert changed.failed is None and comparison.SAME_RUN in changed.text and value.failed is False
 
 
-def test_too_few_samples_cannot_tell() -> None:
+def test_too_few_samples_are_inconclusive() -> None:
     differences_by_name = {
         judged_difference.metric: judged_difference
         for judged_difference in comparison.compare(
@@ -303,7 +303,7 @@ def test_too_few_samples_cannot_tell() -> None:
     assert differences_by_name["ttft_ms.p50"].needed_load_factor is not None
 
 
-def test_repeats_speak_as_whole_runs() -> None:
+def test_repeats_are_compared_as_whole_runs() -> None:
     """The runs of a side have different offsets, so blocks within a run are not enough."""
     shifts = (0.8, 1.0, 1.25)
     first_side = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
@@ -332,7 +332,7 @@ def test_a_summary_alone_has_no_interval() -> None:
     assert any("no records" in note for note in result.notes)
 
 
-def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
+def test_metrics_of_another_tool_are_shown_and_not_judged() -> None:
     other_tool_side = Side(
         name="other",
         reported_metrics={"ttft_ms.p50": 500.0, "tokens.output_per_s": 900.0},
@@ -363,7 +363,9 @@ def test_figures_of_another_tool_are_shown_and_not_judged() -> None:
         ([], []),
     ],
 )
-def test_holm(chances: list[float | None], levels: list[float]) -> None:
+def test_holm_correction_equals_a_worked_example(
+    chances: list[float | None], levels: list[float]
+) -> None:
     assert significance.holm_levels(chances, 0.05) == pytest.approx(levels)
 
 
@@ -378,7 +380,7 @@ def test_holm_rejects_what_the_step_down_rejects(chances: list[float]) -> None:
     assert {i for i, chance in enumerate(chances) if chance <= levels[i]} == expected
 
 
-def test_the_gap_of_two_figures() -> None:
+def test_subtraction_combines_errors_and_degrees_of_freedom() -> None:
     gap = significance.subtract(ScaledEstimate(1.0, 0.3, 19), ScaledEstimate(2.0, 0.4, 9))
     assert (gap.value, gap.error) == pytest.approx((1.0, 0.5))
     assert gap.degrees_of_freedom == pytest.approx(0.5**4 / (0.3**4 / 19 + 0.4**4 / 9))
@@ -388,7 +390,7 @@ def test_the_gap_of_two_figures() -> None:
     )
 
 
-def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
+def test_the_error_of_a_quantile_equals_its_sampling_error() -> None:
     """The standard error of the log of a median of n independent draws has a known value."""
     draw = np.random.default_rng(3)
     n, sigma = 4000, 0.3
@@ -403,7 +405,7 @@ def test_the_error_of_a_quantile_is_that_of_its_sampling() -> None:
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 
-def test_what_hangs_together_has_a_larger_error() -> None:
+def test_correlated_values_have_a_larger_error() -> None:
     draw = np.random.default_rng(4)
     steps = np.repeat(draw.normal(0, 0.3, 40), 50)
     tied = np.exp(15 + steps + draw.normal(0, 0.05, 2000))
@@ -459,7 +461,9 @@ def difference(**field_values: object) -> Difference:
         ("ttft_ms.p99 > +5%", 0.0, 106.0, None),
     ],
 )
-def test_conditions(text: str, before: float | None, after: float, failed: bool | None) -> None:
+def test_a_condition_fails_beyond_its_limit(
+    text: str, before: float | None, after: float, failed: bool | None
+) -> None:
     (condition,) = thresholds.parse_thresholds([text])
     change = after / before - 1 if before else None
     result = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
@@ -524,7 +528,7 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
         (1.5, -0.2, 4.0, "0.800x to 5.00x"),
     ],
 )
-def test_an_interval_is_written_as_its_change_is(
+def test_an_interval_has_the_unit_of_its_change(
     change: float, low: float, high: float, expected_text: str
 ) -> None:
     assert (
@@ -535,7 +539,7 @@ def test_an_interval_is_written_as_its_change_is(
     )
 
 
-def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
+def test_the_interval_of_a_relative_condition_is_in_percent() -> None:
     """A change and its interval are never "(+105.8 %), CI 1.93x to 2.19x"."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     judged_difference = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
@@ -545,7 +549,7 @@ def test_the_interval_of_a_condition_is_in_percent_as_its_change_is() -> None:
     assert text.endswith("(+110.0 %), CI +90.0 to +120.0 %")
 
 
-def test_a_share_can_change_by_no_more_than_there_is() -> None:
+def test_the_change_of_a_share_is_bounded_by_the_share() -> None:
     known = ScaledEstimate(value=-0.1, error=2.0, degrees_of_freedom=3)
     share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
     judged = judgement.judge(share, known, 1, 0.05, 0.05)
@@ -618,7 +622,7 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
     assert (judged_difference.needed_load_factor is not None) is (word == "inconclusive")
 
 
-def test_as_much_more_load_as_is_named_decides() -> None:
+def test_the_named_additional_load_decides_a_condition() -> None:
     known = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
     base = difference(before=1.0, after=1.0, change=0.0)
     judged_difference = judgement.judge(base, known, -1, 0.05, 0.05)
@@ -676,7 +680,7 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
 
 
 @pytest.mark.parametrize(("high", "failed"), [(-0.006, True), (0.001, None)])
-def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None:
+def test_beyond_noise_of_a_share_uses_percentage_points(high: float, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
     judged_difference = difference(
         metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high
@@ -692,7 +696,7 @@ def test_beyond_noise_of_a_share_is_in_points(high: float, failed: bool) -> None
 @pytest.mark.parametrize(
     ("word", "noise"), [("inconclusive", True), ("equivalent", True), ("worse", False)]
 )
-def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) -> None:
+def test_a_condition_that_noise_may_have_broken_is_marked(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     judged_difference = difference(
         before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, detailed_outcome=word
@@ -713,7 +717,7 @@ def test_a_condition_that_noise_may_have_broken_says_so(word: str, noise: bool) 
         ("ttft_ms.p99 > 5%", "invalid_value"),
     ],
 )
-def test_conditions_that_are_none(text: str, code: str) -> None:
+def test_invalid_conditions_are_refused(text: str, code: str) -> None:
     with refused(CombinedError, code) as faults:
         thresholds.parse_thresholds([text, "nonsense"])
     assert "nonsense" in str(faults.value)
@@ -722,7 +726,7 @@ def test_conditions_that_are_none(text: str, code: str) -> None:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-def test_text_markdown_and_junit_say_the_same() -> None:
+def test_text_markdown_and_junit_agree() -> None:
     several = [rows(seed, 1000) for seed in (11, 12, 13, 14, 15, 16)]
     result = comparison.compare(
         [side("a", *several[:3]), side("b", *(slower(records, 1.3) for records in several[3:]))],
@@ -754,7 +758,7 @@ def test_text_markdown_and_junit_say_the_same() -> None:
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
 
-def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_other_side() -> None:
+def test_recovery_times_of_both_sides_are_shown_side_by_side() -> None:
     """The nth event of a kind beside the nth; of repeats each run; a side without one has none."""
 
     def of(name: str, *backs: float | None) -> Side:
@@ -824,7 +828,7 @@ def test_the_way_back_to_the_slo_after_each_event_stands_beside_that_of_the_othe
         max_size=4,
     )
 )
-def test_junit_is_xml_whatever_is_in_it(outcomes: list[tuple[str, str, str]]) -> None:
+def test_junit_is_valid_xml_for_any_text(outcomes: list[tuple[str, str, str]]) -> None:
     cases = [
         junit.JUnitCase(name=name, group=name, outcome=outcome, text=text)
         for name, outcome, text in outcomes
@@ -840,7 +844,9 @@ def test_markdown_cells_cannot_break_the_table() -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_command_prints_the_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a = str(run_fixtures.write(tmp_path / "a", rows(1, 300)))
     b = str(run_fixtures.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
     assert exits("compare", a, b) == 0
@@ -873,7 +879,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "| TPOT p50, ms |" in capsys.readouterr().out
 
 
-def test_the_command_refuses_what_cannot_be_compared(
+def test_compare_command_refuses_results_that_cannot_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = str(run_fixtures.write(tmp_path / "a", rows(1, 60)))
@@ -897,7 +903,7 @@ def test_the_command_refuses_what_cannot_be_compared(
     assert exits("compare", a, str(run_fixtures.write(tmp_path / "bad", bad))) == 3
 
 
-def test_the_command_takes_folders_of_repeats(
+def test_compare_command_accepts_folders_of_repeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, seeds in (("a", (1, 2)), ("b", (3, 4))):
@@ -941,7 +947,7 @@ def test_a_side_of_which_every_repeat_is_invalid_is_not_judged(
     assert not document["valid"] and document["runs"] == [2, 2]
 
 
-def test_what_is_simulated_says_so_first() -> None:
+def test_a_comparison_of_simulated_runs_says_so_first() -> None:
     a, b = side("a", rows(1, 200), targets=(TargetFacts(simulated=True),)), side("b", rows(2, 200))
     result = comparison.compare([a, b])
     assert result.simulated == ("a",)

@@ -25,7 +25,7 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
     ("text", "did_you_mean"),
     [("30sec", "30s"), ("5 mins", "5m"), ("1hr", "1h"), ("3Days", "3d"), ("250MS", "250ms")],
 )
-def test_a_unit_by_another_name_is_answered_with_the_unit(text: str, did_you_mean: str) -> None:
+def test_an_unknown_unit_has_a_hint_with_the_known_unit(text: str, did_you_mean: str) -> None:
     with pytest.raises(units.InvalidValueError) as caught:
         units.duration_ns(text)
     assert f'"{did_you_mean}"' in caught.value.hint

@@ -70,19 +70,19 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
         ({"output_tokens_per_s": -1}, "out_of_range"),
     ],
 )
-def test_a_capacity_that_cannot_be_is_refused(change: dict[str, Any], code: str):
+def test_an_impossible_capacity_is_refused(change: dict[str, Any], code: str):
     with refused(UserError, code) as caught:
         load_capacity(json.dumps(GOOD | change).encode(), "x/capacity.json")
     assert caught.value.where.startswith("x/capacity.json")
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_capacity_or_a_named_fault(data: bytes):
+def test_any_bytes_load_as_a_capacity_or_raise_a_reported_error(data: bytes):
     with contextlib.suppress(UserError):
         load_capacity(data)
 
 
-def test_repeats_have_students_interval():
+def test_repeats_have_an_interval_of_students_t():
     estimate = estimate_rate([9.0, 10.0, 11.0, 10.0])
     assert estimate.mid == 10
     assert estimate.high == pytest.approx(10 + 3.1824463 * (2 / 3) ** 0.5 / 2)
@@ -129,7 +129,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
 @pytest.mark.parametrize(
     ("profile", "gpus", "code"), [("qa", None, "mismatch"), ("rag", 72, "conflict")]
 )
-def test_what_contradicts_the_run_is_refused(profile: str, gpus: int | None, code: str):
+def test_a_capacity_that_contradicts_its_run_is_refused(profile: str, gpus: int | None, code: str):
     with refused(UserError, code):
         derive_rate_for_workload(evidence(), profile, gpus)
 

@@ -138,7 +138,7 @@ def at_rate(tokens_per_s: float, tokens_per_request: float, gpus: int = 1) -> Su
         ("10.50", 11504, "0.254", "0.0691"),  # the same price, Azure's GB200 Server speed
     ],
 )
-def test_arithmetic_only_one_clouds_price_at_anothers_speed(
+def test_cost_at_one_price_and_another_speed_equals_the_calculation(
     per_gpu_hour: str, tokens_per_s: float, per_million_output: str, per_thousand_requests: str
 ):
     priced_result = priced(
@@ -150,7 +150,7 @@ def test_arithmetic_only_one_clouds_price_at_anothers_speed(
     assert report.format_money(request.total * 1000, 3) == per_thousand_requests
 
 
-def test_arithmetic_only_tokens_are_priced_as_counted_cached_apart():
+def test_cached_and_uncached_tokens_are_priced_separately():
     """1,980,000 prompt tokens, 24,000 of them cached, 1,800,000 out, 1,500 requests."""
     entry = (
         "per_token: provider: P, model: m, per_million_input: 0.5, "
@@ -170,7 +170,7 @@ def test_arithmetic_only_tokens_are_priced_as_counted_cached_apart():
     assert abs(total.total - expected_total / Decimal("3.78")) < PARTS_ROUNDED
 
 
-def test_failed_requests_cost_what_they_cost():
+def test_failed_requests_are_included_in_the_cost():
     entry = "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1"
     sound = changed(API, verdict={"valid": True})
     with_failed = changed(sound, tokens={"failed_input": 1000, "failed_output": 500})
@@ -238,7 +238,7 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
         assert kwh and round(kwh * 72_000, 6) == 6
 
 
-def test_measured_energy_stands_beside_the_declared_and_changes_no_cost():
+def test_measured_energy_is_shown_and_changes_no_cost():
     """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
     used = EnergyUse(
         watts=1200.0,
@@ -286,7 +286,7 @@ def noted(priced_result: PricedResult) -> dict[str, dict[str, Any]]:
     return coded(priced_result.note_codes)
 
 
-def test_every_code_has_words_is_used_and_is_listed():
+def test_every_code_has_a_message_and_is_used_and_listed():
     package = Path(comparison.__file__).parent.parent
     files = [*(package / "cost").glob("*.py"), *(package / "pricing").glob("*.py")]
     raised = set(re.findall(r'note\(\s*"(\w+)"', "".join(file.read_text() for file in files)))
@@ -302,7 +302,7 @@ def test_every_code_has_words_is_used_and_is_listed():
     assert sorted(listed) == sorted(reasons.SENTENCES)
 
 
-def test_words_of_values_that_may_be_missing():
+def test_missing_values_have_a_message():
     cold, warm = (
         reasons.make_note("cache_differs", a=0.012, b=None),
         reasons.make_note("cache_differs", a=0.3, b=0.05),
@@ -323,7 +323,7 @@ def test_words_of_values_that_may_be_missing():
     assert "(12.3 kB per request)" in with_size
 
 
-def test_bought_machines_write_off_their_capital_and_pay_staff():
+def test_purchased_machines_include_depreciation_and_staff():
     """876,000 over 10 years is 10 an hour, 5 % of it a year is 5 an hour; 4 of 8 GPUs pay half."""
     entry = (
         "owned: shape: s, gpu: G, gpus: 8, capital: 876000, years: 10, staff_share: 0.05, "
@@ -338,13 +338,13 @@ def test_bought_machines_write_off_their_capital_and_pay_staff():
     assert noted(priced_result)["part_of_machines"] == {"used": 4, "bought": 8}
 
 
-def test_machines_are_rented_whole():
+def test_machines_are_rented_as_a_whole():
     priced_result = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
     assert priced_result.gpus_paid == 8 and priced_result.hourly_cost_parts == {"rent": 120}
     assert noted(priced_result)["whole_machines"] == {"used": 5, "paid": 8}
 
 
-def test_an_interval_of_the_rate_is_turned_around_by_the_price():
+def test_the_interval_of_a_cost_is_the_inverse_of_that_of_the_rate():
     unit_cost = priced(GPUS, rent("72", egress_per_gb="0.05"), capacity=knee(20, 16, 25)).costs[
         REQUEST
     ]
@@ -356,7 +356,7 @@ def test_an_interval_of_the_rate_is_turned_around_by_the_price():
     )
 
 
-def test_a_capacity_prices_what_its_run_says_of_a_request():
+def test_the_cost_of_a_request_uses_the_tokens_of_the_run_at_capacity():
     """10 requests/s, of which 90 % are good, are 9 good ones; each has 1,200 tokens."""
     summary = changed(GPUS, goodput={"good": 1350, "share": 0.9})
     costs = priced(summary, rent("36"), capacity=knee(10)).costs
@@ -367,7 +367,7 @@ def test_a_capacity_prices_what_its_run_says_of_a_request():
     assert output.total == (Decimal("0.001") / Decimal("0.0012")).quantize(Decimal("1e-12"))
 
 
-def test_tokens_of_a_capacity_are_those_that_its_run_showed():
+def test_tokens_of_a_capacity_equal_those_of_its_run():
     """The steady rate of 11,500 tokens/s is used, not 12,000 from the counts of the run."""
     tokens = {"output_tokens_per_s": 11_500.0, "total_tokens_per_s": 24_000.0}
     costs = priced(GPUS, rent("36"), capacity=msgspec.structs.replace(knee(10), **tokens)).costs
@@ -378,7 +378,7 @@ def test_tokens_of_a_capacity_are_those_that_its_run_showed():
     assert total.total == (Decimal("0.01") / Decimal("0.024")).quantize(Decimal("1e-12"))
 
 
-def test_a_capacity_whose_run_was_never_steady_is_what_was_found(tmp_path: Path) -> None:
+def test_a_capacity_without_a_steady_run_uses_the_found_rate(tmp_path: Path) -> None:
     """Its run has no steady tokens: the requests of a mix came over longer than its starts did."""
     never = changed(GPUS, tokens={"steady_output_per_s": None, "steady_total_per_s": None})
     (tmp_path / "r40").mkdir()
@@ -436,7 +436,7 @@ def test_gpus_that_contradict_the_run_are_refused(results: Path):
     assert command([results / "azure"], gpus=["azure=72"], **how) == 0
 
 
-def test_another_machines_price_is_said_in_capitals():
+def test_the_price_of_another_machine_has_a_prominent_warning():
     entry = "rented: provider: P, shape: ND96isr_H100_v5, gpu: H100, gpus: 8, per_gpu_hour: 12.29"
     priced_result = priced(GPUS, entry)
     shape = "ND128isr_GB300_v6"
@@ -474,7 +474,7 @@ def test_a_run_that_was_offered_less_than_its_capacity_says_so():
     assert "offered_less" not in noted(priced(GPUS, rent("60"), capacity=knee(20)))
 
 
-def test_what_a_price_does_not_say_is_said():
+def test_assumptions_that_a_price_leaves_open_are_stated():
     bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
     assert noted(bare)["egress_unpriced"]["request_kb"] > 0 and "machine_unknown" in noted(bare)
     assert any(" kB per request)" in note for note in bare.notes)
@@ -571,7 +571,7 @@ def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
         (None, "not_sustained", "STABILITY UNKNOWN"),
     ],
 )
-def test_whether_a_load_lasts_is_said_before_its_price(
+def test_the_price_is_preceded_by_whether_the_load_is_sustained(
     sustained: bool | None, code: str | None, word: str | None
 ):
     run = changed(GPUS, sustainable={"sustained": sustained, "reason": "because"})
@@ -601,7 +601,7 @@ def two(a: PricedResult, b: PricedResult) -> CostComparison:
     return compare_costs([a, b], book(rent("60")))
 
 
-def test_output_of_cost():
+def test_output_of_cost_equals_the_stored_text():
     a = priced(GPUS, rent("60"), capacity=confirmed_capacity(20, 19, 21), name="a")
     b = priced(GPUS, rent("70"), capacity=confirmed_capacity(20, 19, 21), name="b")
     report_of_both = sections_of(two(a, b))
@@ -630,7 +630,7 @@ def test_output_of_cost():
         ("one_simulated", {}, {"target": {"simulated": True}}),
     ],
 )
-def test_what_differs_is_named_and_gets_no_ratio(
+def test_offers_of_different_work_get_no_ratio(
     code: str, values: dict[str, Any], parts: dict[str, dict[str, Any]]
 ):
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
@@ -651,7 +651,7 @@ def test_different_seeds_are_a_note_only():
     assert [note.code for note in find_remarks(first, second)] == ["seed_differs"]
 
 
-def test_a_capacity_and_a_load_are_not_set_against_each_other():
+def test_a_capacity_is_not_compared_with_a_load():
     a, b = (
         priced(GPUS, rent("60"), capacity=knee(20, 19, 21), name="a"),
         priced(GPUS, rent("60"), name="b"),
@@ -668,7 +668,7 @@ def test_a_capacity_and_a_load_are_not_set_against_each_other():
         (knee(20), knee(26, 25, 27), "not judged, because a single run has no interval"),
     ],
 )
-def test_two_offers_are_told_apart_by_the_interval_of_their_ratio(
+def test_two_offers_differ_if_the_interval_of_their_ratio_excludes_one(
     first: Capacity, second: Capacity, word: str
 ):
     a, b = (
@@ -726,7 +726,7 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
     assert dear.judgment.startswith("not with these machines")
 
 
-def test_what_moves_the_answer_most_comes_first():
+def test_the_most_sensitive_assumption_comes_first():
     priced_result = priced(
         GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
     )
@@ -741,7 +741,7 @@ def test_what_moves_the_answer_most_comes_first():
     assert swings[1].cost_with_lower_input < swings[1].cost_with_higher_input
 
 
-def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
+def test_the_result_states_the_utilization_of_the_machines():
     """`size` said 0.913 of what `cost` called 0.512, and only one of them said why."""
     outputs = [
         printed(
@@ -862,7 +862,7 @@ per_token:
     return tmp_path
 
 
-def test_the_command_prints_the_same_figures_in_every_form(
+def test_the_command_prints_the_same_numbers_in_every_form(
     results: Path, capsys: pytest.CaptureFixture[str]
 ):
     folders, book_at = (
@@ -941,7 +941,7 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     assert "INVALID" in capsys.readouterr().out
 
 
-def test_a_sweep_in_which_no_level_kept_the_slo_has_no_capacity_to_price(tmp_path: Path) -> None:
+def test_a_sweep_in_which_no_load_met_the_slo_has_no_capacity_to_price(tmp_path: Path) -> None:
     """Its levels were called "no repeats of each other", which is true and no help."""
     for rate in (5, 6):
         missed = changed(GPUS, load={"arrival": f"poisson {rate}/s"}, goodput={"met": False})
@@ -962,7 +962,7 @@ def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path)
 
 
 @pytest.mark.parametrize(("responses", "is_refused"), [(1, False), (100, True)])
-def test_counts_of_a_server_that_contradict_each_other_are_no_basis_of_a_cost(
+def test_contradicting_token_counts_are_no_basis_of_a_cost(
     results: Path, responses: int, is_refused: bool
 ):
     values = {"responses": responses, "ok": 294, "remark": f"{CONTRADICTORY_USAGE}: more cached"}
@@ -976,7 +976,7 @@ def test_counts_of_a_server_that_contradict_each_other_are_no_basis_of_a_cost(
         evidence_reader.read_evidence([results / "azure"])
 
 
-def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same(results: Path):
+def test_an_embeddings_endpoint_has_a_price_without_output_tokens(results: Path):
     """It was told to run against a server that reports usage, which no such server has."""
     none = {
         "output": 0,
@@ -1006,7 +1006,7 @@ def test_an_endpoint_of_embeddings_has_no_output_tokens_and_a_price_all_the_same
         ({"as_json": True, "as_csv": True}, "conflict"),
     ],
 )
-def test_wrong_flags_are_named(results: Path, how: dict[str, Any], code: str):
+def test_wrong_options_are_refused(results: Path, how: dict[str, Any], code: str):
     flags: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1", **how}
     with refused((UserError, CombinedError), code):
         command([results / "azure"], **flags)
@@ -1021,18 +1021,18 @@ def test_wrong_flags_are_named(results: Path, how: dict[str, Any], code: str):
         (["azure", "azure"], "duplicate"),
     ],
 )
-def test_folders_that_are_no_results_are_named(results: Path, folders: list[str], code: str):
+def test_folders_without_a_result_are_refused(results: Path, folders: list[str], code: str):
     with refused(CombinedError, code):
         evidence_reader.read_evidence([results / folder for folder in folders], allow_invalid=True)
 
 
-def test_all_that_is_wrong_is_said_at_once(results: Path):
+def test_all_errors_are_reported_together(results: Path):
     with pytest.raises(CombinedError) as caught:
         evidence_reader.read_evidence([results / "nowhere", results / "broken", results / "azure"])
     assert len(caught.value.errors) == 2
 
 
-def test_of_a_single_result_the_name_of_a_price_will_do(
+def test_a_single_result_accepts_the_name_of_a_price(
     results: Path, capsys: pytest.CaptureFixture[str]
 ):
     how = {"prices": results / "prices.yaml", "utilization": "1"}
@@ -1044,7 +1044,7 @@ def test_of_a_single_result_the_name_of_a_price_will_do(
         command([results / "azure", results / "other"], price=["Azure ND128isr_GB300_v6"], **how)
 
 
-def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
+def test_a_killed_run_has_a_hint_how_to_create_its_summary(tmp_path: Path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "run.json").touch()
     with pytest.raises(CombinedError) as caught:
@@ -1055,7 +1055,7 @@ def test_a_killed_run_says_how_its_summary_is_made(tmp_path: Path):
     )
 
 
-def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.CaptureFixture[str]):
+def test_sample_prices_are_marked_as_a_sample(results: Path, capsys: pytest.CaptureFixture[str]):
     how = {"accept_sample_prices": True, "price": ["azure=oracle-gb300"], "utilization": "1"}
     assert command([results / "azure"], prices=None, **how) == 0  # type: ignore[arg-type]
     out = capsys.readouterr().out
@@ -1064,7 +1064,7 @@ def test_sample_prices_are_said_to_be_a_sample(results: Path, capsys: pytest.Cap
     assert "third-party transcription" in capsys.readouterr().out
 
 
-def test_a_simulated_result_says_so_first_and_beside_its_figures():
+def test_a_simulated_result_is_marked_first_and_at_its_numbers():
     simulated = priced(changed(GPUS, target={"simulated": True}), rent("60"), name="sim")
     text = printed(compare_costs([simulated], book(rent("60"))))
     assert text.startswith("SIMULATED: ")
@@ -1083,7 +1083,7 @@ def test_many_offers_fit_the_terminal():
     assert all(sum(f"number-{i}" in line for line in tables) == 2 for i in range(9))
 
 
-def test_what_goes_into_a_cache_is_billed_as_written():
+def test_cache_writes_are_billed():
     plain = (
         "per_token: provider: P, model: m, per_million_input: 1, "
         "per_million_output: 5, per_million_cached: 0.1"
@@ -1115,7 +1115,7 @@ def test_what_goes_into_a_cache_is_billed_as_written():
     assert "all_written" not in noted(known)
 
 
-def test_a_commitment_pays_above_a_share_of_all_hours():
+def test_a_commitment_is_cheaper_above_a_share_of_hours():
     """60 per hour for a year, 90 on demand, and spot at 50 of which a fifth is lost: 62.5."""
     year, called = rent("60", commitment="1 year"), rent("90", commitment="on demand")
     spot = rent("50", commitment="spot", lost_share="0.2")
@@ -1148,7 +1148,7 @@ BOUGHT = "owned: shape: s, gpu: G, gpus: 4, capital: 87600, years: 2, staff_shar
 BOUGHT += "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
 
 
-def test_storage_support_and_the_interest_on_capital():
+def test_storage_support_and_interest_are_included_in_the_cost():
     """73 a month is 0.1 an hour; 87,600 over two years at 10 % is 50,474.29 a year."""
     priced_result = priced(
         GPUS, f"{BOUGHT}, storage_per_month: 73, support_per_month: 146, discount: 0.1"
@@ -1167,7 +1167,7 @@ def test_storage_support_and_the_interest_on_capital():
     assert rented.hourly_cost_parts == {"rent": 10, "storage": Decimal("0.1")}
 
 
-def test_money_by_the_year_is_what_is_paid_then():
+def test_yearly_costs_equal_the_payments_of_each_year():
     """Running: 8,760 of staff and 8,760 of power; machines again in the years 3 and 5."""
     years = compute_yearly_cost(priced(GPUS, BOUGHT))
     assert years is not None and [round(amount) for amount in years.paid] == [
@@ -1200,14 +1200,14 @@ def test_money_by_the_year_is_what_is_paid_then():
     ("text", "share"),
     [("0.4", "0.4"), ("40%", "0.4"), ("14h@10%,10h@70%", "0.35"), ("12h@0%, 12h@1", "0.5")],
 )
-def test_a_utilization_is_a_share_or_a_day(text: str, share: str):
+def test_a_utilization_is_a_share_or_a_daily_profile(text: str, share: str):
     assert parse_utilization(text) == Decimal(share)
 
 
 @pytest.mark.parametrize(
     "text", ["0", "110%", "12h@50%", "24h@0%", "25h@10%", "x@1", "12h@2,12h@1"]
 )
-def test_what_is_no_utilization(text: str):
+def test_an_invalid_utilization_is_refused(text: str):
     with pytest.raises(UserError):
         parse_utilization(text)
 
@@ -1224,9 +1224,7 @@ def test_what_is_no_utilization(text: str):
         ("", False),
     ],
 )
-def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(
-    stored: str, is_said: bool
-) -> None:
+def test_a_hint_repeats_no_command_stored_in_a_result(stored: str, is_said: bool) -> None:
     unfinished = Capacity(
         rate_per_s=2.0,
         method="search",

@@ -34,7 +34,7 @@ def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock(
     ("profile", "published", "by_output"),
     [("qa", 1690, 2200), ("rag", 440, 917), ("summarization", 440, 2200), ("agentic", 110, 1100)],
 )
-def test_the_capacity_table_is_its_own_arithmetic(profile: str, published: float, by_output: float):
+def test_the_capacity_table_is_consistent(profile: str, published: float, by_output: float):
     (row,) = [row for row in reference.load_profiles().rows if row.profile == profile]
     recomputed_profile = reference.recompute_profile(
         row, reference.compute_rack_rates(reference.load_nodes().rows)
@@ -64,7 +64,7 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
     assert used == set(reference.load_notes())
 
 
-def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
+def test_the_page_equals_the_tables_and_each_number_has_its_notes():
     page = make_published.page()
     assert make_published.PAGE.read_text("utf-8") == page, "python tests/make_published.py"
     for text in (
@@ -82,7 +82,7 @@ def test_the_page_is_what_the_tables_say_and_each_figure_has_its_notes():
     assert "| llama2-70b Server | 2000 | 200 |" in page
 
 
-def test_a_size_says_what_is_published_of_its_workload_and_that_it_is_no_measurement():
+def test_a_size_names_the_published_numbers_and_that_they_are_no_measurement():
     (note,) = describe_published_capacity("rag")
     assert (
         "~440 per second" in note

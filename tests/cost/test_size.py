@@ -87,7 +87,7 @@ MACHINE = Rented(
 )
 
 
-def test_machines_by_hand() -> None:
+def test_the_number_of_machines_equals_the_calculation_by_hand() -> None:
     """5,000 users / 40 s = 125/s: 7 machines of 20/s, 6 to 7 by the interval, and a spare."""
     size = size_machines(
         SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
@@ -120,7 +120,7 @@ def test_machines_by_hand() -> None:
 
 
 @pytest.mark.parametrize("hours", [24.0, 8.0])
-def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float) -> None:
+def test_the_cost_of_a_request_equals_that_of_loadgen_cost(hours: float) -> None:
     size = size_machines(
         SOURCE,
         Demand(users=5000, think_s=30, hours_per_day=hours),
@@ -134,7 +134,7 @@ def test_a_request_costs_what_loadgen_cost_says_at_that_utilization(hours: float
     assert float(size.cost_per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
 
 
-def test_a_month_by_hand() -> None:
+def test_the_cost_of_a_month_equals_the_calculation_by_hand() -> None:
     """8 machines at 40 per hour and idle power, load power of 6.25 machines, and egress."""
     size = size_machines(
         SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=MACHINE, evidence=EVIDENCE
@@ -188,7 +188,7 @@ def _beside_tasks() -> Summary:
     return structs.replace(RAG, classes=(single, agentic), sessions=tasks)
 
 
-def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> None:
+def test_single_requests_among_tasks_count_in_money_and_machines() -> None:
     """12 starts/s are 15 requests/s, and a user waits 12.5 s on average."""
     summary = _beside_tasks()
     both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
@@ -225,7 +225,7 @@ def test_single_requests_beside_tasks_are_starts_too_in_money_and_machines() -> 
     )
 
 
-def test_a_published_rate_is_an_estimate_that_needs_the_length_of_an_answer() -> None:
+def test_a_published_rate_needs_an_output_length() -> None:
     source = convert_published_rate(
         "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf"
     )
@@ -273,16 +273,14 @@ def _called(*arguments: str) -> Any:
 
 
 @pytest.mark.usefixtures("folder")
-def test_output_of_size(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_size_equals_the_stored_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert _called(RAG.run.workload, "vm", "--users", "5000") == 0
     check_golden("size", capsys.readouterr().out)
     assert _called(RAG.run.workload, "vm", "--users", "5000", "--full") == 0
     check_golden("size_full", capsys.readouterr().out)
 
 
-def test_a_result_that_was_changed_is_told(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_result_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checksums.write(folder / "vm")
     (folder / "vm" / "capacity.json").write_text(
         (folder / "vm" / "capacity.json").read_text() + "\n"
@@ -292,7 +290,7 @@ def test_a_result_that_was_changed_is_told(
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
+def test_the_load_of_one_machine_is_stated_for_the_contract(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for spare, utilization in (
@@ -311,7 +309,7 @@ def test_the_load_that_a_machine_has_to_carry_is_said_for_the_contract(
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_contract_of_one_machine_is_what_validate_takes(
+def test_validate_accepts_the_contract_of_one_machine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
@@ -344,7 +342,7 @@ def test_the_contract_of_one_machine_is_what_validate_takes(
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_contract_of_a_machine_that_was_searched_is_held_against_it(
+def test_the_searched_machine_is_validated_against_its_contract(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     size = size_machines(
@@ -410,7 +408,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_racks_and_what_is_published_stand_beside_the_machines(
+def test_racks_and_published_numbers_are_shown_with_the_machines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     load = ("--rate", "100", "--spare", "0", "--machines-per-rack", "2")
@@ -420,7 +418,7 @@ def test_racks_and_what_is_published_stand_beside_the_machines(
     assert "~440 per second" in text
 
 
-def test_a_workload_of_ones_own_is_known_by_its_name_in_the_file(
+def test_a_workload_of_the_user_is_found_by_the_name_in_its_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "mine.yaml").write_text("name: rag\nrequests: {input_tokens: 5, output_tokens: 5}\n")
@@ -428,7 +426,7 @@ def test_a_workload_of_ones_own_is_known_by_its_name_in_the_file(
     assert "5,000 users of rag" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_workload_that_was_edited_is_searched_anew(folder: Path) -> None:
+def test_an_edited_workload_is_searched_again(folder: Path) -> None:
     searched: list[str] = []
 
     def search(arguments: list[str]) -> int:
@@ -460,7 +458,7 @@ def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_another_version_found_is_searched_anew() -> None:
+def test_a_search_of_another_version_is_repeated() -> None:
     """Searches of another version are not reused: its model of the machine may differ."""
     search_inputs = ("sim:gb300-vm", "rag", ["ttft:2s"])
     assert machine_searches.build_search_command(
@@ -493,7 +491,7 @@ machine_searches.run_searches(commands, call)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("cores", [1, 2])
-def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, cores: int) -> None:
+def test_machines_searched_in_parallel_have_the_same_capacity(folder: Path, cores: int) -> None:
     """Nothing is searched ahead on one core. A search that fails is reported when it is used."""
     if cores > len(os.sched_getaffinity(0)):
         pytest.skip("one core")
@@ -539,7 +537,7 @@ def test_several_machines_are_searched_at_once_and_found_the_same(folder: Path, 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("reason", ["unconfirmed", "none"])
-def test_a_search_that_finds_nothing_is_told_as_it_ended(reason: str) -> None:
+def test_a_search_without_a_capacity_is_reported_with_its_reason(reason: str) -> None:
     """Where loads held and no run confirmed one, it is false that no load holds."""
     answer = SearchResult(
         load=None,
@@ -566,7 +564,7 @@ def test_a_search_that_finds_nothing_is_told_as_it_ended(reason: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_figures_have_units_and_the_slo_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numbers_have_units_and_the_slo_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
     assert _called("rag", "vm", "--users", "5000", "--full") == 0
     out = capsys.readouterr().out
     assert "Demand, requests/s" in out and "19.9 requests/s on" in out
@@ -574,7 +572,7 @@ def test_the_figures_have_units_and_the_slo_is_said(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
+def test_a_run_at_one_load_states_only_that_it_was_sustained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
@@ -608,21 +606,21 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "end"), [(20.0, 21.5, "lower"), (19.0, 20.0, "upper"), (19.0, 21.5, "")]
 )
-def test_a_rate_at_the_end_of_its_own_interval_says_why(low: float, high: float, end: str) -> None:
+def test_a_rate_at_the_end_of_its_interval_is_explained(low: float, high: float, end: str) -> None:
     capacity = msgspec.structs.replace(CAPACITY, low_per_s=low, high_per_s=high)
     notes_text = " ".join(render_notes(list_evidence_notes(replace(EVIDENCE, capacity=capacity))))
     assert (f"the rate is the {end} end of its interval" in notes_text) is bool(end)
     assert end or "end of its interval" not in notes_text
 
 
-def test_an_interval_of_short_trials_says_what_it_holds_for_beside_every_cost() -> None:
+def test_an_interval_of_short_trials_states_its_scope_at_every_cost() -> None:
     short = replace(EVIDENCE, capacity=msgspec.structs.replace(CAPACITY, horizon_s=162.65))
     assert "2 min 43 s" in " ".join(render_notes(list_evidence_notes(short)))
     codes = [note.code for note in list_evidence_notes(EVIDENCE)]
     assert "horizon" not in codes
 
 
-def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> None:
+def test_a_capacity_of_unknown_duration_is_marked_at_every_cost() -> None:
     """The error has the reason of the search, and how to resume one that was stopped."""
     reason = "no trial was longer than the rules ask for"
     by_the_rules = msgspec.structs.replace(
@@ -640,7 +638,7 @@ def test_a_capacity_that_is_not_known_to_last_says_so_beside_every_cost() -> Non
     )
 
 
-def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
+def test_simulated_results_state_the_model_error_in_every_command() -> None:
     simulated = msgspec.structs.replace(
         RAG, target=msgspec.structs.replace(RAG.target, simulated=True)
     )
@@ -649,7 +647,7 @@ def test_what_is_simulated_says_the_models_error_in_every_command() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_is_wrong_is_told_before_a_search() -> None:
+def test_errors_are_reported_before_a_search() -> None:
     """Missing rates and prices are found before a search, which takes minutes."""
     arguments = ("rag", "sim:gb300-vm", "--slo", "ttft:2s", "--users", "5")
     with refused(CombinedError, "unknown_name"):
@@ -660,7 +658,7 @@ def test_what_is_wrong_is_told_before_a_search() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_price_that_is_not_clear_is_told_before_a_search() -> None:
+def test_an_ambiguous_price_is_reported_before_a_search() -> None:
     """Two prices that fit a machine are found before a search, which takes minutes."""
     arguments = (
         "rag",
@@ -677,7 +675,7 @@ def test_a_price_that_is_not_clear_is_told_before_a_search() -> None:
     assert not list(Path("results").glob("size-*"))
 
 
-def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder: Path) -> None:
+def test_the_name_of_a_search_folder_depends_on_all_inputs(folder: Path) -> None:
     """Also the preset that a user's own extends, and the files that a workload names."""
     (folder / "base.yaml").write_text("extends: gb300-vm\nserver: {max_batch_size: 64}\n")
     (folder / "mine.yaml").write_text("extends: base.yaml\n")
@@ -699,7 +697,7 @@ def test_the_folder_of_a_search_has_all_that_it_is_made_from_in_its_name(folder:
 
 
 @pytest.mark.usefixtures("folder")
-def test_two_sources_side_by_side_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_two_sources_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         _called(RAG.run.workload, "vm", "published:CoreWeave, GB300", "--rate", "50", "--json") == 0
     )
@@ -708,9 +706,7 @@ def test_two_sources_side_by_side_as_json(capsys: pytest.CaptureFixture[str]) ->
     assert [size["demand_per_s"] for size in document["sizes"]] == [50.0, 50.0]
 
 
-def test_the_answer_stays_in_a_folder_with_its_page(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_size_is_stored_with_its_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The terminal, the stored result, `loadgen report` and the page have the same numbers."""
     arguments = (
         "rag",
@@ -777,7 +773,7 @@ def test_the_answer_stays_in_a_folder_with_its_page(
         ("mine", "published:CoreWeave, GB300", "--users", "5"),
     ],
 )
-def test_what_cannot_be_sized_is_said(arguments: tuple[str, ...]) -> None:
+def test_inputs_that_cannot_be_sized_are_refused(arguments: tuple[str, ...]) -> None:
     with pytest.raises((UserError, CombinedError)):
         _called(*arguments)
 
@@ -790,7 +786,7 @@ def test_what_cannot_be_sized_is_said(arguments: tuple[str, ...]) -> None:
         ({"sustainable": {"sustained": None, "reason": "because"}}, "STABILITY UNKNOWN"),
     ],
 )
-def test_what_spoils_a_number_of_machines_is_said_before_it(
+def test_doubts_about_the_number_of_machines_precede_it(
     changes: dict[str, dict[str, Any]], word: str
 ) -> None:
     parts = {

@@ -53,7 +53,7 @@ def examined(options: Options, **settings: Any) -> dict[str, Finding]:
 
 
 @pytest.mark.processes
-def test_a_sound_trtllm_like_endpoint() -> None:
+def test_a_correct_trtllm_endpoint_has_no_problem() -> None:
     findings_by_name = examined(
         Options(ttft="1ms", itl="10ms")
     )  # slower than a busy machine can bundle
@@ -121,7 +121,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
         (Options(ttft="600ms", itl="0.2ms"), "first token", "headers came at once"),
     ],
 )
-def test_faulty_endpoints(options: Options, check: str, expected_text: str) -> None:
+def test_each_injected_failure_is_found(options: Options, check: str, expected_text: str) -> None:
     finding = examined(options)[check]
     assert finding.state == WARNING
     assert expected_text in f"{finding.observed} {finding.meaning}"
@@ -133,7 +133,7 @@ def streaming(url: str) -> Finding:
 
 
 @pytest.mark.processes
-def test_an_answer_that_comes_at_once_is_no_stream() -> None:
+def test_a_response_that_arrives_at_once_is_no_stream() -> None:
     """On a quiet host it is a warning; who reads late cannot tell."""
     with start(Options(flood=True, ttft="1ms")) as server:
         finding = streaming(server.url)
@@ -156,7 +156,7 @@ def test_a_busy_host_is_not_taken_for_a_buffer() -> None:
 
 
 @pytest.mark.processes
-def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
+def test_a_stalled_server_is_not_taken_for_a_buffer() -> None:
     with start(Options(ttft="5ms", itl="2ms")) as server:
         thread = Thread(target=lambda: findings.append(streaming(server.url)))
         findings: list[Finding] = []
@@ -171,7 +171,7 @@ def test_a_server_that_is_held_up_is_not_taken_for_a_buffer() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("hold", [4096, 1 << 20])
-def test_a_relay_that_holds_answers_back_is_found(hold: int) -> None:
+def test_a_relay_that_buffers_responses_is_found(hold: int) -> None:
     with start(Options(ttft="5ms", itl="5ms")) as server, Relay(server.url) as relay:
         relay.hold = hold
         findings = (streaming(f"http://127.0.0.1:{relay.port}") for _ in range(10))
@@ -203,7 +203,7 @@ http {{
         ("", OK),
     ],  # nginx holds what ends with its connection, and passes chunks on at once
 )
-def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
+def test_a_buffering_nginx_is_found(tmp_path: Path, faults: str, state: str) -> None:
     with start(Options(ttft="5ms", itl="10ms", faults=faults)) as server, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -228,7 +228,7 @@ def test_nginx_that_buffers(tmp_path: Path, faults: str, state: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fault", ["truncate", "engine_error", "reset_after"])
-def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
+def test_a_truncated_response_is_not_taken_for_tls(fault: str) -> None:
     finding = examined(Options(faults=fault, **FAST))["target"]
     assert finding.state == FAULT
     assert "during a response" in finding.advice
@@ -236,7 +236,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_tls(fault: str) -> None:
 
 
 @pytest.mark.processes
-def test_tls_is_told_apart(tmp_path: Path) -> None:
+def test_a_tls_port_is_distinguished_from_plain_http(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     leaf = authority.issue_cert("127.0.0.1")
@@ -260,7 +260,7 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
         ("http://h.invalid", "resolve"),
     ],
 )
-def test_no_target_is_a_finding_not_an_end(url: str, expected_text: str) -> None:
+def test_an_unreachable_target_is_a_finding_and_no_error(url: str, expected_text: str) -> None:
     findings = asyncio.run(doctor.collect_findings(Settings(url=url)))
     assert doctor.has_fault(findings)
     assert expected_text in findings[0].observed
@@ -444,12 +444,14 @@ VLLM, GENERIC = SERVER_PROFILES["vllm"], SERVER_PROFILES["generic"]
         ),
     ],
 )
-def test_sights(finding: Finding, state: str, expected_text: str) -> None:
+def test_each_observation_gives_its_finding(
+    finding: Finding, state: str, expected_text: str
+) -> None:
     assert finding.state == state
     assert expected_text in f"{finding.observed} {finding.meaning} {finding.advice}"
 
 
-def test_certificates_that_run_out_and_clocks_that_differ() -> None:
+def test_expiring_certificates_and_different_clocks_are_findings() -> None:
     now = datetime(2026, 11, 21, tzinfo=UTC)
     assert (
         target_checks.check_tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
@@ -462,7 +464,7 @@ def test_certificates_that_run_out_and_clocks_that_differ() -> None:
     assert target_checks.check_wall_clock("yesterday", now) is None
 
 
-def test_rate_limits_are_read_from_heads() -> None:
+def test_rate_limits_are_read_from_response_headers() -> None:
     finding = target_checks.check_rate_limit(
         {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-tokens": "9"}
     )
@@ -481,7 +483,7 @@ def test_rate_limits_are_read_from_heads() -> None:
         (Machine(files=1024), "files"),
     ],
 )
-def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
+def test_a_host_that_cannot_measure_well_has_findings(machine: Machine, check: str) -> None:
     assert {finding.check for finding in check_host(machine) if finding.state == WARNING} == {check}
 
 
@@ -516,7 +518,9 @@ V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_
         ),
     ],
 )
-def test_the_cpu_limit_of_a_control_group(files: dict[str, str], cores: float | None) -> None:
+def test_the_cpu_limit_of_a_control_group_is_read(
+    files: dict[str, str], cores: float | None
+) -> None:
     assert read_cpu_limit(lambda path: files.get(path, "")) == cores
 
 
@@ -529,7 +533,7 @@ def test_doctor_reports_whether_the_compiled_extension_is_used() -> None:
     assert in_use["compiled"].state == "ok"
 
 
-def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
+def test_a_refused_long_prompt_is_no_evidence_about_shorter_prompts() -> None:
     """As of llama-server with --embeddings, whose longest text is its physical batch."""
 
     class Embeds(http.server.BaseHTTPRequestHandler):
@@ -562,7 +566,7 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
     assert "too large" in target.observed
 
 
-def test_report_of_findings() -> None:
+def test_report_shows_the_findings() -> None:
     findings = [
         target_checks.check_connect_time([0.4, 0.5, 0.6]),
         target_checks.check_authentication(True, 200, 200),

@@ -9,6 +9,6 @@ from feature_page import PAGE, page
 
 
 @pytest.mark.processes
-def test_the_page_says_what_its_checks_say(tmp_path: Path) -> None:
+def test_the_feature_page_equals_the_outcome_of_its_checks(tmp_path: Path) -> None:
     """A row that changed: `python tests/make_features.py`, and read why."""
     assert PAGE.read_text("utf-8") == page(tmp_path)

@@ -33,7 +33,9 @@ from loadgen.interop.trace_fit import TraceFit, fit_trace
     ("shape", "x", "p"),
     [(0.5, 0.1, 0.345279), (0.5, 5, 0.998435), (3, 3, 0.576810), (3, 10, 0.997231)],
 )
-def test_the_gamma_distribution(shape: float, x: float, p: float) -> None:
+def test_gamma_distribution_function_equals_reference_values(
+    shape: float, x: float, p: float
+) -> None:
     assert gamma_cdf(shape, np.array([x]))[0] == pytest.approx(p, abs=1e-6)
     assert gamma_cdf(5000.0, np.array([5000.0]))[0] == pytest.approx(0.50188, abs=1e-4)
 
@@ -210,7 +212,9 @@ def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> N
     assert ran["search"] > ran["Chat-beta"] > ran["other"] - 1
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_command_writes_a_workload_that_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
         {"timestamp": 100 * n, "input_length": 1024, "output_length": 9, "hash_ids": [1, 10 + n]}
         for n in range(99)

@@ -235,7 +235,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
 
 
-def test_weighted_samples_are_those_of_repeated_values() -> None:
+def test_weighted_samples_equal_repeated_values() -> None:
     draw = np.random.default_rng(1)
     values, weights = draw.lognormal(15, 1, 50), draw.integers(0, 9, 50)
     mine, plain = WeightedValues(values, weights).statistics(), np.repeat(values, weights) / 1e6
@@ -244,7 +244,7 @@ def test_weighted_samples_are_those_of_repeated_values() -> None:
     assert mine["p99"] in np.sort(plain)[-6:].round(6)
 
 
-def test_percentiles_of_ordered_values_are_those_of_numpy_to_the_last_bit() -> None:
+def test_percentiles_of_ordered_values_equal_numpy_to_the_last_bit() -> None:
     draw = np.random.default_rng(1)
     for count in (1, 2, 3, 10, 101, 1_000, 4_097):
         ordered = np.sort(draw.lognormal(18, 2, count))
@@ -259,7 +259,7 @@ def test_percentiles_of_ordered_values_are_those_of_numpy_to_the_last_bit() -> N
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_two_percentiles_are_those_of_all(weighted: bool) -> None:
+def test_two_selected_percentiles_equal_those_of_the_full_list(weighted: bool) -> None:
     draw = np.random.default_rng(1)
     sample = WeightedValues(
         draw.lognormal(15, 1, 500), draw.integers(0, 9, 500) if weighted else None
@@ -288,7 +288,9 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("form", "tool"), NAMES.items())
-def test_what_is_exported_reads_back_as_that_tool(tmp_path: Path, form: str, tool: str) -> None:
+def test_an_export_is_read_back_as_a_file_of_that_tool(
+    tmp_path: Path, form: str, tool: str
+) -> None:
     records = rows(3, 700)
     fail(records, 0.1)
     stored = store.read_run(run_fixtures.write(tmp_path / "r", records))
@@ -369,7 +371,9 @@ def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
         st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none()),
     )
 )
-def test_a_document_in_parts_is_the_document(document: dict[str, list[Any]]) -> None:
+def test_a_document_written_in_parts_equals_the_whole_document(
+    document: dict[str, list[Any]],
+) -> None:
     arrays = {
         "empty": np.zeros(0),
         "some": np.array([1e22, 1e-7, -0.0, 5]),
@@ -383,7 +387,7 @@ def test_a_document_in_parts_is_the_document(document: dict[str, list[Any]]) -> 
         )
 
 
-def test_the_benchmark_report_of_llm_d_is_taken_by_its_own_code_and_reads_back(
+def test_llm_d_code_accepts_the_exported_benchmark_report_and_it_reads_back(
     tmp_path: Path,
 ) -> None:
     records = rows(3, 700)
@@ -436,7 +440,7 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
         reader.read_result(tmp_path / "cut.yaml")
 
 
-def test_early_stopping_percentiles_are_at_or_above_the_plain_ones() -> None:
+def test_early_stopping_percentiles_are_not_below_plain_percentiles() -> None:
     values = np.random.default_rng(2).lognormal(15, 1, 700)
     described = export_mlcommons.describe_values(values, with_early_stopping=True)
     assert described is not None
@@ -464,7 +468,7 @@ def test_csv_has_a_line_per_request(
     assert {line["ttft_ms"] for line in lines if line["status"] == "failed"} == {""}
 
 
-def test_csv_says_which_rows_the_report_leaves_out(
+def test_csv_marks_the_rows_that_the_report_leaves_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An export once had 104 warm-up requests among 13,303 without marking them."""
@@ -483,7 +487,9 @@ def test_csv_says_which_rows_the_report_leaves_out(
         assert ("rows of stage warm-up" in capsys.readouterr().err) is is_marked
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_files_are_read_by_report_and_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run_fixtures.write(tmp_path / "r", rows(1, 50))
     out = tmp_path / "vllm.json"
     assert exits("export", str(folder), "--as", "vllm", "-o", str(out)) == 0
@@ -523,7 +529,7 @@ def test_a_bundle_instead_of_a_folder_is_an_error_with_a_hint(
     assert "unzip b.zip" in capsys.readouterr().err
 
 
-def test_of_several_runs_one_is_exported(
+def test_export_takes_one_run_of_a_folder_with_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("r1", "r2"):
@@ -533,7 +539,7 @@ def test_of_several_runs_one_is_exported(
     assert "several runs" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_tool_is_known_by_its_file(
+def test_a_folder_of_another_tool_is_recognised_by_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "benchmarks.json").write_bytes((DATA / "guidellm_benchmarks.json").read_bytes())
@@ -541,7 +547,7 @@ def test_a_folder_of_another_tool_is_known_by_its_file(
     assert "GuideLLM" in capsys.readouterr().out
 
 
-def test_an_official_mlperf_log_stands_beside_our_runs(
+def test_an_official_mlperf_log_is_compared_with_a_run_of_loadgen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "mlperf_log_summary.txt"
@@ -661,7 +667,7 @@ def test_exported_durations_end_with_the_last_response_also_of_a_failed_request(
     )
 
 
-def test_the_duration_of_aiperf_is_that_of_its_valid_records(tmp_path: Path) -> None:
+def test_exported_aiperf_duration_spans_its_valid_records(tmp_path: Path) -> None:
     summary, stored = run_whose_last_request_fails_late(tmp_path)
     is_ok = stored.rows["status"] == STATUSES.index("ok")
     sent, end = stored.rows["sent_ns"][is_ok], stored.rows["end_ns"][is_ok]
@@ -753,7 +759,7 @@ def field_pattern(field: str) -> re.Pattern[str]:
         ({"concurrency": 4}, 1.0, "concurrency"),
     ],
 )
-def test_exported_arrivals_are_those_of_the_load(
+def test_exported_arrivals_equal_those_of_the_load(
     tmp_path: Path, load: dict[str, Any], burstiness: float | None, pattern: str | None
 ) -> None:
     run = loadgen.run(

@@ -196,7 +196,7 @@ def test_every_trace_format_is_recognised_by_its_fields(name: str, tmp_path: Pat
     assert trace.rows_without_output == (1 if name in ("burst.csv", "spans.jsonl") else 0)
 
 
-def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
+def test_block_hashes_and_sessions_are_read_with_their_sizes(tmp_path: Path) -> None:
     trace = traces.read_trace(written(tmp_path / "m", *FILES["mooncake.jsonl"][0]))
     assert [trace.tokens_by_hash[number] for number in (0, 12, 13)] == [512, 512, 6955 - 13 * 512]
     chats = traces.read_trace(written(tmp_path / "b", *FILES["bailian.jsonl"][0]))
@@ -207,7 +207,7 @@ def test_blocks_sessions_and_their_sizes(tmp_path: Path) -> None:
     assert [shape_trace.tokens_by_hash[number] for number in (1, 2, 3)] == [350, 350, 300]
 
 
-def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
+def test_agent_traces_are_read_with_sessions_and_blocks(tmp_path: Path) -> None:
     agents = traces.read_trace(written(tmp_path / "w", *FILES["weka.jsonl"][0]))
     assert agents.session.tolist() == [0, 2, 3, 1, 0]
     assert agents.block_hashes(4)[:2] == agents.block_hashes(0)  # within a trace hashes are shared,
@@ -222,7 +222,7 @@ def test_sessions_and_blocks_of_agents(tmp_path: Path) -> None:
     assert talks.session.tolist() == [0, 0]
 
 
-def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
+def test_burstgpt_rows_are_read_with_sessions_and_ends(tmp_path: Path) -> None:
     head = (
         "Timestamp,Session ID,Elapsed time,Model,"
         "Request tokens,Response tokens,Total tokens,Log Type"
@@ -268,7 +268,7 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
         ] == [("Elapsed time", "2")]
 
 
-def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
+def test_session_rows_without_timestamps_are_read(tmp_path: Path) -> None:
     """In AIPerf's format the first turn may have a start time and later turns a delay."""
 
     def row(session: str, **more: Any) -> dict[str, Any]:
@@ -356,7 +356,7 @@ def test_a_trace_in_its_published_form_is_run(name: str, tmp_path: Path) -> None
     assert result.requests.ok == len(due)
 
 
-def test_tables_in_parquet(tmp_path: Path) -> None:
+def test_parquet_tables_are_read_as_traces(tmp_path: Path) -> None:
     lengths: dict[str, Any] = {"input_length": [10, 20, 30], "output_length": [1, 0, 3]}
     seconds = traces.read_trace(parquet(tmp_path / "s", timestamp=[0.25, 0.5, 2.0], **lengths))
     assert (seconds.due_ns.tolist(), seconds.input_tokens.tolist()) == ([0, 1750 * MS], [10, 30])

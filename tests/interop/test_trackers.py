@@ -27,7 +27,9 @@ def test_every_metric_and_setting_is_logged() -> None:
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="it is installed")
-def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_tracker_package_is_an_error_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
     with pytest.raises(SystemExit) as caught:
         main(["export", str(tmp_path), "--as", "mlflow"])
@@ -35,7 +37,7 @@ def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.processes
-def test_mlflow_has_the_run_with_metrics_and_files(tmp_path: Path) -> None:
+def test_mlflow_stores_the_metrics_and_files_of_a_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_bytes(EXAMPLE.read_bytes())
@@ -51,7 +53,7 @@ def test_mlflow_has_the_run_with_metrics_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_wandb_has_the_run_offline(tmp_path: Path) -> None:
+def test_wandb_stores_a_run_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
     script = (

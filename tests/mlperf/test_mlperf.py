@@ -44,7 +44,7 @@ OFFICIAL_RUNS = [
 
 
 @pytest.mark.parametrize(("scenario", "qps", "min_s", "queries", "duration_ns"), OFFICIAL_RUNS)
-def test_schedules_of_official_runs(
+def test_schedules_equal_those_of_official_runs(
     scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int
 ) -> None:
     planned = rules.create_schedule(
@@ -53,7 +53,7 @@ def test_schedules_of_official_runs(
     assert (len(planned.offsets_ns), planned.end_ns) == (queries, duration_ns)
 
 
-def test_last_query_of_the_first_official_run() -> None:
+def test_last_query_of_the_first_official_run_has_its_time() -> None:
     planned = rules.create_schedule(rules.create_test("llama2-70b", "server", "v5.1"), 170.0)
     assert int(planned.offsets_ns[-1]) == 722654092626
 
@@ -62,7 +62,7 @@ def test_last_query_of_the_first_official_run() -> None:
     ("t", "n"),
     [(0, 459), (1, 662), (2, 838), (5, 1307), (10, 2010), (11, 2144), (100, 12571), (1000, 107569)],
 )
-def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
+def test_needed_queries_follow_from_the_number_over_the_limit(t: int, n: int) -> None:
     assert needed_queries(t) == n
     assert allowed_over(n) == t
     assert allowed_over(n - 1) == t - 1
@@ -81,7 +81,7 @@ def test_queries_needed_for_so_many_over_the_limit(t: int, n: int) -> None:
         (245760, 2343),
     ],
 )
-def test_most_that_may_be_over_the_limit(n: int, t: int) -> None:
+def test_the_allowed_number_over_the_limit_follows_from_the_queries(n: int, t: int) -> None:
     assert allowed_over(n) == t
 
 
@@ -101,13 +101,15 @@ LIMITS = [  # benchmark, scenario, TTFT ms, TPOT ms
 
 
 @pytest.mark.parametrize(("benchmark", "scenario", "ttft_ms", "tpot_ms"), LIMITS)
-def test_limits(benchmark: str, scenario: Any, ttft_ms: int, tpot_ms: int) -> None:
+def test_limits_equal_those_of_the_rules(
+    benchmark: str, scenario: Any, ttft_ms: int, tpot_ms: int
+) -> None:
     mlperf_test = rules.create_test(benchmark, scenario)
     assert (mlperf_test.ttft_ns, mlperf_test.tpot_ns) == (ttft_ms * MS, tpot_ms * MS)
     assert mlperf_test.since
 
 
-def test_every_figure_has_a_source() -> None:
+def test_every_number_of_the_rules_has_a_source() -> None:
     table = rules.load_rules()
     for benchmark in table.benchmarks.values():
         assert set(benchmark.rounds) <= set(table.rounds)
@@ -128,7 +130,7 @@ def test_every_figure_has_a_source() -> None:
         (("deepseek-r1", "interactive", "v5.1"), "unsupported"),
     ],
 )
-def test_wrong_names(arguments: tuple[Any, ...], code: str) -> None:
+def test_unknown_names_are_refused(arguments: tuple[Any, ...], code: str) -> None:
     with refused(UserError, code) as caught:
         rules.create_test(*arguments)
     assert caught.value.hint
@@ -155,7 +157,7 @@ def trace(
     )
 
 
-def test_rates_of_a_hand_worked_run() -> None:
+def test_rates_equal_those_computed_by_hand() -> None:
     run = trace(1001)
     run.latency_ns[500] = 40 * S  # the last to complete is not the last issued
     result = mlperf.judge_trace(run, SMALL)
@@ -200,7 +202,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     )
 
 
-def test_short_and_few_exit_3_even_where_a_limit_is_missed_too() -> None:
+def test_too_short_and_too_few_exit_3_even_if_a_limit_is_missed() -> None:
     mlperf_test = structs.replace(SMALL, min_duration_ns=600 * S, min_queries=100_000)
     result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), mlperf_test)
     assert [reason.kind for reason in result.reasons] == ["size", "size", "limit", "limit"]
@@ -224,7 +226,7 @@ def test_one_token_replies_are_counted_and_left_out() -> None:
     assert (lenient.tpot.count, lenient.tpot.min, lenient.tokens) == (1000, -1000 * MS, 750 * 11)
 
 
-def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
+def test_uncompleted_queries_are_over_every_limit_and_a_reason() -> None:
     run = trace(10_000)
     for column in (run.ttft_ns, run.latency_ns):
         column[:100] = mlperf.UNRESOLVED
@@ -255,7 +257,7 @@ def test_offline_counts_from_the_start_of_the_query() -> None:
     )  # 7 passes over 151,800
 
 
-def test_rows_become_a_trace_in_the_order_of_issue() -> None:
+def test_records_become_a_trace_in_the_order_of_issue() -> None:
     columns = {
         "slot": np.array([3, 1, 2, 4]),
         "due_ns": np.array([2000, 1000, 1000, -1]),
@@ -284,7 +286,9 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
         ),  # the official check looks no further than the second token
     ],
 )
-def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
+def test_test06_counts_one_token_and_early_end_failures(
+    reply: Reply, failed: tuple[int, int, int]
+) -> None:
     test06 = mlperf.count_test06_failures([reply])
     assert (test06.wrong_first_tokens, test06.repeated_end_tokens, test06.wrong_lengths) == failed
     assert test06.passed == (failed == (0, 0, 0))
@@ -322,7 +326,7 @@ def _generation_1(text: str) -> str:
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_a_written_log_reads_back(generation: int) -> None:
+def test_a_written_log_is_read_back_equal(generation: int) -> None:
     result, summary, detail = _written(ttft=3 * S, latency=4 * S)
     assert summary.startswith("MLPerf-style, unofficial")
     log = parse_log(_generation_1(summary) if generation == 1 else summary, detail)
@@ -332,7 +336,7 @@ def test_a_written_log_reads_back(generation: int) -> None:
     assert "more queries" in log.detail["early_stopping_ttft_result"]
 
 
-def test_a_simulated_log_says_so(tmp_path: Path) -> None:
+def test_the_log_of_a_simulated_run_says_so(tmp_path: Path) -> None:
     result = mlperf.judge_trace(trace(1000), SMALL, mlperf.MlperfRunFacts(simulated=True))
     run.write_result(tmp_path, result, SMALL, log_files.LogContext("rack", "1", STARTED))
     assert "SIMULATED" in (tmp_path / log_files.SUMMARY).read_text().splitlines()[1]
@@ -381,7 +385,7 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     )
 
 
-def test_a_sound_run_has_no_errors() -> None:
+def test_a_valid_run_has_no_errors() -> None:
     result, summary, detail = _written()
     assert result.errors == ()
     assert "No errors encountered" in summary and "No warnings encountered" in summary
@@ -398,7 +402,7 @@ def test_submission_checker_line_names_the_two_limits_that_were_checked() -> Non
     assert line in " ".join(as_text.render(text.create_report(result), full=True).split())
 
 
-def test_default_output_of_a_missed_limit() -> None:
+def test_default_output_names_a_missed_limit() -> None:
     run = trace(1000)
     run.ttft_ns[:30] = 2001 * MS
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, warnings=["a warning"])
@@ -408,7 +412,7 @@ def test_default_output_of_a_missed_limit() -> None:
     check_golden("mlperf_missed", rendered)
 
 
-def test_default_output_of_a_valid_rate_that_is_not_sustained() -> None:
+def test_default_output_names_a_valid_rate_that_is_not_sustained() -> None:
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, simulated=True)
     result = mlperf.judge_trace(trace(1000), SMALL, facts)
     result = structs.replace(result, sustained=False, sustained_reason="TTFT grows")
@@ -417,13 +421,13 @@ def test_default_output_of_a_valid_rate_that_is_not_sustained() -> None:
     check_golden("mlperf_not_sustained", rendered)
 
 
-def test_every_section_of_a_missed_limit() -> None:
+def test_full_output_of_a_missed_limit_has_every_section() -> None:
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, notes=["a note"])
     result = mlperf.judge_trace(trace(1000, ttft=3 * S, latency=4 * S), SMALL, facts)
     check_golden("mlperf_full", as_text.render(text.create_report(result), full=True))
 
 
-def test_page_of_a_run_shows_rates_of_loadgens_window() -> None:
+def test_page_of_a_run_shows_rates_of_the_official_window() -> None:
     """The cards of the page show the rates of the MLPerf-style result instead of the run's."""
     result = mlperf.judge_trace(trace(1000), SMALL)
     replace_tiles = text.create_extra_sections(result, gpus=4).replace_tiles
@@ -436,13 +440,13 @@ def test_page_of_a_run_shows_rates_of_loadgens_window() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_other_text_is_refused_by_name(text: str) -> None:
+def test_any_other_text_is_refused_as_a_log(text: str) -> None:
     with pytest.raises(UserError):
         parse_log(text)
 
 
 @given(st.data())
-def test_damaged_logs_never_raise_anything_else(data: st.DataObject) -> None:
+def test_damaged_logs_raise_only_reported_errors(data: st.DataObject) -> None:
     _, summary, detail = _written()
     cut, place = data.draw(st.integers(0, len(summary))), data.draw(st.integers(0, len(detail)))
     noise = data.draw(st.text(max_size=20))

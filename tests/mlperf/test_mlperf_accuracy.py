@@ -34,7 +34,7 @@ def _met(**changed: float) -> dict[float, bool]:
     }
 
 
-def test_the_targets_are_those_of_the_rules() -> None:
+def test_accuracy_targets_equal_those_of_the_rules() -> None:
     """The targets are those of the submission checker.
 
     ROUGE must reach 0.99 or 0.999 of the reference, and the tokens 0.9 to 1.1 of it.
@@ -57,7 +57,7 @@ def test_the_targets_are_those_of_the_rules() -> None:
     assert _met(tokens_per_sample=294.45 * 1.11) == {0.99: False, 0.999: False}
 
 
-def test_the_compliance_tests_are_those_of_the_rules() -> None:
+def test_compliance_tests_equal_those_of_the_rules() -> None:
     """compliance/README.md, "Tests Required for each Benchmark"."""
     compliance_tests = {
         name: spec.compliance for name, spec in rules.load_rules().benchmarks.items()
@@ -106,7 +106,7 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
     assert json.loads(ours)[2]["token_count"] == 3
 
 
-def test_test06_says_what_the_official_script_says() -> None:
+def test_test06_agrees_with_the_official_script() -> None:
     sound = Test06(replies=2, wrong_first_tokens=None, repeated_end_tokens=0, wrong_lengths=0)
     assert accuracy.format_verification(sound) == (
         "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"

@@ -41,14 +41,14 @@ def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str)
     assert "not MLPerf's data" in lengths.name
 
 
-def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
+def test_the_mean_output_of_a_synthetic_set_can_be_specified() -> None:
     lengths = dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=276.56)
     assert round(float(lengths.output.mean()), 2) == 276.56
     with pytest.raises(UserError, match="1024"):
         dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=1024)
 
 
-def test_order_of_issue_is_loadgens() -> None:
+def test_order_of_issue_equals_that_of_mlperf_loadgen() -> None:
     """The first samples equal those of LoadGen 6.0.17 with 600 samples and the seeds of v6.1."""
     mlperf_test = structs.replace(rules.create_test("llama2-70b", "server", "v6.1"), samples=600)
     order = dataset.issue_order(mlperf_test)
@@ -62,7 +62,7 @@ ROWS = [{"prompt": "a b", "output_tokens": 3}, {"prompt": "c", "output_tokens": 
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_other_formats(tmp_path: Path, suffix: str) -> None:
+def test_other_data_formats_are_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"set{suffix}"
     if suffix == ".jsonl":
         path.write_text("\n".join(map(json.dumps, ROWS)))
@@ -94,7 +94,7 @@ class Hostile:
         ("a.csv", b"prompt\na\n", "wrong_format"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, code: str) -> None:
+def test_invalid_data_files_are_refused(tmp_path: Path, name: str, data: bytes, code: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with refused((UserError, CombinedError), code) as caught:
@@ -102,7 +102,7 @@ def test_bad_files_are_named(tmp_path: Path, name: str, data: bytes, code: str) 
     assert name in str(caught.value)
 
 
-def test_long_rows_are_told_all_at_once(tmp_path: Path) -> None:
+def test_all_rows_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
     with pytest.raises(CombinedError) as caught:

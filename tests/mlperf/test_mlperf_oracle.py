@@ -126,7 +126,7 @@ def _trace(folder: Any, tokens: list[int]) -> result.QueryTrace:
     )
 
 
-def test_offline(tmp_path: Any) -> None:
+def test_offline_run_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     """One query of whole passes: samples and tokens per second until the last one is done."""
     mlperf_test = structs.replace(
         rules.create_test("llama2-70b", "offline"),
@@ -277,7 +277,7 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
     return official(tmp_path_factory.mktemp("passing"), mlperf_test, 2000.0)
 
 
-def test_schedule(passing: Official) -> None:
+def test_schedule_equals_that_of_mlperf_loadgen(passing: Official) -> None:
     planned = rules.create_schedule(BASE, 2000.0)
     assert passing.log.detail["generated_query_count"] == len(planned.offsets_ns)
     assert passing.log.detail["generated_query_duration"] == planned.end_ns
@@ -291,7 +291,7 @@ def _exact(official_run: Official) -> Official:
     return official_run._replace(trace=official_run.trace._replace(due_ns=planned))
 
 
-def test_passing(passing: Official) -> None:
+def test_passing_run_agrees_with_mlperf_loadgen(passing: Official) -> None:
     assert _agree(
         _exact(passing), structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     ).valid
@@ -305,7 +305,9 @@ def _limit(values: np.ndarray[Any, np.dtype[np.int64]], over: int) -> int:
 @pytest.mark.parametrize(
     ("metric", "over"), [("ttft", 2), ("ttft", 40), ("tpot", 5), ("tpot", 300)]
 )
-def test_failing_by_a_limit(passing: Official, tmp_path: Any, metric: str, over: int) -> None:
+def test_run_that_fails_a_limit_agrees_with_mlperf_loadgen(
+    passing: Official, tmp_path: Any, metric: str, over: int
+) -> None:
     """Limits from an earlier run are exceeded about as often in this one."""
     tpots = (passing.trace.latency_ns - passing.trace.ttft_ns) // (passing.trace.tokens - 1)
     limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
@@ -324,19 +326,19 @@ def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> N
     assert ours.checks[0].missing_queries > 0
 
 
-def test_too_few(tmp_path: Any) -> None:
+def test_run_with_too_few_queries_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
     ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0, max_query_count=600)), mlperf_test)
     assert (ours.min_queries_met, ours.exit_code) == (False, 3)
 
 
-def test_too_short(tmp_path: Any) -> None:
+def test_run_that_is_too_short_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0, max_duration_ms=250)), mlperf_test)
     assert (ours.min_duration_met, ours.exit_code) == (False, 3)
 
 
-def test_one_token_replies(tmp_path: Any) -> None:
+def test_one_token_responses_agree_with_mlperf_loadgen(tmp_path: Any) -> None:
     """LoadGen gives such queries no tokens and a negative TPOT; our metrics leave them out."""
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     official_run = _exact(official(tmp_path, mlperf_test, 2000.0, one_token=True))

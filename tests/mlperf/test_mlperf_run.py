@@ -96,7 +96,7 @@ def test_simulated_run_has_a_result_that_says_it_is_simulated(tmp_path: Path) ->
     assert all(note in begin for note in result.notes)
 
 
-def test_the_columns_of_a_verdict_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_the_columns_of_a_verdict_equal_those_of_the_records(tmp_path: Path) -> None:
     from loadgen.core.results import store
 
     _judged(tmp_path, 100.0)
@@ -299,7 +299,9 @@ def test_offline_without_a_rate_runs_a_trial_first(
     assert (tmp_path / "o-trial-1" / "summary.json").is_file()
 
 
-def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_peak_search_writes_a_capacity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = [
         "--min-duration",
         "6",
@@ -357,7 +359,9 @@ def test_the_peak_leaves_a_capacity(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<th>early stopping</th>" in page
 
 
-def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mlperf_search_runs_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = [
         "--slo",
         "tpot:40ms",
@@ -384,7 +388,7 @@ def test_search_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "seed", ["1", "6595476841533595"]
 )  # with the second, a trial ends after 9 requests
-def test_an_slo_that_no_rate_meets_says_so(
+def test_a_search_without_a_passing_rate_says_so(
     seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [
@@ -432,7 +436,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(
 
 
 @pytest.mark.processes
-def test_several_endpoints_are_one_system(
+def test_several_endpoints_count_as_one_system(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report has the records and totals of each, one verdict, and the disclosure once."""

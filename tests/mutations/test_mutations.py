@@ -42,7 +42,7 @@ def project() -> Iterator[ProjectCopy]:
         yield copy
 
 
-def test_at_least_forty_changes_most_of_them_drawn() -> None:
+def test_the_table_has_forty_changes_and_most_are_random() -> None:
     mutations = [mutation for mutation in MUTATIONS if mutation.seed is not None]
     assert len(MUTATIONS) >= 40
     assert len(mutations) > len(MUTATIONS) / 2

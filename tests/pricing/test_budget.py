@@ -60,7 +60,7 @@ def target(**facts: object) -> tuple[TargetFacts, ...]:
         ({"concurrency": 8, "duration": 60}, 0.0, None, 60),
     ],
 )
-def test_the_forecast_of_a_load(
+def test_the_forecast_of_a_load_states_requests_tokens_and_time(
     flags: dict[str, int], answer_s: float, requests: float | None, seconds: float | None
 ) -> None:
     workload = load_from_options(
@@ -91,7 +91,7 @@ def test_the_forecast_of_a_load(
         ({"concurrency": 8, "num_requests": 12}, 0.0, ""),
     ],
 )
-def test_a_load_too_short_for_its_slo_says_so_before_it(
+def test_a_load_too_short_for_its_slo_is_reported_before_it_starts(
     load: dict[str, object], answer_s: float, expected_text: str
 ) -> None:
     """Its warm-up counts for nothing."""
@@ -108,7 +108,7 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(
     assert expected_text in text and bool(expected_text) == bool(text)
 
 
-def test_money_by_the_token_and_by_the_hour(prices: Path) -> None:
+def test_a_forecast_states_the_cost_by_token_and_by_hour(prices: Path) -> None:
     load = Forecast(1000, 1800, 500, 100)
     budget = Budget(load_prices(prices))
     assert budget.forecast_cost(load, target()) == pytest.approx(
@@ -223,9 +223,7 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
     assert exits(*paid, "71") == 2
 
 
-def test_virtual_time_costs_nothing_dry_or_not(
-    prices: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulated_run_costs_nothing(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run in virtual time is not refused for its cost, like the run itself."""
     out = prices.parent / "out"
     load = (
@@ -268,7 +266,7 @@ def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path)
     assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
 
 
-def test_a_load_is_stopped_where_the_limit_is_reached(
+def test_a_load_is_stopped_when_it_reaches_the_limit(
     prices: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counters, stopped = Counters(), []
@@ -284,7 +282,7 @@ def test_a_load_is_stopped_where_the_limit_is_reached(
     assert stopped == [1] and "cost 2.00 USD (--max-cost)" in capsys.readouterr().err
 
 
-def test_several_loads_are_one_forecast() -> None:
+def test_several_loads_have_one_combined_forecast() -> None:
     short, long = Forecast(100.0, 60.0, 150.0, 500.0), Forecast(300.0, 120.0, 350.0, 100.0)
     assert combine_forecasts([short, long]) == (400.0, 180.0, 300.0, 200.0)
     assert combine_forecasts([short, Forecast(None, 120.0, 350.0, 100.0)]) == (

@@ -53,7 +53,7 @@ def priced(run: Path, prices: Path, capsys: pytest.CaptureFixture[str]) -> dict[
     return decoded
 
 
-def test_a_request_above_the_length_is_paid_as_a_whole_at_the_other_price(
+def test_a_request_above_the_tier_length_is_charged_completely_at_the_higher_price(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = store.read_run(run).rows
@@ -71,7 +71,7 @@ def test_a_request_above_the_length_is_paid_as_a_whole_at_the_other_price(
     assert float(total * 60) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_a_length_above_every_prompt_changes_nothing(
+def test_a_tier_above_every_prompt_changes_no_cost(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flat = priced(run, write_prices(tmp_path, FLAT), capsys)["offers"][0]["costs"]
@@ -93,7 +93,7 @@ def test_a_length_without_prices_and_prices_without_a_length_are_refused(
         read_prices(file)
 
 
-def test_a_call_of_an_application_is_paid_by_the_length_of_its_prompt(tmp_path: Path) -> None:
+def test_an_application_call_is_charged_by_the_length_of_its_prompt(tmp_path: Path) -> None:
     cached = "per_million_cached: 1, per_million_cached_above: 3"
     price = read_prices(write_prices(tmp_path, FLAT, ABOVE, cached))["llama-2-70b"]
     assert price.cost(1000, 100) == pytest.approx(0.003)
@@ -111,7 +111,7 @@ def test_a_forecast_is_priced_by_the_mean_length_of_its_prompts(
     assert budget.forecast_cost(load, [target]) == cost
 
 
-def test_a_cached_price_above_the_uncached_one_is_remarked(
+def test_a_cached_price_above_the_uncached_price_has_a_warning(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     offer = priced(run, write_prices(tmp_path, FLAT, "per_million_cached: 3"), capsys)["offers"][0]

@@ -67,7 +67,7 @@ def faults_of(text: str) -> list[LoadgenError]:
     return list(caught.value.errors) if isinstance(caught.value, CombinedError) else [caught.value]
 
 
-def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
+def test_the_documented_example_loads_with_its_stated_prices():
     book = price_file.load_prices(EXAMPLE, today=TODAY, env={})
     assert [type(price) for price in book.entries] == [Rented, Rented, Owned, PerToken]
     owned = book.entries[2]
@@ -78,7 +78,7 @@ def test_the_example_of_the_docs_can_be_read_and_says_what_it_says():
     assert exchange_rate.startswith("1 EUR = 1.1 USD (as of 2026-11-20, ")
 
 
-def test_amounts_are_what_was_written_to_the_last_digit():
+def test_amounts_are_exact_to_the_last_digit():
     (price,) = parse(RENTED.replace("72.00", "10.4365")).entries
     assert isinstance(price, Rented) and price.per_hour == Decimal("10.4365")
     (price,) = parse(RENTED.replace("72.00", "${NOT_SET_ANYWHERE:-0.30}")).entries
@@ -151,7 +151,7 @@ def test_free_input_and_output_are_prices() -> None:
         (PER_TOKEN, "model: m\n", "model: m\n    per_million_cached: -1\n", 6, "out_of_range"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(text: str, old: str, new: str, line: int, code: str):
+def test_an_error_is_reported_with_its_line(text: str, old: str, new: str, line: int, code: str):
     assert old in text
     errors = faults_of(text.replace(old, new))
     assert [
@@ -162,7 +162,7 @@ def test_what_is_wrong_is_named_with_its_line(text: str, old: str, new: str, lin
     assert all(fault.hint for fault in errors)
 
 
-def test_two_prices_for_one_shape_name_the_first():
+def test_a_second_price_for_one_shape_is_refused_and_names_the_first():
     entry = RENTED.split("rented:\n")[1]
     (fault,) = faults_of(RENTED + entry.replace("72.00", "80.00"))
     assert (fault.code, fault.key) == ("duplicate", "rented[1]")
@@ -172,7 +172,7 @@ def test_two_prices_for_one_shape_name_the_first():
     assert len(apart.entries) == 2
 
 
-def test_all_faults_at_once_in_the_order_of_lines():
+def test_all_errors_are_reported_together_in_the_order_of_lines():
     text = (
         RENTED.replace("72.00", "-1")
         .replace("2026-11-01", "soon")
@@ -184,13 +184,13 @@ def test_all_faults_at_once_in_the_order_of_lines():
 @pytest.mark.parametrize(
     "text", ["", "[1, 2]", "currency: USD", "a: [", "\x00", "currency: USD\nrented: []"]
 )
-def test_what_is_no_price_file_says_so_and_not_that_it_is_no_workload(text: str):
+def test_an_invalid_price_file_is_called_a_price_file(text: str):
     for fault in faults_of(text):
         assert "workload" not in str(fault)
 
 
 @given(st.text(alphabet="currency: USD\n-[]{}rented0.19$&*!'\"#|>%@", max_size=60))
-def test_any_text_is_prices_or_a_named_fault(text: str):
+def test_any_text_loads_as_prices_or_raises_a_reported_error(text: str):
     with contextlib.suppress(CombinedError, UserError):
         parse(text)
 
@@ -204,7 +204,7 @@ def test_no_rate_is_inverted_or_invented():
     assert isinstance(price, Rented) and price.per_hour == Decimal("64.800")
 
 
-def test_the_sample_needs_to_be_accepted_and_guesses_nothing():
+def test_sample_prices_must_be_accepted_and_nothing_is_guessed():
     with refused(UserError, "missing_option", "--prices"):
         price_file.load_prices(None)
     with pytest.raises(CombinedError) as caught:
@@ -235,7 +235,7 @@ EIGHT = [
 ]
 
 
-def test_machines_of_the_sample_are_paid_whole():
+def test_sample_prices_charge_whole_machines():
     """Four GPUs of a shape of eight pay for eight, and each row has its date and source."""
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     rented = [price for price in book.entries if isinstance(price, prices.Rented)]
@@ -274,7 +274,7 @@ def test_two_providers_of_one_shape_are_a_choice_of_the_user():
     assert "Azure gb300 (prices.yaml:4:5" in caught.value.hint
 
 
-def test_of_one_offer_the_price_of_the_day_counts():
+def test_the_price_that_is_valid_on_the_day_is_used():
     row = (
         "  - {{provider: P, model: m, per_million_input: {}, per_million_output: 1, as_of: {}, "
         "source: s, name: {}}}"

@@ -61,7 +61,7 @@ FULL_REPORT = Report(
 )
 
 
-def test_the_three_say_the_same_figures() -> None:
+def test_text_markdown_and_page_show_the_same_numbers() -> None:
     rendered_text, pasted, page = (
         text.render(FULL_REPORT),
         markdown.render(FULL_REPORT),
@@ -78,7 +78,7 @@ def test_the_three_say_the_same_figures() -> None:
     assert "7777" in page and "9999" in page and "8888" in page
 
 
-def test_text_begins_with_what_has_to_be_known_and_the_answer() -> None:
+def test_text_begins_with_notices_and_the_result() -> None:
     lines = text.render(FULL_REPORT).splitlines()
     assert lines[:2] == ["SIMULATED: a model 2", "It held 3/s."]
     last = Report(
@@ -93,7 +93,7 @@ def test_text_begins_with_what_has_to_be_known_and_the_answer() -> None:
     assert text.render_sections([section("t", "", Bullets([]))]) == ""
 
 
-def test_colours_are_those_of_the_verdicts() -> None:
+def test_colors_follow_the_verdicts() -> None:
     rendered_text = text.render(FULL_REPORT, color=True)
     assert (
         "\x1b[33mSIMULATED\x1b[0m" in rendered_text
@@ -103,7 +103,7 @@ def test_colours_are_those_of_the_verdicts() -> None:
     assert re.sub(r"\x1b\[[0-9]*m", "", rendered_text) == text.render(FULL_REPORT)
 
 
-def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
+def test_the_header_of_a_wide_table_takes_two_lines() -> None:
     names = [f"a metric {i}" for i in range(9)]
     rows = [
         (f"{i}/s", *("1,234" for _ in names), "a remark that is longer than the room beside it")
@@ -126,7 +126,7 @@ def test_the_head_of_a_table_that_is_too_wide_takes_two_lines() -> None:
     assert narrow[0].split("  ")[-1] == "a metric 2"
 
 
-def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None:
+def test_a_sentence_in_a_table_wraps_in_its_row_or_below_it() -> None:
     sentence = "word " * 30
     sections_text = text.render_sections(
         [section("", Table(("a", "b", ""), [("1", "2", sentence)], "remarks"))]
@@ -142,7 +142,7 @@ def test_a_sentence_in_a_table_wraps_beside_its_row_or_stands_below_it() -> None
     )
 
 
-def test_columns_without_room_follow_below() -> None:
+def test_columns_that_do_not_fit_continue_below() -> None:
     names = [f"results/number-{i}" for i in range(9)]
     lines = text.render_sections(
         [section("", Table(("per", *names), [("cost", *"123456789")], wrap_columns=True))]
@@ -194,7 +194,7 @@ def test_a_table_with_empty_remarks_fits_any_width(width: int) -> None:
 
 
 @given(st.lists(parts, max_size=4), short_texts)
-def test_no_outside_words_break_a_page_or_a_table(report_parts: list[Part], head: str) -> None:
+def test_untrusted_text_breaks_no_page_and_no_table(report_parts: list[Part], head: str) -> None:
     def report(of: list[Part], name: str) -> Report:
         return Report(title=name, generated_by=name, sections=[section(name, *of)])
 

@@ -149,7 +149,7 @@ def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_dashboard_without_records_is_drawn() -> None:
+def test_a_dashboard_without_records_is_rendered() -> None:
     status = LiveStatus(run_fixtures.manifest("r", 0, stages=()))
     status.now_s = 0.1
     assert "- / -" in text_of(status)
@@ -187,7 +187,7 @@ def test_a_snapshot_shows_what_is_in_the_record_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_process_draws_on_a_terminal_until_its_standard_input_ends(tmp_path: Path) -> None:
+def test_the_process_renders_on_a_terminal_until_its_standard_input_ends(tmp_path: Path) -> None:
     run_dir = run_fixtures.write(tmp_path / "r", rows(6, 200))
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "loadgen.runs.dashboard", str(run_dir)]

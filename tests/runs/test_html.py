@@ -180,14 +180,14 @@ def test_tiles_show_rates_of_one_window() -> None:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def test_a_curve_goes_as_far_as_its_samples_carry() -> None:
+def test_a_curve_ends_at_the_highest_supported_percentile() -> None:
     for n in (11, 64, 662, 6636):
         share = 1 - 10 ** -percentile_curves.highest_supported_position(n)
         assert needed_samples(share - 1e-6) <= n < needed_samples(share + 2e-3 * (1 - share))
     assert percentile_curves.highest_supported_position(1) == 0
 
 
-def test_a_curve_is_made_of_samples() -> None:
+def test_points_of_a_curve_are_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
     percentile_curve = percentile_curves.curve_of_values("x", values)
     assert percentile_curve is not None
@@ -221,7 +221,7 @@ def test_quantiles_over_time_are_those_of_each_bin() -> None:
     assert bins.series["max"][3] == pytest.approx(inside[-1] / 1e6, rel=1e-3)
 
 
-def test_loads_tokens_and_errors_add_up() -> None:
+def test_counts_of_loads_tokens_and_errors_add_up() -> None:
     records = rows(5, 400)
     fail(records, 0.2)
     gaps, timeline = run_fixtures.gaps_of(records)
@@ -242,7 +242,7 @@ def test_loads_tokens_and_errors_add_up() -> None:
     ) * chart_data.load.output_rate.width_s == pytest.approx(tokens, rel=0.02)
 
 
-def test_many_rows_make_no_larger_page() -> None:
+def test_the_page_size_does_not_grow_with_the_number_of_requests() -> None:
     few, many = rows(6, 3000), np.tile(rows(6, 3000), 20)
     sizes = [
         len(
@@ -261,7 +261,7 @@ def summary_of_rows(records: np.ndarray) -> Summary:
     return summarize(run_fixtures.manifest("r", len(records)), records)
 
 
-def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
+def test_the_heat_map_counts_every_gap_in_its_range(tmp_path: Path) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r"))
     lines = store.read_heat(tmp_path / "r")
     cells = run_data.count_inter_chunk_latencies(lines, 30.0)
@@ -275,14 +275,14 @@ def test_the_heat_map_counts_every_gap_in_reach(tmp_path: Path) -> None:
 # -- the file --------------------------------------------------------------------------------------
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     text = page_of(run_fixtures.write(tmp_path / "r"))
     assert len(text) < 2_000_000
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)|@import|url\(""", text)
     assert "default-src 'none'" in text
 
 
-def test_the_page_says_what_read_the_sockets(tmp_path: Path) -> None:
+def test_the_page_names_the_reader_of_the_sockets(tmp_path: Path) -> None:
     matches = [
         re.findall(
             "sockets read by [a-zA-Z ]*",
@@ -342,7 +342,7 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
     assert all(node.name in text for node in nodes) and "over the targets" in text
 
 
-def test_every_part_of_the_page_is_there(tmp_path: Path) -> None:
+def test_the_page_has_every_section(tmp_path: Path) -> None:
     text = page_of(run_fixtures.write(tmp_path / "r"))
     for part in (
         "Latency",
@@ -377,7 +377,7 @@ def test_the_command_writes_the_page_beside_the_run(
     assert exits("report", str(folder), "--html", str(tmp_path / "no" / "where.html")) == 2
 
 
-def test_a_run_cut_off_is_reported_as_far_as_it_got(
+def test_a_killed_run_is_reported_up_to_its_last_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_fixtures.write(tmp_path / "r", state="running", ended="")
@@ -400,7 +400,7 @@ def test_a_run_cut_off_is_reported_as_far_as_it_got(
         (None, "not the folder of a run"),
     ],
 )
-def test_a_path_that_is_no_run_is_an_error(
+def test_a_path_without_a_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected_text: str
 ) -> None:
     if text is not None:
@@ -473,7 +473,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
-def test_a_browser_has_no_complaint_and_every_chart_is_drawn(
+def test_a_browser_reports_no_error_and_renders_every_chart(
     browser: Browser, page_file: Path
 ) -> None:
     for view_options in ({}, {"dark": True}, {"width": 390, "height": 844}):
@@ -554,7 +554,9 @@ def test_the_page_can_be_printed(browser: Browser, page_file: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_legend_hides_a_line_and_a_pointer_reads_it(browser: Browser, page_file: Path) -> None:
+def test_the_legend_hides_a_line_and_the_pointer_shows_its_values(
+    browser: Browser, page_file: Path
+) -> None:
     browser.set_view()
     browser.open(page_file)
     lines = "document.querySelector('figure').querySelectorAll('svg path').length"
@@ -594,7 +596,7 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
     assert any("Content Security Policy" in text for text in browser.complaints)
 
 
-def test_where_each_request_was_sent_when_it_was_due_its_curve_is_made_once() -> None:
+def test_curves_from_send_and_due_times_are_shared_if_no_send_is_late() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     records = rows(2, 50)
     late = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves

@@ -52,7 +52,7 @@ def render_repeats(repeat_summary: RepeatSummary, runs: Sequence[Summary]) -> st
     return as_text.render(report, full=True)
 
 
-def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
+def test_the_interval_comes_from_the_variation_between_runs() -> None:
     three = summaries(1, 2, 3, by=(0.9, 1.0, 1.1))
     summary = summarize_repeats(
         [NamedSummary(f"r{i}", run_summary) for i, run_summary in enumerate(three)]
@@ -80,7 +80,7 @@ def test_the_interval_is_that_of_the_runs_among_each_other() -> None:
     assert "TPOT p50, ms" in text and "spread" in text and "Student" in text
 
 
-def test_repeats_say_whether_the_slo_was_met() -> None:
+def test_repeats_report_whether_the_slo_was_met() -> None:
     """The list said "SLO missed", and the report of the same folder nothing but VALID."""
     three = summaries(1, 2, 3, by=(1.0, 20.0, 20.0))
     text = " ".join(
@@ -128,7 +128,7 @@ def test_an_invalid_repeat_counts_in_no_mean() -> None:
     assert "means: r3" in text
 
 
-def test_repeats_of_which_none_is_valid_keep_their_means_and_are_not_valid() -> None:
+def test_repeats_without_a_valid_run_keep_their_means_and_are_invalid() -> None:
     two = [invalid(run_summary) for run_summary in summaries(1, 2)]
     summary = summarize_repeats([NamedSummary("r1", two[0]), NamedSummary("r2", two[1])])
     assert not summary.valid and summary.excluded_runs == ()
@@ -153,7 +153,7 @@ def test_one_run_has_no_interval() -> None:
     assert "no confidence interval" in render_repeats(summary, summaries(1))
 
 
-def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
+def test_auto_repeats_end_at_the_precision_or_at_the_maximum() -> None:
     alike = summaries(1, 1, 1)
     apart = summaries(1, 2, 3, by=(0.8, 1.0, 1.3))
     auto = Repetition(count=None, most=4, precision=0.05)
@@ -167,7 +167,9 @@ def test_auto_ends_when_the_figures_are_known_or_at_the_most() -> None:
     ]
 
 
-def test_a_run_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_repeated_as_often_as_requested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "a"
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
     captured = capsys.readouterr()
@@ -201,9 +203,7 @@ def test_a_run_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert exits("compare", str(out), str(other)) == 0
 
 
-def test_repeats_of_a_sweep_are_taken_up_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repeats_of_a_sweep_are_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = (
         "sweep",
         "qa",
@@ -249,7 +249,7 @@ def test_invalid_repeat_options_are_refused(option: str, expected_text: str) -> 
     assert expected_text in str(faults.value)
 
 
-def test_levels_in_a_list_are_for_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_of_loads_is_refused_outside_of_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("run", "qa", *SIM[:2], "-c", "1,2", "-n", "20", "--repeat", "3") == 2
     assert "loadgen sweep ... --repeat" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ def render_run_table(summaries: list[Summary]) -> str:
 
 
 @pytest.mark.parametrize("summary", [RAG, API], ids=["rag", "api"])
-def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
+def test_lines_fit_the_width_and_color_changes_no_text(summary: Summary) -> None:
     plain = text.render(summary)
     assert (
         max(map(cell_len, plain.splitlines()[1:])) <= WIDTH
@@ -56,14 +56,16 @@ def test_lines_fit_and_colour_changes_no_word(summary: Summary) -> None:
         (2.5, "2.5 GPUs"),
     ],
 )
-def test_a_count_has_the_noun_that_goes_with_it(number: float | None, expected_text: str) -> None:
+def test_a_count_has_the_singular_or_plural_of_its_noun(
+    number: float | None, expected_text: str
+) -> None:
     assert format.counted(number, "GPU") == expected_text
     assert format.counted(number, "GPU is", "GPUs are") == expected_text + (
         " is" if number == 1 else " are"
     )
 
 
-def test_a_run_on_one_gpu_is_of_one_gpu() -> None:
+def test_a_run_on_one_gpu_uses_the_singular() -> None:
     per_gpu = replace(RAG.tokens, output_per_s_per_gpu=RAG.tokens.output_per_s)
     summary = replace(RAG, target=replace(RAG.target, gpus=1), tokens=per_gpu)
     rendered_text = text.render(summary)
@@ -82,7 +84,7 @@ def test_full_report_of_an_invalid_run() -> None:
     check_golden("run_full_api", text.render(API))
 
 
-def test_columns_of_latencies_end_together() -> None:
+def test_columns_of_latencies_are_right_aligned() -> None:
     lines = text.render(RAG).splitlines()
     head = lines[lines.index("Latency") + 1]
     ttft = next(line for line in lines if line.startswith("TTFT  "))
@@ -149,7 +151,7 @@ def test_simulation_is_named_in_the_first_word() -> None:
 @pytest.mark.parametrize(
     ("state", "word"), [("interrupted", "INTERRUPTED"), ("cut_off", "CUT OFF")]
 )
-def test_run_without_a_clean_end_says_so(state: str, word: str) -> None:
+def test_report_of_an_unfinished_run_says_so(state: str, word: str) -> None:
     assert word in text.render(replace(RAG, run=replace(RAG.run, state=state)))
 
 
@@ -187,7 +189,7 @@ def test_table_of_runs_says_that_one_was_simulated() -> None:
     assert render_run_table([API, simulated]).startswith("SIMULATED")
 
 
-def test_a_time_just_below_a_second_is_one() -> None:
+def test_a_time_just_below_a_second_is_rounded_to_one_second() -> None:
     assert [format.duration(seconds) for seconds in (0.9994, 0.9996, 59.94, 59.96)] == [
         "999 ms",
         "1.0 s",
@@ -213,7 +215,7 @@ def test_a_time_just_below_a_second_is_one() -> None:
         (24069.8, "24,070"),
     ],
 )
-def test_quantities(value: float | None, expected_text: str) -> None:
+def test_quantities_are_formatted_with_their_unit(value: float | None, expected_text: str) -> None:
     assert format.quantity(value) == expected_text
 
 
@@ -252,7 +254,7 @@ def test_percentages_never_round_to_all_or_nothing(share: float | None, expected
         (format.difference, (None, 4), "-"),
     ],
 )
-def test_durations_sizes_and_differences(
+def test_durations_sizes_and_differences_are_formatted(
     function: object, arguments: tuple[float | None, ...], expected_text: str
 ) -> None:
     assert function(*arguments) == expected_text  # type: ignore[operator]

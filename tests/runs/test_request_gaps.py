@@ -172,7 +172,7 @@ def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> No
         request_gaps.read_request_gaps(folder)
 
 
-def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Path) -> None:
+def test_gaps_are_read_up_to_where_a_worker_was_killed(tmp_path: Path) -> None:
     """By two workers; the file is made in parts that are smaller than a request."""
     for worker in (0, 1):
         record_log = RecordLog(tmp_path, worker)

@@ -156,7 +156,7 @@ FULL_OUTCOMES = {
 }
 
 
-def test_every_fault_is_in_the_table() -> None:
+def test_every_injected_failure_is_in_the_table() -> None:
     assert {name.partition("@")[0] for name in OUTCOMES} == {"", *FAILURE_EFFECTS}
 
 
@@ -164,7 +164,9 @@ def test_every_fault_is_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("how", "table"), [("chat", OUTCOMES), ("completions", COMPLETIONS), ("whole", FULL_OUTCOMES)]
 )
-def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -> None:
+def test_each_injected_failure_has_its_failure_kind(
+    endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]
+) -> None:
     async def work() -> dict[str, Completion]:
         completions = {}
         for fault in table:
@@ -222,7 +224,7 @@ def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -
 
 
 @pytest.mark.processes
-def test_a_truthful_stream(endpoint: EmbeddedServer) -> None:
+def test_a_correct_stream_is_measured(endpoint: EmbeddedServer) -> None:
     done = ask(endpoint.url, 2)[1]
     assert done.failure is None
     assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (
@@ -322,14 +324,16 @@ def talk(answers: list[bytes], count: int, **options: Any) -> tuple[list[Complet
         (b"Keep-Alive: max=0\r\n", 4),
     ],
 )
-def test_a_connection_serves_as_often_as_the_server_lets_it(more: bytes, connections: int) -> None:
+def test_a_connection_is_reused_as_often_as_the_server_allows(
+    more: bytes, connections: int
+) -> None:
     done, used = talk([encode_response(more)], 4)
     assert [completion.failure for completion in done] == [None] * 4
     assert used == connections
     assert [completion.reused for completion in done] == [False] + [connections == 1] * 3
 
 
-def test_a_body_until_the_end_of_the_connection() -> None:
+def test_a_body_may_end_with_its_connection() -> None:
     answer = HEAD + b"\r\n" + GOOD
 
     async def work() -> Completion:
@@ -345,14 +349,14 @@ def test_a_body_until_the_end_of_the_connection() -> None:
     assert (done.failure, done.text) == (None, "a")
 
 
-def test_bytes_after_the_end_cost_the_connection_not_the_answer() -> None:
+def test_bytes_after_the_end_close_the_connection_and_keep_the_response() -> None:
     done, used = talk([encode_response() + b"HTTP/1.1 200 OK\r\n\r\n", encode_response()], 2)
     assert [completion.failure for completion in done] == [None, None]
     assert used == 2
 
 
 @pytest.mark.parametrize("how", [RESET, END])
-def test_a_reused_connection_that_dies_silently_is_tried_once_more(how: bytes) -> None:
+def test_a_request_on_a_silently_closed_connection_is_sent_once_more(how: bytes) -> None:
     done, used = talk([encode_response(), how, encode_response(), encode_response()], 3)
     assert [completion.failure for completion in done] == [None] * 3
     assert [completion.resent for completion in done] == [0, 1, 0]
@@ -362,7 +366,7 @@ def test_a_reused_connection_that_dies_silently_is_tried_once_more(how: bytes) -
     assert not done[1].reused  # it was answered on a fresh connection
 
 
-def test_it_is_tried_once_only_and_only_if_reused_and_only_without_a_byte() -> None:
+def test_a_request_is_resent_once_on_a_reused_connection_without_a_response_byte() -> None:
     (first,), used = talk([RESET], 1)
     assert (first.failure and first.failure.kind, first.resent, used) == ("reset", 0, 1)
     done, used = talk([encode_response(), RESET, RESET, encode_response()], 3)
@@ -400,7 +404,7 @@ def test_idle_resets_of_the_endpoint_are_survived(endpoint: EmbeddedServer) -> N
     "last_words", [b"", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"]
 )
 @pytest.mark.parametrize("answered_before", [False, True])
-def test_an_idle_connection_given_up_as_the_request_is_sent(
+def test_a_request_is_resent_if_its_idle_connection_closes_as_it_is_sent(
     last_words: bytes, answered_before: bool
 ) -> None:
     """The end of the connection, or a 408, waits in the socket when the request is sent."""
@@ -438,7 +442,7 @@ def test_an_idle_connection_given_up_as_the_request_is_sent(
     assert not done[-1].reused
 
 
-def test_what_the_server_closed_while_idle_is_not_used() -> None:
+def test_a_connection_that_the_server_closed_while_idle_is_not_used() -> None:
     async def work() -> tuple[list[Completion], int]:
         async with scripted(encode_response()) as server, client_of(server.url) as client:
             first = await client.complete(request())
@@ -498,7 +502,7 @@ def test_connections_are_opened_before_they_are_needed(endpoint: EmbeddedServer)
 
 
 @pytest.mark.processes
-def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer) -> None:
+def test_a_load_generator_polls_quiet_sockets_often(endpoint: EmbeddedServer) -> None:
     """Without traffic there is no poll between two ticks. A busy machine gets fifty tries."""
 
     async def work(hold_ns: int, ticks: int) -> int:
@@ -523,7 +527,7 @@ def test_a_load_generator_looks_at_quiet_sockets_often(endpoint: EmbeddedServer)
 
 
 @pytest.mark.processes
-def test_a_backlog_leaves_the_loop_to_others(endpoint: EmbeddedServer) -> None:
+def test_a_backlog_of_reads_does_not_block_the_event_loop(endpoint: EmbeddedServer) -> None:
     """A callback of the loop waits for a pass or two, however many reads wait for decoding."""
 
     async def work() -> int:
@@ -574,7 +578,7 @@ def test_the_next_address_is_tried_when_one_refuses(
 
 
 @pytest.mark.processes
-def test_the_loop_need_not_be_uvloop(endpoint: EmbeddedServer) -> None:
+def test_the_client_works_on_the_standard_event_loop(endpoint: EmbeddedServer) -> None:
     async def work() -> Completion:
         async with client_of(endpoint.url) as client:
             return await client.complete(request())
@@ -590,7 +594,7 @@ def closed_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def test_nobody_listens() -> None:
+def test_a_closed_port_is_a_connection_failure() -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     (done,) = ask(url)
     assert done.failure is not None
@@ -605,12 +609,12 @@ def test_nobody_listens() -> None:
         run(work())
 
 
-def test_no_such_host() -> None:
+def test_an_unknown_host_is_a_name_resolution_failure() -> None:
     with refused(TargetUnusable, "dns"):
         ask("http://no-such-host.invalid:8000")
 
 
-def test_connects_over_ipv6() -> None:
+def test_the_client_connects_over_ipv6() -> None:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             pass
@@ -631,7 +635,7 @@ def test_connects_over_ipv6() -> None:
 
 
 @pytest.mark.processes
-def test_sends_a_prompt_larger_than_the_socket_buffer() -> None:
+def test_a_prompt_larger_than_the_socket_buffer_is_sent() -> None:
     async def work() -> tuple[list[Completion], list[bytes], list[bytes]]:
         text = " word" * 400_000
         async with scripted(encode_response()) as server, client_of(server.url) as client:
@@ -676,7 +680,7 @@ def test_a_body_that_is_a_view_of_other_memory_is_sent_whole() -> None:
     assert completion.failure is None
 
 
-def test_an_answer_before_the_whole_request_was_taken() -> None:
+def test_a_response_before_the_end_of_its_request_is_read() -> None:
     async def work() -> Completion:
         async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -700,7 +704,7 @@ def test_an_answer_before_the_whole_request_was_taken() -> None:
 
 
 @pytest.mark.processes
-def test_many_at_once_leave_no_descriptor_behind(endpoint: EmbeddedServer) -> None:
+def test_many_simultaneous_requests_leave_no_open_descriptor(endpoint: EmbeddedServer) -> None:
     faults = [
         "",
         "reset_after@1",
@@ -746,7 +750,7 @@ def test_many_at_once_leave_no_descriptor_behind(endpoint: EmbeddedServer) -> No
 # -- time ------------------------------------------------------------------------------------------
 
 
-def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
+def test_the_stall_timeout_restarts_with_events_and_not_with_pings() -> None:
     head = HEAD + b"\r\n"
     pings = b": ping - now\n\n" * 3
 
@@ -773,7 +777,7 @@ def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
     assert (done.text, done.output_events) == ("a", 1)
 
 
-def test_the_total_time_counts_from_due() -> None:
+def test_the_total_timeout_counts_from_the_due_time() -> None:
     async def work() -> Completion:
         limit = DAY_NS
         async with scripted(SILENCE) as server, client_of(server.url, timeout_ns=limit) as client:
@@ -793,7 +797,7 @@ def test_the_total_time_counts_from_due() -> None:
     assert (done.first_byte, done.http_status) == (-1, 0)
 
 
-def test_timeouts_happen_by_themselves() -> None:
+def test_timeouts_end_requests_without_further_events() -> None:
     (done,), _ = talk([SILENCE], 1, timeout_ns=10_000_000)
     assert done.failure is not None
     assert done.failure.kind == "timeout_total"
@@ -802,7 +806,7 @@ def test_timeouts_happen_by_themselves() -> None:
     assert done.failure.kind == "timeout_stall"
 
 
-def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
+def test_a_cancelled_request_is_reported_once_and_its_connection_closed() -> None:
     async def work() -> None:
         async with scripted(SILENCE, encode_response()) as server, client_of(server.url) as client:
             exchange, done = send(client)
@@ -820,7 +824,7 @@ def test_what_is_cancelled_is_told_once_and_its_connection_is_gone() -> None:
 
 
 @pytest.mark.processes
-def test_whoever_stops_listening_cancels(endpoint: EmbeddedServer) -> None:
+def test_a_listener_that_stops_cancels_its_request(endpoint: EmbeddedServer) -> None:
     async def work() -> None:
         async with client_of(endpoint.url) as client:
             task = asyncio.ensure_future(client.complete(request(tokens=10_000)))
@@ -838,7 +842,7 @@ def test_whoever_stops_listening_cancels(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_an_application_sees_events_and_one_error(endpoint: EmbeddedServer) -> None:
+def test_an_application_receives_events_and_one_error(endpoint: EmbeddedServer) -> None:
     async def texts(fault: str) -> list[Event]:
         async with client_of(endpoint.url, fault=fault) as client:
             return [event async for event in client.stream(request())]
@@ -895,7 +899,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 
 @pytest.mark.processes
-def test_tls_of_a_known_authority(papers: Papers) -> None:
+def test_tls_accepts_a_known_authority(papers: Papers) -> None:
     with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
         assert endpoint.url.startswith("https://")
         done = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
@@ -992,7 +996,7 @@ async def client_opened(url: str) -> None:
         await client.open(2)
 
 
-def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
+def test_tls_sends_a_client_certificate(papers: Papers) -> None:
     async def work(tls: Tls, body: bytes | None = None) -> Completion:
         async with (
             scripted(encode_response(), tls=papers.server) as server,
@@ -1005,7 +1009,7 @@ def test_tls_with_a_certificate_of_ours(papers: Papers) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_without_the_certificate_that_the_server_wants(
+def test_tls_without_a_required_client_certificate_is_a_failure(
     papers: Papers, version: ssl.TLSVersion
 ) -> None:
     """Before TLS 1.3 the handshake fails; since then an alert comes after the client's part."""
@@ -1034,14 +1038,14 @@ def test_tls_without_the_certificate_that_the_server_wants(
 
 
 @pytest.mark.processes
-def test_https_asked_of_a_server_that_speaks_plain_http(endpoint: EmbeddedServer) -> None:
+def test_https_to_a_plain_http_server_is_a_failure(endpoint: EmbeddedServer) -> None:
     (done,) = ask(endpoint.url.replace("http", "https"))
     assert done.failure is not None
     assert done.failure.kind == "tls"
 
 
 @pytest.mark.parametrize("name", ["ca", "cert"])
-def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
+def test_invalid_tls_files_are_refused(tmp_path: Path, name: str) -> None:
     for content in (None, b"no certificate"):
         path = tmp_path / "x.pem"
         if content is not None:
@@ -1053,7 +1057,7 @@ def test_tls_files_that_are_none(tmp_path: Path, name: str) -> None:
 # -- what is sent ----------------------------------------------------------------------------------
 
 
-def test_the_server_gets_the_body_and_our_name_for_it() -> None:
+def test_the_server_receives_the_body_and_the_request_id() -> None:
     async def work() -> tuple[bytes, bytes]:
         async with (
             scripted(encode_response()) as server,
@@ -1076,7 +1080,7 @@ def test_the_server_gets_the_body_and_our_name_for_it() -> None:
     }
 
 
-def test_an_address_that_does_not_answer_is_given_up() -> None:
+def test_an_unresponsive_address_ends_with_a_timeout() -> None:
     """A connection that takes longer than CONNECT_NS makes way for the next address."""
 
     async def scenario() -> None:
@@ -1114,7 +1118,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [10, 4 << 20])
-def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
+def test_both_implementations_send_requests_and_free_connections_alike(
     endpoint: EmbeddedServer, size: int
 ) -> None:
     """Also one that the socket does not take at once."""

@@ -183,7 +183,7 @@ def test_both_implementations_read_any_split_and_any_damage_alike(
 
 
 @pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_what_real_servers_said(file: Path) -> None:
+def test_both_implementations_read_real_streams_alike(file: Path) -> None:
     data = file.read_bytes()[:20_000]
     by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
     for cuts in ([], by_chunk, by_chunk[::5], range(0, len(data), 997)):
@@ -384,7 +384,7 @@ PLAIN = [b'"i"', b"3", b'"word"', b"null", b"1.0", b"null"]
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_an_event_that_matches_an_earlier_pattern_is_read_as_if_it_were_the_first(
+def test_an_event_that_matches_an_earlier_pattern_is_read_like_the_first(
     place: int,
 ) -> None:
     def event(at: int, value: bytes) -> bytes:
@@ -577,7 +577,7 @@ def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
         compiled_receiver.send(buffer, ("text",))
 
 
-def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else_is_to_be_done(
+def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
     compiled_receiver: Any,
 ) -> None:
     ours, theirs = socket.socketpair()

@@ -183,7 +183,7 @@ ODD = st.sampled_from(
 
 
 @pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_what_real_servers_said_however_it_is_grouped(file: Path) -> None:
+def test_real_streams_give_the_same_result_in_any_grouping(file: Path) -> None:
     data = file.read_bytes()
     by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
     for instants in ([], by_chunk, list(range(len(data))), list(range(0, len(data), 97))):
@@ -193,7 +193,7 @@ def test_what_real_servers_said_however_it_is_grouped(file: Path) -> None:
 
 @settings(RELAXED, max_examples=60)
 @given(st.sampled_from(TRANSCRIPTS), CUTS, GAPS, GROUPS)
-def test_what_real_servers_said_in_any_split(
+def test_real_streams_give_the_same_result_in_any_split(
     file: Path, instants: list[int], gaps: list[int], groups: list[int]
 ) -> None:
     assert_same(cut(file.read_bytes(), instants, gaps), groups)

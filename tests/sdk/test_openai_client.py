@@ -207,7 +207,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_it_reads_what_our_own_reader_reads(name: str) -> None:
+def test_openai_client_measures_the_same_as_our_reader(name: str) -> None:
     body = events(*STREAMS[name])
     ours, theirs = ResponseReader(EventTimeline(), keep_text=True), EventTimeline()
     decoder = SseDecoder()
@@ -233,7 +233,7 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     assert (got.first_answer >= 0) is (ours.first_answer >= 0)
 
 
-def test_stamps_are_in_their_order() -> None:
+def test_timestamps_are_in_order() -> None:
     got = completion(answer(events(*STREAMS["reasoning first"])))
     stamps = (
         got.due,
@@ -252,7 +252,7 @@ def test_stamps_are_in_their_order() -> None:
     assert got.bytes_received == len(events(*STREAMS["reasoning first"]))
 
 
-def test_an_answer_that_is_no_stream() -> None:
+def test_a_response_without_streaming_is_measured() -> None:
     message = {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
     document = {
         "id": "x",
@@ -300,7 +300,7 @@ def test_an_answer_that_is_no_stream() -> None:
         (answer(events(b"{no json")), "malformed", "", 200),
     ],
 )
-def test_failures_have_our_kinds_and_no_secrets(
+def test_failures_have_standard_kinds_and_no_secrets(
     response: bytes, kind: str, expected_text: str, status: int
 ) -> None:
     got = completion(response, api_key=KEY)
@@ -311,7 +311,7 @@ def test_failures_have_our_kinds_and_no_secrets(
     assert kind in KINDS
 
 
-def test_no_server_no_name() -> None:
+def test_unreachable_server_and_unknown_host_are_failures() -> None:
     failures = [
         completion(b"", url=url).failure
         for url in ("http://127.0.0.1:1/{}", "http://nosuch.invalid/{}")
@@ -319,7 +319,7 @@ def test_no_server_no_name() -> None:
     assert [failure and failure.kind for failure in failures] == ["connect", "dns"]
 
 
-def test_a_reused_connection_that_was_closed_is_no_failure_and_is_counted() -> None:
+def test_a_closed_reused_connection_is_retried_and_counted() -> None:
     got: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
@@ -333,7 +333,7 @@ def test_a_reused_connection_that_was_closed_is_no_failure_and_is_counted() -> N
     assert len(heard) == 3
 
 
-def test_timeouts() -> None:
+def test_each_timeout_ends_a_call_with_its_failure_kind() -> None:
     total = completion(None, timeout_ns=20_000_000).failure
     assert total is not None
     assert total.kind == "timeout_total"
@@ -349,7 +349,7 @@ def test_timeouts() -> None:
     assert (stalled.failure.kind, stalled.text, stalled.output_events) == ("timeout_stall", "x", 1)
 
 
-def test_what_is_cancelled_is_told_once() -> None:
+def test_a_cancelled_request_is_reported_once() -> None:
     completions: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
@@ -394,7 +394,7 @@ def test_what_is_cancelled_is_told_once() -> None:
         ),
     ],
 )
-def test_what_is_sent_is_what_our_own_client_would_send(
+def test_openai_client_sends_the_same_body_as_our_client(
     monkeypatch: pytest.MonkeyPatch,
     url: str,
     server: str,
@@ -431,7 +431,7 @@ def test_what_is_sent_is_what_our_own_client_would_send(
     assert "of-somebody-else" not in str(headers)
 
 
-def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_openai_package_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
     client = OpenAIClient(
         Target.parse("http://h"), model="m", server_profile=SERVER_PROFILES["vllm"]
@@ -442,7 +442,7 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stream", [True, False])
-def test_both_clients_see_the_same_answers(stream: bool) -> None:
+def test_both_clients_receive_the_same_responses(stream: bool) -> None:
     requests = [Request(id=f"r{i}", prompt="word " * i, max_tokens=i) for i in range(1, 20)]
 
     async def run(client: Pool | OpenAIClient) -> list[Completion]:

@@ -117,7 +117,7 @@ def healthy(**changed: list[Any]) -> dict[str, list[Any]]:
         ("transformers", "models/tiny-llama", True),
     ],
 )
-def test_real_servers_are_known_by_their_answers(
+def test_real_servers_are_recognised_by_their_responses(
     server: str, model: str, warned: bool, api: Api
 ) -> None:
     probe_result = InMemory(RECORDED[server]["answers"]).probe(api=api)
@@ -175,7 +175,7 @@ def test_real_servers_are_known_by_their_answers(
         ({"models": served("me")}, "generic"),
     ],
 )
-def test_signs(answers: dict[str, list[Any]], server: str) -> None:
+def test_each_server_is_recognised_by_its_signs(answers: dict[str, list[Any]], server: str) -> None:
     assert InMemory(healthy(**answers)).probe().server == server
 
 
@@ -191,7 +191,7 @@ def test_signs(answers: dict[str, list[Any]], server: str) -> None:
         ),
     ],
 )
-def test_hosted_services_are_asked_nothing_beside_their_api(
+def test_hosted_services_get_no_request_outside_their_api(
     url: str, server: str, models: str
 ) -> None:
     class Anything(InMemory):
@@ -212,7 +212,7 @@ def test_hosted_services_are_asked_nothing_beside_their_api(
     assert all(KEY in "".join(headers.values()) for _, headers in endpoint.asked)
 
 
-def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
+def test_the_probe_sends_few_requests_if_the_model_list_is_complete() -> None:
     endpoint = InMemory(healthy())
     probe_result = endpoint.probe()
     assert len(endpoint.asked) == 5  # of them one for what the server says of engine and precision
@@ -229,7 +229,7 @@ def test_few_requests_and_no_guessing_when_the_list_says_it_all() -> None:
     )
 
 
-def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
+def test_a_specified_server_type_is_used_and_a_doubt_is_reported() -> None:
     endpoint = InMemory(healthy())
     probe_result = endpoint.probe(server="trtllm")
     assert probe_result.server == "trtllm"
@@ -311,14 +311,14 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
         ),
     ],
 )
-def test_version_engine_and_precision_are_what_the_server_says(
+def test_version_engine_and_precision_are_read_from_the_server(
     answers: dict[str, list[Any]], expected_values: tuple[str, str, str]
 ) -> None:
     probe_result = InMemory(healthy(**answers)).probe()
     assert (probe_result.version, probe_result.engine, probe_result.precision) == expected_values
 
 
-def test_what_recorded_servers_say_of_themselves() -> None:
+def test_recorded_servers_describe_themselves() -> None:
     probe_results_by_name = {
         name: InMemory(RECORDED[name]["answers"]).probe()
         for name in ("llamacpp", "dynamo", "transformers")
@@ -351,7 +351,7 @@ def test_what_recorded_servers_say_of_themselves() -> None:
         ({"models": served("tensorrt_llm", "other")}, "any model name", {"model": "mine"}),
     ],
 )
-def test_what_is_odd_is_said(
+def test_unusual_responses_are_reported(
     changed: dict[str, list[Any]], warning: str, fields: dict[str, Any]
 ) -> None:
     probe_result = InMemory(healthy(**changed)).probe(model="mine")
@@ -359,7 +359,7 @@ def test_what_is_odd_is_said(
     assert {name: getattr(probe_result, name) for name in fields} == fields
 
 
-def test_a_limit_of_the_users_own_is_not_called_inexact() -> None:
+def test_a_limit_of_the_user_is_not_called_inexact() -> None:
     endpoint = InMemory(healthy() | {"POST /v1/chat/completions 3": streamed(3, 3, 20)})
     probe_result = endpoint.probe(extra_body={"max_tokens": 3})
     assert probe_result.has_exact_length is None
@@ -405,7 +405,9 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
         ([503, JSON, '{"error":{"message":"Loading model"}}'], None, "http_5xx", "loading"),
     ],
 )
-def test_lists_that_end_it(listed: list[Any], model: str | None, code: str, hint: str) -> None:
+def test_invalid_model_lists_end_the_probe(
+    listed: list[Any], model: str | None, code: str, hint: str
+) -> None:
     with refused(TargetUnusable, code) as caught:
         InMemory(healthy(models=listed)).probe(model=model, api_key=KEY)
     assert hint in caught.value.hint
@@ -531,7 +533,7 @@ def test_a_media_type_in_capitals_and_any_status_of_success_are_read() -> None:
     assert InMemory(healthy(long=accepted)).probe().has_exact_length
 
 
-def test_one_object_where_a_stream_was_requested_is_said() -> None:
+def test_one_object_where_a_stream_was_requested_is_reported() -> None:
     document = {
         "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 43, "completion_tokens": LONG_TOKENS},
@@ -556,7 +558,7 @@ def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
     assert sum("contradict" in warning for warning in probe_result.warnings) == 1
 
 
-def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
+def test_the_only_listed_model_is_not_suggested_again() -> None:
     gone = [404, JSON, '{"error":{"message":"The model `mine` does not exist."}}']
     listed = [200, JSON, json.dumps({"data": [{"id": "mine"}]})]
     with pytest.raises(TargetUnusable) as caught:
@@ -575,14 +577,14 @@ def test_a_model_that_the_list_names_alone_is_not_offered_again() -> None:
         "input is too long: 103 tokens, at most 64",
     ],
 )
-def test_a_context_that_is_too_short_is_no_field_to_remove(message: str) -> None:
+def test_a_context_that_is_too_short_is_not_mistaken_for_a_refused_field(message: str) -> None:
     overflow = [400, JSON, json.dumps({"error": {"message": message}})]
     with pytest.raises(TargetUnusable) as caught:
         InMemory(healthy(short=overflow, long=overflow)).probe()
     assert "context" in caught.value.hint and "FIELD" not in caught.value.hint
 
 
-def test_adapters_are_no_models_to_choose_from() -> None:
+def test_adapters_are_not_offered_as_models() -> None:
     rows = [
         {"id": "lora", "owned_by": "vllm", "parent": "base"},
         {"id": "base", "owned_by": "vllm", "parent": None},
@@ -626,26 +628,26 @@ ERRORS = RECORDED["errors"]["answers"]
         ([200, JSON, "null"], "invalid_answer", "log"),
     ],
 )
-def test_answers_that_end_it(answer: list[Any], code: str, hint: str) -> None:
+def test_fatal_responses_end_the_probe(answer: list[Any], code: str, hint: str) -> None:
     with refused(TargetUnusable, code) as caught:
         InMemory(healthy(short=answer, long=answer)).probe(model="mine", api_key=KEY)
     assert hint in caught.value.hint
     assert KEY not in f"{caught.value} {caught.value.hint}"
 
 
-def test_a_list_of_names_that_cannot_be_shown_is_no_empty_list() -> None:
+def test_unprintable_model_names_are_not_an_empty_list() -> None:
     with refused(TargetUnusable, "no_model") as caught:
         InMemory(healthy(models=served("vllm", "tiny\x1b[31m"))).probe()
     assert "control characters" in str(caught.value) and "\x1b" not in str(caught.value)
 
 
-def test_a_gateway_without_its_server_is_not_asked_for_a_name() -> None:
+def test_a_gateway_without_a_server_gets_no_request_for_a_name() -> None:
     with refused(TargetUnusable, "no_model") as caught:
         InMemory(healthy(models=[502, {}, "Bad Gateway"])).probe()
     assert "502" in str(caught.value) and "the server is running" in caught.value.hint
 
 
-def test_a_missing_path_is_named_and_another_api_is_no_way_to_rerank() -> None:
+def test_a_missing_path_is_named_and_rerank_suggests_no_other_api() -> None:
     with refused(TargetUnusable, "http_4xx") as caught:
         InMemory(healthy()).probe(api="rerank", stream=False)
     assert "/v1/rerank" in str(caught.value)
@@ -653,7 +655,7 @@ def test_a_missing_path_is_named_and_another_api_is_no_way_to_rerank() -> None:
 
 
 @pytest.mark.parametrize("tokens", ["1e400", str(1 << 40), "-3"])
-def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
+def test_an_impossible_usage_is_not_called_missing(tokens: str) -> None:
     status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     absurd = text.replace(f'"completion_tokens": {LONG_TOKENS}', f'"completion_tokens": {tokens}')
     probe_result = InMemory(healthy(long=[status, head, absurd])).probe()
@@ -661,7 +663,7 @@ def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
     assert not any("no usage" in warning for warning in probe_result.warnings)
 
 
-def test_a_header_with_a_key_says_that_the_other_key_stays_here() -> None:
+def test_a_key_in_a_header_reports_that_the_other_key_is_not_sent() -> None:
     server = InMemory(healthy())
     probe_result = server.probe(
         "http://me:secret@h", api_key=KEY, headers=[("X-Api-Key", "theirs")]
@@ -690,7 +692,7 @@ class Shaky(InMemory):
         return answer
 
 
-def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
+def test_the_probe_retries_a_server_that_fails_occasionally() -> None:
     server = Shaky(healthy(), 3, 500)
     assert any(
         "3 preflight requests failed before" in warning
@@ -706,7 +708,7 @@ def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
         Shaky(healthy(), 8, 429).probe(model="tiny")
 
 
-def test_without_a_key_the_hint_is_to_give_one() -> None:
+def test_without_a_key_the_hint_is_to_specify_one() -> None:
     with pytest.raises(TargetUnusable) as caught:
         InMemory(healthy(models=[401, JSON, '{"error":"Unauthorized"}'])).probe()
     assert "OPENAI_API_KEY" in caught.value.hint
@@ -770,7 +772,7 @@ def test_direct_reads_every_framing(text: bytes) -> None:
     assert (answer.status, answer.body) == (200, b"hello")
 
 
-def test_direct_sends_what_it_was_given() -> None:
+def test_direct_sends_its_arguments_unchanged() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -796,7 +798,7 @@ def test_direct_sends_what_it_was_given() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (5 << 20), "invalid_answer"),
     ],
 )
-def test_direct_says_what_is_wrong_with_an_answer(text: bytes, code: str) -> None:
+def test_direct_reports_an_invalid_response(text: bytes, code: str) -> None:
     with refused(TargetUnusable, code) as caught:
         ask(saying(text))
     assert caught.value.hint
@@ -825,7 +827,7 @@ def test_direct_does_not_wait_for_ever() -> None:
         ask(silent, timeout_s=3)  # long enough to connect on a busy machine
 
 
-def test_nothing_there() -> None:
+def test_an_unreachable_server_ends_the_probe() -> None:
     async def run(url: str) -> None:
         await HttpFetcher(Target.parse(url)).connect()
 
@@ -858,7 +860,7 @@ def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
     assert ("proxy" in caught.value.hint) is is_named
 
 
-def test_tls_with_a_server_of_http_2_only() -> None:
+def test_a_tls_server_with_http_2_only_is_reported() -> None:
     authority = trustme.CA()
     server_tls, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("127.0.0.1").configure_cert(server_tls)
@@ -870,7 +872,7 @@ def test_tls_with_a_server_of_http_2_only() -> None:
         ask(settings_frame, "https://127.0.0.1", server_tls, tls=trusting)
 
 
-def test_tls() -> None:
+def test_the_probe_accepts_tls() -> None:
     authority = trustme.CA()
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_tls)
@@ -887,7 +889,7 @@ def test_tls() -> None:
 
 
 @pytest.mark.processes
-def test_the_embedded_endpoint() -> None:
+def test_the_probe_recognises_the_embedded_endpoint() -> None:
     async def run(url: str, **options: Any) -> ProbeResult:
         target = Target.parse(url)
         direct = HttpFetcher(target)

@@ -178,7 +178,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_real_servers_said(name: str) -> None:
+def test_transcripts_of_real_servers_give_the_expected_results(name: str) -> None:
     case, data = FILES[name], (TRANSCRIPTS / f"{name}.http").read_bytes()
     completions = [answered(*pieces) for pieces in splits(data)]
     done = completions[0]
@@ -203,7 +203,7 @@ def test_every_transcript_is_in_the_table() -> None:
     assert files == set(FILES)
 
 
-def test_any_cut_of_a_real_stream_is_a_failure_with_what_came() -> None:
+def test_any_truncation_of_a_real_stream_is_a_failure_with_its_partial_output() -> None:
     data = (TRANSCRIPTS / "dynamo/chat_stream_usage.http").read_bytes()
     full_text = answered(data).text or ""
     kinds = set()
@@ -707,7 +707,7 @@ TRAPS: dict[
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_traps(name: str) -> None:
+def test_unusual_streams_give_the_expected_results(name: str) -> None:
     data, text, events, tokens, kind = TRAPS[name]
     completions = [answered(*pieces) for pieces in splits(data)]
     done = completions[0]
@@ -782,7 +782,9 @@ def chunk(*events: Any) -> bytes:
         ([chunk(A), chunk(B, B, B)], True),  # only the first token's stamp is judged
     ],
 )
-def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], exact: bool) -> None:
+def test_only_the_last_event_of_a_read_has_an_exact_timestamp(
+    pieces: list[bytes], exact: bool
+) -> None:
     exchange_state, heard = exchange()
     exchange_state.feed_reads([(stream(end=b""), 50, 50, 40, True)])
     for i, data in enumerate(pieces):
@@ -792,7 +794,7 @@ def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], e
     assert heard[0].stamp_error == (0 if exact else 7)
 
 
-def test_tokens_of_the_first_event_where_the_server_says() -> None:
+def test_tokens_of_the_first_event_are_read_where_the_server_reports_them() -> None:
     first = answered(
         stream(A | {"usage": counted(3)}, B | {"usage": counted(5)}, STOP | {"usage": counted(5)})
     )
@@ -807,7 +809,7 @@ def test_tokens_of_the_first_event_where_the_server_says() -> None:
     )
 
 
-def test_server_timing_is_kept_as_it_came() -> None:
+def test_server_timing_is_stored_unchanged() -> None:
     metrics = b'event: trtllm.perf_metrics\ndata: {"server_ttft": 1.5}\n\n'
     done = answered(
         stream(
@@ -839,7 +841,7 @@ def test_server_timing_is_kept_as_it_came() -> None:
     assert answered(head + body).server_timing == timing
 
 
-def test_usage_of_every_shape() -> None:
+def test_usage_of_every_shape_is_read() -> None:
     full = counted(
         5,
         prompt_tokens_details={"cached_tokens": 4},
@@ -873,7 +875,7 @@ def test_usage_of_every_shape() -> None:
         (b'{"error":%d}' % 10**40, str(10**40)),
     ],
 )
-def test_error_text(body: bytes, expected_text: str) -> None:
+def test_the_text_of_an_error_is_extracted(body: bytes, expected_text: str) -> None:
     assert error_text(body) == expected_text
 
 
@@ -923,7 +925,7 @@ PAYLOADS = st.one_of(
         max_size=5,
     )
 )
-def test_no_payload_raises(payloads: list[bytes | NamedEvent]) -> None:
+def test_no_payload_raises_an_exception(payloads: list[bytes | NamedEvent]) -> None:
     reading = ResponseReader(EventTimeline(), keep_text=True)
     reading.feed(payloads, 10)
     reading.find_failure(True, False, True)
@@ -940,7 +942,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.sampled_from(sorted(TRAPS)), st.lists(st.integers(0, 100_000), max_size=6))
-def test_any_split_says_the_same(name: str, places: list[int]) -> None:
+def test_any_split_of_a_stream_gives_the_same_result(name: str, places: list[int]) -> None:
     data, *_, kind = TRAPS[name]
     if kind != "malformed":
         assert comparable_facts(answered(*cut(data, places))) == comparable_facts(answered(data))
@@ -986,7 +988,9 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any
         (one_chunk(A, B) + b"0\r\n\r\n", [], 0),  # one write, and the end
     ],
 )
-def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_error: int) -> None:
+def test_output_events_have_the_expected_timestamp_uncertainty(
+    read: bytes, errors: list[int], last_error: int
+) -> None:
     start = stream(end=b"")
     timeline, done = read_errors([(start, 50, 40), (chunk(A), 60, 55), (read, 100, 93)])
     each_error = [error for error, many in timeline.uncertainties for _ in range(many)]
@@ -994,7 +998,7 @@ def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_erro
     assert len(timeline.all_timestamps()) == done.output_events
 
 
-def test_an_end_that_waited_with_its_last_token_is_wrong_by_a_mean_gap_at_most() -> None:
+def test_an_end_read_with_its_last_token_is_wrong_by_at_most_a_mean_gap() -> None:
     """The client paused while the last token and the end came; TPOT is still reliable."""
     tokens = [(chunk(A), at, at - 1) for at in (60, 65, 70, 75)]
     ending = (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 80, -100)
@@ -1029,7 +1033,7 @@ def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
     assert (sound.max_gap, sound.max_gap_error) == (40, 0)
 
 
-def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
+def test_truncated_and_compressed_responses_have_the_right_failure_kind() -> None:
     packed = (
         b"HTTP/1.1 200 OK\r\n"
         + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08"
@@ -1086,7 +1090,7 @@ def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None
         b'{"choices":[],"usage":{"completion_tokens":1e400}}',
     ],
 )
-def test_an_event_that_only_a_strict_decoder_refuses_does_not_throw_an_answer_away(
+def test_an_event_that_only_a_strict_decoder_refuses_keeps_the_response(
     odd: bytes,
 ) -> None:
     ending = b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}'
@@ -1153,7 +1157,7 @@ def test_counts_that_contradict_each_other_are_not_believed(
     assert all(getattr(without_doubtful_counts(usage), name) is None for name in unbelievable)
 
 
-def test_reasoning_that_a_total_shows_beside_the_output_is_part_of_it() -> None:
+def test_reasoning_tokens_visible_in_the_total_count_as_output() -> None:
     details = {"completion_tokens_details": {"reasoning_tokens": 94}}
     usage = after_usage(prompt_tokens=32, completion_tokens=9, total_tokens=135, **details).usage
     assert usage == Usage(input=32, output=103, reasoning=94)

@@ -122,7 +122,7 @@ def client(way: str, url: str, observers: Any) -> Any:
 )  # the other package's own
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("way", WAYS)
-def test_streams_through_another_instrumentation(other: Any, order: str, way: str) -> None:
+def test_streams_pass_through_another_instrumentation(other: Any, order: str, way: str) -> None:
     """`with stream:` and `stream.close()` work, although the proxy has no `close` of its own."""
     measurements: list[Measurement] = []
 

@@ -62,7 +62,7 @@ def stores(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callab
 @pytest.mark.parametrize(
     "where", ["memory", "file", pytest.param("redis", marks=pytest.mark.processes)]
 )
-def test_a_ledger_adds_until_the_limit(
+def test_a_budget_accumulates_until_its_limit(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     store = stores(where, request, tmp_path)
@@ -76,7 +76,7 @@ def test_a_ledger_adds_until_the_limit(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
+def test_calls_are_settled_at_their_cost_and_refused_above_the_budget(
     shared: bool, tmp_path: Path
 ) -> None:
     budget, measurements = (
@@ -107,7 +107,7 @@ def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
         assert '"spent":0.078' in (tmp_path / "store").read_text()
 
 
-def test_a_stream_in_an_event_loop(tmp_path: Path) -> None:
+def test_a_stream_in_an_event_loop_is_charged(tmp_path: Path) -> None:
     budget = Budget("1 USD", shared=tmp_path / "store")
 
     async def go() -> None:
@@ -127,7 +127,7 @@ def test_a_stream_in_an_event_loop(tmp_path: Path) -> None:
     assert budget.spent == pytest.approx(0.039)
 
 
-def test_the_projects_own_client() -> None:
+def test_the_sdk_client_is_charged() -> None:
     async def go() -> None:
         with serving(events(*CHAT_EVENTS)) as server:
             options: dict[str, Any] = {"model": "m", "server": "generic", "prices": PRICE}
@@ -184,7 +184,7 @@ READ, WRITTEN = {"cached_tokens": 4}, {"cached_tokens": 4, "cache_write_tokens":
         ),  # more than there is: the estimate stays booked
     ],
 )
-def test_what_usage_says_was_written_to_a_cache_pays_for_it(
+def test_cache_writes_in_the_usage_are_charged(
     usage: Any, written: int | None, spent: float
 ) -> None:
     """All that came from no cache was billed as written, whatever the usage said."""
@@ -216,7 +216,7 @@ def test_what_usage_says_was_written_to_a_cache_pays_for_it(
     ] == 2 * [(cost, written)]
 
 
-def test_what_may_be_written_to_a_cache_is_booked() -> None:
+def test_possible_cache_writes_are_reserved() -> None:
     """A prompt of 2 tokens and an answer of 3: 0.0325 where it may be written, 0.032 plain."""
     with (
         serving(answer(CHAT)) as server,
@@ -268,14 +268,14 @@ except BudgetExceeded:
 
 
 @pytest.mark.processes
-def test_processes_keep_one_sum(tmp_path: Path) -> None:
+def test_processes_share_one_budget(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     processes = [subprocess.Popen([sys.executable, "-c", SPEND, path]) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert Budget("1 USD/month", shared=path).spent == 1.0
 
 
-def test_a_store_that_fails_is_said_once_and_the_process_goes_on(
+def test_a_failing_store_is_logged_once_and_the_process_continues(
     tmp_path: Path, caplog: Any
 ) -> None:
     (tmp_path / "store").write_text("not a store")
@@ -305,7 +305,7 @@ def test_a_store_that_fails_is_said_once_and_the_process_goes_on(
         (lambda: Budget("5 EUR", shared="/no/such/folder/store"), "unwritable_file"),
     ],
 )
-def test_what_is_no_budget(make: Callable[[], object], code: str) -> None:
+def test_invalid_budgets_are_refused(make: Callable[[], object], code: str) -> None:
     with refused(WrongUse, code):
         make()
 
@@ -324,7 +324,7 @@ per_token:
 
 
 @pytest.mark.parametrize("text", ["", DATED])
-def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Path) -> None:
+def test_prices_of_a_file_equal_those_of_the_generator(text: str, tmp_path: Path) -> None:
     file = repository_paths.ROOT / "docs" / "prices.example.yaml"
     if text:
         file = tmp_path / "prices.yaml"
@@ -376,7 +376,7 @@ ENTRY = (
         ),
     ],
 )
-def test_what_is_no_price_file(text: str | None, code: str, tmp_path: Path) -> None:
+def test_invalid_price_files_are_refused(text: str | None, code: str, tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     if text is not None:
         file.write_text(text)
@@ -408,7 +408,7 @@ def test_what_is_no_price_file(text: str | None, code: str, tmp_path: Path) -> N
         ("currency: USD\n", ""),
     ],
 )
-def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
+def test_sdk_and_cost_refuse_an_invalid_price_with_the_same_message(
     old: str, new: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "prices.yaml"

@@ -73,7 +73,7 @@ def test_the_probe_waits_as_long_as_a_call_may() -> None:
 
 
 @pytest.mark.processes
-def test_a_url_is_enough() -> None:
+def test_a_client_needs_only_a_url() -> None:
     async def go(url: str) -> None:
         client = Client(url)  # opened by its first call
         completion = await client.complete("Hello")
@@ -129,7 +129,7 @@ def test_a_stream_is_measured_by_the_kernels_clock() -> None:
     ]
 
 
-def test_attempts_end_where_something_was_delivered() -> None:
+def test_attempts_end_once_output_was_delivered() -> None:
     async def use(client: Client) -> Any:
         got = []
         with pytest.raises(RequestFailed) as failed:
@@ -147,7 +147,7 @@ def test_attempts_end_where_something_was_delivered() -> None:
     assert (measurements[0].status, measurements[0].retries) == ("failed", 1)
 
 
-def test_complete_tries_again_and_tells_every_attempt() -> None:
+def test_complete_retries_and_reports_every_attempt() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi")
 
@@ -165,7 +165,7 @@ def test_complete_tries_again_and_tells_every_attempt() -> None:
     )
 
 
-def test_failures_come_back_as_they_are() -> None:
+def test_failures_are_returned_unchanged() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi"), latest_measurement()
 
@@ -210,7 +210,7 @@ def test_cancelled_calls_are_measured(how: str) -> None:
     ] == [("cancelled", "interrupted")]
 
 
-def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
+def test_leaving_a_stream_passes_its_permit_to_the_next_call() -> None:
     async def use(client: Client) -> None:
         for _ in range(3):
             async for _ in client.stream("Hi"):
@@ -231,7 +231,7 @@ def test_leaving_a_stream_gives_its_place_to_the_next() -> None:
     }
 
 
-def test_the_blocking_face() -> None:
+def test_the_blocking_client_completes_and_streams() -> None:
     measurements: Measurements = []
     with (
         serving(STREAM) as server,
@@ -260,7 +260,7 @@ def test_the_blocking_face() -> None:
         client.complete("Hi")
 
 
-def test_the_blocking_face_raises_as_the_other_one() -> None:
+def test_the_blocking_client_raises_the_same_errors_as_the_async_client() -> None:
     with serving(BUSY) as server, BlockingClient(server.url, **KNOWN) as client:
         with pytest.raises(RequestFailed, match=r"^http_429: slow"):
             list(client.stream("Hi"))
@@ -272,7 +272,7 @@ def test_the_blocking_face_raises_as_the_other_one() -> None:
         BlockingClient("127.0.0.1:9")
 
 
-def test_a_blocking_client_inside_a_loop_is_warned_of() -> None:
+def test_a_blocking_client_in_an_event_loop_has_a_warning() -> None:
     async def go(url: str) -> None:
         with pytest.warns(RuntimeWarning, match="blocks all other tasks; use Client"):
             client = BlockingClient(url, **KNOWN)
@@ -282,7 +282,7 @@ def test_a_blocking_client_inside_a_loop_is_warned_of() -> None:
         asyncio.run(go(server.url))
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_impossible_arguments_are_refused() -> None:
     with refused(WrongUse, "event_loop"):
         Client("http://127.0.0.1:9", **KNOWN)
 
@@ -301,7 +301,7 @@ def test_what_cannot_be_is_said() -> None:
     asyncio.run(go())
 
 
-def test_whole_answers_too() -> None:
+def test_responses_without_streaming_are_measured() -> None:
     async def use(client: Client) -> Any:
         return await client.complete(Request(id="r", prompt="Hi", max_tokens=3))
 
@@ -327,7 +327,7 @@ TOOL_EVENTS = (
 )
 
 
-def test_tool_calls_and_the_answers_id_are_kept() -> None:
+def test_tool_calls_and_the_response_id_are_stored() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi")
 
@@ -382,7 +382,7 @@ def test_a_client_that_cannot_be_opened_leaves_nothing_open() -> None:
     asyncio.run(go())
 
 
-def test_seconds_labels_and_failures_that_are_raised() -> None:
+def test_measurements_have_seconds_labels_and_raised_failures() -> None:
     refused = answer(
         {"error": {"message": "no: the secret prompt, by key-4711\x1b"}}, "400 Bad Request"
     )

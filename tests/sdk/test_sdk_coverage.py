@@ -69,7 +69,7 @@ def call_server(
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
-def test_structured_output_of_chat(way: str) -> None:
+def test_structured_chat_output_is_measured(way: str) -> None:
     def use(client: Any) -> Any:
         return client.chat.completions.parse(model="m", messages=[], response_format=City)
 
@@ -84,7 +84,7 @@ def test_structured_output_of_chat(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
-def test_structured_output_of_responses(way: str) -> None:
+def test_structured_output_of_responses_is_measured(way: str) -> None:
     def use(client: Any) -> Any:
         return client.responses.parse(model="m", input="Hi", text_format=City)
 
@@ -100,7 +100,7 @@ def test_structured_output_of_responses(way: str) -> None:
     assert measurements[0].content is not None and measurements[0].content.output == TEXT
 
 
-def test_structured_output_of_a_chat_stream() -> None:
+def test_structured_output_of_a_chat_stream_is_measured() -> None:
     response = events(
         chunk("", role="assistant"), chunk('{"name":'), chunk('"Ulm"}'), chunk(finish="stop")
     )
@@ -118,7 +118,7 @@ def test_structured_output_of_a_chat_stream() -> None:
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
-def test_the_stream_helper_of_responses(way: str) -> None:
+def test_the_stream_helper_of_responses_is_measured(way: str) -> None:
     def use(client: Any) -> Any:
         with client.responses.stream(model="m", input="Hi") as stream:
             return stream.get_final_response(), stream
@@ -159,7 +159,7 @@ def test_the_stream_helper_of_responses(way: str) -> None:
     ) == ("ok", 3, 3)
 
 
-def test_the_tool_calls_of_a_response() -> None:
+def test_tool_calls_of_a_response_are_counted() -> None:
     _, measurements = call_server(
         "blocking",
         answer(response_of("", TOOL)),
@@ -172,7 +172,7 @@ def test_the_tool_calls_of_a_response() -> None:
     )
 
 
-def test_two_answers_of_one_call() -> None:
+def test_two_choices_of_one_call_are_counted() -> None:
     two = [
         {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         for i, text in enumerate(("a", "b"))
@@ -209,7 +209,7 @@ def test_two_answers_of_one_call() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_that_end_early(
+def test_responses_that_end_early_have_their_finish_reason(
     stream: bool, changed: dict[str, Any], status: str, finish_reason: str
 ) -> None:
     ended = response_of("Hel", **changed)
@@ -286,7 +286,7 @@ UNFIT = {
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
+def test_a_streamed_response_that_does_not_parse_raises(case: str, way: str) -> None:
     """The call fails in the application, but the server bills it. The stream is not read on."""
     api = case.partition(",")[0]
 
@@ -343,7 +343,7 @@ def test_a_streamed_answer_that_does_not_fit(case: str, way: str) -> None:
         assert measurements[0].cost == pytest.approx(15e-6) and measurements[0].finish_reason
 
 
-def test_an_error_of_a_streamed_answer_that_is_caught_inside_its_block() -> None:
+def test_an_error_caught_inside_a_stream_block_is_measured() -> None:
     def use(client: Any) -> Any:
         with client.responses.stream(model="m", input="Hi", text_format=City) as stream:
             try:
@@ -357,7 +357,7 @@ def test_an_error_of_a_streamed_answer_that_is_caught_inside_its_block() -> None
     ]
 
 
-def test_a_stream_without_a_finish_reason_that_was_read_to_its_end() -> None:
+def test_a_stream_read_to_its_end_without_a_finish_reason_is_measured() -> None:
     def use(client: Any) -> Any:
         list(client.chat.completions.create(model="m", messages=[], stream=True))
         with client.chat.completions.stream(model="m", messages=[]) as stream:

@@ -47,7 +47,7 @@ def test_a_wait_for_a_processor_above_5_percent_of_ttft_is_marked(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's")
-def test_an_instrumented_call_says_how_long_it_waited_for_a_processor() -> None:
+def test_an_instrumented_call_reports_its_wait_for_a_processor() -> None:
     measurements: list[Measurement] = []
     with serving(answer(CHAT)) as server, openai.OpenAI(base_url=server.url, api_key="k") as client:
         instrument(client, measurements.append).chat.completions.create(
@@ -67,7 +67,7 @@ def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent
     assert done.stdout.strip() == "True"
 
 
-def test_tpot_with_two_choices_is_that_of_a_reader_of_one() -> None:
+def test_tpot_with_two_choices_equals_that_of_one_reader() -> None:
     """Eight tokens of two choices over 90 ms are three steps of 30 ms for each choice."""
     times = {"first_token": 100_000_000, "last_token": 190_000_000, "output_tokens": 8}
     measured = measurement(**times)
@@ -92,7 +92,7 @@ def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
     assert hidden.instants and known.ttft_ms is not None
 
 
-def test_the_number_of_choices_is_that_of_the_request() -> None:
+def test_the_number_of_choices_comes_from_the_request() -> None:
     measurements: list[Measurement] = []
     with (
         serving(events(chunk("a"), *CHAT_EVENTS)) as server,

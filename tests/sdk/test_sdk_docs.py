@@ -112,5 +112,5 @@ def test_the_examples_are_typed_for_pyright(tmp_path: Path) -> None:
     checked(tmp_path, program, "--pythonpath", sys.executable, "--level", "error")
 
 
-def test_there_are_examples() -> None:
+def test_the_documentation_has_examples() -> None:
     assert len(EXAMPLES) == 18

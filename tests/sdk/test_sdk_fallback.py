@@ -34,7 +34,7 @@ def blocking(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="k", max_retries=0)
 
 
-def test_a_circuit_opens_rests_and_tries_with_one_call() -> None:
+def test_a_circuit_opens_waits_and_tries_one_call() -> None:
     circuit = CircuitBreaker(max_failures=2, open_ns=100)
     for now in (0, 1):
         assert circuit.allows_call(now)
@@ -49,7 +49,7 @@ def test_a_circuit_opens_rests_and_tries_with_one_call() -> None:
     assert circuit.allows_call(205) and circuit.allows_call(206)
 
 
-def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> None:
+def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> None:
     measurements = list[Measurement]()
     with serving(BUSY) as first, serving(answer(CHAT)) as second:
         with blocking(first.url) as first_client, blocking(second.url) as two:
@@ -78,7 +78,7 @@ def test_the_second_endpoint_answers_and_after_failures_is_asked_at_once() -> No
     )
 
 
-def test_what_another_endpoint_would_refuse_as_well_is_not_sent_to_it() -> None:
+def test_a_request_that_every_endpoint_would_refuse_is_not_sent_again() -> None:
     with serving(WRONG) as first, serving(answer(CHAT)) as second:
         with blocking(first.url) as first_client, blocking(second.url) as two:
             client = instrument(first_client, fallback=Fallback(two, failures=1))
@@ -88,7 +88,7 @@ def test_what_another_endpoint_would_refuse_as_well_is_not_sent_to_it() -> None:
         assert len(first.heard) == 2 and not second.heard
 
 
-def test_its_own_limits_and_a_throttle_that_gives_no_permit() -> None:
+def test_each_endpoint_has_its_own_throttle() -> None:
     async def go() -> None:
         with serving(answer(CHAT)) as first, serving(answer(CHAT)) as second:
             async with (
@@ -109,7 +109,7 @@ def test_its_own_limits_and_a_throttle_that_gives_no_permit() -> None:
     asyncio.run(go())
 
 
-def test_streams_and_raw_responses_fall_back_until_something_was_delivered() -> None:
+def test_streams_and_raw_responses_fall_back_until_output_was_delivered() -> None:
     with serving(BUSY) as first, serving(events(*CHAT_EVENTS)) as second:
         with blocking(first.url) as first_client, blocking(second.url) as two:
             client = instrument(first_client, fallback=Fallback(two))
@@ -129,7 +129,7 @@ def test_streams_and_raw_responses_fall_back_until_something_was_delivered() -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_projects_own_client(stream: bool) -> None:
+def test_the_sdk_client_falls_back(stream: bool) -> None:
     options: dict[str, Any] = {"model": "m", "server": "generic"}
 
     async def text(client: Client) -> str:
@@ -179,6 +179,6 @@ def anthropic_client() -> Any:
         ),
     ],
 )
-def test_what_is_no_fallback(make: Callable[[], object], code: str) -> None:
+def test_invalid_fallbacks_are_refused(make: Callable[[], object], code: str) -> None:
     with refused(WrongUse, code):
         make()

@@ -68,7 +68,7 @@ def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
 
 
 @pytest.mark.parametrize("way", ["blocking", "async"])
-def test_a_raw_response_that_cannot_be_parsed_is_the_applications(way: str) -> None:
+def test_an_unparsable_raw_response_is_returned_to_the_application(way: str) -> None:
     """`with_raw_response` returns a body that cannot be parsed. Only `parse` then fails."""
     measurements: list[Measurement] = []
 
@@ -123,7 +123,7 @@ def test_our_warnings_raise_nothing_where_warnings_are_errors(
     assert "inside a running event loop" in caplog.text and "sent no token counts" in caplog.text
 
 
-def test_a_fault_of_ours_at_the_end_of_a_call_is_logged_and_gives_the_permit_back(
+def test_an_internal_error_at_the_end_of_a_call_is_logged_and_returns_the_permit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken:
@@ -148,7 +148,7 @@ def test_a_fault_of_ours_at_the_end_of_a_call_is_logged_and_gives_the_permit_bac
     assert caplog.text.count("could not be measured") == 3 and in_flight(throttle) == 0
 
 
-def test_a_stream_of_no_known_make_reaches_the_application(
+def test_a_stream_of_an_unknown_type_reaches_the_application(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stream:
@@ -166,7 +166,7 @@ def test_a_stream_of_no_known_make_reaches_the_application(
     assert "could not be measured" in caplog.text and throttle.in_flight(model="m") == 0
 
 
-def test_an_error_of_the_http_library_without_a_request() -> None:
+def test_an_http_error_without_a_request_is_measured() -> None:
     """A client that fetches a token before each call raises its own error if that fails."""
     measurements: list[Measurement] = []
     library: Any = next(sys.modules[name] for name in ("httpx2", "httpx") if name in sys.modules)
@@ -185,7 +185,7 @@ def test_an_error_of_the_http_library_without_a_request() -> None:
     ] == [("failed", "connect")]
 
 
-def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
+def test_a_stream_may_be_referenced_only_by_its_close_method() -> None:
     """A web framework may keep `stream.close` and call it when the stream is gone."""
     measurements: list[Measurement] = []
 
@@ -206,7 +206,7 @@ def test_what_closes_a_stream_may_be_all_that_is_kept_of_it() -> None:
     assert flush() and [measurement.status for measurement in measurements] == ["abandoned"] * 2
 
 
-def test_a_stream_that_is_closed_as_it_is_lost_is_told_once() -> None:
+def test_a_stream_closed_by_garbage_collection_is_reported_once() -> None:
     """Its destructor hands over to another thread what `close` says in this one: both said it."""
     measurements: list[Measurement] = []
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
@@ -242,7 +242,7 @@ def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("way", ["blocking", "async"])
-def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api: str) -> None:
+def test_leaving_the_block_of_a_stream_returns_its_permit(way: str, api: str) -> None:
     """An application closes the response and not the stream, which frees the permit, too."""
     measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
@@ -284,7 +284,7 @@ def test_the_block_of_a_stream_that_is_left_gives_its_permit_back(way: str, api:
     ] and in_flight(throttle) == 0
 
 
-def test_the_block_of_anthropics_stream_too() -> None:
+def test_leaving_the_block_of_an_anthropic_stream_returns_its_permit() -> None:
     anthropic: ModuleType = pytest.importorskip("anthropic")
     measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
@@ -303,7 +303,7 @@ def test_the_block_of_anthropics_stream_too() -> None:
     assert [measurement.status for measurement in measurements] == ["abandoned", "abandoned", "ok"]
 
 
-def test_a_loop_that_raises_gives_its_permit_back() -> None:
+def test_a_loop_that_raises_returns_its_permit() -> None:
     measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
@@ -351,7 +351,7 @@ def test_threads_and_two_event_loops_share_a_throttle() -> None:
         assert len(measurements) == len(server.heard) == 40 and in_flight(throttle) == 0
 
 
-def test_a_task_group_that_fails_cancels_calls_in_flight_and_in_line() -> None:
+def test_a_failing_task_group_cancels_running_and_waiting_calls() -> None:
     measurements: list[Measurement] = []
     throttle = Throttle(concurrency=3)
 
@@ -402,7 +402,9 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
         (MemoryBudgetStore(), lambda store: store.add("ever", 0.0, 1.0)),
     ],
 )
-def test_a_fork_while_another_thread_holds_a_lock(owner: Any, use: Callable[[Any], Any]) -> None:
+def test_a_fork_while_another_thread_holds_a_lock_does_not_deadlock(
+    owner: Any, use: Callable[[Any], Any]
+) -> None:
     """Nobody releases it in the child, where every call waited for ever."""
     with owner._lock:
         if (child := os.fork()) == 0:

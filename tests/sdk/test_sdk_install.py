@@ -62,7 +62,7 @@ print(loadgen_sdk.__version__)
 """
 
 
-def test_both_distributions_agree() -> None:
+def test_both_distributions_have_the_same_version() -> None:
     assert loadgen_sdk.__version__ == ROOT_PROJECT["version"]
     assert {*NEEDS} <= {*ROOT_PROJECT["dependencies"]}
     assert SDK_PROJECT["requires-python"] == ROOT_PROJECT["requires-python"] == ">=3.11"
@@ -97,7 +97,7 @@ def use(*folders: Path) -> str:
 
 
 @pytest.mark.processes
-def test_it_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
+def test_the_sdk_works_with_its_own_dependencies_alone(tmp_path: Path) -> None:
     only_what_it_needs(tmp_path)
     assert use(tmp_path, ROOT / "sdk") == loadgen_sdk.__version__
 
@@ -112,7 +112,9 @@ def quick_compiler(folder: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheels_contain_the_same_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build = pytest.importorskip("hatchling.build", reason="builds wheels: pip install hatchling")
     contents = []
     monkeypatch.setenv("CC", shlex.quote(str(quick_compiler(tmp_path))))
@@ -143,7 +145,7 @@ def test_the_wheels_hold_the_same_package(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.processes
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-def test_it_runs_on_every_python_that_is_here(version: str) -> None:
+def test_the_sdk_runs_on_every_installed_python(version: str) -> None:
     """Where the interpreter has what the SDK needs; the others are named."""
     program = shutil.which(f"python{version}")
     if (
@@ -167,7 +169,7 @@ for module in pkgutil.walk_packages(loadgen_sdk.__path__, "loadgen_sdk."):
 
 
 @pytest.mark.processes
-def test_a_compiler_of_several_words_is_called_as_it_is_given(
+def test_a_compiler_command_with_arguments_is_called_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(

@@ -142,7 +142,7 @@ def ask(way: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize(("api", "stream"), RESPONSES)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_answer_is_the_same_and_is_measured(way: str, api: str, stream: bool) -> None:
+def test_the_response_is_unchanged_and_measured(way: str, api: str, stream: bool) -> None:
     measurements: Measurements = []
     with serving(RESPONSES[api, stream]) as server:
         plain, plain_events = run(way, server, ask(way, api, stream), plain=True)
@@ -197,7 +197,7 @@ def test_the_answer_is_the_same_and_is_measured(way: str, api: str, stream: bool
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_latest_measurement_is_that_of_this_context(way: str) -> None:
+def test_latest_measurement_belongs_to_its_context(way: str) -> None:
     with serving(RESPONSES["chat", False]) as server:
         if way == "blocking":
             response, _ = run(way, server, ask(way, "chat", False))
@@ -217,7 +217,7 @@ def test_latest_measurement_is_that_of_this_context(way: str) -> None:
             run(way, server, use)
 
 
-def test_latest_measurement_after_a_wait_with_a_limit() -> None:
+def test_latest_measurement_is_set_after_a_wait_with_a_timeout() -> None:
     """`asyncio.wait_for` creates a task until Python 3.11, and the measurement is still found."""
     measurements: Measurements = []
 
@@ -259,7 +259,7 @@ def test_wrong_arguments_are_no_call(way: str) -> None:
         assert throttle.in_flight(key="sk-the-key-1234", model="m") == 0
 
 
-def test_an_answer_of_pydantic_1_dumps_what_the_server_sent() -> None:
+def test_a_pydantic_1_response_dumps_what_the_server_sent() -> None:
     """Openai 1.60 with pydantic 1: `.dict()` had the measurement, and `.json()` raised."""
     v1 = pytest.importorskip("pydantic.v1", reason="pydantic 1, or the one inside 2")
 
@@ -281,7 +281,7 @@ def test_an_answer_of_pydantic_1_dumps_what_the_server_sent() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_raises_what_it_always_raised(way: str, stream: bool) -> None:
+def test_a_refusal_raises_the_exception_of_the_package(way: str, stream: bool) -> None:
     measurements: Measurements = []
     response = answer(
         {"error": {"message": "no key sk-the-key-1234 here"}},
@@ -380,7 +380,7 @@ def test_leaving_the_loop_is_measured_at_once(way: str, after: int, status: str)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_close_and_next_are_measured_too(way: str) -> None:
+def test_calls_of_close_and_next_are_measured(way: str) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -406,7 +406,7 @@ def test_close_and_next_are_measured_too(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stream_that_nobody_reads_is_measured_when_it_is_gone(way: str) -> None:
+def test_an_unread_stream_is_measured_when_it_is_collected(way: str) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -498,7 +498,7 @@ class TakesResponsesElsewhere(openai.OpenAI):
             vars(self)["_process_response"] = ours
 
 
-def test_a_package_that_hides_its_headers_is_said_aloud_once() -> None:
+def test_a_package_that_hides_its_headers_is_logged_once() -> None:
     """Calls are measured as before, without the headers."""
     measurements: Measurements = []
     with (
@@ -532,7 +532,7 @@ def test_a_timeout_is_measured(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_asking_for_usage_hides_the_event_that_brings_it(way: str) -> None:
+def test_requested_usage_events_are_hidden_from_the_application(way: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True]) as server:
         _, plain = run(way, server, ask(way, "chat", True), plain=True)
@@ -546,7 +546,7 @@ def test_asking_for_usage_hides_the_event_that_brings_it(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_client_given_stays_as_it_was_and_variants_stay_measured(way: str) -> None:
+def test_the_original_client_is_unchanged_and_its_variants_are_measured(way: str) -> None:
     measurements: Measurements = []
     variants: list[Callable[[Any], Any]] = [
         lambda measured_client: measured_client.chat.completions,
@@ -606,7 +606,7 @@ def test_retries_are_attempts_of_one_measurement(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_content_only_when_asked_for(way: str) -> None:
+def test_content_is_recorded_only_on_request(way: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True]) as server:
         run(way, server, ask(way, "chat", True), measurements=measurements, keep_content=True)
@@ -617,7 +617,7 @@ def test_content_only_when_asked_for(way: str) -> None:
     )
 
 
-def test_an_observer_that_fails_is_logged_and_others_are_told(
+def test_a_failing_observer_is_logged_and_the_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     measurements: Measurements = []
@@ -633,7 +633,7 @@ def test_an_observer_that_fails_is_logged_and_others_are_told(
 
 
 @pytest.mark.parametrize("kind", ["AzureOpenAI", "AsyncAzureOpenAI"])
-def test_azure_clients(kind: str) -> None:
+def test_azure_clients_are_measured(kind: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", False]) as server:
         make = getattr(openai, kind)
@@ -659,7 +659,7 @@ def test_azure_clients(kind: str) -> None:
     assert type(measured) is make and measurements[0].model == "deployed"
 
 
-def test_a_blocking_client_inside_a_loop_is_warned_of_once() -> None:
+def test_a_blocking_client_in_an_event_loop_has_one_warning() -> None:
     async def go(measured: Any) -> None:
         with pytest.warns(
             RuntimeWarning, match="blocking OpenAI client was called inside a running event loop"
@@ -674,7 +674,7 @@ def test_a_blocking_client_inside_a_loop_is_warned_of_once() -> None:
         asyncio.run(go(instrument(measured_client)))
 
 
-def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
+def test_a_model_without_a_price_has_no_cost() -> None:
     measurements: Measurements = []
     with (
         serving(RESPONSES["chat", False]) as server,
@@ -708,13 +708,13 @@ def bad_uses() -> Iterator[tuple[str, Callable[[Any], Any]]]:
 
 
 @pytest.mark.parametrize(("code", "use"), [*bad_uses()])
-def test_what_cannot_be_is_said_when_it_is_asked_for(code: str, use: Callable[[Any], Any]) -> None:
+def test_impossible_options_are_refused_by_instrument(code: str, use: Callable[[Any], Any]) -> None:
     with openai.OpenAI(api_key="k") as plain_client, refused(WrongUse, code) as exc_info:
         use(plain_client)
     assert isinstance(exc_info.value, ClientError) and exc_info.value.hint
 
 
-def test_measurements_are_data() -> None:
+def test_measurements_are_converted_to_dicts_and_back() -> None:
     import msgspec
 
     measurements: Measurements = []
@@ -919,7 +919,7 @@ def test_prices_ask_for_the_counts_they_need(way: str) -> None:
     assert measurements[0].cost == pytest.approx(12e-6)
 
 
-def test_prices_without_counts_are_warned_of() -> None:
+def test_prices_without_token_counts_have_a_warning() -> None:
     measurements: Measurements = []
     response = events(*CHAT_EVENTS[:-1])
     with (
@@ -941,7 +941,7 @@ def test_prices_without_counts_are_warned_of() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_the_server_wrote_of_a_prompt_stays_out_of_measurements(way: str, keep: bool) -> None:
+def test_prompt_text_in_errors_stays_out_of_measurements(way: str, keep: bool) -> None:
     measurements: Measurements = []
     body = {"error": {"message": f"too many: {PROMPT}", "code": "rate_limit_exceeded"}}
     quota = {"error": {"message": f"insufficient_quota {PROMPT}"}}
@@ -970,7 +970,7 @@ def test_what_the_server_wrote_of_a_prompt_stays_out_of_measurements(way: str, k
         )
 
 
-def test_the_error_event_of_a_stream_is_not_quoted_either() -> None:
+def test_the_error_event_of_a_stream_is_not_quoted() -> None:
     measurements: Measurements = []
     response = events(chunk("Hel"), {"error": {"message": f"cannot say {PROMPT}"}}, done=False)
     with serving(response) as server, pytest.raises(openai.APIError):
@@ -1026,7 +1026,7 @@ class OtherStreams(openai.OpenAI):
         return super().request(*args, stream_cls=KeepsEventsElsewhere[kind], **kwargs)
 
 
-def test_streams_of_another_make_are_measured_too() -> None:
+def test_streams_of_other_types_are_measured() -> None:
     """The application's stream is observed from outside."""
     measurements: Measurements = []
     with (
@@ -1046,7 +1046,7 @@ def test_streams_of_another_make_are_measured_too() -> None:
     assert measurements[0].ttft_ms is not None
 
 
-def test_labels_by_block_and_by_argument() -> None:
+def test_labels_come_from_blocks_and_arguments() -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -1110,7 +1110,7 @@ def test_a_call_that_got_no_permit_is_not_tried_again() -> None:
     ] and not server.heard
 
 
-def test_labels_that_are_none_do_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_labels_do_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
     measurements: Measurements = []
     use = ask(
         "blocking", "chat", False, loadgen_labels={"cost-center": "a", "user": "u", "at": 1.5}
@@ -1129,7 +1129,7 @@ def test_labels_that_are_none_do_not_fail_the_call(caplog: pytest.LogCaptureFixt
     ] and "'cost-center' is not" in caplog.text
 
 
-def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def begin(self, *_: Any) -> None:
             raise RuntimeError("broken")
@@ -1143,7 +1143,7 @@ def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_measurement_of_managers_and_raw_responses(way: str) -> None:
+def test_managers_and_raw_responses_give_their_measurement(way: str) -> None:
     def use(measured_client: Any) -> None:
         raw = measured_client.chat.completions.with_raw_response.create(model="m", messages=[])
         assert measurement_of(raw) is raw.measurement is raw.parse().measurement
@@ -1170,7 +1170,7 @@ def test_the_measurement_of_managers_and_raw_responses(way: str) -> None:
     assert measurement_of(3) is None
 
 
-def test_a_measurement_as_a_dict_has_its_figures_failed_or_not() -> None:
+def test_a_measurement_as_a_dict_has_its_metrics_even_if_failed() -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True], answer({}, "500 No")) as server:
         run("blocking", server, ask("blocking", "chat", True), measurements=measurements)
@@ -1195,7 +1195,7 @@ class Fits(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter"])
-def test_the_tokens_of_an_answer_that_does_not_fit_are_counted(reason: str) -> None:
+def test_the_tokens_of_a_response_that_does_not_parse_are_counted(reason: str) -> None:
     """`parse` raises if the response does not fit its class. The server bills it all the same."""
     choice = {**CHAT["choices"][0], "finish_reason": reason}
     measurements: list[Measurement] = []

@@ -42,11 +42,11 @@ S = 1_000_000_000
         ("0.5/s", 1, 2),
     ],
 )
-def test_rates_as_people_write_them(text: Any, limit: float, period_s: float) -> None:
+def test_rates_are_parsed_with_their_units(text: Any, limit: float, period_s: float) -> None:
     assert parse_rate(text, "requests") == Rate(limit, int(period_s * S))
 
 
-def test_requests_within_any_stretch_of_the_period() -> None:
+def test_requests_stay_within_the_limit_in_any_period() -> None:
     limiter = RateLimiter(Limits(requests=Rate(3, S)))
     for now in (0, 100, 200):
         assert limiter.retry_at(now, 1) == 0
@@ -59,7 +59,7 @@ def test_requests_within_any_stretch_of_the_period() -> None:
 
 @pytest.mark.processes
 @given(st.lists(st.integers(0, S // 2), min_size=1, max_size=60), st.integers(1, 5))
-def test_no_stretch_ever_holds_more_than_the_limit(steps: list[int], limit: int) -> None:
+def test_no_period_ever_exceeds_the_limit(steps: list[int], limit: int) -> None:
     limiter = RateLimiter(Limits(requests=Rate(limit, S)))
     now, granted = 0, []
     for step in steps:
@@ -86,7 +86,7 @@ def test_tokens_are_estimated_then_corrected() -> None:
     assert limiter.retry_at(S + 1, 500) == 0
 
 
-def test_calls_at_once() -> None:
+def test_concurrency_limits_simultaneous_calls() -> None:
     limiter = RateLimiter(Limits(concurrency=1))
     booked = limiter.book(0, 1)
     assert limiter.retry_at(5, 1) == FOREVER and limiter.in_flight == 1
@@ -142,7 +142,7 @@ def test_calls_at_once() -> None:
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "86400"}, False, 60 * S),
     ],
 )
-def test_what_the_server_asks_for_is_obeyed(
+def test_rate_limit_headers_of_the_server_are_obeyed(
     headers: dict[str, str], refused: bool, retry_ns: int
 ) -> None:
     limiter = RateLimiter(Limits())
@@ -177,7 +177,7 @@ def bucket(of: str, limit: int, remaining: int, reset: str) -> dict[str, str]:
         (bucket("requests", 0, 0, "50s"), 10, 50 * S),  # no limit that could be one
     ],
 )
-def test_a_bucket_whose_limit_is_known_is_waited_for_no_longer_than_the_call_needs(
+def test_a_call_waits_for_a_known_bucket_only_as_long_as_it_needs(
     headers: dict[str, str], tokens: int, retry_ns: int
 ) -> None:
     limiter = RateLimiter(Limits())
@@ -186,7 +186,7 @@ def test_a_bucket_whose_limit_is_known_is_waited_for_no_longer_than_the_call_nee
     assert limiter.retry_at(retry_ns, tokens) == 0
 
 
-def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
+def test_each_call_after_an_exhausted_bucket_waits_for_its_own_refill() -> None:
     limiter, granted, now = RateLimiter(Limits()), [], 0
     limiter.apply_headers(0, bucket("requests", 100, 0, "10s"), is_refused=False)
     for _ in range(3):
@@ -210,12 +210,12 @@ def test_each_call_after_an_exhausted_bucket_waits_for_its_own() -> None:
         ("", 0),
     ],
 )
-def test_durations_of_rate_limit_headers(text: str, ns: int) -> None:
+def test_durations_of_rate_limit_headers_are_parsed(text: str, ns: int) -> None:
     assert parse_reset_ns(text) == ns
 
 
 @pytest.mark.processes
-def test_first_come_first_served_in_tasks_and_threads() -> None:
+def test_calls_of_tasks_and_threads_are_served_in_order() -> None:
     throttle = Throttle(concurrency=1)
     order: list[int] = []
 
@@ -252,7 +252,7 @@ def test_first_come_first_served_in_tasks_and_threads() -> None:
 
 
 @pytest.mark.processes
-def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
+def test_limits_apply_per_key_and_model_by_default() -> None:
     async def granted(throttle: Throttle) -> int:
         kinds = [("a", "m"), ("a", "n"), ("b", "m"), ("a", "m")]
         tasks = [
@@ -272,7 +272,7 @@ def test_limits_are_per_key_and_model_unless_told_otherwise() -> None:
 
 
 @pytest.mark.processes
-def test_a_throttler_that_the_application_shares() -> None:
+def test_a_throttler_of_the_application_is_used() -> None:
     from asyncio_throttle import Throttler
 
     theirs = Throttler(rate_limit=2, period=3600)
@@ -295,7 +295,7 @@ def test_a_throttler_that_the_application_shares() -> None:
         Throttle(requests=theirs).acquire_blocking()
 
 
-def test_a_pause_that_the_server_asks_for_is_logged_and_its_cut_is_said(
+def test_a_pause_requested_by_the_server_is_logged_with_its_maximum(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     permit = Throttle(max_pause_s=0.01).acquire_blocking(key="sk-secret", model="m")
@@ -319,7 +319,7 @@ def test_no_call_waits_longer_than_it_may() -> None:
 
 
 @pytest.mark.processes
-def test_evenly_spaced_calls() -> None:
+def test_calls_are_spaced_evenly_on_request() -> None:
     limiter, granted, now = (
         RateLimiter(Limits(requests=Rate(600, 60 * S), burst_ns=20_000_000)),
         [],
@@ -382,7 +382,7 @@ def test_a_higher_priority_goes_first_but_not_before_who_waited_long() -> None:
 
 
 @pytest.mark.processes
-def test_a_plain_limit_kept_by_asyncio_throttle() -> None:
+def test_asyncio_throttle_keeps_a_plain_limit() -> None:
     async def go() -> None:
         throttle = Throttle(requests="2/h", pacer="asyncio-throttle", max_wait_s=0.02)
         for _ in range(2):
@@ -557,7 +557,7 @@ def test_a_damaged_file_of_shared_limits_starts_anew(
         ({"each": ("user",)}, "unknown_name"),
     ],
 )
-def test_throttles_that_let_nothing_through(options: dict[str, Any], code: str) -> None:
+def test_throttles_that_pass_nothing_are_refused(options: dict[str, Any], code: str) -> None:
     with refused(WrongUse, code) as exc_info:
         Throttle(**options)
     assert exc_info.value.hint
@@ -584,18 +584,18 @@ BUSY = Failure("http_429", "slow down", 429)
         (Failure("error_event", ""), False),
     ],
 )
-def test_what_another_try_may_cure(failure: Failure, is_retried: bool) -> None:
+def test_only_transient_failures_are_retried(failure: Failure, is_retried: bool) -> None:
     assert is_curable(failure) is is_retried
 
 
-def test_never_after_something_was_delivered_nor_beyond_the_attempts() -> None:
+def test_nothing_is_retried_after_output_or_beyond_the_attempts() -> None:
     retry = Retry(3, seed=1)
     assert retry.wait_s(1, BUSY, delivered=True) is None
     assert retry.wait_s(1, BUSY, delivered=False) is not None
     assert retry.wait_s(3, BUSY, delivered=False) is None
 
 
-def test_the_server_and_the_application_have_the_last_word() -> None:
+def test_server_headers_and_the_application_override_the_retry_policy() -> None:
     bad = Failure("http_4xx", "", 400)
     retry = Retry(3)
     assert retry.wait_s(1, BUSY, delivered=False, server_says_retry=False) is None
@@ -625,7 +625,7 @@ def test_a_predicate_that_raises_decides_nothing(caplog: pytest.LogCaptureFixtur
     )
 
 
-def test_as_many_calls_get_through_as_with_the_retries_that_it_replaces() -> None:
+def test_as_many_calls_succeed_as_with_the_retries_of_the_package() -> None:
     """Of 150 calls, three of four attempts fail. The openai package would retry each twice."""
     retry, draw = Retry(), random.Random(1)
     ok, ok_with_theirs = 0, 0
@@ -654,7 +654,7 @@ def test_waits_are_jittered_bounded_and_obey_the_server(
         )
 
 
-def test_a_seed_draws_the_same_waits_and_another_one_others() -> None:
+def test_waits_depend_on_the_seed() -> None:
     def waits(seed: int) -> list[float | None]:
         retry = Retry(9, seed=seed)
         return [retry.wait_s(attempt, BUSY, delivered=False) for attempt in range(1, 9)]
@@ -662,7 +662,7 @@ def test_a_seed_draws_the_same_waits_and_another_one_others() -> None:
     assert waits(1) == waits(1) != waits(2)
 
 
-def test_the_purse_bounds_what_an_outage_costs() -> None:
+def test_the_retry_budget_bounds_the_cost_of_an_outage() -> None:
     retry = Retry(10, budget=0.1, reserve=5)
     retried = 0
     for _ in range(1000):
@@ -682,7 +682,7 @@ def test_the_purse_bounds_what_an_outage_costs() -> None:
         ({"retry-after": "-5"}, 0.0),
     ],
 )
-def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_headers_are_parsed(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_s(headers) == seconds
 
 
@@ -696,6 +696,6 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
         {"budget": -1},
     ],
 )
-def test_retries_that_mean_nothing(options: dict[str, Any]) -> None:
+def test_invalid_retry_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(WrongUse):
         Retry(**options)

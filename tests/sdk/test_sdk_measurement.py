@@ -11,7 +11,7 @@ from loadgen_sdk.app.policy import Policy
 from loadgen_sdk.request import Failure, Usage
 
 
-def test_every_field_is_in_its_place() -> None:
+def test_every_field_of_a_measurement_has_its_value() -> None:
     policy = Policy(prices=TokenPrice(1, 2), labels={"a": "b"})
     settings = CallSettings(policy, "h:1", "k")
     call = Call(settings, "chat", "asked", {"temperature": 0.5}, is_streamed=True, labels=None)

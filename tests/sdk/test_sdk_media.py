@@ -70,7 +70,7 @@ def handler(response: bytes) -> type[BaseHTTPRequestHandler]:
 
 
 @pytest.mark.parametrize(("api", "stream"), ANSWERS)
-def test_each_is_measured_and_the_answer_is_the_same(
+def test_media_calls_are_measured_and_return_the_same_response(
     api: str, stream: bool, tmp_path: Path
 ) -> None:
     measurements, budget = list[Measurement](), Budget("1 USD/day")

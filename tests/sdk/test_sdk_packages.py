@@ -132,7 +132,7 @@ def check_message(measured: Measurement, *, streamed: bool) -> None:
     )
 
 
-def test_messages_of_anthropic(anthropic: ModuleType) -> None:
+def test_anthropic_messages_are_measured(anthropic: ModuleType) -> None:
     measurements: list[Measurement] = []
     throttle = Throttle(requests="9/s")
     options: dict[str, Any] = {
@@ -159,7 +159,7 @@ def test_messages_of_anthropic(anthropic: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("helper", [False, True])
-def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
+def test_anthropic_streams_are_measured(anthropic: ModuleType, helper: bool) -> None:
     measurements: list[Measurement] = []
     options: dict[str, Any] = {"prices": TokenPrice(1, 2, cache_write=1.5), "keep_content": True}
     with (
@@ -184,7 +184,7 @@ def test_streams_of_anthropic(anthropic: ModuleType, helper: bool) -> None:
     )
 
 
-def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> None:
+def test_async_anthropic_streams_and_errors_are_measured(anthropic: ModuleType) -> None:
     measurements: list[Measurement] = []
     refused = answer(
         {"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}, "429 Too Many"
@@ -218,7 +218,7 @@ def test_async_streams_of_anthropic_and_its_errors(anthropic: ModuleType) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
-def test_functions_of_litellm(litellm: ModuleType) -> None:
+def test_litellm_functions_are_measured(litellm: ModuleType) -> None:
     measurements: list[Measurement] = []
     with serving(answer(CHAT)) as server:
         to: dict[str, Any] = {"api_base": server.url, "api_key": "k-12345678"}
@@ -259,7 +259,7 @@ def test_functions_of_litellm(litellm: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
-def test_streams_of_litellm(litellm: ModuleType) -> None:
+def test_litellm_streams_are_measured(litellm: ModuleType) -> None:
     measurements: list[Measurement] = []
 
     async def go(measured_litellm: Any, to: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ def test_streams_of_litellm(litellm: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
-def test_errors_and_retries_of_litellm(litellm: ModuleType) -> None:
+def test_litellm_errors_and_retries_are_measured(litellm: ModuleType) -> None:
     measurements: list[Measurement] = []
     busy = answer(
         {"error": {"message": "busy", "code": "rate_limit_exceeded"}}, "429 Too Many Requests"
@@ -327,7 +327,7 @@ class Function:
         self.heard.append(arguments)
 
 
-def test_labels_of_litellm_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litellm_passes_its_own_labels_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """`labels` goes to Vertex AI, whatever its keys are."""
     module, function = ModuleType("litellm"), Function()
     module.completion = function.completion  # type: ignore[attr-defined]
@@ -358,7 +358,9 @@ class Streaming:
         return pieces()
 
 
-def test_a_stream_of_litellm_that_only_its_loop_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_litellm_stream_held_only_by_its_loop_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A stream that only its loop refers to is measured until its end and keeps its permit."""
     module, streaming = ModuleType("litellm"), Streaming()
     module.completion, module.acompletion = streaming.completion, streaming.acompletion  # type: ignore[attr-defined]
@@ -418,7 +420,9 @@ class Sealed:
 
 
 @pytest.mark.parametrize("kind", [Routed, Sealed])
-def test_the_router_of_litellm(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_through_the_litellm_router_are_measured(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("litellm")
     module.Router = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litellm", module)
@@ -440,7 +444,7 @@ def test_the_router_of_litellm(kind: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.filterwarnings("ignore")  # its own
-def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
+def test_calls_through_the_installed_litellm_router_are_measured(litellm: ModuleType) -> None:
     measurements: list[Measurement] = []
     with serving(answer(CHAT)) as server:
         to = {"model": "openai/m", "api_base": server.url, "api_key": "k-12345678"}
@@ -457,7 +461,7 @@ def test_the_real_router_of_litellm(litellm: ModuleType) -> None:
     ] == [("group", "ok", 9, 3)]
 
 
-def test_batches_of_files() -> None:
+def test_batch_tokens_are_reported_once() -> None:
     """The tokens of a batch are reported once, when it is first seen to be complete."""
     measurements: list[Measurement] = []
     batch: dict[str, Any] = {

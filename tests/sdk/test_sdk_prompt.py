@@ -58,12 +58,12 @@ WEBP_LARGE = base64.b64encode(b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x2
     [png(30, 40), jpeg(30, 40), GIF, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_LARGE],
     ids=lambda data: data[:8],
 )
-def test_the_size_of_a_picture(data: str) -> None:
+def test_the_size_of_an_image_is_read_from_its_bytes(data: str) -> None:
     assert read_image_size(data + "=" * (-len(data) % 4)) == (30, 40)
 
 
 @pytest.mark.parametrize("data", ["", "AAAA", "no base64!", png(0, 5), jpeg(30, 40)[:100]])
-def test_a_picture_without_a_size(data: str) -> None:
+def test_an_image_without_a_readable_size_has_none(data: str) -> None:
     assert read_image_size(data) is None
 
 
@@ -100,11 +100,13 @@ def test_a_picture_without_a_size(data: str) -> None:
         ("bedrock/anthropic.claude-sonnet-4-5-20250929-v1:0", (1000, 1000), "", 1296),
     ],
 )
-def test_tokens_of_a_picture(model: str, size: tuple[int, int], detail: str, tokens: int) -> None:
+def test_tokens_of_an_image_follow_from_its_size(
+    model: str, size: tuple[int, int], detail: str, tokens: int
+) -> None:
     assert estimate_image_tokens(model, ImageSize(*size), detail) == tokens
 
 
-def test_tokens_of_a_sound() -> None:
+def test_tokens_of_a_sound_follow_from_its_duration() -> None:
     assert estimate_audio_tokens(wav(3, 32_000)) == 30
     assert (
         estimate_audio_tokens(base64.b64encode(bytes(160_000)).decode()) == 100
@@ -132,13 +134,13 @@ PICTURES: list[Any] = [
 
 
 @pytest.mark.parametrize("part", PICTURES, ids=lambda part: str(part)[:50])
-def test_a_picture_is_no_text(part: Any) -> None:
+def test_the_base64_of_an_image_does_not_count_as_text(part: Any) -> None:
     assert UNKNOWN_SIZE == (1024, 1024)
     everything, output = estimate_tokens(user(part))
     assert output == 1 and 765 <= everything - output <= 765 + 20
 
 
-def test_anthropics_pictures_and_documents() -> None:
+def test_anthropic_images_and_documents_are_counted() -> None:
     picture = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)},
@@ -171,11 +173,13 @@ def test_anthropics_pictures_and_documents() -> None:
         ),
     ],
 )
-def test_ids_sounds_files_and_tools(arguments: dict[str, Any], tokens: int) -> None:
+def test_token_ids_sounds_files_and_tools_are_counted(
+    arguments: dict[str, Any], tokens: int
+) -> None:
     assert estimate_tokens(arguments, has_output=False)[0] == tokens
 
 
-def test_the_schema_of_an_answers_class_counts() -> None:
+def test_the_schema_of_a_response_class_counts() -> None:
     from pydantic import BaseModel
 
     class Answer(BaseModel):
@@ -192,7 +196,7 @@ class Strange(dict[str, Any]):
         raise RuntimeError("broken")
 
 
-def test_a_picture_passes_a_throttle_that_it_fits_into() -> None:
+def test_an_image_passes_a_throttle_with_enough_tokens() -> None:
     """A picture of 1 MB has few tokens, so it must not be booked by its number of bytes."""
 
     async def go(url: str) -> None:
@@ -238,7 +242,7 @@ def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
         ),
     )
 )
-def test_the_short_way_of_plain_messages_finds_what_the_walk_finds(message: Any) -> None:
+def test_the_fast_path_of_plain_messages_equals_the_general_one(message: Any) -> None:
     texts = prompt_text._texts_of_plain_message(message)
     if texts is not None:
         assert [*prompt_text._find_parts(message, "m")] == [

@@ -75,7 +75,7 @@ def papers(tmp_path: Path) -> tuple[str, Path, Path]:
 
 
 @pytest.mark.processes
-def test_https_goes_through_a_tunnel(
+def test_https_requests_go_through_a_proxy_tunnel(
     papers: tuple[str, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, cert, key = papers
@@ -104,7 +104,7 @@ def test_https_goes_through_a_tunnel(
 
 
 @pytest.mark.parametrize("known", [KNOWN, {}])
-def test_a_proxy_that_refuses_is_quoted(
+def test_the_error_of_a_refusing_proxy_quotes_its_response(
     known: dict[str, Any], papers: tuple[str, Path, Path]
 ) -> None:
     async def go() -> Completion:
@@ -127,7 +127,7 @@ def test_a_proxy_that_refuses_is_quoted(
             asyncio.run(go())
 
 
-def test_http_names_the_whole_url() -> None:
+def test_http_requests_through_a_proxy_have_the_full_url() -> None:
     async def go(url: str) -> Completion:
         async with Client("http://model.invalid:8000/v1", proxy=url, **KNOWN) as client:
             return await client.complete("Hello")
@@ -158,7 +158,7 @@ def test_http_names_the_whole_url() -> None:
         ("https://a.example", {}, None),
     ],
 )
-def test_the_environment_names_the_proxy(
+def test_the_proxy_is_read_from_the_environment(
     url: str,
     environment: dict[str, str],
     proxy: tuple[str, int] | None,
@@ -175,6 +175,6 @@ def test_the_environment_names_the_proxy(
 
 
 @pytest.mark.parametrize("url", ["socks5://p:1", "https://p:1", "http://:3", "http://p:x"])
-def test_proxies_that_cannot_be_used(url: str) -> None:
+def test_unusable_proxies_are_refused(url: str) -> None:
     with refused(WrongUse, "invalid_url"):
         proxy_for(Target.parse("https://a.example"), url)

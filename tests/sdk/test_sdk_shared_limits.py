@@ -30,7 +30,7 @@ def granted_at(limiter: SharedRateLimiter, now: int, entry_id: str, tokens: floa
     return now
 
 
-def test_turns_go_round_between_processes_however_many_calls_wait_in_each() -> None:
+def test_processes_take_turns_however_many_calls_wait_in_each() -> None:
     limiter, order = SharedRateLimiter(Limits(requests=Rate(1, S))), []
     granted_at(limiter, 0, "before")
     limiter.enter(1, "greedy", 0, 0)  # it will always have a call that waits
@@ -44,7 +44,7 @@ def test_turns_go_round_between_processes_however_many_calls_wait_in_each() -> N
     assert order == ["greedy", "modest", "greedy", "modest"]
 
 
-def test_the_turn_that_is_foretold_is_kept() -> None:
+def test_a_call_starts_at_its_predicted_time() -> None:
     """So a process asks twice for a call that waits, not again and again."""
     limiter = SharedRateLimiter(Limits(requests=Rate(2, S), entries_per_period=500))
     assert [granted_at(limiter, 0, entry_id) for entry_id in "ab"] == [0, 0]
@@ -58,7 +58,7 @@ def test_the_turn_that_is_foretold_is_kept() -> None:
     st.lists(st.tuples(st.integers(0, S // 3), st.sampled_from("abc")), min_size=1, max_size=40),
     st.integers(1, 4),
 )
-def test_no_stretch_holds_more_than_the_limit_whoever_asks(
+def test_no_period_exceeds_the_limit_whichever_process_calls(
     steps: list[tuple[int, str]], limit: int
 ) -> None:
     limiter, now, granted = SharedRateLimiter(Limits(requests=Rate(limit, S))), 0, []
@@ -73,7 +73,7 @@ def test_no_stretch_holds_more_than_the_limit_whoever_asks(
         assert sum(start <= at < start + S for at in granted) <= limit
 
 
-def test_a_place_takes_the_amounts_of_the_call_that_comes_first_now() -> None:
+def test_a_queue_entry_takes_the_amounts_of_the_next_call_of_its_process() -> None:
     limiter = SharedRateLimiter(Limits(tokens=Rate(100, S)))
     granted_at(limiter, 0, "a", 100)
     assert limiter.enter(1, "b", 100, 0) == S  # a large call waits,
@@ -84,7 +84,7 @@ def test_a_place_takes_the_amounts_of_the_call_that_comes_first_now() -> None:
     assert isinstance(limiter.enter(S + 1, "c", 40, 0), Grant)
 
 
-def test_a_place_that_is_given_up_and_a_grant_that_nobody_fetches() -> None:
+def test_abandoned_queue_entries_and_unused_grants_are_released() -> None:
     limiter = SharedRateLimiter(Limits(tokens=Rate(100, S)))
     granted_at(limiter, 0, "a", 100)
     limiter.enter(1, "b", 100, 0)
@@ -108,7 +108,7 @@ WHERE = ["file", pytest.param("redis", marks=pytest.mark.processes)]
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_one_line_in_every_store(
+def test_every_store_keeps_one_queue(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), entries_per_period=500)
@@ -127,7 +127,7 @@ def test_one_line_in_every_store(
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_even_spacing_in_every_store(
+def test_every_store_spaces_calls_evenly(
     where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     store = stores(where, request, tmp_path)(
@@ -174,7 +174,7 @@ def test_an_event_loop_neither_reads_nor_locks_the_file(tmp_path: Path) -> None:
     assert len(watched.threads) >= 2 and threading.get_ident() not in watched.threads
 
 
-def test_a_file_that_stays_locked_is_said_and_the_process_goes_on_alone(
+def test_a_file_that_stays_locked_is_logged_and_the_process_limits_itself(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     throttle = Throttle(requests="2/h", shared=tmp_path / "limits", each=(), max_wait_s=0)

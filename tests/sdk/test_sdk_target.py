@@ -49,13 +49,15 @@ AZURE = "https://me.openai.azure.com"
         ("http://host?key=abc&x", "host", 80, False, "/v1/chat/completions?key=abc&x", "host"),
     ],
 )
-def test_forms(url: str, host: str, port: int, *, tls: bool, chat: str, host_header: str) -> None:
+def test_urls_are_parsed_in_every_form(
+    url: str, host: str, port: int, *, tls: bool, chat: str, host_header: str
+) -> None:
     target = Target.parse(url)
     assert (target.host, target.port, target.tls, target.chat_path) == (host, port, tls, chat)
     assert (target.path, target.host_header) == (chat, host_header)
 
 
-def test_what_lives_beside_the_api() -> None:
+def test_paths_outside_the_api_are_derived() -> None:
     target = Target.parse("http://h/x/v1?token=abcd", api="completions")
     assert target.path == "/x/v1/completions?token=abcd"
     assert target.models_path == "/x/v1/models?token=abcd"
@@ -95,14 +97,16 @@ def test_what_lives_beside_the_api() -> None:
         ("http://gate/az", {"server": "azure"}, "/az/openai/v1/chat/completions", ""),
     ],
 )
-def test_azure(url: str, options: dict[str, str], chat: str, deployment: str) -> None:
+def test_azure_urls_are_parsed(
+    url: str, options: dict[str, str], chat: str, deployment: str
+) -> None:
     target = Target.parse(url, **options)  # type: ignore[arg-type]
     assert (target.chat_path, target.deployment, target.azure) == (chat, deployment, True)
     assert target.auth_headers("k" * 8) == (("api-key", "k" * 8),)
     assert target.auth_headers("Bearer entra") == (("Authorization", "Bearer entra"),)
 
 
-def test_azure_lists_models_beside_its_deployments() -> None:
+def test_azure_models_have_a_url_outside_of_the_deployment() -> None:
     assert (
         Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models_path
         == "/openai/models?api-version=1"
@@ -135,7 +139,7 @@ def test_azure_lists_models_beside_its_deployments() -> None:
         "http://user?pass@host",
     ],
 )
-def test_bad_urls_are_named(url: str) -> None:
+def test_invalid_urls_are_refused_with_their_code(url: str) -> None:
     with refused(TargetUnusable, "invalid_url") as caught:
         Target.parse(url)
     assert caught.value.hint
@@ -152,7 +156,7 @@ def test_user_and_password_become_basic_auth() -> None:
 
 
 @pytest.mark.parametrize("key", ["a\nb", "schlüssel", "a\x00b"])
-def test_keys_no_header_can_carry(key: str) -> None:
+def test_keys_that_no_header_can_carry_are_refused(key: str) -> None:
     with pytest.raises(TargetUnusable) as caught:
         Target.parse("http://h").auth_headers(key)
     assert key not in str(caught.value)
@@ -170,7 +174,7 @@ def test_keys_no_header_can_carry(key: str) -> None:
         ("task-force, basic", "task-force, basic"),
     ],
 )
-def test_texts_lose_their_keys(text: str, clean: str) -> None:
+def test_keys_are_redacted_from_texts(text: str, clean: str) -> None:
     assert redact(text, ('\\"quoted\\"',)) == clean
 
 
@@ -181,7 +185,7 @@ raw = st.text(alphabet="zQ:/?#@[]%&=. \\é\x07aB9", max_size=12).map(lambda text
 
 
 @given(secret, secret, secret)
-def test_no_secret_of_a_good_url_is_shown(user: str, password: str, key: str) -> None:
+def test_no_secret_of_a_valid_url_is_shown(user: str, password: str, key: str) -> None:
     coded = [quote(text, safe="") for text in (user, password, key)]
     target = Target.parse("http://{}:{}@host.example/pre/v1?api-version=3&k={}".format(*coded))
     token = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -216,7 +220,7 @@ def test_no_userinfo_of_any_url_is_shown_even_in_errors(user: str, password: str
         ("X-Note", "a secret note", "a secret note"),
     ],
 )
-def test_what_a_header_carries_is_hidden_in_whatever_part_it_is_echoed(
+def test_header_values_are_redacted_even_if_echoed_in_parts(
     name: str, value: str, echoed: str
 ) -> None:
     target = Target.parse("http://127.0.0.1:9")
@@ -244,7 +248,7 @@ def test_no_cut_of_a_text_shows_a_secret() -> None:
             assert not [n for n in range(4, len(key)) if key[:n] in redacted_text], redacted_text
 
 
-def test_what_a_server_said_does_not_steer_a_terminal() -> None:
+def test_text_of_a_server_does_not_control_the_terminal() -> None:
     redacted_text = Target.parse("http://h").redact(
         "\x1b]0;owned\x07 a\nVALID\t\u202egpj.exe \x9b2J tür"
     )

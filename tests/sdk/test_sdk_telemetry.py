@@ -83,7 +83,7 @@ def call(response: bytes, observer: Any, **options: Any) -> None:
             )
 
 
-def test_metrics_by_the_conventions() -> None:
+def test_metrics_follow_the_semantic_conventions() -> None:
     seen = Seen()
     call(events(*CHAT_EVENTS), seen.observer)
     metrics = seen.metrics()
@@ -114,7 +114,7 @@ def test_metrics_by_the_conventions() -> None:
     assert tokens == {"input": 9, "output": 3}
 
 
-def test_every_gap_is_recorded_only_when_asked_for_and_elsewhere() -> None:
+def test_every_gap_is_recorded_only_on_request_and_in_its_own_metric() -> None:
     seen = Seen(chunks=True)
     call(events(*CHAT_EVENTS), seen.observer)
     assert seen.observer.flush()
@@ -161,7 +161,7 @@ def test_the_request_is_on_the_span_and_the_span_is_current_while_it_is_sent() -
     ]
 
 
-def test_the_time_to_the_first_chunk_is_the_servers_not_the_throttles() -> None:
+def test_the_time_to_the_first_chunk_excludes_the_wait_for_the_throttle() -> None:
     seen = Seen()
     throttle = Throttle(concurrency=1)
     permit = throttle.acquire_blocking(key="sk-123456", model="m")
@@ -187,7 +187,7 @@ def test_the_time_to_the_first_chunk_is_the_servers_not_the_throttles() -> None:
     assert first.sum == pytest.approx(measurements[0].ttft_ms / 1e3 - wait_s)
 
 
-def test_labels_on_metrics_are_those_named() -> None:
+def test_metrics_have_only_the_selected_labels() -> None:
     seen, registry = Seen(metric_labels=("feature",)), CollectorRegistry()
     with labelled(feature="search", user="u-1"):
         call(events(*CHAT_EVENTS), (seen.observer, Prometheus(registry, labels=("feature",))))
@@ -206,7 +206,7 @@ def test_labels_on_metrics_are_those_named() -> None:
         Seen(metric_labels="feature")
 
 
-def test_a_span_under_the_one_it_was_made_in() -> None:
+def test_a_span_is_a_child_of_the_current_span() -> None:
     seen = Seen(provider="acme")
     with seen.tracers.get_tracer("app").start_as_current_span("request"):
         call(events(*CHAT_EVENTS), seen.observer, prices=TokenPrice(1, 2))
@@ -230,7 +230,7 @@ def test_a_span_under_the_one_it_was_made_in() -> None:
     assert span.status.status_code is StatusCode.UNSET
 
 
-def test_calls_inside_agents_tools_and_workflows() -> None:
+def test_calls_inside_agents_tools_and_workflows_have_their_spans() -> None:
     seen = Seen()
     otel = seen.observer
     with (
@@ -273,7 +273,7 @@ def test_calls_inside_agents_tools_and_workflows() -> None:
     )
 
 
-def test_failures_say_their_kind_and_never_the_text() -> None:
+def test_failures_record_their_kind_and_never_their_text() -> None:
     seen = Seen()
     call(REFUSED, seen.observer)
     (span,) = seen.spans
@@ -286,7 +286,7 @@ def test_failures_say_their_kind_and_never_the_text() -> None:
 @pytest.mark.parametrize(
     ("keep", "export"), [(False, False), (True, False), (False, True), (True, True)]
 )
-def test_content_only_when_asked_for_on_both_sides(keep: bool, export: bool) -> None:
+def test_content_is_recorded_only_if_both_sides_request_it(keep: bool, export: bool) -> None:
     seen = Seen(content=export)
     call(events(*CHAT_EVENTS), seen.observer, keep_content=keep)
     text = seen.spans[0].to_json()
@@ -296,7 +296,7 @@ def test_content_only_when_asked_for_on_both_sides(keep: bool, export: bool) -> 
         assert sent == [{"role": "user", "parts": [{"type": "text", "content": SECRET}]}]
 
 
-def test_prometheus() -> None:
+def test_prometheus_exports_the_metrics_of_calls() -> None:
     registry = CollectorRegistry()
     observer = Prometheus(registry)
     call(events(*CHAT_EVENTS), observer, prices=TokenPrice(1, 2))
@@ -365,7 +365,7 @@ def test_prometheus_does_not_keep_calls_that_nobody_reads() -> None:
 @pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("shared", [False, True])
-def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -> None:
+def test_prometheus_counts_calls_of_forked_processes(tmp_path: Path, shared: bool) -> None:
     """As with gunicorn --preload. `shared` sets PROMETHEUS_MULTIPROC_DIR."""
     code = """if True:
         import os
@@ -410,7 +410,7 @@ def test_prometheus_in_processes_that_are_forked(tmp_path: Path, shared: bool) -
 @pytest.mark.parametrize(
     ("make", "package"), [(OpenTelemetry, "opentelemetry"), (Prometheus, "prometheus_client")]
 )
-def test_a_missing_package_is_named(
+def test_a_missing_package_is_an_error_that_names_it(
     make: Any, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)

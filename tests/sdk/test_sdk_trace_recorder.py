@@ -57,7 +57,7 @@ def recorded(
     return lines(path)
 
 
-def test_lengths_times_and_no_text(tmp_path: Path) -> None:
+def test_a_trace_has_lengths_and_times_but_no_text(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     rows = recorded(
         path, {"messages": [message("user", "my secret question")], "user": "alice"}, salt="pepper"
@@ -74,7 +74,7 @@ def test_lengths_times_and_no_text(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_conversation_is_known_by_its_beginning(tmp_path: Path) -> None:
+def test_a_conversation_is_recognised_by_its_beginning(tmp_path: Path) -> None:
     first = [message("system", SYSTEM), message("user", "one")]
     second = [*first, message("assistant", "Hello there."), message("user", "two")]
     third = [*second, message("assistant", "Hello there."), message("user", "three")]
@@ -148,7 +148,7 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_waited_goes_out_when_there_is_room(tmp_path: Path) -> None:
+def test_waiting_rows_are_written_once_there_is_space(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     shape = ShapeRecorder(path)
     with (
@@ -177,7 +177,7 @@ def test_what_waited_goes_out_when_there_is_room(tmp_path: Path) -> None:
         ("/dev/null", {"salt": ""}, "out_of_range"),
     ],
 )
-def test_recorders_that_cannot_be(path: str, options: dict[str, Any], code: str) -> None:
+def test_invalid_recorders_are_refused(path: str, options: dict[str, Any], code: str) -> None:
     with refused(WrongUse, code):
         record_shape(path, **options)
 
@@ -262,7 +262,7 @@ def common(text: str, other: str) -> int:
     return n
 
 
-def test_the_projects_own_client_records_too(tmp_path: Path) -> None:
+def test_the_sdk_client_records_its_calls(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
 
     async def go(url: str) -> None:
@@ -313,7 +313,7 @@ def test_a_process_that_is_forked_has_sessions_of_its_own(tmp_path: Path) -> Non
     assert len({tuple(row["hash_ids"]) for row in rows}) == 1
 
 
-def test_only_the_labels_that_are_named_are_written(tmp_path: Path) -> None:
+def test_only_selected_labels_are_written(tmp_path: Path) -> None:
     from loadgen_sdk import Measurement
 
     with record_shape(tmp_path / "t.jsonl", labels=("feature",)) as recorder:
@@ -333,7 +333,7 @@ def test_only_the_labels_that_are_named_are_written(tmp_path: Path) -> None:
     assert '"labels":{"feature":"search"}' in text and "u-1" not in text
 
 
-def test_an_application_may_go_on_with_its_list_of_messages(tmp_path: Path) -> None:
+def test_an_application_may_change_its_list_of_messages_after_a_call(tmp_path: Path) -> None:
     """Hashing is done later: what was asked is what counts, whatever becomes of the list."""
     messages: list[Any] = [{"role": "user", "content": "Hi"}]
     with record_shape(tmp_path / "t.jsonl", salt="s") as recorder:

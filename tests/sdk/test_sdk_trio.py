@@ -23,7 +23,7 @@ def trio() -> ModuleType:
     return module
 
 
-def test_a_retry_and_a_throttle_on_trio(trio: ModuleType) -> None:
+def test_retries_and_throttles_work_on_trio(trio: ModuleType) -> None:
     measurements: list[Measurement] = []
 
     async def go(url: str) -> None:
@@ -75,7 +75,7 @@ def test_an_asyncio_throttler_is_refused_on_trio_before_the_request(trio: Module
     trio.run(go)
 
 
-def test_another_event_loop_is_refused_in_words() -> None:
+def test_an_unknown_event_loop_is_refused() -> None:
     """A loop that is neither asyncio's nor trio's: here none at all, a coroutine driven by hand."""
 
     def drive(coroutine: Coroutine[Any, Any, Any]) -> None:

@@ -86,7 +86,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_table(name: str) -> None:
+def test_each_stream_of_the_table_gives_its_events(name: str) -> None:
     body, expected = TABLE[name]
     assert reference(body) == expected
     assert decoded(body) == expected
@@ -124,7 +124,7 @@ def test_any_split_gives_the_same_events(body: bytes, places: list[int]) -> None
     assert decoded(*cut(body, places)) == reference(body)
 
 
-def test_an_event_comes_with_the_byte_that_ends_it() -> None:
+def test_an_event_is_emitted_with_its_last_byte() -> None:
     for body, ends in (
         (b"data: a\n\nd", 9),
         (b"data: a\r\n\r\nd", 10),
@@ -134,7 +134,7 @@ def test_an_event_comes_with_the_byte_that_ends_it() -> None:
         assert [i for i in range(1, len(body) + 1) if decoder.feed(body[i - 1 : i])] == [ends], body
 
 
-def test_pending_while_an_event_is_unfinished() -> None:
+def test_parser_is_pending_while_an_event_is_unfinished() -> None:
     decoder = SseDecoder()
     assert not decoder.pending
     decoder.feed(b"data: a\n\nda")

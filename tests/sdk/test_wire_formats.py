@@ -53,7 +53,7 @@ def sent(
         ("generic", {"stream_options": USAGE, "max_tokens": 8}),
     ],
 )
-def test_body_of_every_server(name: str, rest: dict[str, Any]) -> None:
+def test_the_body_for_every_server_equals_the_expected_one(name: str, rest: dict[str, Any]) -> None:
     assert sent(name) == {"model": "tiny", "messages": MESSAGES, "stream": True, **rest}
     completions = sent(name, "completions", messages=None, prompt="Say")
     assert completions == {"model": "tiny", "prompt": "Say", "stream": True, **rest}
@@ -69,7 +69,7 @@ def test_body_of_every_server(name: str, rest: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SERVER_PROFILES)
-def test_no_length_asked_for_means_none_forced(name: str) -> None:
+def test_no_length_is_forced_unless_requested(name: str) -> None:
     assert sent(name, max_tokens=None).keys() == {"model", "messages", "stream", "stream_options"}
     assert not sent(name, exact_output=False).keys() & {"ignore_eos", "min_tokens"}
     stopped = sent(name, extra={"stop": ["END"]})
@@ -89,13 +89,15 @@ def test_no_length_asked_for_means_none_forced(name: str) -> None:
         ("trtllm", "chat", "o3-mini", "max_tokens"),
     ],
 )
-def test_name_of_the_limit(name: str, api: Api, model: str, field: str) -> None:
+def test_the_output_limit_has_the_name_that_the_server_expects(
+    name: str, api: Api, model: str, field: str
+) -> None:
     fields = sent(name, api, model).keys() & {"max_tokens", "max_completion_tokens"}
     assert fields == {field}
 
 
 @pytest.mark.parametrize("name", SERVER_PROFILES)
-def test_continuous_usage_only_where_it_exists(name: str) -> None:
+def test_continuous_usage_is_requested_only_where_it_exists(name: str) -> None:
     stream_options = sent(name, continuous_usage=True)["stream_options"]
     assert (
         stream_options.get("continuous_usage_stats", False)
@@ -103,7 +105,7 @@ def test_continuous_usage_only_where_it_exists(name: str) -> None:
     )
 
 
-def test_extra_merges_last_and_deeply() -> None:
+def test_extra_fields_are_merged_last_and_deeply() -> None:
     assert (
         sent("vllm", extra={"temperature": 0.7, "top_p": 0.9}, extra_body={"temperature": 0})[
             "temperature"
@@ -131,7 +133,7 @@ def test_a_limit_named_by_the_user_is_the_only_one(field: str, where: str) -> No
     }
 
 
-def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone() -> None:
+def test_a_body_from_a_shared_template_equals_one_built_singly() -> None:
     requested_lengths = [4, None, 7, 4, 4, 4, 9, 9, 9]
     texts = [
         "w1 w2",
@@ -175,7 +177,7 @@ def test_what_bodies_have_in_common_is_made_once_and_each_is_as_it_is_made_alone
                 assert encoder.encode(request) == encode_body(request, body_format)
 
 
-def test_prompt_and_messages_cross_over() -> None:
+def test_prompts_and_messages_are_converted_into_each_other() -> None:
     assert sent("vllm", messages=None, prompt="Hi")["messages"] == [
         {"role": "user", "content": "Hi"}
     ]
@@ -192,7 +194,7 @@ def test_prompt_and_messages_cross_over() -> None:
 
 @pytest.mark.parametrize("name", SERVER_PROFILES)
 @pytest.mark.parametrize("api", APIS)
-def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
+def test_token_ids_are_sent_only_where_they_are_accepted(name: str, api: Api) -> None:
     if api in ("completions", "embeddings") and SERVER_PROFILES[name].accepts_prompt_token_ids:
         field = "prompt" if api == "completions" else "input"
         assert sent(name, api, messages=None, prompt=[1, 2, 3])[field] == [1, 2, 3]
@@ -203,7 +205,7 @@ def test_token_ids_go_only_where_they_are_taken(name: str, api: Api) -> None:
             sent(name, api, messages=None, prompt=[1, 2, 3])
 
 
-def test_rows_say_only_what_the_body_sends() -> None:
+def test_profile_rows_name_only_fields_that_the_body_sends() -> None:
     for name, server_profile in SERVER_PROFILES.items():
         assert server_profile.name == name
         for api, prompt in (("chat", "messages"), ("completions", "prompt")):
@@ -220,7 +222,7 @@ def test_rows_say_only_what_the_body_sends() -> None:
     assert ("auto", *SERVER_PROFILES) == server_names()
 
 
-def test_the_page_of_servers_is_made_from_their_rows() -> None:
+def test_the_page_of_servers_equals_its_generated_text() -> None:
     assert make_servers.PAGE.read_text("utf-8") == make_servers.page(), (
         "python tests/make_servers.py"
     )
@@ -243,7 +245,7 @@ objects = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 
 @given(objects, objects)
-def test_merge_changes_nothing_it_was_given_and_is_idempotent(
+def test_merge_changes_no_argument_and_is_idempotent(
     value: dict[str, Any], patch: dict[str, Any]
 ) -> None:
     before = json.dumps([value, patch])

@@ -660,7 +660,9 @@ def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
     assert "at least 4.00" in capsys.readouterr().out
 
 
-def test_a_sweep_over_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_over_rates_has_a_load_point_for_each_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "-n", "50", "--warmup", "0", "--out", str(out))
     assert exits(*common, "--request-rate", "0.5,1,2", "--json") == 0

@@ -103,7 +103,7 @@ def stage_counts(summary: Summary) -> list[tuple[str, int, int]]:
         (CONVERSATIONS, {"request_rate": "40", "num_requests": "45"}, 3, ()),
     ],
 )
-def test_parts_together_are_the_run_of_one_process(
+def test_merged_shards_equal_the_run_of_one_process(
     tmp_path: Path, requests: str, flags: dict[str, str], count: int, workers: tuple[int, ...]
 ) -> None:
     workload = make_workload(tmp_path, requests, **flags)
@@ -140,7 +140,7 @@ def test_parts_together_are_the_run_of_one_process(
 
 
 @pytest.mark.processes
-def test_a_late_part_is_moved_to_its_place_in_time(tmp_path: Path) -> None:
+def test_a_late_shard_is_shifted_to_its_true_time(tmp_path: Path) -> None:
     workload = make_workload(tmp_path, request_rate="100", num_requests="40")
     parts = run_parts(tmp_path, workload, 2)
     summary, merged = merge(tmp_path, parts)
@@ -175,7 +175,7 @@ def test_a_late_part_is_moved_to_its_place_in_time(tmp_path: Path) -> None:
         ({"concurrency": "4", "num_requests": "20"}, [n for n in range(20) if n % 4 % 2]),
     ],
 )
-def test_the_requests_of_a_missing_part_are_lost(
+def test_requests_of_a_missing_shard_are_lost(
     tmp_path: Path, flags: dict[str, str], lost_slots: list[int]
 ) -> None:
     workload = make_workload(tmp_path, **flags)
@@ -197,7 +197,7 @@ def test_the_requests_of_a_missing_part_are_lost(
 
 
 @pytest.mark.processes
-def test_each_user_of_a_missing_part_has_lost_a_request(tmp_path: Path) -> None:
+def test_each_virtual_user_of_a_missing_shard_lost_a_request(tmp_path: Path) -> None:
     """A stage that its duration limits has no number of requests that could all be lost."""
     parts = run_parts(tmp_path, make_workload(tmp_path, concurrency="4", duration="0.3s"), 2)
     assert manifest_of(parts[0]).fingerprints == manifest_of(parts[1]).fingerprints
@@ -210,7 +210,7 @@ def test_each_user_of_a_missing_part_has_lost_a_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
+def test_shards_of_different_runs_are_refused(tmp_path: Path) -> None:
     parts = run_parts(tmp_path, make_workload(tmp_path, request_rate="200", num_requests="8"), 2)
     with refused(CombinedError, "duplicate", where=str(parts[0])):
         read_parts([parts[0], parts[0]])
@@ -242,7 +242,7 @@ def test_parts_of_different_runs_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_one_part_is_reported_and_not_compared(
+def test_a_single_shard_is_reported_and_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload = make_workload(tmp_path, request_rate="200", num_requests="20")
@@ -278,7 +278,7 @@ def test_a_wrong_shard_is_refused(shard: str, start_at: str, code: str) -> None:
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000), st.integers(10**12, 4 * 10**12))
-def test_a_shard_is_read_as_it_is_shown(index: int, more: int, start_at_ms: int) -> None:
+def test_a_shard_number_is_parsed_as_it_is_printed(index: int, more: int, start_at_ms: int) -> None:
     shard = Shard(index=index, count=index + more, start_at_ns=start_at_ms * 10**6)
     if start_at_ms * 10**6 > time_ns():
         assert parse_shard(f"{index}/{index + more}", shard.start_at) == shard
@@ -297,7 +297,7 @@ def test_a_shard_is_read_as_it_is_shown(index: int, more: int, start_at_ms: int)
         ("--shard 1/2 --start-at 2126-12-01T10:00:00Z --seed 1 --url sim:gb300-vm", "virtual"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_before_the_load(
+def test_a_load_that_cannot_be_divided_is_refused_before_it_starts(
     options: str, where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     url = () if "--url" in options else ("--url", "http://127.0.0.1:9")
@@ -307,14 +307,16 @@ def test_what_cannot_be_divided_is_refused_before_the_load(
 
 
 @pytest.mark.parametrize("command", ["sweep", "search", "validate"])
-def test_other_commands_have_no_parts(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_refuse_the_option_shard(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exits(command, "qa", "--shard", "1/2") == 2
     assert "--shard" in capsys.readouterr().err
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("limit", "count", "workers"), [(10, 4, 1), (11, 3, 2), (8, 8, 1)])
-def test_the_parts_of_a_limit_add_up_to_it(
+def test_shares_of_a_limit_add_up_to_it(
     tmp_path: Path, limit: int, count: int, workers: int
 ) -> None:
     planned: list[RunPlanned] = []
@@ -360,7 +362,7 @@ def wait_for_rows(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_eight_processes_of_which_one_is_killed_and_one_is_late(tmp_path: Path) -> None:
+def test_eight_shards_are_merged_although_one_is_killed_and_one_is_late(tmp_path: Path) -> None:
     workload = make_workload(tmp_path, request_rate="80", duration="3s")
     full_summary, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
     url = shared(QUICK).url

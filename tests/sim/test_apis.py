@@ -100,7 +100,7 @@ STREAM = (
 )
 
 
-def test_streamed_responses_have_their_tokens_and_instants(tmp_path: Path) -> None:
+def test_streamed_responses_have_their_tokens_and_timestamps(tmp_path: Path) -> None:
     response_bytes = events(
         *STREAM, event("response.completed", response=response("completed")), done=False
     )

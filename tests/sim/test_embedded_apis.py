@@ -42,7 +42,7 @@ def post_json(endpoint: EmbeddedServer, path: str, **body: Any) -> tuple[int, An
 
 
 @pytest.mark.processes
-def test_embeddings_of_texts_and_token_ids(endpoint: EmbeddedServer) -> None:
+def test_embeddings_accept_texts_and_token_ids(endpoint: EmbeddedServer) -> None:
     status, answer = post_json(
         endpoint, "/v1/embeddings", input=["a b c", "d", "a b c"], dimensions=8
     )
@@ -197,7 +197,7 @@ def test_sequences_of_one_request_share_a_replica_and_an_iteration() -> None:
 
 
 @pytest.mark.processes
-def test_run_against_each_api_of_the_embedded_server(tmp_path: Path) -> None:
+def test_a_run_completes_on_each_api_of_the_embedded_server(tmp_path: Path) -> None:
     embedded = {"ttft": "20ms", "itl": "1ms", "per_input_token": "0.1ms"}
     turns = {"turns": {"count": 2, "tool_result_tokens": 7, "history": "server"}}
     for api, requests in (

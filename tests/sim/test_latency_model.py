@@ -64,7 +64,9 @@ def test_invalid_distribution_raises_an_error_with_a_hint(text: str) -> None:
 @pytest.mark.parametrize(
     ("step", "sizes"), [(1, [1] * 12), (5, [1, 5, 5, 1]), (11, [1, 11]), (50, [1, 11])]
 )
-def test_first_token_alone_then_every_interval(step: int, sizes: list[int]) -> None:
+def test_first_token_is_emitted_alone_and_then_one_per_interval(
+    step: int, sizes: list[int]
+) -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, tokens_per_emission=step))
     pace.submit(7, "a", 10, 12)
     events = drain(pace)

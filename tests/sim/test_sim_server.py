@@ -158,7 +158,7 @@ def text(chunks: list[bytes]) -> str:
 
 
 @pytest.mark.processes
-def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
+def test_a_chat_stream_equals_the_expected_bytes(endpoint: EmbeddedServer) -> None:
     status, headers, chunks = ask(endpoint, CHAT, chat(3))
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     stable_chunks = [steady(chunk) for chunk in chunks]
@@ -187,7 +187,7 @@ def test_a_chat_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
 
 
 @pytest.mark.processes
-def test_a_completion_stream_byte_for_byte(endpoint: EmbeddedServer) -> None:
+def test_a_completion_stream_equals_the_expected_bytes(endpoint: EmbeddedServer) -> None:
     _, _, chunks = ask(endpoint, COMPLETIONS, completion(2, [5, 6, 7], stream_options={}))
     start_ = 'data: {"id":"cmpl-N","object":"text_completion","created":T,"model":"m","choices":['
     word = text(chunks[:1])
@@ -308,7 +308,7 @@ def test_invalid_requests_are_refused_as_by_trtllm_serve(
 
 
 @pytest.mark.processes
-def test_pages_and_unknown_paths(endpoint: EmbeddedServer) -> None:
+def test_known_paths_have_pages_and_unknown_paths_return_404(endpoint: EmbeddedServer) -> None:
     assert json.loads(get(endpoint, "/v1/models"))["data"][0]["owned_by"] == "tensorrt_llm"
     assert json.loads(get(endpoint, "/version")) == {"version": Options().version}
     assert get(endpoint, "/health") == b""
@@ -419,7 +419,7 @@ def raw(endpoint: EmbeddedServer, body: Any, fault: str, path: str = CHAT) -> tu
         ("idle_reset", "framed", b"DONE", b"\0", 4),  # on a fresh connection it is none
     ],
 )
-def test_each_failure_of_a_stream(
+def test_each_injected_failure_damages_a_stream_as_described(
     endpoint: EmbeddedServer, fault: str, how: str, there: bytes, absent: bytes, text_count: int
 ) -> None:
     data, ended = raw(endpoint, chat(4), fault)
@@ -432,7 +432,7 @@ def test_each_failure_of_a_stream(
 @pytest.mark.parametrize(
     ("fault", "status"), [("http_429@3s", 429), ("http_500", 500), ("http_503", 503)]
 )
-def test_failures_that_are_an_http_status(
+def test_status_failures_return_their_http_status(
     endpoint: EmbeddedServer, fault: str, status: int
 ) -> None:
     got, headers, (error_body,) = ask(endpoint, CHAT, chat(), x_sim_fault=fault)
@@ -456,7 +456,9 @@ def test_failed_completion_sends_done_twice(endpoint: EmbeddedServer) -> None:
         ("close_delimited", "closed"),
     ],
 )
-def test_failures_of_a_whole_response(endpoint: EmbeddedServer, fault: str, how: str) -> None:
+def test_injected_failures_damage_whole_responses(
+    endpoint: EmbeddedServer, fault: str, how: str
+) -> None:
     data, ended = raw(endpoint, chat(stream=False), fault)
     assert ended == how and data.startswith(b"HTTP/1.1 200")
 
@@ -649,7 +651,7 @@ def test_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_tls(tmp_path: Path) -> None:
+def test_server_accepts_tls_connections(tmp_path: Path) -> None:
     authority = trustme.CA()
     leaf_cert = authority.issue_cert("localhost", "127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"

@@ -45,7 +45,7 @@ def test_each_request_has_a_trace_of_its_own_that_is_never_stored() -> None:
     assert TraceContext("qa-1").header(7) == run.header(7)
 
 
-def test_a_word_that_is_no_signal_is_refused() -> None:
+def test_an_unknown_signal_is_refused() -> None:
     with refused(UserError, "unknown_name", "--otel"):
         otel.check_otel_option("logs")
 
@@ -107,7 +107,7 @@ def go(tmp_path: Path, url: str, signals: str) -> int:
 
 
 @pytest.mark.processes
-def test_spans_are_under_the_traces_that_the_server_got(tmp_path: Path) -> None:
+def test_spans_belong_to_the_traces_that_the_server_received(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
         ExportMetricsServiceRequest,
@@ -152,7 +152,7 @@ def test_spans_are_under_the_traces_that_the_server_got(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_collector_that_is_away_disturbs_nothing(
+def test_an_unreachable_collector_does_not_disturb_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -166,7 +166,7 @@ def test_a_collector_that_is_away_disturbs_nothing(
 
 
 @pytest.mark.processes
-def test_a_password_in_the_url_is_on_no_command_line(tmp_path: Path) -> None:
+def test_a_password_in_the_url_is_not_on_a_command_line(tmp_path: Path) -> None:
     sender = otel.TelemetrySender(tmp_path, "http://me:swordfish@collector:4318")
     sender.close()
     assert "swordfish" not in str(sender._process.args)

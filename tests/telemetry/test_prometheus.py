@@ -34,11 +34,11 @@ def _scraped(collector: RunCollector) -> dict[str, Any]:
     }
 
 
-def test_before_a_run_has_begun_there_is_nothing(tmp_path: Path) -> None:
+def test_no_metrics_are_exported_before_the_run_begins(tmp_path: Path) -> None:
     assert _scraped(RunCollector(tmp_path)) == {}
 
 
-def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
+def test_a_scrape_equals_the_stored_records(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector, closing(Tail(folder)) as tail:
         metrics = _scraped(collector)
@@ -58,7 +58,7 @@ def test_a_scrape_says_what_the_rows_say(tmp_path: Path) -> None:
     assert metrics["loadgen_inter_chunk_seconds_count",] > 0
 
 
-def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
+def test_requests_cut_off_by_the_end_do_not_count_as_failed(tmp_path: Path) -> None:
     """The report says unfinished, and the dashboard's panel of failures showed them."""
     rows = run_fixtures.rows(1, 300)
     for place, status, kind in (
@@ -77,7 +77,9 @@ def test_what_the_end_of_a_run_cut_off_has_not_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("turns", "of"), [(1, "requests"), (4, "starts")])
-def test_the_offered_rate_says_what_it_counts(tmp_path: Path, turns: int, of: str) -> None:
+def test_the_offered_rate_has_a_description_of_what_it_counts(
+    tmp_path: Path, turns: int, of: str
+) -> None:
     """8 conversations/s of four requests each stood as 8 requests/s beside 32 sent."""
     with closing(
         RunCollector(run_fixtures.write(tmp_path / "r", turns_per_session=turns))
@@ -85,7 +87,7 @@ def test_the_offered_rate_says_what_it_counts(tmp_path: Path, turns: int, of: st
         assert ("loadgen_offered_per_second", ("of", of)) in _scraped(collector)
 
 
-def test_dashboard_and_documentation_name_what_is_exported(tmp_path: Path) -> None:
+def test_dashboard_and_documentation_name_every_exported_metric(tmp_path: Path) -> None:
     with closing(RunCollector(run_fixtures.write(tmp_path / "r"))) as collector:
         exported = {name for name, *_ in _scraped(collector)}
         exported |= {"loadgen_failures_total"}  # none failed
@@ -111,7 +113,7 @@ def braces(text: str) -> list[str]:
     return [before + name + after for name in inside.split(",")] if after else [before]
 
 
-def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:
+def test_each_scrape_reads_only_new_records(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
     record_file = next((folder / "spool").glob("w*.rows"))
     file_bytes = record_file.read_bytes()
@@ -125,7 +127,7 @@ def test_each_scrape_reads_what_is_new(tmp_path: Path) -> None:
         assert all_of_them == _scraped(fresh)["loadgen_requests_total", ("status", "ok")]
 
 
-def test_it_is_served_on_loopback(tmp_path: Path) -> None:
+def test_metrics_are_served_on_loopback(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector:
         server = serve(collector, "127.0.0.1", 0)
@@ -146,11 +148,11 @@ def test_it_is_served_on_loopback(tmp_path: Path) -> None:
         ("[::1]:2", ("::1", 2)),
     ],
 )
-def test_where_it_listens(text: str, at: tuple[str, int]) -> None:
+def test_the_listen_address_follows_from_the_option(text: str, at: tuple[str, int]) -> None:
     assert parse_listen_address(text) == at
 
 
 @pytest.mark.parametrize("text", ["", ":", "host", ":0", ":65536", "h:x"])
-def test_what_is_no_port_is_refused(text: str) -> None:
+def test_an_invalid_port_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         parse_listen_address(text)

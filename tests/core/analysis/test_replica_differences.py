@@ -28,7 +28,7 @@ from loadgen.runs.comparison_side import ComparedRun, Side
 MS, S = 1_000_000, 1_000_000_000
 
 
-def test_components_by_hand() -> None:
+def test_variance_components_equal_values_by_hand() -> None:
     """Two parts, two blocks: means 10 12 / 14 20, four values in each cell, a variance of 2 inside.
 
     Mean squares of the parts: 2 * ((11 - 14)^2 + (17 - 14)^2) / 1 = 36, and of the blocks:

@@ -100,7 +100,7 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     )
 
 
-def test_the_pages_count_drafts_and_what_was_accepted_by_position() -> None:
+def test_the_pages_count_drafted_and_accepted_tokens_by_position() -> None:
     speculation_summary = speculation.summarize_speculation([], pages(*COUNTED))
     assert speculation_summary is not None and speculation_summary.requests == 0
     assert speculation_summary.server_acceptance == pytest.approx(

@@ -101,7 +101,7 @@ def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
     ]
 
 
-def test_text_and_json_say_the_same_and_a_short_run_says_nothing(tmp_path: Path) -> None:
+def test_text_and_json_agree_and_a_short_run_has_no_interval(tmp_path: Path) -> None:
     long = ran(tmp_path / "long", 10)
     assert set(long.within) >= {
         "ttft_ms.p50",

@@ -87,7 +87,7 @@ def test_invalid_cache_settings_are_reported(tmp_path: Path, more: str, code: st
         workload(tmp_path, more)
 
 
-def test_the_salt_is_fresh_unless_given_and_the_recipe_has_the_share(tmp_path: Path) -> None:
+def test_the_salt_is_fresh_unless_specified_and_the_recipe_has_the_share(tmp_path: Path) -> None:
     assert workload(tmp_path, ", cache: cold").salt == "fresh"
     assert workload(tmp_path, ", cache: cold", salt="blue").salt == "blue"
     assert workload(tmp_path, "").salt is None

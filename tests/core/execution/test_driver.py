@@ -210,7 +210,7 @@ def test_every_slot_is_sent_once_with_its_own_body(
     assert (stored.rows["output_tokens"] == 8).all()
 
 
-def test_failures_at_once_are_records_like_any_other(tmp_path: Path) -> None:
+def test_immediate_failures_are_recorded(tmp_path: Path) -> None:
     stored, _, _, drive = run(
         tmp_path, workload(tmp_path, concurrency="3", num_requests="5000"), refused
     )
@@ -219,7 +219,7 @@ def test_failures_at_once_are_records_like_any_other(tmp_path: Path) -> None:
     assert drive.counters.in_flight == 0
 
 
-def test_an_answer_without_a_token_has_no_latency(tmp_path: Path) -> None:
+def test_a_response_without_a_token_has_no_latency(tmp_path: Path) -> None:
     requested_workload = workload(tmp_path, concurrency="3", num_requests="9")
     stored, _, _, drive = run(tmp_path, requested_workload, lambda _, sheet: sheet.end(output=0))
     assert outcomes(stored) == {("ok", ""): 9}
@@ -227,7 +227,7 @@ def test_an_answer_without_a_token_has_no_latency(tmp_path: Path) -> None:
     assert not drive.counters.recent_ttft_ns
 
 
-def test_the_limit_in_flight_drops_and_never_delays(tmp_path: Path) -> None:
+def test_the_limit_in_flight_drops_starts_and_never_delays_them(tmp_path: Path) -> None:
     requested_workload = workload(
         tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0"
     )
@@ -414,7 +414,7 @@ def test_time_stolen_by_other_processes_is_counted() -> None:
     assert waiting.total_ns() is None
 
 
-def test_a_bug_in_a_callback_ends_the_run_and_what_was_recorded_stays(tmp_path: Path) -> None:
+def test_a_bug_in_a_callback_ends_the_run_and_keeps_its_records(tmp_path: Path) -> None:
     def broken(client: Paper, sheet: Sheet) -> None:
         if len(client.sheets) == 5:
             raise ZeroDivisionError("a bug")

@@ -136,12 +136,12 @@ def expected(logged_request: LoggedRequest, form: str) -> str:
     return kind
 
 
-def test_there_are_a_hundred_kinds_of_fault() -> None:
+def test_the_matrix_has_a_hundred_kinds_of_failure() -> None:
     assert len(KINDS_OF_FAULT) >= 100
     assert len(KINDS_OF_FAULT) * len(CELLS) >= 600
 
 
-def test_each_kind_of_fault_is_in_one_group() -> None:
+def test_each_kind_of_failure_is_in_one_group() -> None:
     assert sorted((fault, form) for faults, form in groups() for fault in faults) == sorted(
         KINDS_OF_FAULT
     )

@@ -50,7 +50,7 @@ TEXT = (piece(content="a"), piece(content="b"))
 
 
 @pytest.mark.parametrize("reason", ["eos", "end_turn", "STOP", "x" * 100])
-def test_a_finish_reason_in_another_word_is_counted_under_it(tmp_path: Path, reason: str) -> None:
+def test_an_unknown_finish_reason_is_counted_under_its_name(tmp_path: Path, reason: str) -> None:
     summary = summary_of(stream(*TEXT, finish=reason), tmp_path / "r")
     assert summary.requests.ok == 12
     assert summary.requests.by_finish == {reason[:60]: 12}

@@ -53,7 +53,7 @@ def probed(count: Callable[[str], int], tokenizer: str | None) -> ProbeResult:
     return asyncio.run(probing.probe_target(settings, Target.parse("http://h"), server, samples))
 
 
-def test_the_tokenizer_of_the_server_has_a_ratio_of_one(tmp_path: Path) -> None:
+def test_the_same_tokenizer_on_the_server_has_a_ratio_of_one(tmp_path: Path) -> None:
     path = train(tmp_path / "tokenizer.json")
     probe_result = probed(load_tokenizer(str(path)).count, str(path))
     assert (probe_result.token_ratio, probe_result.template_tokens) == (1.0, TEMPLATE_TOKENS)

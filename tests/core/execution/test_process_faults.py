@@ -311,7 +311,7 @@ def are_for_their_user_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     "input_bytes", [b"", b"\x09", (100).to_bytes(8, "little") + b"cut", bytes(8), bytes(8) + b"0 2"]
 )
-def test_a_worker_whose_command_ended_before_it_was_told_its_work_says_nothing(
+def test_a_worker_whose_command_ended_before_assigning_work_prints_nothing(
     input_bytes: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback of it stood below "interrupted"."""

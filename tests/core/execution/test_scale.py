@@ -74,7 +74,7 @@ LOADS: list[tuple[int, dict[str, str], int]] = [
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("turns", "flags", "most"), LOADS)
-def test_one_or_many_workers_send_the_same(
+def test_one_and_many_workers_send_the_same_requests(
     tmp_path: Path, turns: int, flags: dict[str, str], most: int
 ) -> None:
     seen: list[Any] = []
@@ -103,7 +103,7 @@ def test_one_or_many_workers_send_the_same(
     parts=some.integers(1, 9),
 )
 @settings(max_examples=60, deadline=None)
-def test_merged_quantiles_are_those_of_the_whole(values: list[int], parts: int) -> None:
+def test_merged_quantiles_equal_those_of_all_records(values: list[int], parts: int) -> None:
     all_values = np.array(values, np.int64)
     shares = [all_values[i::parts] for i in range(parts)]
     assert distribution_of(np.concatenate(shares)) == distribution_of(all_values)
@@ -243,7 +243,7 @@ AMPLE = MachineLimits(open_files=100_000, local_ports=28_000)
         ),
     ],
 )
-def test_files_and_ports_are_counted(
+def test_needed_files_and_ports_are_counted(
     need: dict[str, Any], limits: MachineLimits, expected_texts: list[str]
 ) -> None:
     demand = ConnectionDemand(

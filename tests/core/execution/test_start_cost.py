@@ -109,7 +109,7 @@ print(type(made).__name__, type(other).__name__)
 
 
 @pytest.mark.processes
-def test_a_copy_has_nothing_of_its_parent_and_is_made_only_of_one_thread(tmp_path: Path) -> None:
+def test_a_fork_has_nothing_of_its_parent_and_needs_a_single_thread(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-P", "-c", COPIED],
         capture_output=True,

@@ -199,7 +199,7 @@ def test_short_prompts_differ_as_far_as_they_can(n, different):
     assert "4 are needed" in prompts.warnings(10)[0]
 
 
-def test_the_seed_decides_lengths_and_the_salt_the_words():
+def test_the_seed_decides_lengths_and_the_salt_decides_texts():
     prompts, other, third = (
         built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2))
     )
@@ -213,7 +213,7 @@ def test_the_seed_decides_lengths_and_the_salt_the_words():
     assert all(texts(prompts[n]) != texts(other[n]) for n in numbers)
 
 
-def test_shared_prefixes_are_shared_and_only_they():
+def test_only_shared_prefixes_are_shared():
     prompts = built(input_tokens=FixedTokens(value=40), shared_prefix_tokens=30, prefixes=3)
     word_lists = [prompts[number].prompt.split(" ") for number in range(300)]
     groups = {tuple(word_list[:30]) for word_list in word_lists}

@@ -240,7 +240,7 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
             ]
 
 
-def test_the_lengths_of_a_task_are_drawn_once_not_once_for_each_request_after_them() -> None:
+def test_the_lengths_of_a_task_are_drawn_once() -> None:
     task_prompts = prompts(load("coding-agent"))
     numbers = list(task_prompts.ids_of_task(0))
     assert len(numbers) > 5 and sum(
@@ -299,7 +299,7 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
 
 
 @pytest.mark.parametrize("stages", [STAGES, CLOSED])
-def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, stages: str) -> None:
+def test_a_request_starts_after_its_predecessors_and_its_tool(tmp_path: Path, stages: str) -> None:
     requested_workload = workload(tmp_path, more=stages)
     schedule = build_schedule(requested_workload, 7)
     ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
@@ -338,7 +338,7 @@ def test_a_request_starts_after_all_it_waits_for_and_its_tool(tmp_path: Path, st
         assert ran.most > 3  # sub-agents are in flight beside each other
 
 
-def test_a_join_is_due_after_the_latest_end_whichever_was_read_last(tmp_path: Path) -> None:
+def test_a_join_is_due_after_the_latest_end_in_any_order_of_reading(tmp_path: Path) -> None:
     text = steps(
         PLAN
         + "    a: {after: plan, context: new, parallel: 2, input_tokens: 5, output_tokens: 5}\n"
@@ -395,7 +395,9 @@ def test_a_stopped_run_reports_each_slot_once(tmp_path: Path, stages: str, after
 
 
 @pytest.mark.parametrize("shares", [2, 3])
-def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -> None:
+def test_shards_contain_complete_tasks_and_together_all_of_them(
+    tmp_path: Path, shares: int
+) -> None:
     schedule = build_schedule(workload(tmp_path), 7)
     parts = [shard(schedule, i, shares) for i in range(shares)]
     numbers = [list(part.slot_ids()) for part in parts]
@@ -408,7 +410,7 @@ def test_shares_hold_whole_tasks_and_together_all(tmp_path: Path, shares: int) -
     ]
 
 
-def test_on_the_simulated_rack_due_instants_and_cached_tokens_are_those_of_the_graph(
+def test_due_times_and_cached_tokens_of_the_simulated_rack_follow_the_graph(
     tmp_path: Path,
 ) -> None:
     requested_workload = workload(tmp_path)
@@ -560,7 +562,7 @@ classes:
 """
 
 
-def test_conversations_and_tasks_are_classes_beside_single_requests(tmp_path: Path) -> None:
+def test_conversations_and_tasks_can_be_classes_of_a_mix(tmp_path: Path) -> None:
     requested_workload = workload(
         tmp_path, MIX, STAGES.replace("count: 40", "count: 400").replace("5/s", "20/s")
     )
@@ -626,7 +628,7 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     assert "mix: agentic" in rendered_text and offer.class_costs["qa"].costs["task"] is None
 
 
-def test_the_recipe_of_a_task_is_its_steps_and_tools(tmp_path: Path) -> None:
+def test_the_recipe_of_a_task_depends_on_its_steps_and_tools(tmp_path: Path) -> None:
     fingerprint = recipe_fingerprint(workload(tmp_path), "server")
     assert (
         recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server")

@@ -42,7 +42,7 @@ def test_the_packaged_words_equal_those_of_the_pack_script():
     assert selected_words[: pack.FIRST_WORD_COUNT] == list(CL100K.start_words)
 
 
-def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
+def test_pattern_and_special_tokens_equal_those_of_tiktoken(monkeypatch):
     monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
     theirs = tiktoken_ext.openai_public.cl100k_base()
     assert (theirs["pat_str"], theirs["special_tokens"]) == (tokenizer.PATTERN, tokenizer.SPECIAL)
@@ -64,7 +64,7 @@ def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
         (" \x850", [220, 126, 227, 15]),
     ],
 )
-def test_encodes_as_cl100k_does(text, ids):
+def test_packaged_tokenizer_encodes_like_cl100k(text, ids):
     assert CL100K.encode(text) == ids
     assert CL100K.count(text) == len(ids)
 

@@ -364,7 +364,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
     assert summarize(manifest, frame) == summarize(manifest, rows)
 
 
-def test_a_summary_of_a_file_keeps_a_few_columns_and_reads_those_that_are_the_same_as_one(
+def test_a_summary_of_a_file_keeps_few_columns_and_reads_equal_ones_once(
     tmp_path: Path,
 ) -> None:
     rows = sent_rows(3_000, 3)

@@ -137,7 +137,7 @@ def test_a_folder_without_hashes_is_read_without_a_warning(
 
 
 @pytest.mark.processes
-def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> None:
+def test_an_unfinished_sweep_has_no_hashes(tmp_path: Path) -> None:
     exits("sweep", *FLAGS, "-c", "1", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
     assert sound(tmp_path / "s")
     shutil.copytree(tmp_path / "s", tmp_path / "before")
@@ -221,7 +221,7 @@ def test_metadata_that_only_resembles_a_secret_is_accepted(key: str) -> None:
     assert parse_metadata([f"{key}=1"]) == (((key, "1"),), [])
 
 
-def test_a_credential_in_a_header_is_a_secret_and_another_header_is_none() -> None:
+def test_only_credentials_in_headers_are_secrets() -> None:
     secrets = collect_secrets(
         [None, "KEY-OF-MINE"], [("X-Env", "prod"), ("X-Auth", "Bearer hush-hush")]
     )
@@ -242,7 +242,7 @@ def test_metadata_without_a_value_is_refused(text: str) -> None:
 # -- software, GPUs, region ------------------------------------------------------------------------
 
 
-def test_tokens_per_gpu_stand_in_every_form(tmp_path: Path) -> None:
+def test_every_output_form_has_tokens_per_gpu(tmp_path: Path) -> None:
     summary = run(tmp_path / "a", gpus=4).summary
     tokens = summary.tokens
     assert tokens.output_per_s is not None and tokens.steady_output_per_s is not None
@@ -273,7 +273,7 @@ def test_the_embedded_endpoint_reports_version_engine_and_precision(tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_regions_are_a_dimension_of_one_run_and_of_two(
+def test_regions_are_compared_within_one_run_and_between_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from servers import start

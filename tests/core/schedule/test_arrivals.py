@@ -138,7 +138,7 @@ def test_arrivals_end_at_the_duration_or_the_count_whichever_is_first(law: str) 
 
 
 @pytest.mark.parametrize("rate", [1000.0, 3.0, 7.3, 12_345.678])
-def test_constant_has_no_gap_variation(rate: float) -> None:
+def test_constant_arrivals_have_no_gap_variation(rate: float) -> None:
     offsets = arrivals.constant_arrivals(rate, count=200_000).offsets_ns
     gaps = np.diff(offsets)
     assert gaps.max() - gaps.min() <= 1  # the rounding to whole ns
@@ -148,7 +148,7 @@ def test_constant_has_no_gap_variation(rate: float) -> None:
         assert set(gaps.tolist()) == {1_000_000}
 
 
-def test_constant_ends_exactly_at_its_duration() -> None:
+def test_constant_arrivals_end_exactly_at_their_duration() -> None:
     assert (
         len(arrivals.constant_arrivals(10.0, duration_ns=2 * S).offsets_ns) == 20
     )  # the 21st would be due at the end itself

@@ -245,7 +245,7 @@ def check_virtual_users(schedule: Schedule, run: Run, cap: int | None, late: boo
         assert run.most <= users
 
 
-def test_open_loop_starts_are_those_of_the_columns() -> None:
+def test_open_loop_starts_equal_the_columns_of_the_schedule() -> None:
     schedule = build_schedule(
         workload(poisson(200.0, duration_ns=20 * S), constant(50.0, count=99)), 3
     )
@@ -478,7 +478,9 @@ def test_virtual_user_sends_one_conversation_after_another() -> None:
         (closed(2, count=4, duration_ns=S), 300 * MS, 600 * MS),
     ],
 )
-def test_start_of_the_next_stage(first, service_ns: int, expected_ns: int) -> None:
+def test_the_next_stage_starts_when_the_previous_stage_allows(
+    first, service_ns: int, expected_ns: int
+) -> None:
     schedule = build_schedule(workload(first, constant(10.0, count=3)), 1)
     run = drive(Dispatcher(schedule), lasting(service_ns))
     second = [start for start in run.sent if start.stage == 1]

@@ -211,13 +211,13 @@ def test_session_numbers_continue_through_the_stages() -> None:
         ([constant(float("inf"), count=5), closed(1, count=1)], [0, 0], None),
     ],
 )
-def test_start_of_stages_and_end_of_the_schedule(stages, starts, horizon) -> None:
+def test_stages_start_in_order_and_the_schedule_ends_with_the_last(stages, starts, horizon) -> None:
     schedule = build_schedule(workload(*stages), 1)
     assert [span.start_ns for span in schedule.stages] == starts
     assert schedule.horizon_ns == horizon
 
 
-def test_offered_rates() -> None:
+def test_each_stage_has_its_offered_rate() -> None:
     stages = constant(10.0, duration_ns=2 * S), closed(3, count=5), constant(float("inf"), count=5)
     schedule = build_schedule(workload(*stages, turns=4), 1)
     assert [span.offered_rps for span in schedule.stages] == [40.0, None, float("inf")]

@@ -198,7 +198,7 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     ]
 
 
-def test_runs_of_a_contract_and_of_a_peak_have_prompts_of_their_own() -> None:
+def test_runs_of_a_contract_and_of_a_peak_have_different_prompts() -> None:
     workload = load("qa", overrides=read_flags(seed=3))
     runs = [
         prepare_workload_of_run(workload, level, repeat, None, None)
@@ -238,7 +238,7 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
     assert exits("validate", "chatbot", "--seed", "-1") == 2
 
 
-def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
+def test_a_dry_run_prints_a_salt_that_is_not_of_the_seed() -> None:
     from loadgen.core.execution.plan import Settings
 
     assert (

@@ -107,7 +107,7 @@ def test_a_restarted_counter_is_continued() -> None:
     assert used is not None and used.joules == pytest.approx(1500, abs=101)
 
 
-def test_watts_are_integrated_with_the_error_of_what_is_between_readings() -> None:
+def test_watts_are_integrated_with_an_error_for_the_time_between_readings() -> None:
     steps = [(float(t), 400.0 if t < 10 else 600.0) for t in range(-1, 32)]
     used = energy.measure_energy([*read(WATTS, steps, 'gpu="0"')], 0.0, 20.0)
     assert used is not None and used.source == "nvidia-smi" and used.devices == 1
@@ -204,7 +204,7 @@ STRANGE = {
 
 
 @pytest.mark.processes
-def test_strange_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path) -> None:
+def test_unusual_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path) -> None:
     """One run reads all strange pages and a good one, and only the good one has a value."""
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(once_then(strange))) for strange in STRANGE.values()]

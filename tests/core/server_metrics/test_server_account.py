@@ -201,7 +201,7 @@ def table(folder: Path) -> Any:
     ],
     ids=["event", "header", "usage", "choice"],
 )
-def test_the_account_of_the_embedded_server_is_in_the_records(
+def test_server_timing_of_the_embedded_server_is_in_the_records(
     tmp_path: Path, options: dict[str, str], settings_options: dict[str, Any]
 ) -> None:
     """Half of TTFT is queueing for one slot. The server's parts fit into the client's times."""
@@ -228,7 +228,7 @@ def test_the_account_of_the_embedded_server_is_in_the_records(
 
 
 @pytest.mark.processes
-def test_a_server_that_is_not_asked_gives_no_account(tmp_path: Path) -> None:
+def test_a_server_gives_no_timing_without_a_request_for_it(tmp_path: Path) -> None:
     loadgen.run(
         WORKLOAD,
         embedded={"ttft": "2ms", "itl": "1ms"},
@@ -240,7 +240,7 @@ def test_a_server_that_is_not_asked_gives_no_account(tmp_path: Path) -> None:
     assert table(tmp_path / "run").column("server_prefill_ns").null_count == 3
 
 
-def test_the_account_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
+def test_server_timing_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
     loadgen.run(
         WORKLOAD,
         url="sim:gb300-vm",

@@ -113,7 +113,7 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_of_a_worker_that_dies_after_its_first_records_are_in_parquet_only_the_rest_is_lost(
+def test_a_worker_that_dies_loses_only_records_that_are_not_yet_in_parquet(
     tmp_path: Path,
 ) -> None:
     def kill(_: Any) -> None:

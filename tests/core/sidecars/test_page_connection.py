@@ -56,7 +56,7 @@ def test_one_connection_serves_several_requests() -> None:
     }
 
 
-def test_a_post_says_that_it_has_no_body_and_a_users_host_stands() -> None:
+def test_a_post_declares_an_empty_body_and_a_host_header_of_the_user_is_kept() -> None:
     with answering([OK]) as (port, heard):
         connection = PageConnection("localhost", port, None, 20.0)
         assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")

@@ -185,7 +185,7 @@ def test_all_errors_of_a_data_set_are_reported_up_to_a_limit(written):
     assert len(caught.value.errors) == MAX_ERRORS + 1
 
 
-def test_no_file_and_a_changed_file_are_named(written, tmp_path):
+def test_a_missing_and_a_changed_file_are_errors(written, tmp_path):
     with refused(UserError, "missing_file"):
         dataset.read_rows(tmp_path / "none.jsonl")
     with refused(UserError, "unreadable_file"):
@@ -346,7 +346,7 @@ QUESTIONS = [
         ),
     ],
 )
-def test_data_sets_of_other_forms(tmp_path, name, write, rows, lengths, expected_text):
+def test_data_sets_of_other_formats_are_read(tmp_path, name, write, rows, lengths, expected_text):
     path = tmp_path / name
     write(path, rows)
     prompts = build_prompts(
@@ -398,7 +398,7 @@ def damaged_footer(data):
         (lambda data: data[:-8] + b"\xff\xff\xff\xff" + data[-4:], "damaged_file"),
     ],
 )
-def test_damaged_parquet_is_named_in_words(tmp_path, damage, code):
+def test_damaged_parquet_is_a_readable_error(tmp_path, damage, code):
     """Arrow raises OSError for some of it, which a caller would take for a fault of the disk."""
     parquet(tmp_path / "a.parquet", QUESTIONS)
     path = tmp_path / "a.parquet"

@@ -127,9 +127,7 @@ def sessions(path: Path, **flags: str) -> Workload:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_request_waits_for_the_requests_it_waited_for_in_the_trace(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_request_waits_for_its_predecessors_of_the_trace(tmp_path: Path, name: str) -> None:
     rows, expected = FILES[name]
     built_sessions = trace_sessions.build_sessions(traces.read_trace(written(tmp_path, rows)))
     graphs = [built_sessions.graph(session) for session in range(len(built_sessions))]
@@ -190,7 +188,7 @@ def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
     assert warning_text not in " ".join(other.warnings(3)), "instants promise no conversation"
 
 
-def test_later_rows_of_aiperfs_sessions_have_only_what_is_new(tmp_path: Path) -> None:
+def test_later_rows_of_aiperf_sessions_contain_only_new_messages(tmp_path: Path) -> None:
     """Read as whole prompts, the longest request had 167,000 instead of 10,000 tokens."""
     rows = [
         {

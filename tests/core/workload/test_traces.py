@@ -142,7 +142,7 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
     ) and not prompts.warnings(4)
 
 
-def test_a_trace_is_a_workload(tmp_path: Path) -> None:
+def test_a_trace_is_loaded_as_a_workload(tmp_path: Path) -> None:
     path = written(
         tmp_path / "busy.day.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11))
     )
@@ -160,7 +160,7 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     )
 
 
-def test_a_trace_under_flags_and_in_a_file(tmp_path: Path) -> None:
+def test_a_trace_in_options_equals_one_in_a_file(tmp_path: Path) -> None:
     written(tmp_path / "t.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11)))
     file = tmp_path / "w.yaml"
     file.write_text(

@@ -191,7 +191,7 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
     assert errors[0][0] == "4:58 (stages[0].duration)"
 
 
-def test_merge_keys_and_anchors(tmp_path: Path) -> None:
+def test_merge_keys_and_anchors_of_yaml_are_resolved(tmp_path: Path) -> None:
     workload = of(
         TWO_LINES + "stages:\n"
         "  - &a {arrival: {poisson: 10/s}, count: 5, name: one}\n"
@@ -439,7 +439,7 @@ def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
     assert load(str(tmp_path / "w.json")).stages[0].arrival == Closed(concurrency=2)
 
 
-def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_workload_has_a_hint_with_existing_names(tmp_path: Path) -> None:
     with refused(CombinedError, "missing_file") as caught:
         load("rga")
     assert (
@@ -497,7 +497,7 @@ def test_any_text_is_a_unit_or_an_error(text: str) -> None:
         (units.quantile, "p99.9", 0.999),
     ],
 )
-def test_units(parse: Any, text: str, value: float) -> None:
+def test_units_are_parsed_to_exact_values(parse: Any, text: str, value: float) -> None:
     assert parse(text) == value
 
 
@@ -574,7 +574,7 @@ def test_flags_change_the_stages(
     assert short(of(THREE, tmp_path, read_flags(**flags))) == expected
 
 
-def test_flags_change_the_rest_and_nothing_else(tmp_path: Path) -> None:
+def test_options_change_their_own_fields_only(tmp_path: Path) -> None:
     flags = read_flags(
         slo=("e2el:30s:p50", "attainment:90%"),
         goodput=("time_to_first_token:1500",),
@@ -736,7 +736,7 @@ TTFT_S, TPOT_S = 0.1, 0.023  # of the embedded endpoint under these loads
 @pytest.mark.parametrize(
     ("name", "tokens"), [("qa", 650), ("rag", 2_502), ("summarization", 2_500), ("agentic", 10_000)]
 )
-def test_the_shipped_workloads(name: str, tokens: int) -> None:
+def test_the_shipped_workloads_load(name: str, tokens: int) -> None:
     workload = load(name, env={})
     requests, turns = (
         workload.requests,
@@ -763,7 +763,7 @@ def test_the_shipped_workloads(name: str, tokens: int) -> None:
     assert workload.slo.terms and workload.name == name
 
 
-def test_packaged_lists_them_all() -> None:
+def test_every_packaged_workload_is_listed() -> None:
     assert set(packaged_files()) >= {"qa", "rag", "summarization", "agentic"}
     assert all(
         "$schema=schema.json" in path.read_text().splitlines()[0]
@@ -878,7 +878,7 @@ def test_the_schema_accepts_every_workload_that_loads(
 
 
 @pytest.mark.parametrize("path", packaged_files().values(), ids=str)
-def test_the_schema_takes_the_shipped(path: Path, schema: dict[str, Any]) -> None:
+def test_the_schema_accepts_shipped_workloads(path: Path, schema: dict[str, Any]) -> None:
     assert fits(yaml.safe_load(path.read_text("utf-8")), schema, schema)
 
 
@@ -909,7 +909,7 @@ def test_the_schema_refuses_workloads_that_do_not_load(text: str, schema: dict[s
 # -- seeds -----------------------------------------------------------------------------------------
 
 
-def test_streams_are_reproducible_and_apart() -> None:
+def test_random_streams_are_reproducible_and_independent() -> None:
     names: list[tuple[Any, ...]] = [
         (0, "a"),
         (1, "a"),
@@ -944,7 +944,7 @@ def test_a_request_is_the_same_at_any_load() -> None:
     assert of("rag", request_rate="5")[1] != slow[1]
 
 
-def test_two_lengths_are_a_workload() -> None:
+def test_two_lengths_on_the_command_line_define_a_workload() -> None:
     """`loadgen run --url U --isl 1000 --osl 200 -c 16` needs no file."""
     workload = loading.load_from_options(
         None, None, read_flags(input_tokens="1000", output_tokens="200", concurrency="16")
