@@ -48,6 +48,7 @@ def test_importing_loadgen_imports_no_heavy_module() -> None:
         "uvloop",
         "yaml",
     }
+
     assert not heavy & set(loaded)
 
 
@@ -56,6 +57,7 @@ def test_a_run_and_its_loaded_folder_agree(tmp_path: Path) -> None:
     result = loadgen.run(
         FEW, concurrency=2, num_requests=10, seed=7, slo="ttft:10s", out=tmp_path / "run", **QUICK
     )
+
     assert isinstance(result, loadgen.Result)
     assert (result.requests.scheduled, result.requests.ok) == (10, 10)
     assert result.folder == tmp_path / "run" and result.summary.run.seed == 7
@@ -78,6 +80,7 @@ def test_results_convert_to_data_frames(tmp_path: Path, monkeypatch: pytest.Monk
     }
     result = loadgen.run(workload, url="sim:h100x8", out=tmp_path / "sweep" / "c1")
     frame = result.frame()
+
     assert len(frame) == 30 and set(frame["status"]) == {"ok"}
     assert float(frame["ttft_ms"].max()) == pytest.approx(result.ttft_ms.max)
     assert float(frame["e2e_ms"].mean()) == pytest.approx(result.e2e_ms.mean, rel=1e-6)
@@ -115,6 +118,7 @@ def test_a_workload_is_checked_and_run_on_a_virtual_target(tmp_path: Path) -> No
     )
     result = loadgen.run(load_workload(str(path)), url="sim:h100x8", out=tmp_path / "a")
     two = loadgen.run(path, url="sim:h100x8", out=tmp_path / "b")
+
     assert result.requests.ok == two.requests.ok == 30
     assert result.summary.fingerprints.recipe == two.summary.fingerprints.recipe
 

@@ -122,6 +122,7 @@ def test_modules_have_no_import_cycles() -> None:
 def test_a_table_imports_its_rows_only_in_functions(table: str) -> None:
     tree = trees()[f"loadgen.{table}"]
     imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+
     assert {name for name in imported if name and name.startswith("loadgen")} <= IMPORTS_OF_TABLES
     assert not any(
         alias.name.startswith("loadgen")
@@ -171,6 +172,7 @@ def test_a_class_name_has_one_meaning(package: str) -> None:
             ):
                 places[node.name].append(name)
     allowed = set(TWICE) if package == "loadgen" else set()
+
     assert {
         name: where for name, where in places.items() if len(where) > 1 and name not in allowed
     } == {}
@@ -242,6 +244,7 @@ def test_tests_mock_no_code_of_the_project() -> None:
         and isinstance(call.func, ast.Attribute)
         and call.func.attr == "setattr"
     }
+
     assert replacements == set(PATCHED)
 
 

@@ -89,13 +89,16 @@ def test_a_run_that_ends_before_the_first_reading_gives_no_number(
     """The short forms run on busy hosts, where a sampling thread may miss its turn."""
     monkeypatch.syspath_prepend(FOLDER)
     lag, rivals, scale_ray, soak = map(import_module, ("lag", "rivals", "scale_ray", "soak"))
+
     assert scale_ray.RayCpuMeter().shares() == ["not seen"] * 2
     assert lag.format_quantiles([], 1e6) == "-"
     assert rivals.read_truth(SendLog("all").drain())[4:] == (0, 0)
+
     nothing = {
         "requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0),
         "verdict": {},
     }
+
     assert soak.judge_growth([soak.Sample(0.0, {}, 0)], nothing, "")
 
 
@@ -113,6 +116,7 @@ def test_the_rehearsal_page_counts_only_load_runs_as_loads(
         "bound_why": "it was stopped",
     }
     text = import_module("page").format_page({"look": {}, "engine": {}, "search": search})
+
     assert "Search: none, confirmed: False" in text and "| search |" not in text
 
 
@@ -126,6 +130,7 @@ def test_the_rehearsal_contract_can_be_decided_at_any_engine_speed(
     (tmp_path / "contract.yaml").write_text(
         import_module("rehearse").format_contract(rate, 8, 8824.2, 513.3)
     )
+
     assert load_contract(
         tmp_path / "contract.yaml", env={}
     )  # raises where too few requests are planned

@@ -52,12 +52,15 @@ def test_a_run_is_reported_as_junit_cases_and_step_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
     assert exits(*RUN, "--github") == 2
     assert "of a GitHub workflow" in capsys.readouterr().err
+
     page = tmp_path / "page.md"
     page.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
     met = exits(*RUN, "-o", str(tmp_path / "met"), "--github", "--junit", str(tmp_path / "met.xml"))
+
     assert met == 0
     assert set(outcomes(tmp_path / "met.xml").values()) == {"passed"}
     assert "TTFT p95 at most 1,000 ms" in outcomes(tmp_path / "met.xml")
@@ -66,6 +69,7 @@ def test_a_run_is_reported_as_junit_cases_and_step_summary(
         page_text.startswith("before\n### loadgen: qa: SIMULATED, VALID, SLO met")
         and "| TTFT p95 at most 1,000 ms |" in page_text
     )
+
     missed = (
         *RUN[:-1],
         "ttft:1ms:p95",
@@ -76,6 +80,7 @@ def test_a_run_is_reported_as_junit_cases_and_step_summary(
         "--junit",
         str(tmp_path / "c.xml"),
     )
+
     assert exits(*missed) == 1
     root = ElementTree.parse(tmp_path / "c.xml").getroot()
     assert {case.attrib["classname"] for case in root.iter("testcase")} == {
@@ -100,8 +105,10 @@ def test_an_unfinished_command_leaves_no_outcome_of_an_earlier_one(tmp_path: Pat
         "-o",
         str(tmp_path / "r"),
     )
+
     assert exits(*gone, "--junit", str(file)) == 3
     assert outcomes(file) == {"the command finished": "error"}
+
     ci_report = create_ci_report(file, github=False, strict=False)
     ci_report.write("loadgen run", [], is_complete=False)
     assert outcomes(file) == {"the command finished": "error"}, "one of several runs was cut off"
@@ -109,6 +116,7 @@ def test_an_unfinished_command_leaves_no_outcome_of_an_earlier_one(tmp_path: Pat
 
 def test_no_term_of_an_invalid_run_is_judged(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
+
     summary = read_summary(tmp_path / "r")
     spoiled = without_outcomes_if_invalid(
         msgspec.structs.replace(
@@ -119,6 +127,7 @@ def test_no_term_of_an_invalid_run_is_judged(tmp_path: Path) -> None:
         )
     )
     first, *terms = outcome.build_cases([("r", spoiled)])
+
     assert "SIMULATED" in first.name
     assert (first.outcome, first.text) == ("error", "spoiled") and {
         term.outcome for term in terms
@@ -131,10 +140,12 @@ def test_no_term_of_an_invalid_run_is_judged(tmp_path: Path) -> None:
         and not spoiled.goodput.undecided
         and without_outcomes_if_invalid(spoiled) == spoiled
     )
+
     term = msgspec.structs.replace(summary.goodput.slo[0], met=None, undecided="too few")
     undecided = msgspec.structs.replace(
         summary, goodput=msgspec.structs.replace(summary.goodput, slo=(term,))
     )
+
     for strict, word in ((False, "skipped"), (True, "error")):
         assert outcome.build_cases([("r", undecided)], strict=strict)[1].outcome == word
 
@@ -170,6 +181,7 @@ def test_each_objective_of_classes_and_tasks_is_a_test_case() -> None:
         rag, classes=(chat,), goodput=Goodput(good=1, counted=2, met=False)
     )
     cases = {case.name: case for case in outcome.build_cases([("r", mix)])}
+
     assert {f"chat: {term.objective}" for term in rag.goodput.slo} <= cases.keys()
     (missed,) = (case for case in cases.values() if case.outcome == "failed")
     assert (
@@ -197,12 +209,15 @@ def test_earlier_results_are_not_overwritten(
 
 def test_results_of_the_same_second_have_separate_folders(tmp_path: Path) -> None:
     out = tmp_path / "r"
+
     assert exits(*RUN, "-o", str(out)) == 0
+
     now = datetime.now().astimezone()
     for second in range(60):
         (
             tmp_path / f"r-before-{now + timedelta(seconds=second):%Y%m%d-%H%M%S}" / "of another"
         ).mkdir(parents=True)
+
     assert exits(*RUN, "-o", str(out), "--force") == 0
     (moved_dir,) = tmp_path.glob("r-before-*-2")
     assert (moved_dir / "summary.json").is_file()
@@ -212,6 +227,7 @@ def test_a_baseline_is_stored_by_name_and_may_consist_of_repeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     baseline_arguments = ("--in", str(tmp_path / "baselines"))
+
     assert exits(*RUN, "--repeat", "3", "-o", str(tmp_path / "a")) == 0
     assert exits(*RUN[:5], "4", *RUN[6:], "--repeat", "3", "-o", str(tmp_path / "b")) == 0
     assert exits("compare", "--save", "main", str(tmp_path / "a"), *baseline_arguments) == 0
@@ -471,10 +487,12 @@ def test_a_folder_with_results_is_refused_or_moved(
     (tmp_path / "c.yaml").write_text(SHORT)
     command = [word.format(contract=tmp_path / "c.yaml") for word in IN_A_FOLDER[name]]
     out = tmp_path / "out"
+
     assert exits(*RUN, "-o", str(out)) == 0
     before = (out / "summary.json").read_bytes()
     assert exits(*command, "-o", str(out)) == 2
     assert "--out" in capsys.readouterr().err
+
     if name != "mlperf":  # which takes long
         assert exits(*command, "-o", str(out), "--force") in (0, 1, 3, 4)
         (moved_dir,) = tmp_path.glob("out-before-*")
@@ -490,6 +508,7 @@ def test_an_address_for_prometheus_is_checked_before_the_run(
     (tmp_path / "c.yaml").write_text(SHORT)
     arguments = IN_A_FOLDER.get(name, (*RUN, "--dry-run"))
     command = [word.format(contract=tmp_path / "c.yaml") for word in arguments]
+
     assert (
         exits(
             *command,

@@ -135,6 +135,7 @@ PATTERN.fullmatch(fault.hint)
 re.search("x", str(error))
 summary.verdict.reasons.index("y")
 """
+
     assert len(set(find_text_searches(ast.walk(ast.parse(seen))))) == 6
     assert not list(
         find_text_searches(

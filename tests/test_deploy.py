@@ -81,10 +81,12 @@ def test_the_job_runs_a_valid_command(tmp_path: Path) -> None:
     job = yaml.safe_load((DEPLOY / "job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
+
     assert (
         pod["securityContext"]["runAsNonRoot"]
         and container["securityContext"]["readOnlyRootFilesystem"]
     )
+
     changed = {
         "--url": "sim:gb300-vm",
         "--duration": "2s",
@@ -95,6 +97,7 @@ def test_the_job_runs_a_valid_command(tmp_path: Path) -> None:
     typed = [
         f"{flag}={changed.get(flag, value)}" if equals else flag for flag, equals, value in parts
     ]
+
     with pytest.raises(SystemExit) as ending:
         cli.main(typed)
     assert ending.value.code in (0, 1, 3) and (tmp_path / "run" / "summary.json").is_file()
@@ -194,6 +197,7 @@ def test_helm_renders_valid_manifests() -> None:
     config, ray_job = yaml.safe_load_all(rendered["loadgen/templates/rayjob.yaml"])
     validate_manifest(config)
     validate_manifest(ray_job)
+
     assert config["data"] == {"w.yaml": "a: 1\n"}
     assert shlex.split(ray_job["spec"]["entrypoint"]) == [
         "loadgen",

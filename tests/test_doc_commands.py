@@ -44,12 +44,12 @@ class PageCommand(NamedTuple):
     """A command of a page, as the words after `loadgen`."""
 
     page: Path
-    words: list[str]
+    arguments: list[str]
 
     @property
     def label(self) -> str:
         """Return the name of the tests of this command."""
-        return f"{self.page.name}-{' '.join(self.words)[:60]}"
+        return f"{self.page.name}-{' '.join(self.arguments)[:60]}"
 
 
 def _find_commands(*names: str) -> list[PageCommand]:
@@ -68,7 +68,7 @@ def _find_commands(*names: str) -> list[PageCommand]:
 
 LOADS = _find_commands("run", "sweep", "search")
 CONTRACTS = [
-    command for command in _find_commands("validate") if not command.words[1].endswith("/")
+    command for command in _find_commands("validate") if not command.arguments[1].endswith("/")
 ]
 
 
@@ -96,7 +96,7 @@ def test_there_are_commands_to_check() -> None:
 def test_every_command_with_a_load_passes_a_dry_run(
     command: PageCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [PLACEHOLDER.sub(_replace_placeholder, word) for word in command.words]
+    arguments = [PLACEHOLDER.sub(_replace_placeholder, word) for word in command.arguments]
     if "--dry-run" not in arguments:
         arguments.append("--dry-run")
     exit_code = exits(*arguments)
@@ -110,6 +110,6 @@ def _replace_placeholder(match: re.Match[str]) -> str:
 @pytest.mark.usefixtures("reader_folder")
 @pytest.mark.parametrize("command", CONTRACTS, ids=[command.label for command in CONTRACTS])
 def test_every_contract_of_a_command_can_be_loaded(command: PageCommand) -> None:
-    arguments = command.words
+    arguments = command.arguments
     gpus = int(arguments[arguments.index("--gpus") + 1]) if "--gpus" in arguments else None
     load_contract(Path(arguments[1]), gpus=gpus)

@@ -105,6 +105,7 @@ def test_records_that_no_run_writes_are_refused(tmp_path: Path, column: str, val
     rows[column][3] = value
     (run / "spool").mkdir(exist_ok=True)
     (run / "spool" / "w0.rows").write_bytes(rows.tobytes())
+
     with refused(UserError, "damaged_file"):
         run_folder.open_run(run)
 

@@ -43,6 +43,7 @@ def test_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         _execute(ast.Module([last], []), variables)
         return
     value = eval(compile(ast.Expression(last.value), str(PAGE), "eval"), variables)
+
     assert len(repr(value)) > 40, "a notebook shows the value of the last line"
 
 

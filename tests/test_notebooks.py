@@ -35,6 +35,7 @@ def test_notebook_runs_in_an_empty_directory(notebook: Path, tmp_path: Path) -> 
         text=True,
         check=False,
     )
+
     assert result.returncode == 0, result.stderr[-2000:]
 
 

@@ -79,6 +79,7 @@ def test_shapes_of_list_elements_are_merged() -> None:
         {"a": None, "b": [{"x": 2.5}]},
         {"a": 3, "c": "d", "b": [{"x": None, "y": True}]},
     ]
+
     assert shape(rows) == [
         {"a": "null|number", "b": [{"x": "null|number", "y": "bool"}], "c": "text"}
     ]

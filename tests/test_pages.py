@@ -264,11 +264,13 @@ def test_a_page_fits_the_screen(
     browser.set_view(width=width, height=900)
     browser.open(pages[kind])
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+
     assert browser.complaints == [] and browser.requests == []
     assert (
         browser.evaluate("document.documentElement.scrollWidth") <= width
     )  # a phone's window grows with what is wide
     assert browser.evaluate(OUTSIDE) == []
+
     hidden = """[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth)
       .map(s => s.textContent.slice(0, 60))"""
     assert browser.evaluate(hidden) == []  # every column of every table is in sight
@@ -335,6 +337,7 @@ def test_pages_of_size_and_cost_show_money_hours_and_assumptions(pages: dict[str
         "Evidence",
     )
     places = [size.index(part) for part in order]
+
     assert places == sorted(places)
     assert re.search(r"USD [0-9.]+ per 1,000 good .*? 56.00 per hour", cost)
     assert (
@@ -350,6 +353,7 @@ def test_the_other_pages_have_their_charts(browser: Browser, pages: dict[str, Pa
     """A bar for each score and its line, one for each limit, one tick for each run."""
     browser.set_view(width=1400)
     browser.open(pages["answers"])
+
     assert browser.evaluate("document.querySelectorAll('.bars u').length") == 4
     browser.open(pages["mlperf"])
     assert browser.evaluate("document.querySelectorAll('#mlperf ~ .bars u').length") == 2
@@ -357,9 +361,11 @@ def test_the_other_pages_have_their_charts(browser: Browser, pages: dict[str, Pa
     assert browser.evaluate("document.querySelector('.badge').textContent").startswith("VALID")
     ticks = browser.evaluate("[...document.querySelectorAll('figure svg')][0].textContent")
     assert "1.5" not in ticks and "r3" in ticks
+
     links = browser.evaluate(
         "[...document.querySelectorAll('svg a, p a')].map(a => a.getAttribute('href'))"
     )
+
     assert links and all((pages["repeats"].parent / link).is_file() for link in links)
 
 
@@ -375,6 +381,7 @@ def test_the_points_of_the_slowest_requests_lead_to_their_rows(
     titles = browser.evaluate(
         "[...document.querySelectorAll('figure:has(svg a) figcaption')].map(f => f.firstChild.textContent)"
     )
+
     assert titles == [  # all prompts of this load are equally long
         "TTFT by concurrency",
         "TTFT by queue time",
@@ -384,9 +391,11 @@ def test_the_points_of_the_slowest_requests_lead_to_their_rows(
     assert browser.evaluate(
         f"{json.dumps(links)}.every(link => document.querySelector(link).tagName === 'TR')"
     )
+
     browser.evaluate(
         "document.querySelector('svg a').dispatchEvent(new MouseEvent('click', {bubbles: true}))"
     )
+
     assert browser.evaluate("document.querySelector('tr:target').id") == links[0].removeprefix("#")
 
 
@@ -397,23 +406,30 @@ def test_the_page_of_a_run_begins_with_its_verdict_and_folds_long_sections(
     """A page begins with its verdict, cards, charts, table and reasons; the rest is folded."""
     browser.set_view(width=1400, height=900)
     browser.open(pages["run"])
+
     assert browser.evaluate("document.querySelector('.badge').textContent").startswith("VALID")
+
     tops = browser.evaluate(
         "[...document.querySelectorAll('.badge,.five,figure,#latency,#slow-requests,#slowest')].filter(n => n.offsetParent)"
         ".map(n => [n.id || n.className || n.dataset.chart, n.getBoundingClientRect().top])"
     )
     tops.sort(key=lambda item: item[1])
     order = [name for name, _ in tops]
+
     assert order[0] == "badge" and order.index("five") < order.index("0") < order.index("latency")
     assert order.index("latency") < order.index("slow-requests") < order.index("slowest")
     assert dict(tops)["slowest"] < 2500
+
     titles = browser.evaluate(
         "[...document.querySelectorAll('figure')].slice(0, 2).map(f => f.textContent)"
     )
+
     assert titles[0].startswith("TTFT") and titles[1].startswith("TPOT")
+
     links = browser.evaluate(
         "[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))"
     )
+
     assert len(links) >= 6 and browser.evaluate(
         f"{json.dumps(links)}.every(a => document.querySelector(a))"
     )
@@ -454,6 +470,7 @@ def test_the_page_of_a_search_begins_with_its_result(pages: dict[str, Path]) -> 
         "Confirmation",
     ]
     places = [text.index(part) for part in [*order, "TPOT p95 at most 60 ms"]]
+
     assert places[0] < 250
     assert places[1:5] == sorted(places[1:5])
     assert re.search(r"requests exceeded (TTFT|TPOT) ", text)
@@ -486,6 +503,7 @@ def test_the_page_of_a_validation_can_be_signed(pages: dict[str, Path]) -> None:
     ]
     annex = ["Signatures", "Annex", "Definitions", "Runs", "Contract file"]
     places = [text.index(part) for part in [*parts, *annex]]
+
     assert places == sorted(places)
     assert "Buyer Ann <a@example.com> name, date, signature Vendor Acme" in text
     for run in ("r1", "r2"):
@@ -504,11 +522,14 @@ def test_the_bar_of_a_passed_term_ends_before_its_limit(pages: dict[str, Path]) 
         r'<i style="left:([0-9.]+)%;width:([0-9.]+)%;background:var\(--(\w+)\)',
         html.split("Signatures")[0],
     )
+
     assert {float(left) for left, _, _ in bars} == {0.0}
+
     ends = {
         color: [float(width) for _, width, bar_color in bars if bar_color == color]
         for color in ("good", "bad")
     }
+
     assert 0 <= max(ends["good"]) < line < min(ends["bad"])
 
 
@@ -542,14 +563,17 @@ def test_the_signed_summary_fits_one_printed_page(browser: Browser, pages: dict[
     browser.set_view(width=703, height=1032, media="print")
     browser.open(pages["validation"])
     bottom = "document.querySelector('.signed + p').getBoundingClientRect().bottom + scrollY"
+
     assert browser.evaluate(bottom) <= 1032
     assert browser.evaluate("document.querySelector('.bars').offsetHeight") > 0
+
     more = """for (const rows of document.querySelectorAll('#used + .bars, h2:not([id]) ~ .scroll .prose tbody'))
       while (rows.children.length < 12 && !rows.closest('#annex ~ *'))
         rows.append(rows.firstElementChild.cloneNode(true));"""
     browser.evaluate(
         more
     )  # a dozen promises: their bars, which the table repeats, stay on the screen
+
     assert browser.evaluate(bottom) <= 1032
     assert browser.evaluate("document.querySelector('.bars').offsetHeight") == 0
     assert (

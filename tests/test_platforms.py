@@ -89,6 +89,7 @@ def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
             str(tmp_path / "out"),
         )
     summary = json.loads((tmp_path / "out/summary.json").read_text("utf-8"))
+
     assert summary["requests"]["ok"] >= 60, done.stderr
     assert summary["requests"]["failed"] == 0
     assert summary["client"]["kernel_stamp_share"] == 0
@@ -129,6 +130,7 @@ def test_what_is_stored_can_be_read_on_macos(tmp_path: Path) -> None:
     virtual = loadgen_on_macos(
         "run", "qa", "--url", "sim:gb300-vm", "-n", "20", "-o", str(tmp_path / "out")
     )
+
     assert "Measurement  valid" in virtual.stdout, virtual.stderr
 
 

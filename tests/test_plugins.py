@@ -93,6 +93,7 @@ def test_a_function_of_a_built_in_row_is_not_wrapped() -> None:
 def test_rows_of_plugins_follow_built_in_rows(packages: Path) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
+
     assert dishes.find("soup") is OURS[0]
     assert "kitchen_a" not in sys.modules, "a name of ours looks for no plug-in"
     assert dishes.names() == ("soup", "bread", "stew")
@@ -139,6 +140,7 @@ def test_a_failing_plugin_is_named_and_stops_nothing(
     install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {name: value}})
     install(packages, "kitchen-c", {"kitchen_a": MODULE}, {GROUP: {"tart": "kitchen_c:ROW"}})
     dishes = table()
+
     assert dishes.names() == ("soup", "bread") == dishes.names()
     stderr_lines = capsys.readouterr().err.splitlines()
     assert len(stderr_lines) == 2 and stderr_lines[0].startswith(
@@ -155,6 +157,7 @@ def test_an_exception_of_a_plugin_is_reported_as_its_error(packages: Path) -> No
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
     stew = dishes.find("stew")
+
     assert stew is not None
     assert stew.cook is not None
     with pytest.raises(UserError) as raised:
@@ -177,6 +180,7 @@ def test_a_later_exception_is_attributed_to_the_plugin_and_not_to_its_caller(
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
     stew = dishes.find("stew")
+
     assert stew is not None
     package = sys.modules["kitchen_a"]
     for failing in ("start", "end"):
@@ -196,7 +200,9 @@ def test_a_later_exception_is_attributed_to_the_plugin_and_not_to_its_caller(
 def test_used_plugins_are_recorded_with_their_version(packages: Path) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
     dishes = table()
+
     assert dishes.names() == ("soup", "bread", "stew") and plugins.used_plugins() == ()
+
     dishes.find("stew")
     (used,) = plugins.used_plugins()
     assert used == (GROUP, "stew", "kitchen-a", "1.0") and plugins.version_differences([used]) == []
@@ -211,6 +217,7 @@ def test_help_uses_a_cache_until_packages_change(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(packages, "kitchen-a", {"kitchen_a": MODULE}, {GROUP: {"stew": "kitchen_a:ROW"}})
+
     assert table().cached_fields("name", "taste") == (("stew", "hot"),)
     sys.modules.pop("kitchen_a")
     assert (
@@ -220,6 +227,7 @@ def test_help_uses_a_cache_until_packages_change(
     assert table().cached_fields("name") == (("stew",),), "other fields are asked anew"
     monkeypatch.setenv("LOADGEN_PLUGINS", "0")
     assert table().cached_fields("name") == ()
+
     monkeypatch.delenv("LOADGEN_PLUGINS")
     install(packages, "kitchen-b", {"kitchen_b": MODULE}, {GROUP: {"pie": "kitchen_b:MISNAMED"}})
     assert table().cached_fields("name") == (("stew",), ("pie",))

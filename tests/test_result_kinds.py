@@ -235,6 +235,7 @@ def test_a_result_of_another_person_is_shown_or_refused(
         file.write_text(
             "\n".join(json.dumps(_changed(json.loads(line), text, number)) for line in lines)
         )
+
     for command in (
         ("report",),
         ("report", "--json"),
@@ -309,6 +310,7 @@ def test_only_result_kinds_checks_which_files_a_folder_has() -> None:
         for node in ast.walk(ast.parse(file.read_bytes()))
         if isinstance(node, ast.Constant) and node.value in named
     }
+
     assert modules == set(OWNERS)
 
 
@@ -342,15 +344,20 @@ def test_every_kind_is_reported(
     """Its text; its page beside it, or none; its document; one exit code for all."""
     path = results / name
     kind = kind_of(path)
+
     assert kind is not None
+
     before = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     code = exits("report", path)
     captured = capsys.readouterr()
+
     assert code in (0, 1, 3) and captured.out.count("\n") > 2
+
     page = path / kind.page_name
     functions = kind.functions
     if (functions.page or functions.report) and kind.page_name:
         assert page.read_text().startswith("<!doctype html>") and f"page: {page}" in captured.err
+
     after = {file: file.read_bytes() for file in results.rglob("*") if file.is_file()}
     changed = {file.name for file in after if before.get(file) != after[file]}
     assert changed <= {kind.page_name, checksums.FILE}, (
@@ -372,6 +379,7 @@ def test_every_kind_is_reported(
 def test_every_kind_is_loaded(results_dir: Path, name: str) -> None:
     loaded_result = loadgen.load(results_dir / name)
     runs_here = KIND_BY_NAME[name] == "run" or name == "mlperf"
+
     assert isinstance(loaded_result, loadgen.Result if runs_here else OpenedResult)
     assert loaded_result.kind == KIND_BY_NAME[name]
     assert loaded_result.headline.rstrip(".") and "\n" not in loaded_result.headline
@@ -385,6 +393,7 @@ def test_every_kind_is_loaded(results_dir: Path, name: str) -> None:
 
 def test_a_loaded_result_gives_its_value_and_its_runs(results_dir: Path) -> None:
     search = loadgen.load(results_dir / "search")
+
     assert search.value.result.stop_reason and len(search.runs) == len(search.value.runs) > 2
     repeats = loadgen.load(results_dir / "swept-twice")
     assert list(repeats.value.by_load_point) == ["r2", "r4"]
@@ -413,6 +422,7 @@ def test_every_kind_that_a_command_leaves_is_listed(results_dir: Path) -> None:
         "levels",
         "guidellm",
     }
+
     assert (
         folders <= stored_results_by_name.keys()
         and {"levels/r10", "levels/r40"} <= stored_results_by_name.keys()
@@ -438,6 +448,7 @@ def test_every_kind_that_a_command_leaves_is_listed(results_dir: Path) -> None:
         "r1/r4",
         "r2/r4",
     }
+
     for result in stored_results_by_name.values():
         row, line = json_row(result), render_text([result]).splitlines()[1]
         assert row["word"] and row["word"] in line, (
@@ -478,6 +489,7 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
 ) -> None:
     evidence = json.loads((results_dir / "search" / "capacity.json").read_text())["evidence"]
     search, run = read_sides([results_dir / "search", results_dir / "search" / evidence])
+
     assert [compared_run.name for compared_run in search.runs] == [evidence] and search.runs[
         0
     ].summary == run.runs[0].summary
@@ -493,6 +505,7 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
     ), "no one side"
     assert "different config fingerprints" in capsys.readouterr().err
     assert not (tmp_path / "kept" / "levels").exists()
+
     shutil.copytree(results_dir / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()
     with refused(CombinedError, "no_figure"):
@@ -563,9 +576,11 @@ def test_a_result_that_cannot_be_reproduced_is_not_bundled(
 
 def test_repeats_have_a_page(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("report", results / "repeats", "--full") == 0
+
     text = capsys.readouterr().out
     page = unescape((results / "repeats" / "report.html").read_text())
     (mean,) = (line.split() for line in text.splitlines() if line.startswith("TTFT p50, ms"))
+
     assert f">{mean[3]}</td>" in page and "SIMULATED" in page and ">r2</td>" in page
     assert json.loads(page.split('id="charts">')[1].split("</script>")[0])[0]["title"] == "TTFT p50"
     assert exits("report", results / "swept-twice") == 0
@@ -591,6 +606,7 @@ def test_text_markdown_and_page_show_the_same_numbers(results_dir: Path, name: s
         ],
     )
     numbers = find_numbers(as_text.render(report, full=True)) | find_numbers(report.title)
+
     assert (
         numbers
         == find_numbers(as_markdown.render(shared))
@@ -727,13 +743,16 @@ def test_a_failing_kind_of_a_plugin_names_its_package_and_stops_nothing(
     soaked: Path, results_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (soaked / "soak.json").write_text('{"days": 3}')
+
     assert exits("report", soaked) == 2
     stderr = capsys.readouterr().err
     assert "plug-in soak of soak-tests 1.0 failed: KeyError: 'hours'" in stderr
+
     shutil.copytree(results_dir / "raw", soaked.parent / "raw")
     stored_results_by_name = {
         stored_result.name: stored_result for stored_result in results_in(soaked.parent)
     }
+
     assert (
         stored_results_by_name["raw"].curve is not None
         and "soak-tests" in stored_results_by_name["s"].reported_outcome
@@ -754,6 +773,7 @@ def test_the_list_shows_when_a_size_was_computed(results_dir: Path) -> None:
 def test_a_failure_on_unchanged_files_is_reported_as_a_bug(tmp_path: Path) -> None:
     """And on others a fault of the files."""
     (tmp_path / "run.json").write_text("{}")
+
     with refused(UserError, "damaged_file"), result_kinds.reporting_damage(tmp_path):
         raise KeyError("nobody vouches for the folder")
     checksums.write(tmp_path)

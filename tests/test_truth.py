@@ -52,6 +52,7 @@ def test_truth_joins_rows_and_log_by_request_id_not_by_number() -> None:
     seen = compare_with_log(
         rows((10 * MS, 50 * MS, 0), (12 * MS, 54 * MS, 0)), log(*SENDS), "run", START
     )
+
     assert seen is not None
     assert (seen.count, seen.ttft_p50_ms, seen.ttft_p99_ms) == (
         2,

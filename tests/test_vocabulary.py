@@ -1,4 +1,8 @@
-"""Names and texts use the terms of the glossary, and words that were replaced do not come back."""
+"""Names and texts use the terms of the glossary, and words that were replaced do not come back.
+
+The names in tests follow the same list as those of the packages. Texts in tests are not checked:
+many of them are input that users write.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +93,15 @@ def nodes_of_modules() -> dict[Path, list[ast.AST]]:
     return nodes() | benchmarks
 
 
+@cache
+def nodes_of_tests() -> dict[Path, list[ast.AST]]:
+    """Return the nodes of every module of the tests."""
+    return {
+        path: [*ast.walk(ast.parse(path.read_text("utf-8")))]
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+    }
+
+
 def defined_names(nodes_of_module: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of every function, class, parameter and variable."""
     for node in nodes_of_module:
@@ -118,7 +131,7 @@ def texts(nodes_of_module: list[ast.AST]) -> Iterator[tuple[int, str]]:
 def test_no_name_is_a_replaced_word() -> None:
     uses = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path, module in nodes_of_modules().items()
+        for path, module in (nodes_of_modules() | nodes_of_tests()).items()
         for line, name in defined_names(module)
         if name.strip("_").lower() in REPLACED_NAMES
     ]

@@ -105,6 +105,7 @@ def test_the_file_format_of_the_package_is_read_written_and_replayed(
     tmp_path: Path, capsys: Any
 ) -> None:
     (tmp_path / "acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
+
     assert exits("report", tmp_path) == OK
     assert "Acme Bench" in capsys.readouterr().out
     foreign_result = reader.read_result(tmp_path / "acme.json")
@@ -112,10 +113,12 @@ def test_the_file_format_of_the_package_is_read_written_and_replayed(
         "ttft_ms.p50": 250.0,
         "requests.ok": 7.0,
     } and foreign_result.counts.startswith("From sent.")
+
     (tmp_path / "t.jsonl").write_text(
         '{"acme_s": 1.0, "in": 5, "out": 2}\n{"acme_s": 1.5, "in": 6, "out": 3}\n'
     )
     trace = read_trace(tmp_path / "t.jsonl")
+
     assert (trace.format, trace.due_ns.tolist(), trace.input_tokens.tolist()) == (
         "Acme",
         [0, 500_000_000],
@@ -189,6 +192,7 @@ def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
     expected_text: str,
 ) -> None:
     assert ours in ROWS
+
     installed(site, ROWS.replace(ours, theirs))
     monkeypatch.chdir(tmp_path)
     Path("acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
@@ -199,6 +203,7 @@ def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
             if finding.state == plugin_checks.WARNING
         )
         return
+
     assert exits(*typed) == USAGE
     assert expected_text in capsys.readouterr().err
 
@@ -217,6 +222,7 @@ def test_command_result_kind_and_prices_of_the_package_work(tmp_path: Path, caps
     folder = tmp_path / "results" / "s"
     folder.mkdir(parents=True)
     (folder / "soak.json").write_text('{"hours": 12}')
+
     assert exits("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
     assert exits("report", folder) == SLO_MISSED
     assert [
@@ -235,6 +241,7 @@ def test_command_result_kind_and_prices_of_the_package_work(tmp_path: Path, caps
 @pytest.mark.usefixtures("acme")
 def test_the_server_of_the_package_is_detected_by_its_responses(capsys: Any) -> None:
     servers = SERVERS
+
     assert match_profiles(tuple(servers.plugin_rows()), {"models": '{"owned_by": "acme"}'}) == (
         "acme",
         "models",
@@ -270,11 +277,14 @@ def test_a_run_uses_the_backend_and_the_server_of_the_package(tmp_path: Path, ca
         warmup=0,
     )
     manifest = read_run(out).manifest
+
     assert (manifest.targets[0].server, manifest.targets[0].model) == ("acme", "small")
+
     used = {
         (plugin_used.table, plugin_used.name, plugin_used.package, plugin_used.version)
         for plugin_used in manifest.plugins
     }
+
     assert used == {
         ("loadgen.backends", "acme", "acme-loadgen", "1.0"),
         ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
@@ -298,13 +308,16 @@ def test_a_backend_that_fails_at_its_start_is_reported_as_that_of_the_plugin(
 
 def test_a_failing_plugin_stops_nothing_and_doctor_names_it(site: Path, capsys: Any) -> None:
     installed(site, ROWS.replace("SERVER = ServerProfile(", "SERVER = dict("))
+
     assert exits("doctor", "--url", "sim:gb300-vm", "--json") == OK
+
     captured = capsys.readouterr()
     findings = [
         finding["found"]
         for finding in json.loads(captured.out)["findings"]
         if finding["check"] == "plug-in"
     ]
+
     assert len(findings) == 7 and [text for text in findings if "a ServerProfile" in text] == [
         "acme of acme-loadgen 1.0: acme_loadgen:SERVER is not a ServerProfile"
     ]
@@ -353,6 +366,7 @@ def test_no_module_name_stored_in_a_folder_is_imported(site: Path, tmp_path: Pat
         ]
     }
     (tmp_path / "run.json").write_text(json.dumps(manifest | {"state": "acme_loadgen:SOAK"}))
+
     with pytest.raises(UserError):
         print(loadgen.load(tmp_path).headline)
     assert "acme_loadgen" not in sys.modules
@@ -362,12 +376,15 @@ def test_no_module_name_stored_in_a_folder_is_imported(site: Path, tmp_path: Pat
 def test_a_worker_with_another_version_refuses_the_run() -> None:
     wanted = plugins.UsedPlugin("loadgen.backends", "acme", "acme-loadgen", "2.0")
     job: Any = SimpleNamespace(plugins=(wanted,))
+
     with pytest.raises(UserError, match=r"acme-loadgen 1.0 here, 2.0 there") as raised:
         build_plan(job)
     assert raised.value.code == "nodes_differ"
+
     here = node_facts.read_local_facts([], ["acme-loadgen"])
     there = here._replace(versions=here.versions | {"acme-loadgen": "2.0"})
     (fault,) = node_facts.find_differences(here, there, "node")
+
     assert fault.code == "nodes_differ"
     assert "acme-loadgen" in fault.message
 
@@ -408,6 +425,7 @@ def test_a_row_touches_at_most_three_files(kind: str) -> None:
         for file in sources
         if re.search(pattern, file.read_text("utf-8"), re.M)
     }
+
     assert file_paths == files and len(files) < 3, "the third is its test"
     (row,) = re.findall(rf"(?m)^\| {kind} \| (.*) \|$", PAGE)
     assert all(

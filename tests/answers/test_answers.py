@@ -85,6 +85,7 @@ def test_json_score_is_one_for_valid_json_only(answer: str, valid: bool) -> None
 
 def test_similarity_of_two_answers_equals_values_by_hand() -> None:
     pair_scores = scores.score_pair("one two three four", "one two THREE four five")
+
     assert (
         pair_scores["agreement"] == 2
         and pair_scores["agreement_share"] == 2 / 5
@@ -149,6 +150,7 @@ def test_rows_define_the_expected_answer(tmp_path: Path) -> None:
         {"prompt": "p", "response_format": {"type": "json_object"}},
     ]
     questions = read_questions(_write(tmp_path / "d.jsonl", rows))
+
     assert [(q.reference, q.is_choice, q.wants_json, q.group) for q in questions] == [
         ("r", False, False, "qa"),
         ("C", True, False, ""),
@@ -193,10 +195,12 @@ def test_a_worse_endpoint_is_detected_and_an_equal_one_is_not(
         tmp_path / "p.jsonl", [{"prompt": f"question {i}", "output_tokens": 40} for i in range(40)]
     )
     out = tmp_path / "kept"
+
     assert (
         run_answers_command(capsys, str(plain), "--url", good, "-o", str(out), "--keep-content")[0]
         == 0
     )
+
     texts = [json.loads(line)["a"] for line in (out / "texts.jsonl").read_text().splitlines()]
     rows = [
         {"prompt": f"question {i}", "output_tokens": 40, "reference": text}
@@ -206,19 +210,26 @@ def test_a_worse_endpoint_is_detected_and_an_equal_one_is_not(
     code, document = run_answers_command(
         capsys, data, "--url", same, "--against", good, "--within", "1%"
     )
+
     assert code == 4, "40 equal answers do not show that fewer than 1 of 100 are lost"
+
     code, document = run_answers_command(
         capsys, data, "--url", same, "--against", good, "--within", "10%"
     )
+
     assert code == 0 and document["parts"][0]["changes"][0]["ratio"] == 1
     assert next(s["mean"] for s in document["parts"][0]["alike"] if s["metric"] == "equal") == 1
+
     code, document = run_answers_command(
         capsys, data, "--url", worse, "--against", good, "--within", "1%"
     )
+
     assert code == 1
+
     rouge = next(
         change for change in document["parts"][0]["changes"] if change["metric"] == "rouge1"
     )
+
     assert 0.8 < rouge["ratio"] < 0.97 and rouge["within"] is False
     alike = {score["metric"]: score["mean"] for score in document["parts"][0]["alike"]}
     assert alike["equal"] < 0.2 and 0.8 < alike["similarity"] < 0.99 and alike["agreement"] < 40
@@ -270,12 +281,14 @@ def test_two_tokenizers_are_reported_and_token_ids_are_refused() -> None:
         Completions("m", ["x", "y"], tokens, [], [None, None])
         for tokens in ([10, 20], [12, 21], [None, 20])
     ]
+
     assert describe_token_difference(completions[0], completions[1]).startswith("A counts 30 ")
     assert (
         describe_token_difference(completions[0], completions[2])
         == ""
         == describe_token_difference(completions[0], completions[0])
     )
+
     choice = {"text": "x", "finish_reason": "stop", "index": 0}
     responses = [
         events({"choices": [choice], "usage": {"prompt_tokens": count, "completion_tokens": 1}})

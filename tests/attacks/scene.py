@@ -38,9 +38,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 class Row(NamedTuple):
     """One attack.
 
-    `name` is what `pytest -m attacks -k` takes. `codes` are the allowed exit codes. `words` is a
-    part of the output. `left` is what is on disk afterwards, a key of LEFT. `always` marks attacks
-    that are cheap enough for every run of the tests.
+    `name` is what `pytest -m attacks -k` takes. `codes` are the allowed exit codes.
+    `expected_output` is a part of the output. `left` is what is on disk afterwards, a key of LEFT.
+    `always` marks attacks that are cheap enough for every run of the tests.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     command: str
     phase: str
     codes: tuple[int, ...]
-    words: str
+    expected_output: str
     left: str
     do: Callable[[Scene], object]
     always: bool = False
@@ -235,7 +235,7 @@ def check(row: Row, scene: Scene) -> None:
     """Run an attack and compare the outcome with its row."""
     row.do(scene)
     code, output = scene.ended(), scene.read_output()
-    assert code in row.codes and row.words in output, f"exit {code}: {output}"
+    assert code in row.codes and row.expected_output in output, f"exit {code}: {output}"
     assert "Traceback" not in output and "bug in loadgen" not in output, output
     last = monotonic() + 15
     while scene.group():
@@ -258,7 +258,7 @@ def table(rows: list[Row]) -> str:
     """Return the rows as they stand in benchmarks/attacks.md, one line for those that end alike."""
     commands_by_attack: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        remark = f" (`{row.words}`)" if row.words else ""
+        remark = f" (`{row.expected_output}`)" if row.expected_output else ""
         end = (row.phase, format_exit_codes(row.codes), row.left)
         commands_by_attack.setdefault((row.attack, remark, *end), []).append(
             f"`{short(row.command)}`"

@@ -133,6 +133,7 @@ def test_every_derived_file_is_reproduced(
     results_dir: Path, tmp_path: Path, kind: str, files: set[str]
 ) -> None:
     verification = verify_bundle(bundled(results_dir / kind, tmp_path))
+
     assert (verification.verified, verification.differences, verification.skipped) == (
         "all",
         (),
@@ -251,6 +252,7 @@ def test_a_changed_byte_is_found(
         lambda data: data[:5000] + b"\x01" + data[5001:],
         hashes=False,
     )
+
     assert exits("verify", path) == 1
     stdout = " ".join(capsys.readouterr().out.split())
     assert f"{name} does not have" in stdout and "NOT VERIFIED" in stdout
@@ -275,9 +277,11 @@ def test_missing_and_damaged_files_are_named_without_a_traceback(
 ) -> None:
     bundle = bundled(results_dir / "validation", tmp_path)
     gone = verify_bundle(changed(bundle, "result/verdict.html", None))
+
     assert [(mismatch.file, mismatch.code) for mismatch in gone.differences] == [
         ("result/verdict.html", "missing")
     ]
+
     for name in (
         "steady/r1/requests/requests.parquet",
         "steady/r1/run.json",
@@ -294,12 +298,15 @@ def test_a_page_that_cannot_be_reproduced_is_named(results_dir: Path, tmp_path: 
     shutil.copytree(results_dir / "run", folder)
     (folder / "praise.html").write_text("VALID, and the fastest")
     verification = verify_bundle(bundled(folder, tmp_path))
+
     assert verification.verified == "part" and list(verification.skipped) == ["praise.html"]
+
     shutil.copytree(results_dir / "search", folder := tmp_path / "search")
     (folder / "SHA256SUMS").unlink()
     capacity = json.loads((results_dir / "sweep" / "capacity.json").read_text())
     (folder / "capacity.json").write_text(json.dumps(capacity | {"rate_per_s": 400.0}))
     verification = verify_bundle(bundled(folder, tmp_path))
+
     assert "result/capacity.json" in {mismatch.file for mismatch in verification.differences}
 
 
@@ -352,6 +359,7 @@ def test_a_changed_folder_and_one_without_a_result_are_refused(
     folder = tmp_path / "run"
     shutil.copytree(results_dir / "run", folder)
     (folder / "summary.json").write_bytes(NUMBER((folder / "summary.json").read_bytes()))
+
     with pytest.raises(UserError, match=r"summary\.json"):
         write_bundle(folder, tmp_path / "x.zip")
     with pytest.raises(UserError, match="oracle/folders"):
@@ -397,6 +405,7 @@ def test_paths_that_lead_outside_the_bundle_are_refused(
 ) -> None:
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
+
     with pytest.raises(UserError, match=expected_text):
         archive.unpack_archive(hostile(tmp_path, *entries, mode=mode), inside)
     assert (
@@ -458,10 +467,13 @@ def test_missing_files_and_directories_are_no_bundle(
     assert exits("verify", tmp_path / "none.zip") == 2
     assert exits("verify", results_dir / "run") == 2
     assert f"loadgen bundle {results_dir / 'run'} -o run.zip" in capsys.readouterr().err
+
     bundle = bundled(results_dir / "run", tmp_path)
     cut = tmp_path / "cut.zip"
     cut.write_bytes(bundle.read_bytes()[:-500])
+
     assert exits("verify", cut) == 2
+
     with zipfile.ZipFile(tmp_path / "plain.zip", "w") as file:
         file.writestr("readme.txt", "hello")
     with pytest.raises(UserError, match=r"bundle\.json"):
@@ -482,12 +494,15 @@ def test_another_version_may_change_sentences_but_not_values() -> None:
         b'{"a": 1.0, "why": "too few requests", "code": "few"}',
         b'{"a": 1, "why": "few", "code": "few"}',
     )
+
     assert [
         mismatch.location for mismatch in compare_file("x.json", stored, recomputed).differences
     ] == ["why"]
+
     longer = recomputed.replace(b'"few", "code"', b'"there are too few", "code"').replace(
         b"}", b', "more": 2}'
     )
+
     assert compare_file("x.json", stored, longer, is_other_version=True).differences == ()
     assert [
         mismatch.location for mismatch in compare_file("x.json", stored, longer).differences
@@ -495,9 +510,11 @@ def test_another_version_may_change_sentences_but_not_values() -> None:
         "why",
         "more",
     ]
+
     other = compare_file(
         "x.json", stored, recomputed.replace(b": 1", b": 1.001"), is_other_version=True
     ).differences
+
     assert {mismatch.location for mismatch in other} == {"a", "why"}
 
 
@@ -522,6 +539,7 @@ def test_a_signature_is_verified_by_its_key_only(
     path = tmp_path / "poc.zip"
     write_bundle(results_dir / "run", path, key=key)
     verification = verify_bundle(path)
+
     assert (verification.verified, verification.signature) == (
         "all",
         "some key",

@@ -139,7 +139,9 @@ def test_usage_errors_look_like_other_errors(
     monkeypatch.chdir(tmp_path)  # a run makes its folder before it looks at the URL
     if arguments[0] in SENDING and "--url" not in arguments:
         arguments = [*arguments, "--url", "sim:gb300-vm"]
+
     assert exits(*arguments) == USAGE
+
     stderr = capsys.readouterr().err
     first, place, last, *command = stderr.splitlines()
     assert first.startswith("error: ") and expected_text in first
@@ -162,6 +164,7 @@ def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> 
         "[1]",
     )
     stderr = capsys.readouterr().err
+
     for flag in ("--slo ttft:2x", "--server unknown", "--workers 0", "--extra-body"):
         assert flag in stderr
 
@@ -173,6 +176,7 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.startswith("loadgen ")
     assert exits("run", "--help") == OK
     text = capsys.readouterr().out
+
     for flag in (
         "--url",
         "--request-rate",
@@ -247,10 +251,13 @@ def test_progress_as_json_has_the_step_and_the_number_of_steps(
         "-o",
         str(tmp_path / "s"),
     ]
+
     assert exits(*command, "--progress", "json") == 0
+
     lines = [
         json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")
     ]
+
     assert [list(line) for line in lines] == [["step"], ["finished"], ["step"], ["finished"]]
     assert [
         (line["step"]["name"], line["step"]["step"], line["step"]["of"]) for line in lines[::2]
@@ -259,6 +266,7 @@ def test_progress_as_json_has_the_step_and_the_number_of_steps(
         ("Load point r20", 2, 2),
     ]
     assert lines[1]["finished"]["valid"] and lines[1]["finished"]["ttft_p50_ms"] > 0
+
     search = [
         "search",
         "qa",
@@ -273,6 +281,7 @@ def test_progress_as_json_has_the_step_and_the_number_of_steps(
         "--precision",
         "0.2",
     ]
+
     assert exits(*search, "-o", str(tmp_path / "p")) == 0
     stderr = capsys.readouterr().err
     assert re.search(r"Trial at .*: 2 of about \d+", stderr)
@@ -294,6 +303,7 @@ def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
     steps._start_ns -= 30_000_000_000
     steps.begin_step()
     second = steps.begin_step()
+
     assert second.left_s is None and second.mean_s == pytest.approx(30, abs=1)
     assert describe_step("8/s", second).startswith("8/s: 2 of at most 40, about 30.0 s")
     third = steps.begin_step(RemainingSteps(8.4, 240.0))
@@ -346,10 +356,12 @@ def helps(path: tuple[str, ...] = (), columns: int = 60) -> Iterator[tuple[tuple
 
 def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() -> None:
     help_texts = dict(helps())
+
     assert list(help_texts)[1:4] == [("doctor",), ("run",), ("report",)], (
         "in the order in which people meet them"
     )
     assert len(help_texts) > 15
+
     for path, text in help_texts.items():
         assert max(map(len, text.splitlines())) <= 60, path
         if "\nCommands:" in text or not path:
@@ -384,6 +396,7 @@ def test_a_help_shows_panels_defaults_and_values_of_options(
         text.index(f"\n{panel}:\n")
         for panel in ("Options", "Load", "Target", "SLO", "Output", "TLS", "Advanced")
     ]
+
     assert at == sorted(at)
     assert (
         "  -c, --concurrency N " in text
@@ -424,6 +437,7 @@ def test_shell_completion_lists_commands_and_options(typed: str, completed: list
         text=True,
         check=True,
     )
+
     assert run.stdout.split() == completed
 
 
@@ -484,6 +498,7 @@ def test_shell_completion_completes_values(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "results" / "qa-1").mkdir(parents=True)
+
     assert completion.complete_workload("r") == [
         "rag",
         "rag-pipeline",

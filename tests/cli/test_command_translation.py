@@ -117,6 +117,7 @@ def test_what_replaces_an_option_of_another_tool_is_accepted(flag: str) -> None:
     value = {"--goodput": "ttft:500 tpot:50", "--endpoint": "/v1/completions"}.get(flag, "5")
     arguments = [] if replacement.translate is None else replacement.translate(value)
     known = _options_of(command)
+
     assert {word for word in arguments if word.startswith("-")} <= known.keys()
     assert set(re.findall(r"--set ([a-z_]+)=", replacement.hint)) <= set(SET_KEYS)
     named = set(re.findall(r"(?<![a-z-])--[a-z-]+", replacement.hint))

@@ -171,6 +171,7 @@ GREET = CommandRow("greet", "tools", "Greet whom you name.", lambda: greet)
 
 def test_a_plugin_can_add_a_command(fresh: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fresh({"greet": "greeter:GREET"})
+
     assert exits("greet", "all", "--loud") == UNSOUND
     assert capsys.readouterr().out == "ALL\n"
     assert exits("--help") == 0
@@ -188,6 +189,7 @@ def test_a_broken_plugin_command_leaves_the_others_usable(
     fresh: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fresh({"greet": "greeter:GONE", "run": "greeter:GREET"})
+
     assert exits("export", "--schema", "workload") == 0
     assert "plug-in" not in capsys.readouterr().err, "a name of ours looks for none"
     assert exits("--help") == 0

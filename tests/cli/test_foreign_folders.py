@@ -183,6 +183,7 @@ def test_no_command_reads_or_writes_outside_a_foreign_folder(
             )
         )
     output = "".join(capsys.readouterr())
+
     assert (theirs.parent / "secret").read_text() == SECRET
     assert SECRET not in output
     assert "\x1b" not in output and "\r" not in output
@@ -320,6 +321,7 @@ def test_no_key_is_sent_to_a_host_that_only_a_folder_names(
                 file.write_text(json.dumps(json.loads(file.read_bytes()) | {"command": command}))
         else:
             _plan(its, *command)
+
         with refused(UserError, "missing_option", where=typed[-2]) as fault:
             run_command_line([word.format(its=its) for word in typed])
         assert f"127.0.0.1:{port}" in fault.value.hint
@@ -334,14 +336,17 @@ def test_no_key_is_sent_to_a_host_that_only_a_folder_names(
 )
 def test_options_that_name_a_host_are_never_read_from_a_folder(flag: str) -> None:
     before = ["search", "qa", flag, "theirs"]
+
     with refused(UserError, "missing_option", where="--resume"):
         resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
+
     switch = COMMAND_OPTIONS["insecure"].flags
     flag_arguments = [flag] if flag in switch else [flag, "mine"]
     before = before[:-1] if flag in switch else before
     resumed_arguments = resume_arguments(
         before, ["search", "--resume", "f", *flag_arguments], "--resume", Path("f")
     )
+
     assert resumed_arguments == ["search", "qa", "--resume=f", "--resume", "f", *flag_arguments]
 
 
@@ -358,6 +363,7 @@ def test_load_options_are_read_from_a_folder_but_no_other_command() -> None:
         "--model",
     ]
     resumed_arguments = resume_arguments(before, ["search", "--resume", "f"], "--resume", Path("f"))
+
     assert resumed_arguments == [*before, "--resume=f", "--resume", "f"], (
         "the option without its value takes none of the user's"
     )
@@ -383,6 +389,7 @@ def test_options_with_addresses_or_key_files_are_those_that_reach_out() -> None:
         if (option.metavar or "").split(":")[-1]
         in ("URL", "FILE", "ADDRESS", "WHERE", "PORT", "FOLDER")
     }
+
     assert places_named - data == {
         name for name in places_named if COMMAND_OPTIONS[name].must_be_typed
     }
@@ -396,7 +403,9 @@ def test_a_page_that_loadgen_did_not_write_is_named(
     (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
     _ends("report", str(theirs))
     stderr = capsys.readouterr().err
+
     assert "more/notes.HTM in" in stderr and "report.html in" not in stderr, "that one is made anew"
+
     (theirs / "more" / "notes.HTM").write_text(page.build_page_head() + "<script>steal()</script>")
     _ends("report", str(theirs))
     assert "notes.HTM" not in capsys.readouterr().err, (
@@ -406,11 +415,13 @@ def test_a_page_that_loadgen_did_not_write_is_named(
 
 def test_a_page_runs_its_own_script_and_no_other() -> None:
     text = page.Page("title", "made by").render()
+
     assert (
         text.startswith(page.build_page_head())
         and "script-src 'sha256-" in page.build_page_head()
         and "unsafe-inline'; s" in page.build_page_head()
     )
+
     (script,) = re.findall("<script>(.*)</script>", text, re.DOTALL)
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{hashed}';" in page.build_security_policy()

@@ -131,12 +131,14 @@ def test_command_line_and_python_refuse_the_same_values(
     name: str, value: Any, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     option, values = OPTIONS[name], value if isinstance(value, list) else [value]
+
     with refused(CombinedError, code) as faults:
         loadgen.run("qa", **{name: value})
     assert (
         str(faults.value).count(f"--> {option.describe(name, '')}".rstrip()) >= 1
         or name in PLACED_ELSEWHERE
     )
+
     if name in ONLY_PYTHON:
         return
     typed = [
@@ -145,6 +147,7 @@ def test_command_line_and_python_refuse_the_same_values(
         else f"{option.flags[0]}={option_value}"
         for option_value in values
     ]
+
     assert exits("run", "qa", *typed) == 2
     assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
 
@@ -166,6 +169,7 @@ def test_every_option_has_a_bad_value_here() -> None:
         "reset_cache",
         "slo_headers",
     }
+
     assert {name for name, _, _ in BAD} == OPTIONS.keys() - no_wrong_text
 
 
@@ -228,6 +232,7 @@ def test_the_api_key_comes_from_option_file_or_environment(
     monkeypatch.setenv("OPENAI_API_KEY", "k-env")
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k-azure")
     url = {"url": "http://h"}
+
     assert build_settings(url).api_key == "k-env"
     assert build_settings(url | {"server": "azure"}).api_key == "k-azure"
     assert build_settings(url | {"api_key_file": tmp_path / "key"}).api_key == "k-file"
@@ -238,11 +243,14 @@ def test_the_api_key_comes_from_option_file_or_environment(
 
 def test_the_option_table_agrees_with_the_settings() -> None:
     defaults = {field.name: field.default for field in fields(Settings)}
+
     for name, option in OPTIONS.items():
         assert option.default is None or option.default == defaults[name]
+
     of_load = {name for name, option in OPTIONS.items() if option.used_by == "load"}
     keys = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
     keys |= {"trace_unit"}
+
     assert not read_flags(**dict.fromkeys(of_load - keys, "1")).errors
     assert of_load == set(LOAD_OPTIONS)
     assert {name for name in of_load if OPTIONS[name].set_metavar} == SET_OPTIONS
@@ -324,6 +332,7 @@ def test_commands_that_send_a_load_take_the_options_of_run(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exits(*command.split(), "--help-all") == 0
+
     text = capsys.readouterr().out
     options_in_help = set(re.findall(r"(?<=[ ,])--?[a-z][a-z-]*", text))
     keys = set(re.findall(r"(?m)^  ([a-z_]+)=", text))
@@ -369,6 +378,7 @@ def test_the_stored_command_has_no_secrets(tmp_path: Path) -> None:
         "ttft:2s",
         "tpot:200ms",
     ]
+
     assert exits(*typed, "-o", str(tmp_path / "a")) == 0
     stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
     assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2s", "tpot:200ms"]
@@ -432,6 +442,7 @@ def test_a_search_takes_lengths_traces_and_timeouts(
     ]
     exits("search", "--trace", str(trace), *common, "--timeout", "9s", "-o", str(tmp_path / "s"))
     plan = json.loads((tmp_path / "s" / "plan.json").read_bytes())
+
     assert plan["workload"] == str(trace) and plan["flags"]["timeout"] == "9s"
     assert (
         exits(
@@ -452,6 +463,7 @@ def test_a_sweep_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "-o",
         str(tmp_path / "s"),
     ]
+
     assert exits(*call, "--dry-run") == 0
     assert capsys.readouterr().out.count("workload: qa\n") == 2 and not (tmp_path / "s").exists()
 
@@ -481,5 +493,6 @@ def test_a_boolean_key_refuses_other_values(
         "-o",
         str(tmp_path / "out"),
     ]
+
     assert exits(*arguments, "--set", f"reset_cache={boolean_text}") == code
     assert code == 0 or "use yes or no" in capsys.readouterr().err

@@ -20,11 +20,13 @@ def test_a_targets_file_sets_every_field_of_an_endpoint(tmp_path: Path) -> None:
         "- {url: 'http://h2:8000/v1', api_key_file: key}\n"
     )
     first, second = targets.load_targets(file, {"KEY_A": "k-env"})
+
     assert first == Endpoint(
         url="http://h1:8000", name="a", api_key="k-env", gpus=4, shape="S", region="R"
     )
     assert (second.name, second.api_key, second.gpus) == ("h2:8000", "k-file", None)
     assert "k-env" not in repr(first)
+
     common = Endpoint(url="", api_key="k-all", gpus=8, shape="T", region="Q")
     file.write_text(file.read_text() + "- {name: c, url: 'http://h3'}\n")
     assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[0] == first
@@ -66,18 +68,22 @@ def test_errors_are_reported_with_their_location(
 ) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(written)
+
     with pytest.raises(CombinedError) as faults:
         targets.load_targets(file, {})
+
     errors = [
         f"{fault.where.removeprefix(f'{tmp_path}/').partition(' ')[0]} {fault.code}"
         for fault in faults.value.errors
     ]
+
     assert errors == expected_errors
 
 
 def test_a_binary_key_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "t.yaml").write_text("- {url: 'http://h', api_key_file: key}\n")
+
     for options in (
         {"targets": tmp_path / "t.yaml"},
         {"url": "http://h", "api_key_file": tmp_path / "key"},

@@ -139,7 +139,9 @@ def test_commands_of_the_page_run_on_a_plain_ray_cluster(tmp_path: Path) -> None
         if line.strip() and not line.strip().startswith("#")
     ]
     starts, (run, stop) = lines[:-2], lines[-2:]
+
     assert len(starts) == 2 and stop.split("#")[0].strip() == "~/lg/bin/ray stop"
+
     port, url = str(free_port()), rack_file(tmp_path)
     with ExitStack() as nodes:
         for line in starts:

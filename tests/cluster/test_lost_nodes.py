@@ -157,14 +157,17 @@ def test_a_command_survives_a_killed_node(
         cluster.add_node(**SMALL)
     print(stdout)  # for the table of docs/reference/reliability.md
     print(f"{command}, {phase}: exit {process.returncode}")
+
     assert "Traceback" not in stdout and "raylet" not in stdout and "bug" not in stdout, stdout
     loss_lines = [line for line in stdout.splitlines() if "lost" in line or "died" in line]
     assert any(f"#{gone[:6]}" in line for line in loss_lines), stdout
     assert "the same loadgen" not in stdout
+
     runs = [
         run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
     ]
     lost = [summary.requests.lost for summary in runs]
+
     if PHASES[phase].sound:
         assert not any(lost)
         assert "lost before the load" in stdout
@@ -195,12 +198,16 @@ def test_a_search_ends_if_every_node_is_killed_between_trials(
             cluster.add_node(**SMALL)
     print(stdout)
     print(f"joins {joins}: exit {process.returncode}")
+
     assert "Traceback" not in stdout and "raylet" not in stdout, stdout
+
     if joins:
         assert "3 workers on 1 node" in stdout, stdout
         return
+
     assert process.returncode == 3, stdout
     assert "Lost: vm #" in stdout, stdout
+
     command = stdout.partition("go on with: ")[2].splitlines()[0].removeprefix("loadgen ")
     resumed = subprocess.run(
         [sys.executable, "-P", "-m", "loadgen", *command.split()],
@@ -211,6 +218,7 @@ def test_a_search_ends_if_every_node_is_killed_between_trials(
         timeout=180,
     )
     print(resumed.stderr, resumed.stdout)
+
     assert "going on with" in resumed.stderr and resumed.returncode in (0, 1, 3), resumed.stderr
 
 
@@ -246,12 +254,15 @@ def test_a_run_ends_with_its_records_if_the_head_node_is_killed(
         finally:
             process.kill()
     print(stdout)
+
     assert "Traceback" not in stdout and "raylet" not in stdout and "bug" not in stdout, stdout
     assert process.returncode == 3, stdout
     assert "connection to the Ray cluster" in " ".join(stdout.split())
+
     runs = [
         run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
     ]
+
     assert any(summary.requests.ok for summary in runs)
     assert phase != "load" or any(summary.requests.lost for summary in runs)
     for text in GOING_ON[command]:

@@ -80,6 +80,7 @@ def test_the_true_clock_offset_is_within_its_bound(
         exchanges.append(clock_sync.ClockExchange(now, now + there + offset_ns, now + there + back))
         now += there + back + 1
     clock_offset = clock_sync.estimate_offset(exchanges)
+
     assert abs(clock_offset.offset_ns - offset_ns) <= clock_offset.bound_ns
     assert (
         clock_offset.bound_ns <= min(there + back for there, back in ways) // 2 + 1
@@ -245,18 +246,24 @@ def test_nodes_that_differ_are_refused(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
     ours = node_facts.read_local_facts([str(data)])
+
     assert (
         list(node_facts.find_differences(ours, node_facts.read_local_facts([str(data)]), "node"))
         == []
     )
+
     (fault,) = node_facts.find_differences(
         ours, ours._replace(versions=ours.versions | {differing: "other"}), "node"
     )
+
     assert (fault.code, fault.key) == ("nodes_differ", differing)
+
     (fault,) = node_facts.find_differences(
         ours, ours._replace(file_digests={str(data): ""}), "node"
     )
+
     assert (fault.code, fault.key) == ("nodes_differ", str(data))
+
     data.write_text("[]")
     (fault,) = node_facts.find_differences(ours, node_facts.read_local_facts([str(data)]), "node")
     assert (fault.code, fault.key) == ("nodes_differ", str(data))

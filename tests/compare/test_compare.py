@@ -78,10 +78,7 @@ def side(name: str, *records: NDArray[np.void], **changed: object) -> Side:
 
 def compare_sides(*sides: Side, **how: object) -> dict[str, str]:
     result = comparison.compare(sides, **how)  # type: ignore[arg-type]
-    return {
-        judged_difference.metric: judged_difference.detailed_outcome
-        for judged_difference in result.differences
-    }
+    return {difference.metric: difference.detailed_outcome for difference in result.differences}
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -89,15 +86,15 @@ def compare_sides(*sides: Side, **how: object) -> dict[str, str]:
 
 def test_two_equal_runs_show_no_difference() -> None:
     result = comparison.compare([side("a", rows(11, 1000)), side("b", rows(12, 1000))])
+
     assert result.same_work is True and result.valid
-    assert {judged_difference.outcome for judged_difference in result.differences} == {
+    assert {difference.outcome for difference in result.differences} == {
         "equivalent",
         "inconclusive",
     }
     assert all(
-        judged_difference.low is not None
-        and judged_difference.low <= 0 <= (judged_difference.high or 0)
-        for judged_difference in result.differences
+        difference.low is not None and difference.low <= 0 <= (difference.high or 0)
+        for difference in result.differences
     )
     assert "--repeat 3" in result.scope
 
@@ -125,6 +122,7 @@ def test_one_run_on_each_side_may_differ_but_is_never_better_or_worse() -> None:
             == "these two runs differ"
         )
         assert not {"better", "worse"} & set(outcomes_by_metric.values())
+
     assert "--repeat 3" in comparison.compare([alone, far]).scope
 
 
@@ -154,10 +152,9 @@ def test_a_tail_from_one_bad_period_per_run_is_undecided() -> None:
         )
     result = comparison.compare([side("a", *clean[:3]), side("b", *clean[3:])])
     (tpot,) = (
-        judged_difference
-        for judged_difference in result.differences
-        if judged_difference.metric == "tpot_ms.p99"
+        difference for difference in result.differences if difference.metric == "tpot_ms.p99"
     )
+
     assert (tpot.change or 0) > 1 and (tpot.low or 0) > 0
     assert tpot.detailed_outcome == "inconclusive" and "a few periods of time" in tpot.reason
     assert significance.fisher_exact(0, 20, 3, 20) == pytest.approx(0.2308, abs=1e-4)
@@ -179,11 +176,8 @@ def test_failures_are_compared_as_shares() -> None:
     bad = rows(12, 1000)
     fail(bad, 0.009)  # under the limit of the verdict
     few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
-    share = next(
-        judged_difference
-        for judged_difference in few.differences
-        if judged_difference.metric == "ok_share"
-    )
+    share = next(difference for difference in few.differences if difference.metric == "ok_share")
+
     assert share.is_fraction and share.change == pytest.approx(-0.009, abs=0.006)
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
 
@@ -196,23 +190,22 @@ def test_runs_of_different_work_are_not_judged() -> None:
             side("b", slower(rows(2, 300), 2), fingerprints=other, workload="rag"),
         ]
     )
+
     assert result.same_work is False and result.work_differences == ("workload: chat vs. rag",)
-    assert {judged_difference.detailed_outcome for judged_difference in result.differences} == {
-        "inconclusive"
-    }
-    assert {judged_difference.reason for judged_difference in result.differences} == {
-        comparison.NOT_SAME_WORK
-    }
-    assert all(judged_difference.change is not None for judged_difference in result.differences)
+    assert {difference.detailed_outcome for difference in result.differences} == {"inconclusive"}
+    assert {difference.reason for difference in result.differences} == {comparison.NOT_SAME_WORK}
+    assert all(difference.change is not None for difference in result.differences)
     report = compared.build_report(result)
     for rendered_text in (as_text.render(report, full=True), as_markdown.render(report)):
         assert f"not judged ({comparison.NOT_SAME_WORK})" in " ".join(rendered_text.split())
+
     forced_result = comparison.compare(
         [side("a", rows(1, 300)), side("b", slower(rows(2, 300), 2), fingerprints=other)],
         allow_different_work=True,
     )
+
     assert "these two runs differ" in {
-        judged_difference.detailed_outcome for judged_difference in forced_result.differences
+        difference.detailed_outcome for difference in forced_result.differences
     }
 
 
@@ -232,6 +225,7 @@ def test_different_work_under_one_name_is_explained_by_its_difference() -> None:
             ("b", longer, 2.0, 10**10),
         )
     ]
+
     assert comparison.compare(sides).work_differences == (
         "duration: 30.0 s vs. 10.0 s",
         "mean prompt length: 150 vs. 300 tokens",
@@ -249,12 +243,11 @@ def test_an_slo_limit_is_not_part_of_the_work() -> None:
             ),
         ]
     )
+
     assert result.same_work is True and result.work_differences == ()
     assert any("different SLOs: TTFT p99" in note for note in result.notes)
     assert {
-        judged_difference.reason
-        for judged_difference in result.differences
-        if "goodput" in judged_difference.metric
+        difference.reason for difference in result.differences if "goodput" in difference.metric
     } == {"the SLOs differ"}
 
 
@@ -271,9 +264,9 @@ def test_an_invalid_run_is_not_judged() -> None:
     bad = rows(2, 300)
     send_late(bad)
     result = comparison.compare([side("a", rows(1, 300)), side("b", bad)])
-    assert not result.valid and {
-        judged_difference.reason for judged_difference in result.differences
-    } == {"b is INVALID"}
+    assert not result.valid and {difference.reason for difference in result.differences} == {
+        "b is INVALID"
+    }
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -282,10 +275,11 @@ def test_a_result_compared_with_itself_or_a_copy_decides_nothing(repeats: int) -
     runs_of_it = [rows(number, 500) for number in range(repeats)]
     other_runs = [rows(20 + number, 500) for number in range(repeats - 1)]
     result = comparison.compare([side("a", *runs_of_it), side("b", *other_runs, runs_of_it[-1])])
+
     assert {
-        (judged_difference.detailed_outcome, judged_difference.reason)
-        for judged_difference in result.differences
+        (difference.detailed_outcome, difference.reason) for difference in result.differences
     } == {("inconclusive", comparison.SAME_RUN)}
+
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
     changed, value = thresholds.check_thresholds(conditions, result, beyond_noise=False)
     assert changed.failed is None and comparison.SAME_RUN in changed.text and value.failed is False
@@ -293,11 +287,12 @@ def test_a_result_compared_with_itself_or_a_copy_decides_nothing(repeats: int) -
 
 def test_too_few_samples_are_inconclusive() -> None:
     differences_by_name = {
-        judged_difference.metric: judged_difference
-        for judged_difference in comparison.compare(
+        difference.metric: difference
+        for difference in comparison.compare(
             [side("a", rows(1, 300)), side("b", rows(2, 300))]
         ).differences
     }
+
     assert differences_by_name["ttft_ms.p99"].reason == "300 samples, p99 needs 662"
     assert differences_by_name["ttft_ms.p50"].detailed_outcome == "inconclusive"
     assert differences_by_name["ttft_ms.p50"].needed_load_factor is not None
@@ -309,6 +304,7 @@ def test_repeats_are_compared_as_whole_runs() -> None:
     first_side = side("a", *(slower(rows(i, 700), by) for i, by in enumerate(shifts)))
     other = side("b", *(slower(rows(i + 5, 700), by) for i, by in enumerate(reversed(shifts))))
     result = comparison.compare([first_side, other])
+
     assert "repeated runs" in result.scope
     assert (
         "worse" not in compare_sides(first_side, other).values()
@@ -316,9 +312,11 @@ def test_repeats_are_compared_as_whole_runs() -> None:
     )
     far = side("c", *(slower(rows(i + 5, 700), by * 3) for i, by in enumerate(shifts)))
     assert compare_sides(first_side, far)["tpot_ms.p50"] == "worse"
+
     alone = compare_sides(
         side("a", slower(rows(0, 700), 0.8)), side("b", slower(rows(5, 700), 1.25))
     )
+
     assert alone["tpot_ms.p50"] == "these two runs differ"
 
 
@@ -326,9 +324,7 @@ def test_a_summary_alone_has_no_interval() -> None:
     summary = load_summary(EXAMPLE.read_bytes())
     stored_side = Side(name="kept", runs=(ComparedRun(name="kept", summary=summary),))
     result = comparison.compare([stored_side, stored_side])
-    assert {judged_difference.detailed_outcome for judged_difference in result.differences} == {
-        "inconclusive"
-    }
+    assert {difference.detailed_outcome for difference in result.differences} == {"inconclusive"}
     assert any("no records" in note for note in result.notes)
 
 
@@ -339,11 +335,12 @@ def test_metrics_of_another_tool_are_shown_and_not_judged() -> None:
         notes=("figures of other",),
     )
     result = comparison.compare([side("a", rows(1, 300)), other_tool_side])
-    assert {judged_difference.metric for judged_difference in result.differences} == {
+
+    assert {difference.metric for difference in result.differences} == {
         "ttft_ms.p50",
         "tokens.output_per_s",
     }
-    assert {judged_difference.detailed_outcome for judged_difference in result.differences} == {
+    assert {difference.detailed_outcome for difference in result.differences} == {
         "inconclusive"
     } and result.same_work is None
 
@@ -396,12 +393,15 @@ def test_the_error_of_a_quantile_equals_its_sampling_error() -> None:
     n, sigma = 4000, 0.3
     truth = math.sqrt(math.pi / 2) * sigma / math.sqrt(n)
     values = draw.lognormal(15, sigma, n)
+
     assert block_errors.estimate_percentile_error(values, 0.5)[0] == pytest.approx(truth, rel=0.7)
+
     samples = [draw.lognormal(15, sigma, n) for _ in range(20)]
     ranks = [
         within_run_variance.estimate_log_percentile_error(values, np.sort(values), 0.5, 20)
         for values in samples
     ]
+
     assert np.mean(ranks) == pytest.approx(truth, rel=0.2)
 
 
@@ -425,6 +425,7 @@ def test_every_path_names_a_number_of_the_summary() -> None:
         assert comparable_metrics.find_metric(path) is not None
         value = comparable_metrics.metric_value(summary, path)
         assert value is None or math.isfinite(value), path
+
     assert comparable_metrics.metric_value(summary, "ttft_ms.p99") == summary.ttft_ms.p99
     assert (
         comparable_metrics.find_metric("ttft_ms.p98") is None
@@ -432,7 +433,7 @@ def test_every_path_names_a_number_of_the_summary() -> None:
     )
 
 
-def difference(**field_values: object) -> Difference:
+def make_difference(**field_values: object) -> Difference:
     fields = {
         "metric": "ttft_ms.p99",
         "name": "TTFT p99",
@@ -467,9 +468,9 @@ def test_a_condition_fails_beyond_its_limit(
     (condition,) = thresholds.parse_thresholds([text])
     change = after / before - 1 if before else None
     result = comparison.compare([side("a", rows(1, 20)), side("b", rows(2, 20))])
-    judged_difference = difference(before=before, after=after, change=change)
+    difference = make_difference(before=before, after=after, change=change)
     (outcome,) = thresholds.check_thresholds(
-        [condition], msgspec.structs.replace(result, differences=(judged_difference,))
+        [condition], msgspec.structs.replace(result, differences=(difference,))
     )
     assert outcome.failed is failed
 
@@ -488,12 +489,12 @@ def test_a_change_of_one_run_a_side_is_undecided_and_a_value_is_not(
     text: str, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    judged_difference = difference(
+    difference = make_difference(
         before=100.0, after=150.0, change=0.5, low=0.4, high=0.6, is_repeated=False
     )
     for beyond_noise in (False, True):
         outcome = thresholds.check_threshold(
-            condition, judged_difference, beyond_noise=beyond_noise, run_count=3
+            condition, difference, beyond_noise=beyond_noise, run_count=3
         )
         assert outcome.failed is failed
         assert (failed is not None) or "--repeat" in outcome.text
@@ -513,10 +514,13 @@ def test_a_change_of_other_work_is_undecided_unless_it_is_taken_anyway(
         side("b", rows(2, 60), rows(4, 60), fingerprints=other),
     ]
     (threshold_outcome,) = thresholds.check_thresholds(conditions, comparison.compare(sides))
+
     assert threshold_outcome.failed is failed
+
     (threshold_outcome,) = thresholds.check_thresholds(
         conditions, comparison.compare(sides, allow_different_work=True)
     )
+
     assert threshold_outcome.failed is not None
 
 
@@ -533,7 +537,7 @@ def test_an_interval_has_the_unit_of_its_change(
 ) -> None:
     assert (
         thresholds.format_interval(
-            difference(before=1.0, after=1 + change, change=change, low=low, high=high)
+            make_difference(before=1.0, after=1 + change, change=change, low=low, high=high)
         )
         == expected_text
     )
@@ -542,16 +546,14 @@ def test_an_interval_has_the_unit_of_its_change(
 def test_the_interval_of_a_relative_condition_is_in_percent() -> None:
     """A change and its interval are never "(+105.8 %), CI 1.93x to 2.19x"."""
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    judged_difference = difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
-    text = thresholds.check_threshold(
-        condition, judged_difference, beyond_noise=True, run_count=3
-    ).text
+    difference = make_difference(before=100.0, after=210.0, change=1.1, low=0.9, high=1.2)
+    text = thresholds.check_threshold(condition, difference, beyond_noise=True, run_count=3).text
     assert text.endswith("(+110.0 %), CI +90.0 to +120.0 %")
 
 
 def test_the_change_of_a_share_is_bounded_by_the_share() -> None:
     known = ScaledEstimate(value=-0.1, error=2.0, degrees_of_freedom=3)
-    share = difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
+    share = make_difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
     judged = judgement.judge(share, known, 1, 0.05, 0.05)
     assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
 
@@ -571,11 +573,9 @@ def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
     text: str, low: float | None, high: float | None, failed: bool | None
 ) -> None:
     (condition,) = thresholds.parse_thresholds([text])
-    judged_difference = difference(before=200.0, after=220.0, change=0.1, low=low, high=high)
+    difference = make_difference(before=200.0, after=220.0, change=0.1, low=low, high=high)
     assert (
-        thresholds.check_threshold(
-            condition, judged_difference, beyond_noise=True, run_count=3
-        ).failed
+        thresholds.check_threshold(condition, difference, beyond_noise=True, run_count=3).failed
         is failed
     )
 
@@ -583,12 +583,11 @@ def test_beyond_noise_decides_where_the_limit_is_outside_the_interval(
 def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
     """The limit is half a half width from the middle, so four times as many runs are needed."""
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
-    judged_difference = difference(
+    difference = make_difference(
         metric="ok_share", before=0.9, after=0.91, change=0.01, low=-0.02, high=0.04
     )
-    outcome = thresholds.check_threshold(
-        condition, judged_difference, beyond_noise=True, run_count=3
-    )
+    outcome = thresholds.check_threshold(condition, difference, beyond_noise=True, run_count=3)
+
     assert outcome.failed is None
     assert "about 12 runs per side" in outcome.text
 
@@ -607,34 +606,33 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
     value: float, error: float, word: str
 ) -> None:
     known = ScaledEstimate(value=value, error=error, degrees_of_freedom=1000)
-    judged_difference = judgement.judge(
-        difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05
+    difference = judgement.judge(
+        make_difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05
     )
-    assert judged_difference.detailed_outcome == word
-    assert judged_difference.outcome == {"worse": "different", "better": "different"}.get(
-        word, word
-    )
-    assert (judged_difference.equivalent_within is not None) is (word == "equivalent")
+
+    assert difference.detailed_outcome == word
+    assert difference.outcome == {"worse": "different", "better": "different"}.get(word, word)
+    assert (difference.equivalent_within is not None) is (word == "equivalent")
     assert (
-        judged_difference.equivalent_within is None
-        or judged_difference.equivalent_within <= judgement.EQUIVALENT_CHANGE
+        difference.equivalent_within is None
+        or difference.equivalent_within <= judgement.EQUIVALENT_CHANGE
     )
-    assert (judged_difference.needed_load_factor is not None) is (word == "inconclusive")
+    assert (difference.needed_load_factor is not None) is (word == "inconclusive")
 
 
 def test_the_named_additional_load_decides_a_condition() -> None:
     known = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
-    base = difference(before=1.0, after=1.0, change=0.0)
-    judged_difference = judgement.judge(base, known, -1, 0.05, 0.05)
-    assert (
-        judged_difference.outcome == "inconclusive"
-        and judged_difference.needed_load_factor is not None
-    )
+    base = make_difference(before=1.0, after=1.0, change=0.0)
+    difference = judgement.judge(base, known, -1, 0.05, 0.05)
+
+    assert difference.outcome == "inconclusive" and difference.needed_load_factor is not None
+
     narrower = ScaledEstimate(
         value=0.02,
-        error=0.1 / math.sqrt(judged_difference.needed_load_factor * 1.01),
+        error=0.1 / math.sqrt(difference.needed_load_factor * 1.01),
         degrees_of_freedom=1000,
     )
+
     assert judgement.judge(base, narrower, -1, 0.05, 0.05).outcome == "equivalent"
 
 
@@ -646,11 +644,11 @@ def test_repeats_with_too_few_requests_for_a_percentile_are_inconclusive_in_it()
             side("b", *(rows(seed, 96) for seed in (4, 5, 6))),
         ]
     )
-    ttft = {
-        judged_difference.metric: judged_difference for judged_difference in result.differences
-    }["ttft_ms.p99"]
+    ttft = {difference.metric: difference for difference in result.differences}["ttft_ms.p99"]
+
     assert (ttft.outcome, ttft.low) == ("inconclusive", None)
     assert "288 samples" in ttft.reason
+
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
     (outcome,) = thresholds.check_thresholds([condition], result, beyond_noise=True)
     assert outcome.failed is None
@@ -668,10 +666,12 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
     )
     result = comparison.compare([a, foreign])
     first, other = result.facts
+
     assert (first.workload, first.model, first.url) == ("qa", "m", "http://a:8000")
     assert (first.server, first.started[:10]) == ("vllm 0.32.0", "2026-11-01")
     assert first.slo and first.load
     assert (other.tool, other.model, other.load) == ("GuideLLM", "m2", "4 in flight")
+
     report = compared.build_report(result)
     pages = (as_text.render(report, full=True), as_markdown.render(report), as_page.render(report))
     for page in pages:
@@ -682,13 +682,12 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
 @pytest.mark.parametrize(("high", "failed"), [(-0.006, True), (0.001, None)])
 def test_beyond_noise_of_a_share_uses_percentage_points(high: float, failed: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ok_share < -0.5%"])
-    judged_difference = difference(
+    difference = make_difference(
         metric="ok_share", before=0.9, after=0.85, change=-0.05, low=-0.1, high=high
     )
+
     assert (
-        thresholds.check_threshold(
-            condition, judged_difference, beyond_noise=True, run_count=3
-        ).failed
+        thresholds.check_threshold(condition, difference, beyond_noise=True, run_count=3).failed
         is failed
     )
 
@@ -698,12 +697,11 @@ def test_beyond_noise_of_a_share_uses_percentage_points(high: float, failed: boo
 )
 def test_a_condition_that_noise_may_have_broken_is_marked(word: str, noise: bool) -> None:
     (condition,) = thresholds.parse_thresholds(["ttft_ms.p99 > +5%"])
-    judged_difference = difference(
+    difference = make_difference(
         before=100.0, after=110.0, change=0.1, low=-0.2, high=0.4, detailed_outcome=word
     )
-    outcome = thresholds.check_threshold(
-        condition, judged_difference, beyond_noise=False, run_count=3
-    )
+    outcome = thresholds.check_threshold(condition, difference, beyond_noise=False, run_count=3)
+
     assert outcome.failed is True
     assert outcome.text.endswith("noise: CI -20.0 to +40.0 %") is noise
 
@@ -744,17 +742,20 @@ def test_text_markdown_and_junit_agree() -> None:
     plain, pasted = as_text.render(report, full=True), as_markdown.render(report)
     check_golden("compare", as_text.render(report))
     check_golden("compare_full", normalize(plain))
-    for judged_difference in result.differences:
+    for difference in result.differences:
         below = plain.splitlines()[plain.splitlines().index("b vs. a") :]
-        index = next(i for i, line in enumerate(below) if line.startswith(judged_difference.name))
-        assert judged_difference.detailed_outcome in " ".join(below[index : index + 2])
-        assert any(row.startswith(f"| {judged_difference.name}") for row in pasted.splitlines())
+        index = next(i for i, line in enumerate(below) if line.startswith(difference.name))
+        assert difference.detailed_outcome in " ".join(below[index : index + 2])
+        assert any(row.startswith(f"| {difference.name}") for row in pasted.splitlines())
+
     assert "FAILED  tpot_ms.p50 > +5%" in plain and "passed  e2e_ms.p50 > 9999s" in plain
     assert "\x1b[31mworse" in as_text.render(report, full=True, color=True)
     assert "\x1b" not in plain
+
     tree = ElementTree.fromstring(
         junit.render("loadgen compare", list(compared.list_junit_cases(result, outcomes)))
     )
+
     assert tree.attrib["failures"] == "1" and len(tree.findall(".//testcase")) == 2
 
 
@@ -849,6 +850,7 @@ def test_compare_command_prints_the_differences(
 ) -> None:
     a = str(run_fixtures.write(tmp_path / "a", rows(1, 300)))
     b = str(run_fixtures.write(tmp_path / "b", slower(rows(2, 300), 1.5)))
+
     assert exits("compare", a, b) == 0
     assert "runs differ" in capsys.readouterr().out
     assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%") == 4, (
@@ -858,6 +860,7 @@ def test_compare_command_prints_the_differences(
     assert exits("compare", a, b, "--fail-on", "tpot_ms.p50 > 1ms") == 1, (
         "a value is that of the run"
     )
+
     capsys.readouterr()
     for name, by in (("a", 1.0), ("b", 1.5)):
         for seed in (3, 4, 5):
@@ -866,6 +869,7 @@ def test_compare_command_prints_the_differences(
             )
     a, b = str(tmp_path / "as"), str(tmp_path / "bs")
     xml = tmp_path / "out.xml"
+
     assert (
         exits("compare", a, b, "--fail-on", "tpot_ms.p50 > +5%", "--junit", str(xml), "--json") == 1
     )
@@ -883,21 +887,25 @@ def test_compare_command_refuses_results_that_cannot_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = str(run_fixtures.write(tmp_path / "a", rows(1, 60)))
+
     assert exits("compare", a) == 2
     assert exits("compare", a, str(tmp_path / "none")) == 2
     assert "no such file" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert exits("compare", a, str(tmp_path / "empty")) == 2
     assert "run.json" in capsys.readouterr().err
+
     for i in (1, 2):
         run_fixtures.write(
             tmp_path / "mixed" / f"c{i}",
             rows(i, 60),
             fingerprints=Fingerprints(recipe=f"recipe {i}"),
         )
+
     assert exits("compare", a, str(tmp_path / "mixed")) == 2
     assert "c1, c2 have different config fingerprints" in capsys.readouterr().err
     assert exits("compare", a, a, "--confidence", "wrong") == 2
+
     bad = rows(1, 60)
     send_late(bad)
     assert exits("compare", a, str(run_fixtures.write(tmp_path / "bad", bad))) == 3
@@ -924,14 +932,17 @@ def test_an_invalid_repeat_is_left_out_and_its_side_is_judged(
         run_fixtures.write(tmp_path / "a" / f"r{seed}", rows(seed, 700))
         run_fixtures.write(tmp_path / "b" / f"r{seed}", slower(rows(seed + 5, 700), 5.4))
     run_fixtures.write(tmp_path / "b" / "r4", rows(9, FEWER_THAN_A_RUN_NEEDS))
+
     assert exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json") == 0
     document = json.loads(capsys.readouterr().out)["comparison"]
     assert document["valid"] and document["runs"] == [3, 3]
+
     tpot = next(
-        judged_difference
-        for judged_difference in document["differences"]
-        if judged_difference["metric"] == "tpot_ms.p50"
+        difference
+        for difference in document["differences"]
+        if difference["metric"] == "tpot_ms.p50"
     )
+
     assert tpot["low"] > 0 and tpot["why"] == ""
     assert any("left out: r4" in note for note in document["notes"])
 

@@ -151,11 +151,14 @@ def test_the_page_shows_throughput_and_names_the_hardware_once(
         " must: [{tpot: {limit: 60ms, at: p95}}]}\n"
     )
     out = tmp_path / "out"
+
     assert exits("validate", file, *SIM, "-o", out, "--full") == 0
+
     summary = json.loads(next(out.glob("load/r1/summary.json")).read_bytes())
     tokens = summary["tokens"]
     assert summary["target"]["gpus"] == 4
     assert tokens["steady_output_per_s_per_gpu"] == pytest.approx(tokens["steady_output_per_s"] / 4)
+
     page = (out / "verdict.html").read_text("utf-8")
     for text in (page, capsys.readouterr().out):
         normalized_text = " ".join(text.split())

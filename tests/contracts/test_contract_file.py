@@ -73,12 +73,15 @@ EXPECTED_ERRORS = """
 def test_all_errors_of_a_contract_are_reported_with_their_positions(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(CONTRACT_WITH_ERRORS)
+
     with pytest.raises(CombinedError) as raised:
         load_contract(file)
+
     errors = [
         f"{error.where.removeprefix(f'{file}:').partition(' ')[0]} {error.code} {error.key}"
         for error in raised.value.errors
     ]
+
     assert errors == EXPECTED_ERRORS.strip().splitlines()
 
 

@@ -169,6 +169,7 @@ def test_runs_closer_in_time_than_required_are_inconclusive(second: str, verdict
     )
     options = "repeats: 2, apart: 30m,"
     judged = judge_runs("{tpot: {limit: 30ms, at: p50}}", runs, horizon="5s", options=options)
+
     assert judged.verdict == verdict, judged.reason
     if verdict == INCONCLUSIVE:
         assert judged.code == "not_judged"
@@ -253,6 +254,7 @@ def test_energy_term_uses_the_reading_error_as_its_interval(term: str, verdict: 
     recorded_run = run(VALID_RECORDS, slo=SLO)
     measured = replace(recorded_run, summary=replace(recorded_run.summary, energy=energy))
     judged = judge_runs(term, (measured,))
+
     assert judged.verdict == verdict, (judged.low, judged.value, judged.high)
 
 
@@ -453,6 +455,7 @@ def test_tail_from_a_few_slow_fluctuations_is_not_decided() -> None:
         judge_records(term, records_with_slow_fluctuation(seed), horizon="1m") for seed in range(24)
     ]
     counts = Counter(verdict.verdict for verdict in judged)
+
     assert counts["PASS"] <= 2
     assert counts["FAIL"] <= 2
     reasons = [verdict.reason for verdict in judged if verdict.verdict == INCONCLUSIVE]
@@ -520,6 +523,7 @@ def test_terms_ten_percent_off_the_truth_are_decided_correctly(
         level = MeasuredLevel(runs=(run(rows(seed, 2000, 8.0)),))
         (judged,) = judge_levels(contract, {"load": level})
         verdicts.update(term.verdict for term in judged.terms)
+
     assert verdicts[expected] >= 72  # of 80
     assert verdicts["PASS" if expected == FAIL else "FAIL"] <= (0 if expected == FAIL else 4)
 
@@ -569,6 +573,7 @@ def test_short_load_does_not_pass_a_server_that_changes_every_few_minutes(
         )
         for seed in range(12)
     ]
+
     assert PASS not in {verdict.verdict for verdict in judged}
     reasons = [verdict.reason for verdict in judged if verdict.verdict == INCONCLUSIVE]
     if metric == "tpot":
@@ -595,9 +600,11 @@ def test_short_load_passes_only_with_a_short_horizon() -> None:
     """Six minutes decide nothing about a server that may be slow for minutes."""
     term = "{tpot: {limit: 12.4ms, at: p50}}"
     judged = judge_records(term, VALID_RECORDS, horizon="12m")
+
     assert (judged.verdict, judged.code) == (INCONCLUSIVE, "one_sided")
     assert "1 min 40 s" in judged.reason
     assert "12 min 00 s" in judged.reason
+
     load_s = (VALID_RECORDS["due_ns"][-1] - VALID_RECORDS["due_ns"][0]) / 1e9
     needed_s = intervals.length_to_meet_s(720, intervals.next_interim_level(0.95))
     assert judged.additional_load_s == pytest.approx(needed_s - load_s, rel=0.2)
@@ -631,6 +638,7 @@ def test_differences_between_repeats_widen_the_interval() -> None:
     for records, factor in zip(different, (0.9, 1.0, 1.1), strict=True):
         set_token_time(records, (records["last_token_ns"] - records["first_token_ns"]) * factor)
     term = "{tpot: {limit: 12ms, at: p50}}"
+
     assert judge_repeats(term, equal).verdict == PASS
     judged = judge_repeats(term, different)
     assert judged.verdict == INCONCLUSIVE
@@ -658,6 +666,7 @@ def test_differences_between_repeats_widen_ratios_within_runs(term: str) -> None
         token_time_ns = (records["last_token_ns"] - records["first_token_ns"])[is_changed]
         changed_ns = (token_time_ns * factor).astype(np.int64)
         records["last_token_ns"][is_changed] = records["first_token_ns"][is_changed] + changed_ns
+
     assert judge_repeats(term, equal, nodes=2).verdict == PASS
     assert judge_repeats(term, different, nodes=2).verdict == INCONCLUSIVE
 
@@ -685,11 +694,14 @@ def test_sufficient_load_for_the_horizon_is_enough_for_the_next_analysis() -> No
     horizon_s = 10.0
     load_s = intervals.length_to_meet_s(horizon_s, 0.95)
     load_check = load_checks.check_horizon(load_s, 0.95, horizon_s, "ttft p95")
+
     assert not load_check.is_short
     assert load_check.sufficient_load_s > load_s
+
     next_check = load_checks.check_horizon(
         load_check.sufficient_load_s, 0.975, horizon_s, "ttft p95"
     )
+
     assert not next_check.is_short
 
 

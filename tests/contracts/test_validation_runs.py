@@ -108,6 +108,7 @@ def test_validation_in_virtual_time_writes_all_its_files(
     tmp_path: Path, limit: str, verdict: str, code: int
 ) -> None:
     validation, directory = run_contract(tmp_path, qa_contract(limit), url="sim:gb300-vm")
+
     assert (validation.verdict, get_exit_code(validation)) == (verdict, code), validation.sentence
     assert validation.simulated
     assert validation.horizon_s == 12
@@ -148,7 +149,9 @@ def test_output_of_a_validation(tmp_path: Path, capsys: pytest.CaptureFixture[st
     directory = tmp_path / "poc"
     arguments = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{directory}'"
     brief = run_validate_command(arguments, capsys)
+
     assert brief.code == 4
+
     check_golden("validate", normalize(brief.out, tmp_path))
     full = run_validate_command(f"'{directory}' --full", capsys)
     terms, _, _ = full.out.partition("\n  ! ")  # warnings of the simulated server follow
@@ -190,6 +193,7 @@ levels:
       - drift: {of: ttft, at: p99, limit: 15%, window: 20m}
 """
     validation, _ = run_contract(tmp_path, soak, url="sim:gb300-vm")
+
     assert validation.verdict == PASS, as_text.render(sections.build_report(validation))
     (should_term,) = [term for term in validation.levels[0].terms if term.requirement == "should"]
     # Twenty minutes have some 120 samples of the queue, p99 needs 368.
@@ -228,11 +232,13 @@ limits: {send_lag_share: 100%, stamp_error_share: 100%, cpu_share: 100%}
         # Other processes may take the time of a busy host. Then the run is repeated.
         if "other processes" not in validation.levels[0].failure_reason:
             break
+
     assert validation.levels[0].failure_reason == ""
     errors_term = validation.levels[0].terms[0]
     assert errors_term.verdict == FAIL, as_text.render(sections.build_report(validation))
     assert errors_term.value is not None
     assert (results / "doctor.json").is_file()
+
     measured_levels = {"load": MeasuredLevel(runs=(read_run(results / "load" / "r1", results),))}
     for term, verdict in (
         ("{errors: 25%}", PASS),
@@ -265,8 +271,10 @@ def test_cost_term_uses_the_prices_of_the_contract(tmp_path: Path) -> None:
     text = priced_contract("      - cost: 2.00 USD\n    should:\n      - cost: 1.00 USD\n")
     validation, directory = run_contract(tmp_path, text, url="sim:gb300-vm", shape="four")
     *_, must_cost, should_cost = validation.levels[0].terms
+
     assert (must_cost.verdict, should_cost.verdict) == (PASS, FAIL)
     assert validation.verdict == PASS  # a should term does not decide
+
     summary = msgspec.json.decode((directory / "steady/r1/summary.json").read_bytes())
     good_per_s = summary["goodput"]["steady_rps"]
     assert must_cost.value == pytest.approx(40 / 3600 / good_per_s * 1000, rel=0.05)
@@ -354,7 +362,9 @@ def test_task_terms_are_judged_by_whole_tasks(
     file = write_agent_contract(tmp_path)
     arguments = f"'{file}' {TASK_TARGET} --out '{tmp_path}/out' --json"
     result = run_validate_command(arguments, capsys)
+
     assert result.code == 1
+
     *judged_terms, cost = msgspec.json.decode(result.out)["levels"][0]["terms"]
     summary = msgspec.json.decode((tmp_path / "out/agents/r1/summary.json").read_bytes())
     sessions: dict[str, Any] = summary["sessions"]
@@ -367,6 +377,7 @@ def test_task_terms_are_judged_by_whole_tasks(
         assert judged["low"] <= judged["value"]
         assert judged["high"] is None or judged["value"] <= judged["high"]
     good_tasks_per_s = sessions["goodput"]["rps"]
+
     assert cost["verdict"] == PASS
     assert cost["value"] == pytest.approx(40 / 3600 / good_tasks_per_s * 1000, rel=0.06)
     page = (tmp_path / "out/verdict.html").read_text()
@@ -395,6 +406,7 @@ def test_tasks_cut_by_the_end_of_the_load_are_inconclusive(tmp_path: Path) -> No
     text = f"{without_prices}      - task_time: {{limit: 60s, at: p50}}\n"
     validation, _ = run_contract(tmp_path, text, url="sim:gb300-vm")
     (term,) = validation.levels[0].terms
+
     assert term.verdict == INCONCLUSIVE
     assert "tasks were unfinished" in term.reason
 
@@ -428,7 +440,9 @@ def test_corrupt_files_with_new_checksums_are_user_errors(tmp_path: Path) -> Non
     (directory / "steady" / "rX").mkdir()
     (directory / "steady" / "rX" / "run.json").write_text("not a run of loadgen")
     write_checksums(directory)
+
     assert judge_again(directory).levels[0].runs == ("steady/r1",)
+
     for name in (
         "steady/r1/summary.json",
         "steady/r1/run.json",
@@ -497,6 +511,7 @@ def test_dry_run_predicts_the_load_of_each_term(
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
     arguments = f"'{tmp_path}/c.yaml' --dry-run --seed 1 --url sim:gb300-vm --json"
     result = run_validate_command(arguments, capsys)
+
     assert result.code == 0
     # A slow step also shows the time that is left.
     steps = [line.partition(", about")[0] for line in result.err.splitlines() if " of " in line]
@@ -506,18 +521,22 @@ def test_dry_run_predicts_the_load_of_each_term(
         "Judging a: 3 of 4",
         "Judging b: 4 of 4",
     ]
+
     forecasts = {
         term["term"]: term
         for level in msgspec.json.decode(result.out)["levels"]
         for term in level["terms"]
     }
+
     # Slowdowns that recur within 30 s are met in 111 s.
     assert 80 <= forecasts["tpot at p50 within 60.0 ms"]["needed_s"] <= 160
     # 381 requests at 8/s take 48 s.
     assert 20 <= forecasts["errors at most 1.0 %"]["needed_s"] <= 80
+
     drift = forecasts[
         "tpot at p50 in the last 1 min 20 s at most 15.0 % above the first 1 min 20 s"
     ]
+
     # Two windows of 80 s.
     assert drift["needed_s"] == pytest.approx(180, abs=22)
     assert drift["outcome"] == PASS
@@ -638,6 +657,7 @@ def test_suggested_extension_decides_the_validation(
     target = f"--url sim:gb300-vm --seed {seed}"
     directory = tmp_path / "out"
     first = run_validate_command(f"'{tmp_path}/c.yaml' {target} -o '{directory}'", capsys)
+
     assert first.code == 4, first.out
     (judged,) = read_verdict(directory).levels[0].terms
     assert judged.additional_load_s
@@ -655,10 +675,12 @@ def test_failed_validation_cannot_be_extended(
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT.replace("60ms", "5ms"))
     directory = tmp_path / "out"
     target = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1 -o '{directory}' --duration 40s"
+
     assert run_validate_command(target, capsys).code == 1
     extended = run_validate_command(f"--extend '{directory}'", capsys)
     assert extended.code == 2
     assert "required term has failed" in extended.err
+
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
     with_other_contract = run_validate_command(f"{target} --extend '{directory}'", capsys)
     assert with_other_contract.code == 2

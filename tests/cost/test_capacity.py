@@ -36,6 +36,7 @@ GOOD = {
 
 def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
     capacity = load_capacity(json.dumps(GOOD).encode())
+
     assert (
         capacity.low_per_s,
         capacity.rate_per_s,
@@ -106,6 +107,7 @@ def test_a_single_run_counts_its_good_requests_at_its_load_and_a_capacity_its_ra
         derive_measured_rate(evidence(), 4),
         derive_measured_rate(evidence(rate_per_s=21.0, low_per_s=20.0, high_per_s=22.0), 4),
     )
+
     assert (
         measured_rate.basis,
         measured_rate.unit,

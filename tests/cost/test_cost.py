@@ -158,6 +158,7 @@ def test_cached_and_uncached_tokens_are_priced_separately():
     )
     costs = priced(GPUS, entry).costs
     request, output, total = costs[REQUEST], costs[OUTPUT], costs[TOTAL]
+
     assert request and output and total
     expected_total = Decimal("0.978") + Decimal("0.0024") + Decimal("2.7")
     assert request.parts == {
@@ -219,11 +220,13 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
     hourly = priced(GPUS, rent("60", energy=POWER.replace("by_load", "hourly")), capacity=knee(20))
     no_money = "{watts: 5000, pue: 1.2, counted: included}"
     included = priced(GPUS, rent("60", energy=no_money), capacity=knee(20))
+
     assert by_load.hourly_cost_parts == {"rent": 60, "idle power": Decimal("0.24")}
     assert hourly.hourly_cost_parts == {"rent": 60, "power": Decimal("0.60")}
     assert included.hourly_cost_parts == {"rent": 60}
     totals = [result.costs[REQUEST].total * 3600 * 20 for result in (by_load, hourly, included)]  # type: ignore[union-attr]
     assert [round(total, 6) for total in totals] == [Decimal("60.6"), Decimal("60.6"), Decimal(60)]
+
     for priced_result in (
         by_load,
         hourly,
@@ -251,6 +254,7 @@ def test_measured_energy_is_shown_and_changes_no_cost():
     priced_result = priced(
         msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20)
     )
+
     assert (priced_result.costs, priced_result.declared_power) == (
         without.costs,
         without.declared_power,
@@ -263,15 +267,19 @@ def test_measured_energy_is_shown_and_changes_no_cost():
     assert million is not None and round(million, 9) == round(
         Decimal("0.2") * 120_000 / 3_600_000, 9
     )
+
     unpriced = priced(
         msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)
     ).measured_energy
+
     assert unpriced is not None and unpriced.money[OUTPUT] is None
     assert "power_understated" not in noted(priced_result)
+
     much = EnergyUse(watts=9e9, joules=12_000.0, error_j=600.0, joules_per_output_token=0.2)
     more = priced(
         msgspec.structs.replace(GPUS, energy=much), rent("60", energy=POWER), capacity=knee(20)
     )
+
     assert (
         noted(more)["power_understated"]["declared"] == priced_result.declared_power.watts
         and more.costs == priced_result.costs
@@ -296,7 +304,9 @@ def test_every_code_has_a_message_and_is_used_and_listed():
         "model_differs",
         "region_differs",
     }  # written with a condition
+
     assert raised | chosen == set(reasons.SENTENCES)
+
     text = (repository_paths.ROOT / "docs/reference/costs.md").read_text()
     listed = re.findall(r"(?m)^- `(\w+)`:", text.partition("## Note codes")[2])
     assert sorted(listed) == sorted(reasons.SENTENCES)
@@ -307,6 +317,7 @@ def test_missing_values_have_a_message():
         reasons.make_note("cache_differs", a=0.012, b=None),
         reasons.make_note("cache_differs", a=0.3, b=0.05),
     )
+
     assert reasons.render_notes([cold, warm]) == (
         "different prefix cache hit rates: cold, 1.2 %; unknown",
         "different prefix cache hit rates: warm, 30.0 %; cold, 5.0 %",
@@ -314,11 +325,13 @@ def test_missing_values_have_a_message():
     assert reasons.render_notes([reasons.make_note("region_differs", a="", b="eastus")]) == (
         "different regions: unknown, eastus",
     )
+
     bare, known = (
         reasons.make_note("egress_unpriced", request_kb=None),
         reasons.make_note("egress_unpriced", request_kb=12.34),
     )
     without_size, with_size = reasons.render_notes([bare, known])
+
     assert "kB" not in without_size
     assert "(12.3 kB per request)" in with_size
 
@@ -330,6 +343,7 @@ def test_purchased_machines_include_depreciation_and_staff():
         "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
     )
     priced_result = priced(GPUS, entry)
+
     assert priced_result.hourly_cost_parts == {
         "capital": 5,
         "staff": Decimal("2.5"),
@@ -348,6 +362,7 @@ def test_the_interval_of_a_cost_is_the_inverse_of_that_of_the_rate():
     unit_cost = priced(GPUS, rent("72", egress_per_gb="0.05"), capacity=knee(20, 16, 25)).costs[
         REQUEST
     ]
+
     assert unit_cost and unit_cost.low is not None and unit_cost.high is not None
     egress = unit_cost.parts["egress"]
     assert unit_cost.parts["machines"] == Decimal("0.001")
@@ -414,6 +429,7 @@ def test_an_offline_run_is_priced_by_its_measurement_window(tmp_path: Path, is_c
         evidence, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
     )
     output = priced_result.costs[OUTPUT]
+
     assert priced_result.basis.label == "Offline"
     assert output and GPUS.tokens.output_per_s is not None
     assert float(output.total) == pytest.approx(10_000 / GPUS.tokens.output_per_s, rel=1e-6)
@@ -440,6 +456,7 @@ def test_the_price_of_another_machine_has_a_prominent_warning():
     entry = "rented: provider: P, shape: ND96isr_H100_v5, gpu: H100, gpus: 8, per_gpu_hour: 12.29"
     priced_result = priced(GPUS, entry)
     shape = "ND128isr_GB300_v6"
+
     assert noted(priced_result)["other_gpu"] == {
         "measured": ["GB300"],
         "where": shape,
@@ -450,15 +467,19 @@ def test_the_price_of_another_machine_has_a_prominent_warning():
         for note in priced_result.notes
     )
     assert "OTHER INSTANCE TYPE" in report.describe_basis_and_caveats(priced_result)
+
     rack = priced(
         changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}),
         entry,
     )
+
     assert noted(rack)["other_gpu"]["where"] == "simulated: gb300-rack"
+
     stand_in = priced(
         GPUS,
         "rented: provider: Oracle, shape: BM.GPU.GB300.4, gpu: GB300, gpus: 4, per_gpu_hour: 18",
     )
+
     assert noted(stand_in)["other_shape"] == {
         "measured": shape,
         "provider": "Oracle",
@@ -476,6 +497,7 @@ def test_a_run_that_was_offered_less_than_its_capacity_says_so():
 
 def test_assumptions_that_a_price_leaves_open_are_stated():
     bare = priced(GPUS, "rented: provider: P, gpu: GB300, per_gpu_hour: 18")
+
     assert noted(bare)["egress_unpriced"]["request_kb"] > 0 and "machine_unknown" in noted(bare)
     assert any(" kB per request)" in note for note in bare.notes)
     priced_result = priced(GPUS, rent("60", egress_per_gb="0.05"))
@@ -487,6 +509,7 @@ def test_assumptions_that_a_price_leaves_open_are_stated():
     unsaid = changed(GPUS, bytes={"received": 0})
     assert "egress_uncounted" in noted(priced(unsaid, rent("60", egress_per_gb="0.05")))
     assert noted(priced(unsaid, rent("60")))["egress_unpriced"] == {"request_kb": None}
+
     copied = bare.price.model_copy(update={"as_of": "undated", "source": "not stated"})
     evidence = Evidence(name="x", folder="x", summaries=(GPUS,))
     assert {"price_undated", "price_unsourced"} <= noted(
@@ -509,6 +532,7 @@ def test_an_agentic_task_costs_all_its_turns():
     by_token = priced(summary, entry).costs[TASK]
     capacity = Capacity(rate_per_s=5, unit="conversations", method="search")
     at_knee = priced(summary, rent("36"), capacity=capacity).costs
+
     assert by_hour and by_hour.total == Decimal("0.002")  # 0.01 a second over 5 tasks a second
     assert by_token and by_token.total == Decimal("3.78") / 300
     task, request = at_knee[TASK], at_knee[REQUEST]
@@ -576,6 +600,7 @@ def test_the_price_is_preceded_by_whether_the_load_is_sustained(
 ):
     run = changed(GPUS, sustainable={"sustained": sustained, "reason": "because"})
     priced_result = priced(run, rent("60"))
+
     assert {"overloaded", "not_sustained"} & set(noted(priced_result)) == (
         {code} if code else set()
     )
@@ -589,6 +614,7 @@ def test_an_invalid_run_has_no_good_requests():
     priced_result = priced(
         changed(GPUS, verdict={"valid": False, "reasons": ("late",)}), rent("60")
     )
+
     assert (
         priced_result.costs[GOOD] is None
         and priced_result.basis.rates[GOOD] is None
@@ -636,6 +662,7 @@ def test_offers_of_different_work_get_no_ratio(
     a, b = priced(GPUS, rent("60"), name="a"), priced(changed(GPUS, **parts), rent("60"), name="b")
     cost_comparison = two(a, b)
     (pair,) = cost_comparison.ratios
+
     assert pair.ratio is None and pair.judgment == "not comparable"
     (reason_code,) = pair.difference_codes
     assert reason_code.code == code and values.items() <= reason_code.values.items()
@@ -676,6 +703,7 @@ def test_two_offers_differ_if_the_interval_of_their_ratio_excludes_one(
         priced(GPUS, rent("60"), capacity=second, name="b"),
     )
     (pair,) = two(a, b).ratios
+
     assert pair.judgment == word
     assert pair.ratio is not None
     assert (pair.low is not None and pair.low <= 1 <= (pair.high or 0)) == (
@@ -701,6 +729,7 @@ def test_two_prices_of_one_measurement_share_its_rate():
         for price in ("50", "60")
     )
     (pair,) = two(low, high).ratios
+
     assert (
         pair.judgment == "50 is cheaper"
         and pair.low
@@ -716,6 +745,7 @@ def test_break_even_is_where_the_fixed_cost_of_a_day_is_paid_by_the_difference()
     )
     a, b = priced(GPUS, rent("72"), capacity=knee(20), name="gpus"), priced(GPUS, entry, name="api")
     (break_even,) = two(a, b).break_evens
+
     assert (
         break_even.units_per_day
         and round(break_even.units_per_day) == 685_714
@@ -731,6 +761,7 @@ def test_the_most_sensitive_assumption_comes_first():
         GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
     )
     swings = compare_costs([priced_result], book(rent("60"))).sensitivities
+
     assert [swing.input_name for swing in swings] == [
         "utilization",
         "price per hour",
@@ -752,6 +783,7 @@ def test_the_result_states_the_utilization_of_the_machines():
         for share in ("0.5", "1")
     ]
     half, full = (" ".join(text.split()) for text in outputs)
+
     assert "60.00 per hour, utilization 50.0 %." in half
     assert "60.00 per hour." in full
 
@@ -766,6 +798,7 @@ def test_repeats_give_the_rate_its_interval(tmp_path: Path):
         evidence, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1)
     )
     cost = priced_result.costs[GOOD]
+
     assert priced_result.basis.label == "at this load, 3 repeats"
     assert cost and cost.low and cost.high and cost.total == Decimal("0.001")
     half = 4.30265273 / 3**0.5  # Student's t with 2 degrees of freedom, standard deviation 1
@@ -783,10 +816,13 @@ def test_an_invalid_repeat_is_left_out_of_the_rate_and_named(tmp_path: Path):
             run = msgspec.structs.replace(run, verdict=verdict)
         (tmp_path / "r" / str(i) / "summary.json").write_bytes(dump_summary(run))
     (evidence,) = evidence_reader.read_evidence([tmp_path / "r"])
+
     assert evidence.excluded_repeats == ("2",) and len(evidence.summaries) == 2
+
     priced_result = price_result(
         evidence, book(rent("72")).entries[0], "r", "", gpus=4, utilization=Decimal(1)
     )
+
     assert priced_result.costs[GOOD].total == Decimal("0.001")
     assert "repeats_left_out" in {reason.code for reason in list_evidence_notes(evidence)}
 
@@ -877,6 +913,7 @@ def test_the_command_prints_the_same_numbers_in_every_form(
         printed[form] = capsys.readouterr().out
     document = json.loads(printed["as_json"])
     costs = {offer["name"]: offer["costs"] for offer in document["offers"]}
+
     assert costs["azure"]["request"]["total"] == "0.000726895119"  # 56 / 3600 / 21.4
     assert costs["other"]["million_output_tokens"]["total"] == "0.528381642512"
     assert [pair["judgement"] for pair in document["pairs"]] == [
@@ -884,6 +921,7 @@ def test_the_command_prints_the_same_numbers_in_every_form(
         "azure is cheaper",
         "other is cheaper",
     ]
+
     lines = {
         (row["offer"], row["unit"], row["part"]): row
         for row in csv.DictReader(io.StringIO(printed["as_csv"]))
@@ -900,6 +938,7 @@ def test_the_command_prints_the_same_numbers_in_every_form(
                     if key[:2] == (name, unit) and key[2] != "total"
                 ]
                 assert sum(parts) == Decimal(units[unit]["total"])
+
     for form in ("as_text", "as_markdown"):
         assert (
             "0.7269" in printed[form]
@@ -909,6 +948,7 @@ def test_the_command_prints_the_same_numbers_in_every_form(
     html = page.read_text()
     assert "0.7269" in html and "a &amp; &lt;b&gt;" in html
     assert "http" not in html.split("<main>")[1].split("</main>")[0].replace("https://a", "")
+
     for start in html.split('<div class="bars">')[1:]:
         bars = ET.fromstring("<div>" + start.split("</div></div>")[0] + "</div></div>")
         for bar in bars.iter("i"):
@@ -924,6 +964,7 @@ def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     with refused(CombinedError, "unsound", "verdict.valid") as caught:
         command([results / "broken"], prices=results / "prices.yaml", utilization="1")
     assert caught.value.exit_code == 3
+
     at = caught.value.errors[0].where
     line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(":")[0])
     assert (
@@ -969,6 +1010,7 @@ def test_contradicting_token_counts_are_no_basis_of_a_cost(
     warning = ReasonCode(code="responses_remarked", values=values)
     doubtful = changed(GPUS, verdict={"warning_codes": (warning,), "warnings": ("x",)})
     (results / "azure" / "summary.json").write_bytes(dump_summary(doubtful))
+
     if is_refused:
         with refused(CombinedError, "unsound", "verdict.warnings"):
             evidence_reader.read_evidence([results / "azure"])
@@ -989,6 +1031,7 @@ def test_an_embeddings_endpoint_has_a_price_without_output_tokens(results: Path)
     costs = price_result(
         evidence, book(rent("36")).entries[0], "x", "", gpus=4, utilization=Decimal(1)
     ).costs
+
     assert costs[REQUEST] and costs.get(OUTPUT) is None
 
 
@@ -1079,6 +1122,7 @@ def test_many_offers_fit_the_terminal():
         for line in text.splitlines()
         if line.startswith(("USD per", "1,000 requests", "total"))
     ]
+
     assert len(tables) > 3 and all(len(line) <= 100 for line in tables)
     assert all(sum(f"number-{i}" in line for line in tables) == 2 for i in range(9))
 
@@ -1093,6 +1137,7 @@ def test_cache_writes_are_billed():
         priced(GPUS, plain),
     )
     written, fresh = priced_result.costs[REQUEST], other.costs[REQUEST]
+
     assert written and fresh
     assert (
         written.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25")
@@ -1102,6 +1147,7 @@ def test_cache_writes_are_billed():
         name: amount for name, amount in fresh.parts.items() if name != "input"
     }
     assert "all_written" in noted(priced_result) and "all_written" not in noted(other)
+
     half = (
         GPUS.tokens.input or 0
     ) // 2  # where answers tell what was written, that is billed so, and nothing else
@@ -1110,6 +1156,7 @@ def test_cache_writes_are_billed():
     )
     known = priced(summary, f"{plain}, per_million_cache_write: 1.25")
     parts = known.costs[REQUEST].parts
+
     assert parts["cache_write"] == Decimal(half) * Decimal("1.25") / 10**6 / GPUS.requests.ok
     assert parts["input"] + parts["cache_write"] / Decimal("1.25") == fresh.parts["input"]
     assert "all_written" not in noted(known)
@@ -1123,6 +1170,7 @@ def test_a_commitment_is_cheaper_above_a_share_of_hours():
         replace(priced(GPUS, entry), name=name)
         for name, entry in (("y", year), ("d", called), ("s", spot))
     ]
+
     assert offers[2].hourly_cost_parts == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
     cost_comparison = compare_costs(offers, book(year))
     assert [
@@ -1137,6 +1185,7 @@ def test_a_commitment_is_cheaper_above_a_share_of_hours():
         ("y", "s", Decimal("0.96")),
     ]
     assert "more than 66.7 % of all hours" in printed(cost_comparison)
+
     dear = [replace(priced(GPUS, rent("70", commitment="3 years")), name="t"), offers[2]]
     (never,) = compare_costs(dear, book(year)).commitments
     assert never.hours_share is None and never.judgment.startswith("never costs less")
@@ -1153,6 +1202,7 @@ def test_storage_support_and_interest_are_included_in_the_cost():
     priced_result = priced(
         GPUS, f"{BOUGHT}, storage_per_month: 73, support_per_month: 146, discount: 0.1"
     )
+
     assert (
         priced_result.hourly_cost_parts["storage"],
         priced_result.hourly_cost_parts["support"],
@@ -1170,6 +1220,7 @@ def test_storage_support_and_interest_are_included_in_the_cost():
 def test_yearly_costs_equal_the_payments_of_each_year():
     """Running: 8,760 of staff and 8,760 of power; machines again in the years 3 and 5."""
     years = compute_yearly_cost(priced(GPUS, BOUGHT))
+
     assert years is not None and [round(amount) for amount in years.paid] == [
         105120,
         17520,
@@ -1181,6 +1232,7 @@ def test_yearly_costs_equal_the_payments_of_each_year():
     worth = compute_yearly_cost(priced(GPUS, f"{BOUGHT}, discount: 0.25"), 2)
     assert worth is not None and worth.present is not None
     assert float(worth.present) == pytest.approx(87600 + 17520 / 1.25 + 17520 / 1.5625)
+
     capacity = knee(2.0)
     rented = compute_yearly_cost(priced(GPUS, rent("10"), capacity=capacity, utilization="0.5"))
     assert rented is not None and set(map(round, rented.paid)) == {87600}, (
@@ -1232,11 +1284,14 @@ def test_a_hint_repeats_no_command_stored_in_a_result(stored: str, is_said: bool
         lower_bound_reason="it was stopped",
         resume_command=stored,
     )
+
     with pytest.raises(evidence_reader.UnsoundEvidenceError) as caught:
         evidence_reader._refuse_unfinished_search(unfinished, Path("s"), allow_invalid=False)
+
     hint = caught.value.hint
     unsaid = "loadgen report . shows why it stopped"
     if stored:
         unsaid = "loadgen search --resume resumes it;"
+
     assert (stored in hint) is (is_said or not stored)
     assert is_said or hint.startswith(unsaid)

@@ -13,6 +13,7 @@ from loadgen.cost.size_sources import describe_published_capacity
 
 def test_the_nodes_give_the_published_total_their_own_median_and_a_single_clock():
     published_rack = reference.compute_rack_rates(reference.load_nodes().rows)
+
     assert len(reference.load_nodes().rows) == 18
     assert round(published_rack.sum_of_rates, 1) == 1_100_948.3
     assert round(published_rack.median, 1) == 62_111.7  # published: 61,759
@@ -61,11 +62,13 @@ def test_every_table_says_where_it_is_from_and_every_note_exists_and_is_used():
         for table in tables
         for key in (*table.notes, *(key for row in table.rows for key in row.notes))
     }
+
     assert used == set(reference.load_notes())
 
 
 def test_the_page_equals_the_tables_and_each_number_has_its_notes():
     page = make_published.page()
+
     assert make_published.PAGE.read_text("utf-8") == page, "python tests/make_published.py"
     for text in (
         "62,111.7",

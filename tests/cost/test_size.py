@@ -92,6 +92,7 @@ def test_the_number_of_machines_equals_the_calculation_by_hand() -> None:
     size = size_machines(
         SOURCE, Demand(users=5000, think_s=30), gpus_per_machine=4, price=None, evidence=EVIDENCE
     )
+
     assert (
         size.demand_per_s,
         size.serving_machines,
@@ -130,6 +131,7 @@ def test_the_cost_of_a_request_equals_that_of_loadgen_cost(hours: float) -> None
     )
     share = Decimal(repr((size.utilization or 0) * hours / 24))
     unit = price_result(EVIDENCE, MACHINE, "vm", "here", gpus=4, utilization=share).costs[REQUEST]
+
     assert unit is not None and size.cost_per_thousand is not None
     assert float(size.cost_per_thousand.mid) == pytest.approx(float(unit.total) * 1000, rel=1e-9)
 
@@ -142,6 +144,7 @@ def test_the_cost_of_a_month_equals_the_calculation_by_hand() -> None:
     idle, load = 2.0 * 1.2 * 0.1, 5.2 * 1.2 * 0.1
     egress = RAG.bytes.received / RAG.requests.ok * 0.05 / 1e9
     by_hand = 730 * (8 * (40 + idle) + 125 / 20 * load + 125 * 3600 * egress)
+
     assert size.cost_per_month is not None and size.cost_per_thousand is not None
     assert float(size.cost_per_month.mid) == pytest.approx(by_hand)
     assert float(size.cost_per_thousand.mid) == pytest.approx(by_hand / (125 * 3600 * 730) * 1000)
@@ -162,6 +165,7 @@ def test_an_api_by_the_token_has_a_price_and_no_machines() -> None:
         SOURCE, Demand(rate_per_s=50.0), gpus_per_machine=4, price=price, evidence=evidence
     )
     unit = compute_unit_cost(compute_cost_basis(evidence), price, None, REQUEST)
+
     assert size.machines is None and unit is not None and size.cost_per_thousand is not None
     assert math.isclose(size.cost_per_thousand.mid, unit.total * 1000, rel_tol=1e-9)
 
@@ -193,33 +197,42 @@ def test_single_requests_among_tasks_count_in_money_and_machines() -> None:
     summary = _beside_tasks()
     both = Capacity(rate_per_s=12.0, unit="starts", method="search", recipe="r")
     evidence = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=both)
+
     assert compute_cost_basis(evidence).rates[REQUEST] == 15
     source = derive_measured_rate(evidence, 4)
     assert (source.rate.mid, source.unit, source.response_s) == (12.0, "starts", 12.5)
+
     older = Evidence(
         name="vm",
         folder="vm",
         summaries=(summary,),
         capacity=structs.replace(both, unit="conversations"),
     )
+
     assert (
         derive_measured_rate(older, 4) == source
         and source.response_noun == "a response or conversation"
     )
+
     in_requests = structs.replace(both, rate_per_s=15.0, unit="requests")
     by_requests = Evidence(name="vm", folder="vm", summaries=(summary,), capacity=in_requests)
     assert derive_measured_rate(by_requests, 4).rate.mid == pytest.approx(12.0)
+
     run = Evidence(name="vm", folder="vm", summaries=(summary,))
     steady = summary.load.steady_completed_rps
     assert steady and derive_measured_rate(run, 4).rate.mid == pytest.approx(steady * 0.8)
+
     demand = Demand(rate_per_s=12.0, spare_machines=0)
     size = size_machines(source, demand, gpus_per_machine=4, price=MACHINE, evidence=evidence)
     egress = compute_unit_cost(compute_cost_basis(evidence), MACHINE, 4, REQUEST)
+
     assert egress and size.cost_per_thousand and size.cost_per_month
+
     free = MACHINE.model_copy(update={"egress_per_gb": None})
     bare = size_machines(
         source, demand, gpus_per_machine=4, price=free, evidence=evidence
     ).cost_per_thousand
+
     assert bare and size.cost_per_thousand.mid - bare.mid == pytest.approx(
         egress.parts["egress"] * 1250
     )
@@ -229,6 +242,7 @@ def test_a_published_rate_needs_an_output_length() -> None:
     source = convert_published_rate(
         "X", 944_902.0, gpus=72, output_tokens=1200, workload="rag", publication="MLPerf"
     )
+
     assert source.rate == Estimate(mid=944_902 / 1200)
     with refused(UserError, "no_figure", "--answer"):
         size_machines(
@@ -302,6 +316,7 @@ def test_the_load_of_one_machine_is_stated_for_the_contract(
         assert re.search(utilization, stdout)
         assert "15.0 requests/s per machine" in stdout
         assert "--dry-run" not in stdout
+
     assert _called(RAG.run.workload, "vm", "--rate", "39", "--full") == 0
     stdout = " ".join(capsys.readouterr().out.split())
     assert re.search(r"9[78]\.\d % utilization", stdout)
@@ -313,8 +328,10 @@ def test_validate_accepts_the_contract_of_one_machine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ("rag", "vm", "--rate", "30", "--contract", "c.yaml")
+
     assert _called(*arguments) == 0
     assert "validate c.yaml --url https://MACHINE" in capsys.readouterr().err
+
     checked = load_contract(Path("c.yaml"))
     (planned,) = checked.levels
     assert (planned.rate, checked.contract.gpus) == (pytest.approx(15), 4)
@@ -324,10 +341,12 @@ def test_validate_accepts_the_contract_of_one_machine(
         (term_result.metric, term_result.quantile, term_result.limit_ms)
         for term_result in RAG.goodput.slo
     ], "the rows of its runs say of the SLO what the search said"
+
     promised: set[Any] = {
         (term.metric, f"p{term.quantile * 100:g}", term.limit_ms * 1e6) for term in RAG.goodput.slo
     }
     promised.add(("goodput", "p0", RAG.goodput.share_limit))
+
     assert {
         (contract_term.kind, contract_term.percentile, contract_term.limit)
         for contract_term in planned.level.must
@@ -383,8 +402,10 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
         size, msgspec.structs.replace(RAG, sessions=tasks), "research-agent"
     )
     (level,) = parse_contract(of_tasks, "c").levels
+
     assert [contract_term.kind for contract_term in level.must][-1] == "task_goodput"
     assert "task: {within: 90s, wait: 2s, attainment: 90%}" in of_tasks
+
     class_summary = ClassSummary(
         name="chat",
         share=1.0,
@@ -402,6 +423,7 @@ def test_the_contract_of_tasks_and_of_classes_has_their_limits() -> None:
         RAG, classes=(class_summary,), goodput=Goodput(counted=1, good=1, met=True)
     )
     text = contract_file.render_contract(size, mix, "mixed")
+
     assert "slo:" not in text and {
         contract_term.class_name for contract_term in parse_contract(text, "c").levels[0].must
     } == {"chat"}
@@ -447,6 +469,7 @@ def test_an_edited_workload_is_searched_again(folder: Path) -> None:
 def test_a_search_of_other_trials_is_not_taken_for_this_one() -> None:
     """A stored one of 300 s was refused, with a hint at an --out that `size` has not."""
     search_inputs, of = ("sim:gb300-vm", "rag", ["ttft:2s"]), host_facts.loadgen_version()
+
     assert (
         machine_searches.derive_search_folder(*search_inputs, of, 600 * 10**9)
         == machine_searches.build_search_command(*search_inputs).folder
@@ -501,16 +524,20 @@ def test_machines_searched_in_parallel_have_the_same_capacity(folder: Path, core
     pin = f"import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])\n"
     script = [sys.executable, "-c", pin + AT_ONCE]
     process = subprocess.run(script, check=False, capture_output=True, text=True, timeout=120)
+
     assert process.returncode == 0, process.stderr
     assert not process.stdout
+
     if cores == 1:
         assert not process.stderr and not (folder / "a").exists()
         return
     lines = process.stderr.splitlines()
+
     assert all(line.startswith(("sim:gb300-vm: ", "sim:h100x8: ")) for line in lines), (
         process.stderr
     )
     assert {line.partition(": ")[0] for line in lines} == {"sim:gb300-vm", "sim:h100x8"}
+
     for name, url in (("a", "sim:gb300-vm"), ("b", "sim:h100x8")):
         flags = [
             "--url",
@@ -532,6 +559,7 @@ def test_machines_searched_in_parallel_have_the_same_capacity(folder: Path, core
         assert (folder / name / "search.json").read_bytes() == (
             folder / f"{name}2" / "search.json"
         ).read_bytes()
+
     assert not (folder / "c").exists()
 
 
@@ -577,6 +605,7 @@ def test_a_run_at_one_load_states_only_that_it_was_sustained(
 ) -> None:
     assert _called("rag", "vm/run", "--users", "5000", "--json") == 0
     (sized,) = json.loads(capsys.readouterr().out)["sizes"]
+
     assert sized["source"]["lower_bound"] and sized["source"]["bound_why"]
     assert {"code": "one_load", "values": {"why": sized["source"]["bound_why"]}} in sized[
         "note_codes"
@@ -595,6 +624,7 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
         for term in RAG.goodput.slo
         for word in ("--slo", f"{term.metric}:{term.limit_ms:g}ms:p{term.quantile * 100:g}")
     ]
+
     assert RAG.goodput.share_limit is not None
     slo_arguments += ["--slo", f"attainment:{RAG.goodput.share_limit * 100:g}%"]
     assert _called("rag", "vm", "--users", "5000", *slo_arguments) == 0
@@ -629,10 +659,13 @@ def test_a_capacity_of_unknown_duration_is_marked_at_every_cost() -> None:
     notes_text = " ".join(
         render_notes(list_evidence_notes(replace(EVIDENCE, capacity=by_the_rules)))
     )
+
     assert f"{reason}; the search was stopped" in notes_text
+
     sustained = msgspec.structs.replace(
         by_the_rules, state="sustained", sustained=True, resume_command=""
     )
+
     assert "can go on" not in " ".join(
         render_notes(list_evidence_notes(replace(EVIDENCE, capacity=sustained)))
     )
@@ -669,6 +702,7 @@ def test_an_ambiguous_price_is_reported_before_a_search() -> None:
         "5",
         "--accept-sample-prices",
     )
+
     with refused(CombinedError, "ambiguous") as caught:
         _called(*arguments)
     assert "--price 'sim:gb300-vm=NAME'" in str(caught.value)
@@ -721,7 +755,9 @@ def test_a_size_is_stored_with_its_page(folder: Path, capsys: pytest.CaptureFixt
         "--price",
         "vm/run=own dgx-h200",
     )
+
     assert _called(*arguments) == 0
+
     printed = capsys.readouterr()
     (size_dir,) = (folder / "results").glob("size-rag-*")
     assert f"Report: {size_dir.relative_to(folder)}" in printed.err
@@ -805,5 +841,6 @@ def test_doubts_about_the_number_of_machines_precede_it(
         created="",
     )
     rendered_text = as_text.render(create_report(sizing))
+
     assert word in rendered_text
     assert rendered_text.index(word) < rendered_text.index("machines")

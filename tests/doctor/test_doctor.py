@@ -70,6 +70,7 @@ def test_a_correct_trtllm_endpoint_has_no_problem() -> None:
         "streaming",
     )
     target = (*target, "keep-alive")
+
     assert {check: findings_by_name[check].state for check in target} == dict.fromkeys(target, OK)
     assert "64 of 64" in findings_by_name["length"].observed
     assert "JSON list" in findings_by_name["metrics"].meaning
@@ -87,6 +88,7 @@ def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
         findings_by_name = {
             finding.check: finding for finding in asyncio.run(doctor.collect_findings(settings))
         }
+
     assert (
         findings_by_name["usage"].state == WARNING
         and "cached" in findings_by_name["usage"].observed
@@ -98,6 +100,7 @@ def test_an_openai_like_endpoint_cannot_force_lengths(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     options = Options(api_flavor="openai", api_key_file=str(tmp_path / "key"), **FAST)
     findings_by_name = examined(options, api_key=KEY, server="generic")
+
     assert (findings_by_name["auth"].state, findings_by_name["server"].state) == (OK, WARNING)
     assert findings_by_name["length"].state in (NOTE, WARNING)
     refused = examined(options, api_key="sk-another-one-entirely")
@@ -152,6 +155,7 @@ def test_a_busy_host_is_not_taken_for_a_buffer() -> None:
             for other in processes:
                 other.kill()
                 other.wait()
+
     assert finding.state in (OK, UNKNOWN), finding
 
 
@@ -166,6 +170,7 @@ def test_a_stalled_server_is_not_taken_for_a_buffer() -> None:
             thread.join(0.04)
             os.kill(server.pid, SIGCONT)
             thread.join(0.005)
+
     assert [finding.state for finding in findings] in ([OK], [UNKNOWN]), findings
 
 
@@ -222,6 +227,7 @@ def test_a_buffering_nginx_is_found(tmp_path: Path, faults: str, state: str) -> 
         finally:
             nginx.terminate()
             nginx.wait()
+
     assert finding is not None
     assert finding.state == state and ("proxy" in finding.advice) == (state == WARNING), finding
 
@@ -244,6 +250,7 @@ def test_a_tls_port_is_distinguished_from_plain_http(tmp_path: Path) -> None:
     leaf.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     options = Options(cert=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"), **FAST)
     trusted = examined(options, tls=Tls(ca=str(tmp_path / "ca.pem")))
+
     assert trusted["tls"].state == OK
     assert "certificate valid for" in trusted["tls"].observed
     unknown = examined(options)
@@ -453,6 +460,7 @@ def test_each_observation_gives_its_finding(
 
 def test_expiring_certificates_and_different_clocks_are_findings() -> None:
     now = datetime(2026, 11, 21, tzinfo=UTC)
+
     assert (
         target_checks.check_tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
     )

@@ -10,7 +10,7 @@ from typing import Any
 import loadgen_sdk
 import trustme
 import yaml
-from feature_bench import PLAIN, ROOT, Bench, Feature, MissingFieldError, Ran
+from feature_bench import PLAIN, ROOT, Bench, CommandResult, Feature, MissingFieldError
 from load_rows import TENANTS
 from scripted_server import answer, events, serving
 from servers import start
@@ -40,7 +40,7 @@ levels:
 STEADY = "-c 4 -d 120s --warmup 10s"
 
 
-def has(ran: Ran, *paths: str) -> bool:
+def has(ran: CommandResult, *paths: str) -> bool:
     """Return whether a run has non-empty values at all paths."""
     try:
         return all(ran[path] not in ([], {}) for path in paths)
@@ -142,7 +142,7 @@ def prices(bench: Bench, **changed: Any) -> bool:
     return True
 
 
-def cost(bench: Bench, flags: str = "") -> Ran:
+def cost(bench: Bench, flags: str = "") -> CommandResult:
     ran = bench.run(f"{STEADY} --shape ND128isr_GB300_v6")
     return bench.do(f"cost {ran.folder} --prices {PRICES} --json {flags}")
 

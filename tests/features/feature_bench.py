@@ -26,24 +26,24 @@ class Feature(NamedTuple):
     """One row of the page.
 
     `check` returns whether the feature exists, or a mapping from the names of its parts to that.
-    `why` is the reason for a feature that is left out on purpose.
+    `exclusion_reason` is the reason for a feature that is left out on purpose.
     """
 
     name: str
     check: Callable[[Bench], bool | Mapping[str, bool]]
-    why: str = ""
+    exclusion_reason: str = ""
 
 
 class MissingFieldError(LookupError):
     """A result lacks a field that a check reads, so the feature does not exist."""
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """A command that ended: exit code, stdout, stderr and the folder of its result."""
 
     code: int
     out: str
-    said: str
+    stderr: str
     folder: Path
 
     def __getitem__(self, path: str) -> Any:
@@ -67,7 +67,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._done: dict[str, Ran] = {}
+        self._done: dict[str, CommandResult] = {}
 
     def file(self, name: str, *lines: Any) -> Path:
         """Write a file with these lines; lines that are not text are written as JSON."""
@@ -77,7 +77,7 @@ class Bench:
         (self.folder / name).write_text(text, "utf-8")
         return self.folder / name
 
-    def do(self, command_line: str, folder: Path | None = None) -> Ran:
+    def do(self, command_line: str, folder: Path | None = None) -> CommandResult:
         """Run a command line of loadgen."""
         if command_line not in self._done:
             out, errors = (
@@ -94,12 +94,12 @@ class Bench:
                 except SystemExit as exit_request:
                     code = exit_request.code
             texts = [str(stream.buffer.getvalue(), "utf-8") for stream in (out, errors)]  # type: ignore[attr-defined]
-            self._done[command_line] = Ran(int(code or 0), *texts, folder or self.folder)
+            self._done[command_line] = CommandResult(int(code or 0), *texts, folder or self.folder)
         return self._done[command_line]
 
     def run(
         self, flags: str = "-c 4 -n 24", workload: str = PLAIN, *, url: str = "sim:gb300-vm"
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a workload, in virtual time unless a URL is given; the result gives its summary."""
         key = f"{len(self._done)}"
         known = f"run {flags} {workload} {url}"
@@ -109,12 +109,12 @@ class Bench:
             self._done[known] = self.do(typed, self.folder / f"run{key}")
         return self._done[known]
 
-    def http(self, flags: str = "-c 2 -n 6 --warmup 0", workload: str = PLAIN) -> Ran:
+    def http(self, flags: str = "-c 2 -n 6 --warmup 0", workload: str = PLAIN) -> CommandResult:
         """Run a workload over HTTP, at a simulated endpoint of this machine."""
         flags += " --server-metrics off --energy off"
         return self.run(flags, workload, url=shared().url)
 
-    def rows(self, ran: Ran, name: str) -> NDArray[Any]:
+    def rows(self, ran: CommandResult, name: str) -> NDArray[Any]:
         """Return one column of the records of a run.
 
         Raises MissingFieldError if the run was refused.
@@ -123,7 +123,7 @@ class Bench:
             raise MissingFieldError(name)
         return np.asarray(loadgen.load(ran.folder).rows.column(name))
 
-    def report(self, ran: Ran) -> str:
+    def report(self, ran: CommandResult) -> str:
         """Return the full printed report of a run."""
         return self.do(f"report {ran.folder} --no-html --full").out
 

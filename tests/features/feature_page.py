@@ -45,7 +45,9 @@ def tables(folder: Path) -> str:
             if outcome == "yes":
                 lines.append(f"- {feature.name}")
             else:
-                lacking.append(f"| {feature.name} | {outcome} | {feature.why or absent} |")
+                lacking.append(
+                    f"| {feature.name} | {outcome} | {feature.exclusion_reason or absent} |"
+                )
     totals = (
         f"{sum(count.values())} features: "
         + ", ".join(f"{number} {outcome}" for outcome, number in count.items())

@@ -47,7 +47,9 @@ def test_calls_are_grouped_by_label(tmp_path: Path, capsys: pytest.CaptureFixtur
         call(1, {}, status="failed", first_token=-1, last_token=-1, end=-1, instants=(), cost=None)
     )
     file.write_text("\n".join(lines) + "\n")
+
     assert report(str(file)) == 0
+
     stdout_lines = capsys.readouterr().out.splitlines()
     rows = {line.split("  ")[0]: line.split() for line in stdout_lines if line}
     assert rows["all calls"][2:6] == ["46", "45", "100", "~100"]

@@ -63,6 +63,7 @@ def test_only_the_true_distribution_fits() -> None:
         right += first.distribution == "gamma" and first.is_good
         wrong += second.is_good
         right += fit_interarrival_times(even / even.mean())[0].distribution == "poisson"
+
     assert right >= 97 and wrong == 0
 
 
@@ -94,6 +95,7 @@ GENERATED: dict[str, object] = {
 
 def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
     fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", GENERATED, 3)))
+
     assert not fitted.arrivals.is_hourly and fitted.arrivals.rates_per_s[0] == pytest.approx(
         4, rel=0.1
     )
@@ -113,6 +115,7 @@ def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
         "sigma"
     ] == pytest.approx(0.9, rel=0.1)
     assert write.parameters["mean"] == pytest.approx(300, rel=0.05)
+
     (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
     fitted_workload = load(str(tmp_path / "w.yaml"))
     assert (
@@ -142,6 +145,7 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
         ],
     }
     fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
+
     assert [round(rate * 60) for rate in fitted.arrivals.rates_per_s] == pytest.approx(
         [10, 60, 20], abs=3
     )
@@ -164,10 +168,12 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
         "hour-01",
         "hour-02",
     ]
+
     steady = {
         **hours,
         "stages": [{"arrival": {"gamma": {"rate": "20/min", "burstiness": 0.5}}, "duration": "6h"}],
     }
+
     assert not fit_trace(
         read_trace(trace_of(tmp_path / "s.csv", steady, 4))
     ).arrivals.is_hourly  # bursts alone are no change
@@ -346,6 +352,7 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
         for number in range(30)
     ]
     fitted = fit_trace(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
+
     assert (fitted.conversations_lost_reason, fitted.conversations, fitted.subagents) == (
         "",
         45,

@@ -99,13 +99,16 @@ def test_metrics_of_other_tools_are_read_unchanged(name: str, path: str, value: 
 
 def test_irregularities_of_a_file_are_reported() -> None:
     negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
+
     assert any("negative" in note for note in negative)
     late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
     assert len(late) == 1 and "2,611 ms (p99)" in late[0]
+
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
     metrics = reader.parse_result(
         line
     ).metrics  # its file counts no failures: that is not the same as none
+
     assert metrics["requests.ok"] and not {
         "requests.failed",
         "requests.scheduled",
@@ -160,7 +163,9 @@ def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
         foreign_result = reader.parse_result(json.dumps(value).encode(), name)
     except UserError:
         return
+
     assert all(isinstance(entry_value, float) for entry_value in foreign_result.metrics.values())
+
     as_text.render(other_tools.report(foreign_result))
     as_page.render(other_tools.report(foreign_result))
 
@@ -178,6 +183,7 @@ def test_text_and_page_name_the_tool_that_measured() -> None:
         as_text.render(other_tools.report(foreign_result)),
         as_page.render(other_tools.report(foreign_result)),
     )
+
     for rendered_text in ("GuideLLM 0.8.1", "which includes the wait for the first token"):
         assert rendered_text in " ".join(text.split()) and rendered_text in page.replace(
             "&#x27;", "'"
@@ -212,6 +218,7 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
         tool_samples_by_name["GuideLLM"],
         tool_samples_by_name["SGLang bench_serving"],
     )
+
     assert vllm.ttft.values.tolist() == [40 * ms, 40 * ms]  # the role event counts
     assert vllm.tpot is not None and vllm.tpot.values.tolist() == [110 * ms / 4, 150 * ms / 4]
     assert (
@@ -229,9 +236,11 @@ def test_definitions_of_other_tools_equal_values_by_hand() -> None:
     )
     assert tool_samples_by_name["inference-perf"].tpot is not None
     assert tool_samples_by_name["inference-perf"].tpot.values.tolist() == [40 * ms / 4, 80 * ms / 4]
+
     completions = compute_tool_samples(
         run_fixtures.manifest("r", 2, api="completions"), records, []
     )["vllm bench serve"]
+
     assert completions.ttft.values.tolist() == [100 * ms, 100 * ms]  # no role event there
 
 
@@ -297,6 +306,7 @@ def test_an_export_is_read_back_as_a_file_of_that_tool(
     summary = summarize(*stored)
     exported = WRITERS[form](summary, stored)
     back = reader.parse_result(b"".join(json_parts(exported)))
+
     assert back.tool == tool and exported["loadgen"]["definitions"].endswith(definitions_of(tool))
     assert back.metrics["requests.ok"] == summary.requests.ok
     assert back.metrics["requests.failed"] == summary.requests.failed
@@ -326,13 +336,16 @@ def test_exports_have_the_fields_of_real_files(
 ) -> None:
     stored = store.read_run(run_fixtures.write(tmp_path / "r", rows(3, 700)))
     exported = WRITERS[form](summarize(*stored), stored)
+
     assert keys(VALUES[file]) - set(exported) == lacking
+
     if form == "inference-perf":
         theirs = VALUES[file]["successes"]
         assert keys(theirs["latency"]) == keys(exported["successes"]["latency"])
         for name, block in theirs["latency"].items():
             assert set(block) <= set(exported["successes"]["latency"][name])
         assert keys(VALUES[file]["load_summary"]) <= set(exported["load_summary"])
+
     if form == "mlcommons":
         for block in ("ttft", "tpot", "latency", "output_sequence_lengths"):
             assert set(exported[block]) == set(VALUES[file][block])
@@ -349,17 +362,22 @@ def test_large_exports_are_written_in_parts(tmp_path: Path) -> None:
         [to_table(records[:400], []), to_table(records[400:], [])],
     )
     full_run, stored = store.read_run(folder), store.read_run(folder, max_rows=0, by_stage=False)
+
     assert isinstance(stored.rows, Frame) and (stored.rows["slot"] == records["slot"]).all()
+
     summary = summarize(*stored)
     in_parts = [
         list(records_csv.write_csv(summary, stored, 100)),
         list(json_parts(export.export_vllm(summary, stored), 100)),
     ]
+
     assert all(max(map(len, parts)) < sum(map(len, parts)) / 4 for parts in in_parts)
+
     named = export.export_vllm(summary, full_run).items()
     plain = {
         name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named
     }
+
     assert b"".join(in_parts[1]) == json.dumps(plain, indent=2).encode() + b"\n"
     assert b"".join(in_parts[0]) == b"".join(records_csv.write_csv(summary, full_run))
     assert [*aiperf_records.write(summary, stored)] == [*aiperf_records.write(summary, full_run)]
@@ -381,6 +399,7 @@ def test_a_document_written_in_parts_equals_the_whole_document(
         "whole": np.arange(3),
     }
     plain = {"empty": [], "some": [1e22, 1e-7, -0.0, 5.0], **document, "whole": [0, 1, 2]}
+
     for document_parts, expected in ((arrays, plain), (document, document)):
         assert (
             b"".join(json_parts(document_parts)) == json.dumps(expected, indent=2).encode() + b"\n"
@@ -396,6 +415,7 @@ def test_llm_d_code_accepts_the_exported_benchmark_report_and_it_reads_back(
     summary = summarize(*stored)
     report_json = json.dumps(benchmark_report.write(summary, stored), allow_nan=False)
     back = reader.parse_result(report_json.encode())
+
     assert (back.tool, back.model, back.version) == (
         "llm-d Benchmark Report",
         summary.target.model,
@@ -412,10 +432,12 @@ def test_llm_d_code_accepts_the_exported_benchmark_report_and_it_reads_back(
         ("requests.failed", summary.requests.failed),
     ):
         assert back.metrics[path] == pytest.approx(expected_value), path
+
     theirs = pytest.importorskip(
         "llmd_benchmark_report.schema_v0_2"
     )  # forbids what it does not know
     report = theirs.BenchmarkReportV02(**json.loads(report_json))
+
     assert report.results.request_performance.aggregate.requests.failures == summary.requests.failed
     assert report.scenario.load.native.config["valid"] is summary.verdict.valid
 
@@ -428,14 +450,17 @@ def test_a_benchmark_report_of_llm_d_is_read_in_yaml(tmp_path: Path) -> None:
         "aggregate"
     ]
     scale = {"s": 1e3, "ms": 1.0}[document["latency"]["time_to_first_token"]["units"]]
+
     assert foreign_result.metrics["ttft_ms.p99"] == pytest.approx(
         document["latency"]["time_to_first_token"]["p99"] * scale
     )
     assert foreign_result.metrics["requests.scheduled"] == document["requests"]["total"]
     assert foreign_result.model == "Qwen/Qwen3-0.6B" and foreign_result.notes
+
     (tmp_path / "cut.yaml").write_text(
         example.read_text("utf-8")[:4000] + "request_performance: [", "utf-8"
     )
+
     with refused(UserError, "wrong_format"):
         reader.read_result(tmp_path / "cut.yaml")
 
@@ -456,6 +481,7 @@ def test_csv_has_a_line_per_request(
     records = rows(1, 50)
     fail(records, 0.2)
     folder = run_fixtures.write(tmp_path / "r", records)
+
     assert exits("export", str(folder), "--as", "csv") == 0
     lines = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode())))
     assert len(lines) == 50 and {"ttft_ms", "tpot_ms", "e2e_ms", "input_tokens"} <= set(lines[0])
@@ -482,6 +508,7 @@ def test_csv_marks_the_rows_that_the_report_leaves_out(
         run_fixtures.write(tmp_path / "w", warmed, stages=stages),
         run_fixtures.write(tmp_path / "r", rows(1, 50)),
     )
+
     for folder, is_marked in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
         assert ("rows of stage warm-up" in capsys.readouterr().err) is is_marked
@@ -492,6 +519,7 @@ def test_exported_files_are_read_by_report_and_compare(
 ) -> None:
     folder = run_fixtures.write(tmp_path / "r", rows(1, 50))
     out = tmp_path / "vllm.json"
+
     assert exits("export", str(folder), "--as", "vllm", "-o", str(out)) == 0
     assert exits("report", str(out), "--html", str(tmp_path / "page.html")) == 0
     captured = capsys.readouterr()
@@ -553,6 +581,7 @@ def test_an_official_mlperf_log_is_compared_with_a_run_of_loadgen(
     log = tmp_path / "mlperf_log_summary.txt"
     log.write_text(OFFICIAL)
     foreign_result = reader.read_result(log)
+
     assert (
         foreign_result.tool == "MLPerf LoadGen"
         and foreign_result.metrics["tokens.output_per_s"] == 1000.5
@@ -564,6 +593,7 @@ def test_an_official_mlperf_log_is_compared_with_a_run_of_loadgen(
     run_dir = run_fixtures.write(tmp_path / "r", rows(1, 50))
     assert exits("compare", str(run_dir), str(tmp_path), "--full") == 0
     assert "MLPerf LoadGen" in capsys.readouterr().out
+
     line = {"key": "result_invalid_reason", "value": "Increase the duration."}
     (tmp_path / "mlperf_log_detail.txt").write_text(f":::MLLOG {json.dumps(line)}\n")
     assert exits("report", str(log)) == 0
@@ -646,6 +676,7 @@ def test_exported_durations_end_with_the_last_response_also_of_a_failed_request(
     summary, stored = run_whose_last_request_fails_late(tmp_path)
     sent, done = stored.rows["sent_ns"], stored.rows["done_ns"]
     duration_s = (done.max() - sent.min()) / 1e9
+
     assert duration_s > (summary.window.duration_s or 0) + 4
     vllm = export.export_vllm(summary, stored)
     assert vllm["duration"] == pytest.approx(duration_s)
@@ -689,6 +720,7 @@ def test_goodput_is_not_above_throughput_in_any_export(tmp_path: Path) -> None:
     )
     stored = store.read_run(tmp_path / "r")
     vllm = export.export_vllm(run.summary, stored)
+
     assert 0 < vllm["request_goodput"] <= vllm["request_throughput"]
     aiperf = export.export_aiperf(run.summary, stored)
     assert 0 < aiperf["goodput"]["avg"] <= aiperf["request_throughput"]["avg"]
@@ -741,6 +773,7 @@ def test_the_table_of_exported_fields_lists_what_is_written(tmp_path: Path, form
     unwritten = [
         field for field, p in patterns.items() if not any(p.fullmatch(path) for path in written)
     ]
+
     assert (sorted(unlisted), unwritten) == ([], [])
 
 
@@ -771,8 +804,11 @@ def test_exported_arrivals_equal_those_of_the_load(
         **load,
     )
     stored = store.read_run(tmp_path / "r")
+
     assert export.export_vllm(run.summary, stored)["burstiness"] == burstiness
+
     exported_pattern = export_mlcommons.export_mlcommons(run.summary, stored)["run_config"][
         "load_pattern"
     ]
+
     assert exported_pattern["type"] == pattern

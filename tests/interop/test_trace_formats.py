@@ -209,6 +209,7 @@ def test_block_hashes_and_sessions_are_read_with_their_sizes(tmp_path: Path) -> 
 
 def test_agent_traces_are_read_with_sessions_and_blocks(tmp_path: Path) -> None:
     agents = traces.read_trace(written(tmp_path / "w", *FILES["weka.jsonl"][0]))
+
     assert agents.session.tolist() == [0, 2, 3, 1, 0]
     assert agents.block_hashes(4)[:2] == agents.block_hashes(0)  # within a trace hashes are shared,
     assert agents.block_hashes(1) == agents.block_hashes(2) and agents.block_hashes(1)[
@@ -234,6 +235,7 @@ def test_burstgpt_rows_are_read_with_sessions_and_ends(tmp_path: Path) -> None:
         "12.5,s-1,4,ChatGPT,500,20,520,Conversation log",
     )
     trace = traces.read_trace(written(tmp_path / "burst.csv", head, *lines))
+
     assert trace.session.tolist() == [0, -1, 0] and trace.duration_ns.tolist() == [
         2_500 * MS,
         S,
@@ -244,6 +246,7 @@ def test_burstgpt_rows_are_read_with_sessions_and_ends(tmp_path: Path) -> None:
     assert sessions.graph(0) == (((), (0,)), (0, 5 * S)), (
         "12.5 s is 5 s after the end of the answer at 7.5 s"
     )
+
     columns = {
         "Timestamp": [5.0, 6.0, 9.0, 12.5],
         "Session ID": ["s-1", None, "s-1", "s-1"],
@@ -252,12 +255,14 @@ def test_burstgpt_rows_are_read_with_sessions_and_ends(tmp_path: Path) -> None:
         "Response tokens": [18, 9, 0, 20],
     }
     table = traces.read_trace(parquet(tmp_path / "burst.parquet", **columns))
+
     for name in ("due_ns", "session", "group", "duration_ns", "input_tokens"):
         assert getattr(table, name).tolist() == getattr(trace, name).tolist(), name
     bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
     with pytest.raises(CombinedError) as exc_info:
         traces.read_trace(bad)
     assert [fault.message for fault in exc_info.value.errors] == ["elapsed time is -2"]
+
     for took in (-2.0, float("nan"), 1e10):
         unlike = columns | {"Elapsed time": [2.5, took, None, 4.0]}
         with pytest.raises(CombinedError) as exc_info:
@@ -324,6 +329,7 @@ def test_rows_send_their_options_and_a_model_that_the_server_lists(
     tokenizer = load_tokenizer(None)
     without = {name: value for name, value in options.items() if name != "model"}
     prompts = TracePrompts(ordered, 1, 2, tokenizer, PromptTarget(models=("small",)))
+
     assert [prompts[n].extra for n in range(3)] == [{}, options, {}]
     assert [
         TracePrompts(ordered.select_times(S, None), 1, 2, tokenizer)[n].extra for n in range(2)
@@ -348,6 +354,7 @@ def test_a_trace_in_its_published_form_is_run(name: str, tmp_path: Path) -> None
     file = written(tmp_path / name, *rows)
     result = loadgen.run(trace=file, url="sim:gb300-vm-128k", seed=1, out=tmp_path / "out")
     columns = result.rows.sort_by("due_ns")
+
     assert columns["due_ns"].to_pylist() == due
     assert (columns["input_tokens"].to_pylist(), columns["output_tokens"].to_pylist()) == (
         read,
@@ -359,17 +366,20 @@ def test_a_trace_in_its_published_form_is_run(name: str, tmp_path: Path) -> None
 def test_parquet_tables_are_read_as_traces(tmp_path: Path) -> None:
     lengths: dict[str, Any] = {"input_length": [10, 20, 30], "output_length": [1, 0, 3]}
     seconds = traces.read_trace(parquet(tmp_path / "s", timestamp=[0.25, 0.5, 2.0], **lengths))
+
     assert (seconds.due_ns.tolist(), seconds.input_tokens.tolist()) == ([0, 1750 * MS], [10, 30])
     assert (seconds.output_tokens.tolist(), seconds.rows_without_output) == ([1, 3], 1)
     trace = traces.read_trace(parquet(tmp_path / "m", timestamp=[250, 500, 2000], **lengths))
     assert trace.due_ns.tolist() == seconds.due_ns.tolist()
     burst = {"Timestamp": [5, 7], "Request tokens": [4, 5], "Response tokens": [6, 7]}
     assert traces.read_trace(parquet(tmp_path / "b", **burst)).due_ns.tolist() == [0, 2 * S]
+
     bad: dict[str, Any] = {
         "input_length": [10, None, 30, -4, 5, 6],
         "output_length": [1, 1, 10**9, 1, 2, 3],
     }
     times = [1.5, 2.0, 3.0, 4.0, 0.5, 6.5]
+
     with pytest.raises(CombinedError) as caught:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
     assert [

@@ -69,6 +69,7 @@ def test_wandb_stores_a_run_offline(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, timeout=120
     )
     (stored,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+
     assert (
         b"ttft_ms.p99" in stored.read_bytes()
         and json.loads(EXAMPLE.read_bytes())["run"]["id"].encode()

@@ -161,6 +161,7 @@ def test_rates_equal_those_computed_by_hand() -> None:
     run = trace(1001)
     run.latency_ns[500] = 40 * S  # the last to complete is not the last issued
     result = mlperf.judge_trace(run, SMALL)
+
     assert result.valid
     assert result.scheduled_s == 10.0
     assert result.scheduled_samples_per_s == 100.0  # 1,000 gaps in 10 s
@@ -193,6 +194,7 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     run.ttft_ns[:9] = 2001 * MS
     result = mlperf.judge_trace(run, SMALL)
     check = result.checks[0]
+
     assert (check.is_within_limit, check.early_stopping_met, check.violations) == (True, False, 9)
     assert check.missing_queries == needed_queries(9) - 1000
     assert (result.valid, result.exit_code) == (False, 1)
@@ -213,6 +215,7 @@ def test_one_token_replies_are_counted_and_left_out() -> None:
     run = trace(1000)
     run.tokens[::4] = 1
     result = mlperf.judge_trace(run, SMALL)
+
     assert result.tpot is not None
     assert (result.one_token_replies, result.tpot.count, result.checks[1].query_count) == (
         250,
@@ -232,6 +235,7 @@ def test_uncompleted_queries_are_over_every_limit_and_a_reason() -> None:
         column[:100] = mlperf.UNRESOLVED
     run.tokens[:100] = 0
     result = mlperf.judge_trace(run, SMALL)
+
     assert result.resolved == 9900
     assert result.checks[0].violations == result.checks[1].violations == 100
     assert result.latency.max is None
@@ -246,6 +250,7 @@ def test_offline_counts_from_the_start_of_the_query() -> None:
     )
     latency = np.linspace(1, 20, 100).astype(np.int64) * S
     result = mlperf.judge_trace(trace(100, latency=latency, gap_ns=0), mlperf_test)
+
     assert (result.valid, result.completed_samples_per_s, result.completed_tokens_per_s) == (
         True,
         5.0,
@@ -267,6 +272,7 @@ def test_records_become_a_trace_in_the_order_of_issue() -> None:
         "status": np.array([0, 1, 0, 3]),
     }
     query_trace = mlperf.build_trace(columns, origin_ns=1000)
+
     assert query_trace.due_ns.tolist() == [0, 0, 1000]
     assert query_trace.latency_ns.tolist() == [mlperf.UNRESOLVED, 900, 1000]
     assert query_trace.ttft_ns.tolist() == [mlperf.UNRESOLVED, 300, 500]
@@ -368,7 +374,9 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     detail = log_files.format_detail(result, SMALL, log_files.LogContext("x", "0", STARTED))
     summary = log_files.format_summary(result, SMALL, sut="x")
     entries = _entries(detail)
+
     assert all(entry["value"] is not None for entry in entries)
+
     values = {entry["key"]: entry["value"] for entry in entries}
     errors = [entry["value"] for entry in entries if entry["metadata"]["is_error"]]
     assert errors[0].startswith("2 of 1,000 queries ")

@@ -40,10 +40,12 @@ def test_accuracy_targets_equal_those_of_the_rules() -> None:
     ROUGE must reach 0.99 or 0.999 of the reference, and the tokens 0.9 to 1.1 of it.
     """
     assert accuracy.reference_accuracy("llama2-70b") == REFERENCE
+
     least = {
         (target.tier, target.metric): target.least
         for target in accuracy.check_targets(REFERENCE, [])
     }
+
     assert least[0.999, "rouge1"] == pytest.approx(44.3867688) and least[
         0.999, "rouge2"
     ] == pytest.approx(22.0131648)
@@ -143,6 +145,7 @@ def test_accuracy_mode_scores_the_data_set_and_writes_the_logs(
         for i in range(12)
     ]
     data, out = _write(tmp_path / "set.jsonl", rows), tmp_path / "out"
+
     assert (
         _call(
             "-b",

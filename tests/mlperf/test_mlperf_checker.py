@@ -87,6 +87,7 @@ def test_a_valid_log_passes_every_performance_check(tmp_path: Path, scenario: st
 
 def test_a_missed_limit_and_an_error_fail_the_checks(tmp_path: Path) -> None:
     late, error_lines = performance_check(written(tmp_path, "server", ttft_ms=2000), "server")
+
     assert not late and any("TTFT" in line for line in error_lines)
     broken, error_lines = performance_check(written(tmp_path, "server", failed=1), "server")
     assert not broken and any(

@@ -30,6 +30,7 @@ def read(path: Path) -> dataset.DatasetFile:
 def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
     benchmark_rules = rules.load_rules().benchmarks[benchmark]
     lengths = dataset.synthetic_lengths(benchmark_rules, benchmark_name=benchmark)
+
     assert len(lengths.input) == len(lengths.output) == benchmark_rules.samples
     assert round(float(lengths.output.mean()), 2) == benchmark_rules.mean_output
     assert round(float(lengths.input.mean()), 1) == benchmark_rules.mean_input

@@ -144,6 +144,7 @@ def test_offline_run_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
         **settings,
     )
     ours = result.judge_trace(official_run.trace, mlperf_test)
+
     assert (
         ours.queries == official_run.log.queries == rules.offline_samples(mlperf_test, qps) == 600
     )
@@ -186,13 +187,16 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
         [key for key, _ in pair if not key.startswith(("generic_", "error_", "warning_"))]
         for pair in pairs
     ]
+
     assert keys[0] == keys[1]
+
     our_values, their_values = map(dict, pairs)
     same = [
         key
         for key in keys[0]
         if key.startswith(("requested_", "effective_", "generated_", "loaded_"))
     ]
+
     assert {key: our_values[key] for key in same} == {key: their_values[key] for key in same}
     for key in (
         "result_query_count",
@@ -207,6 +211,7 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
         "result_completed_tokens_per_second",
     ):
         assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
+
     sides = (log_files.format_summary(ours, mlperf_test, sut="PySUT"), official_run.text)
     settings = [
         side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0]
@@ -214,6 +219,7 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
     ]
     if scenario == "offline":  # LoadGen prints limits that Offline does not have
         settings = [re.sub("(ttft|tpot)_latency.*", "", side) for side in settings]
+
     assert settings[0] == settings[1]
 
 
@@ -343,6 +349,7 @@ def test_one_token_responses_agree_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
     official_run = _exact(official(tmp_path, mlperf_test, 2000.0, one_token=True))
     lenient = _agree(official_run, mlperf_test, with_one_token_defect=True)
+
     assert lenient.tpot is not None
     assert lenient.tpot.min is not None
     assert lenient.tpot.min < 0

@@ -83,6 +83,7 @@ def _judged(folder: Path, qps: float, mlperf_test: rules.Test = SMALL) -> mlperf
 
 def test_simulated_run_has_a_result_that_says_it_is_simulated(tmp_path: Path) -> None:
     result = _judged(tmp_path, 100.0)
+
     assert (result.simulated, result.queries, result.resolved) == (True, 600, 600)
     assert "not MLPerf's data" in result.dataset
     assert any("below the 600 s" in note for note in result.notes)
@@ -111,9 +112,11 @@ def test_offline_with_concurrency_counts_from_the_start(tmp_path: Path) -> None:
     )
     data = mlperf_run.synthetic_data(SERVER)
     workload = mlperf_run.build_workload(mlperf_test, data, qps=1.0, concurrency=16)
+
     assert workload.stages[0].arrival == Closed(concurrency=16, ramp_ns=0), (
         "all samples at once, as the rules have it"
     )
+
     summary, folder = run.execute(workload, Settings(url="sim:gb200-vm", out=tmp_path))
     result = mlperf_run.judge_run(folder, mlperf_test, summary, data_name=data.name, qps=1.0)
     assert (result.queries, result.valid) == (300, True)
@@ -146,7 +149,9 @@ def test_tokens_counted_without_server_usage_have_a_warning(tmp_path: Path) -> N
     workload = mlperf_run.build_workload(SMALL, data, qps=100.0)
     summary, folder = run.execute(workload, Settings(url="sim:gb200-vm", out=tmp_path))
     counted = mlperf_run.judge_run(folder, SMALL, summary, data_name=data.name, qps=100.0)
+
     assert not any("without the server's usage" in text for text in counted.notes)
+
     sources = msgspec.structs.replace(
         summary.tokens.sources, output={"server": 100, "estimate": 500}
     )
@@ -155,6 +160,7 @@ def test_tokens_counted_without_server_usage_have_a_warning(tmp_path: Path) -> N
     )
     result = mlperf_run.judge_run(folder, SMALL, without, data_name=data.name, qps=100.0)
     warning = "the output tokens of 500 of 600 responses were counted by a packaged vocabulary"
+
     assert (
         [text for text in result.warnings if warning in text]
         == [text for text in result.notes if warning in text]
@@ -209,6 +215,7 @@ def test_the_command_prints_the_verdict_and_the_disclosure(
         str(_small_data(tmp_path, 800)),
     ]
     flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+
     assert exits("mlperf", "server", "-b", "llama2-70b", *flags) == 0
     out = capsys.readouterr().out
     assert out.startswith("SIMULATED")
@@ -216,6 +223,7 @@ def test_the_command_prints_the_verdict_and_the_disclosure(
     assert "not verified by MLCommons" in " ".join(out.split())
     assert exits("mlperf", "verdict", str(tmp_path / "o")) == 0
     assert capsys.readouterr().out == out
+
     stored = msgspec.structs.replace(mlperf_run.read_result(tmp_path / "o"), tokens=1)
     (tmp_path / "o" / mlperf_run.RESULT).write_bytes(msgspec.json.encode(stored))
     assert exits("mlperf", "verdict", str(tmp_path / "o")) == 3
@@ -253,15 +261,19 @@ def test_page_and_report_of_a_run_have_the_mlperf_result(
         str(_small_data(tmp_path, 800)),
     ]
     flags += ["--url", "sim:gb200-vm", "--out", str(tmp_path / "o"), "--gpus", "4"]
+
     assert exits("mlperf", scenario, "-b", "llama2-70b", *flags, "--full") == 0
     printed = capsys.readouterr().out
     assert exits("report", str(tmp_path / "o"), "--full") == 0
+
     reported = capsys.readouterr().out  # has the sections of the run as well
     mlperf_lines = printed.partition("MLPerf-style result, unofficial")[2].splitlines()
     assert set(mlperf_lines) <= set(reported.splitlines())
+
     page = html.unescape((tmp_path / "o" / "report.html").read_text())
     (rate,) = re.findall(r"^Tokens/s +([0-9,.]+)", printed, re.M)
     (tile,) = re.findall(r"<dt>Output throughput</dt><dd>([0-9,.]+) ", page)
+
     assert tile == rate
     assert "<b>MLPerf-style, unofficial</b>not verified by MLCommons" in page
     assert (
@@ -290,6 +302,7 @@ def test_offline_without_a_rate_runs_a_trial_first(
         "--url",
         "sim:gb200-vm",
     ]
+
     assert exits("mlperf", "offline", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o")) == 0
     captured = capsys.readouterr()
     assert "one pass of" in captured.err
@@ -311,10 +324,12 @@ def test_the_peak_search_writes_a_capacity(
         "sim:gb200-vm",
     ]
     flags += ["--find-peak", "--target-qps", "150"]
+
     assert (
         exits("mlperf", "interactive", "-b", "llama2-70b", *flags, "--out", str(tmp_path / "o"))
         == 0
     )
+
     peak_capacity = capacity.load_capacity((tmp_path / "o" / capacity.CAPACITY_FILE).read_bytes())
     result = mlperf_run.read_result(tmp_path / "o")
     assert peak_capacity.low_per_s is not None and peak_capacity.high_per_s is not None
@@ -324,6 +339,7 @@ def test_the_peak_search_writes_a_capacity(
     )
     assert result.rules_qps is not None and result.rules_qps >= peak_capacity.rate_per_s
     assert result.target_qps == pytest.approx(peak_capacity.rate_per_s, rel=0.1)
+
     capsys.readouterr()
     resume_arguments = [
         "mlperf",
@@ -335,6 +351,7 @@ def test_the_peak_search_writes_a_capacity(
         str(tmp_path / "o"),
         "--json",
     ]
+
     assert exits(*resume_arguments) == 0  # nothing is left to ask
     assert json.loads(capsys.readouterr().out)["target_qps"] == result.target_qps
     assert exits("mlperf", "interactive", "--resume", str(tmp_path / "o"), "--json") == 0, (
@@ -350,6 +367,7 @@ def test_the_peak_search_writes_a_capacity(
     )
     assert "another search" in capsys.readouterr().err
     assert exits("report", str(tmp_path / "o"), "--full") in (0, 1)
+
     stdout, page = capsys.readouterr().out, (tmp_path / "o" / "report.html").read_text()
     rate = f"{result.completed_tokens_per_s:,.0f}"
     assert f"{rate} output tokens/s until" in " ".join(stdout.split())
@@ -377,6 +395,7 @@ def test_mlperf_search_runs_from_the_command_line(
     flags += ["--precision", "0.1", "--seed", "5", "--url", "sim:gb200-vm", "--out", str(tmp_path)]
     code = exits("search", "qa", *flags)
     out = capsys.readouterr().out
+
     assert out.startswith("SIMULATED")
     assert code == 0
     assert "Capacity  " in out
@@ -405,6 +424,7 @@ def test_a_search_without_a_passing_rate_says_so(
         "--seed",
         seed,
     ]
+
     assert exits("search", "qa", *flags, "--url", "sim:gb200-vm", "--out", str(tmp_path)) == 1
     assert "even the lowest load" in capsys.readouterr().out
 
@@ -424,6 +444,7 @@ def test_a_search_that_finds_no_endpoint_leaves_nothing(
 ) -> None:
     dead = ["--url", "http://127.0.0.1:1", "--out", str(tmp_path / "o")]
     small = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 30))]
+
     for command in (
         ["mlperf", "server", *small, "--find-peak"],
         ["mlperf", "offline", *small],
@@ -470,6 +491,7 @@ def test_several_endpoints_count_as_one_system(
         assert "concurrency 6" in capsys.readouterr().err  # three per target
         assert exits("mlperf", "server", *served, "--harness", "loadgen") == 2
         refused = capsys.readouterr().err
+
     assert code in (
         1,
         3,
@@ -518,6 +540,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     ).result
     log = read_log(tmp_path / "run")
     planned = rules.create_schedule(mlperf_test, 40.0)
+
     assert result.queries == log.queries == len(planned.offsets_ns)
     assert log.detail["generated_query_duration"] == planned.end_ns
     assert not log.unofficial
@@ -525,6 +548,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
     assert result.ttft is not None and log.ttft is not None
     assert any("by LoadGen's timestamps" in note for note in result.notes)
     assert read_log(tmp_path / "run" / official_loadgen.OWN_DIR).unofficial
+
     write_bundle(tmp_path / "run", tmp_path / "poc.zip")
     verification = verify_bundle(tmp_path / "poc.zip")
     assert verification.differences == () and verification.verified == "part"
@@ -533,6 +557,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
         *(f"own/{name}" for name in mlperf_run.FILES),
     }
     assert "its timestamps" in verification.skipped["mlperf_log_summary.txt"]
+
     result_path = tmp_path / "run" / official_loadgen.OWN_DIR / mlperf_run.RESULT
     result_path.write_text(
         result_path.read_text().replace(
@@ -543,6 +568,7 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
         sums.unlink()
     write_bundle(tmp_path / "run", tmp_path / "forged.zip")
     forged = verify_bundle(tmp_path / "forged.zip")
+
     assert forged.verified == "no" and "result/own/mlperf.json" in {
         mismatch.file for mismatch in forged.differences
     }

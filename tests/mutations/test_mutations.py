@@ -65,6 +65,7 @@ def test_a_change_applies_to_the_current_source(mutation: Mutation) -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=case_name)
 def test_the_tests_of_a_change_exist(mutation: Mutation) -> None:
     assert mutation.tests
+
     for test in mutation.tests:
         path, _, function = test.partition("::")
         file = ROOT / path
@@ -103,6 +104,7 @@ def test_a_change_without_effect_survives(project: ProjectCopy) -> None:
             "tests/core/stats/test_quantiles.py::test_the_index_of_a_quantile_is_floor_of_n_times_p",
         ),
     )
+
     assert project.run(harmless, Mode(is_pure=False)).failed_test == ""
 
 

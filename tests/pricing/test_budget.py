@@ -68,6 +68,7 @@ def test_the_forecast_of_a_load_states_requests_tokens_and_time(
     )
     prompts = build_prompts(workload, 1, 2, load_tokenizer(None))
     load = forecast_load(build_schedule(workload, 1), mean_tokens(prompts), answer_s)
+
     assert load.requests == (requests if requests != 600 else pytest.approx(600, rel=0.15))
     assert (
         load.seconds == seconds
@@ -101,6 +102,7 @@ def test_a_load_too_short_for_its_slo_is_reported_before_it_starts(
     measured, full_forecast = forecast_run(
         build_schedule(workload, 1), MeanTokens(10, 10), answer_s
     )
+
     assert full_forecast == pytest.approx(
         forecast_load(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
     )
@@ -111,6 +113,7 @@ def test_a_load_too_short_for_its_slo_is_reported_before_it_starts(
 def test_a_forecast_states_the_cost_by_token_and_by_hour(prices: Path) -> None:
     load = Forecast(1000, 1800, 500, 100)
     budget = Budget(load_prices(prices))
+
     assert budget.forecast_cost(load, target()) == pytest.approx(
         Decimal(2), abs=Decimal("1e-6")
     )  # 1 for prompts, 1 for answers
@@ -120,6 +123,7 @@ def test_a_forecast_states_the_cost_by_token_and_by_hour(prices: Path) -> None:
     assert budget.forecast_cost(load._replace(requests=None), target()) is None
     with refused(UserError, "missing_option", "--gpus"):
         budget.forecast_cost(load, target(shape="four"))
+
     budget.limit, budget.spent = Decimal(3), Decimal(2)
     budget.check_limit(Decimal(1))
     with pytest.raises(UserError, match=r"1\.50 USD.* 2\.00 USD(.|\n)*--> --max-cost 3"):
@@ -146,6 +150,7 @@ def test_a_run_over_the_limit_does_not_start(
     target = ("--url", shared().url)
     load = ("run", "--isl", "20", "--osl", "5", "-c", "2", "-d", "1h", "-o", str(out), *target)
     paid = (*load, "--gpus", "4", "--shape", "four", "--prices", str(prices))
+
     assert exits(*paid, "--max-cost", "30") == 2
     stderr = capsys.readouterr().err
     assert (
@@ -195,6 +200,7 @@ def test_the_limit_is_on_all_runs_of_a_command_and_before_the_first(
         str(prices),
     )
     each_fits = (*load, "--max-cost", "40", "-o", str(out), "--url", "http://127.0.0.1:9")
+
     assert exits(*each_fits) == 2
     assert expected_text in capsys.readouterr().err and not out.exists()
 
@@ -218,6 +224,7 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
         "four",
     )
     paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
+
     assert exits(*paid, "73") == 0
     assert "all 2 runs: about 72.00 USD" in capsys.readouterr().out
     assert exits(*paid, "71") == 2
@@ -254,6 +261,7 @@ def test_a_simulated_run_costs_nothing(prices: Path, capsys: pytest.CaptureFixtu
         "-o",
         str(out),
     )
+
     for more in (("--dry-run",), ()):
         assert exits(*paid, *more) in (0, 3)
         assert "0.36 USD on a real server" in "".join(capsys.readouterr())

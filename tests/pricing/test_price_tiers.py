@@ -59,7 +59,9 @@ def test_a_request_above_the_tier_length_is_charged_completely_at_the_higher_pri
     rows = store.read_run(run).rows
     measured = rows[rows["stage"] == rows["stage"].max()]
     is_long = measured["input_tokens"] > 1000
+
     assert 0 < is_long.sum() < len(measured) == 60
+
     expected = Decimal(0)
     for factor, chosen in ((1, ~is_long), (2, is_long)):
         prompt, output = (
@@ -68,6 +70,7 @@ def test_a_request_above_the_tier_length_is_charged_completely_at_the_higher_pri
         expected += Decimal(factor * (prompt * 2 + output * 10)) / 1_000_000
     offer = priced(run, write_prices(tmp_path, FLAT, ABOVE), capsys)["offers"][0]
     total = Decimal(offer["costs"]["request"]["total"])
+
     assert float(total * 60) == pytest.approx(float(expected), rel=1e-6)
 
 

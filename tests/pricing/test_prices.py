@@ -211,6 +211,7 @@ def test_sample_prices_must_be_accepted_and_nothing_is_guessed():
         price_file.load_prices(price_file.SAMPLE, today=TODAY)
     assert "--accept-sample-prices" in caught.value.errors[0].hint
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
+
     assert book.sample
     assert all(price.as_of and price.source and price.quality for price in book.entries)
     oracle = prices.find_prices(book, TargetFacts(shape="BM.GPU.GB300.4"))[0]
@@ -240,6 +241,7 @@ def test_sample_prices_charge_whole_machines():
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
     rented = [price for price in book.entries if isinstance(price, prices.Rented)]
     eight = [price for price in rented if price.shape in EIGHT or price.shape.endswith(".8")]
+
     assert len(eight) == 12 and all(price.gpus == 8 for price in eight)
     for price in rented:
         if price.quality == prices.NOT_VERIFIED:
@@ -255,6 +257,7 @@ def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
     (by_shape,) = prices.find_prices(book, TargetFacts(shape="GB300", model="m"))
     (by_model,) = prices.find_prices(book, TargetFacts(model="M", url="https://x"))
     (by_name,) = prices.find_prices(book, TargetFacts(), "P m")
+
     assert isinstance(by_shape, Rented) and isinstance(by_model, PerToken) and by_name is by_model
     with refused(UserError, "no_price") as missing:
         prices.find_prices(book, TargetFacts(shape="b200"))

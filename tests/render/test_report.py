@@ -67,6 +67,7 @@ def test_text_markdown_and_page_show_the_same_numbers() -> None:
         markdown.render(FULL_REPORT),
         html.render(FULL_REPORT),
     )
+
     assert (
         find_numbers(rendered_text) | {"1"}
         == find_numbers(pasted)
@@ -80,7 +81,9 @@ def test_text_markdown_and_page_show_the_same_numbers() -> None:
 
 def test_text_begins_with_notices_and_the_result() -> None:
     lines = text.render(FULL_REPORT).splitlines()
+
     assert lines[:2] == ["SIMULATED: a model 2", "It held 3/s."]
+
     last = Report(
         title="T",
         generated_by="",
@@ -88,6 +91,7 @@ def test_text_begins_with_notices_and_the_result() -> None:
         headline=[Paragraph("A")],
         headline_last=True,
     )
+
     assert text.render(last) == "T\n\ns\nx\n\nA\n"
     assert text.render_sections([section("s", "x"), section("t", "")]) == "s\nx\n"
     assert text.render_sections([section("t", "", Bullets([]))]) == ""
@@ -112,6 +116,7 @@ def test_the_header_of_a_wide_table_takes_two_lines() -> None:
     lines = text.render_sections(
         [section("", Table(("load", *names, ""), rows, "remarks"))]
     ).splitlines()
+
     assert lines[0].split() == ["a", "metric"] * 9 and lines[1].split() == ["load", *"012345678"]
     assert [line.split()[0] for line in lines[2:]] == [
         "1/s",
@@ -120,9 +125,11 @@ def test_the_header_of_a_wide_table_takes_two_lines() -> None:
         "a",
     ]  # the remark stands below
     assert max(map(len, lines)) <= 100
+
     narrow = text.render_sections(
         [section("", Table(("load", *names[:3]), [("1/s", "1", "2", "3")]))]
     ).splitlines()
+
     assert narrow[0].split("  ")[-1] == "a metric 2"
 
 
@@ -131,12 +138,15 @@ def test_a_sentence_in_a_table_wraps_in_its_row_or_below_it() -> None:
     sections_text = text.render_sections(
         [section("", Table(("a", "b", ""), [("1", "2", sentence)], "remarks"))]
     )
+
     assert len(sections_text.splitlines()) == 3 and all(
         line.startswith(("a", "1", "      ")) for line in sections_text.splitlines()
     )
+
     below = text.render_sections(
         [section("", Table(("a", "why"), [("x" * 80, sentence)], "prose"))]
     )
+
     assert below.splitlines()[1] == "x" * 80 and all(
         line.startswith("    w") for line in below.splitlines()[2:]
     )

@@ -71,6 +71,7 @@ def test_a_status_line_never_wraps(columns: int) -> None:
 
 def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
     assert text_width(io.StringIO()) == 100
+
     leader, follower_fd = pty.openpty()
     try:
         with open(follower_fd, "w", closefd=False) as terminal:
@@ -87,7 +88,9 @@ def test_a_pipe_has_a_fixed_width_and_a_terminal_its_own() -> None:
 @pytest.mark.processes
 def test_a_command_follows_its_terminal(tmp_path: Path) -> None:
     run = ("run", "qa", "--url", "sim:gb300-vm", "-c", "2", "-n", "20", "-o", tmp_path / "run")
+
     assert exits(*run) == 0
+
     leader, follower_fd = pty.openpty()
     fcntl.ioctl(follower_fd, termios.TIOCSWINSZ, pack("HHHH", 30, 64, 0, 0))
     command = [sys.executable, "-m", "loadgen", "report", str(tmp_path / "run"), "--no-html"]
@@ -103,6 +106,7 @@ def test_a_command_follows_its_terminal(tmp_path: Path) -> None:
                 break
             output += data
     os.close(leader)
+
     assert process.returncode == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", output.decode()).splitlines()
     assert max(len(line) for line in lines if " " in line.strip()) <= 64

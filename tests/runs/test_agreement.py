@@ -48,6 +48,7 @@ def test_goodput_is_never_larger_than_throughput(tmp_path: Path, name: str) -> N
     summary = run.summary
     parts = [summary, *summary.classes, *summary.models, *summary.stages]
     rated = [part for part in parts if part.goodput.steady_rps is not None]
+
     assert summary in rated
     for part in rated:
         assert part.goodput.steady_rps <= part.load.steady_completed_rps  # type: ignore[operator]
@@ -71,6 +72,7 @@ def test_goodput_counts_what_was_completed_and_not_what_was_offered(
         out=tmp_path / "r",
     )
     goodput, load = run.summary.goodput, run.summary.load
+
     assert goodput.share == 1
     assert goodput.steady_rps == pytest.approx(load.steady_completed_rps)
 
@@ -92,6 +94,7 @@ def test_the_goodput_of_tasks_has_the_window_of_their_rate(tmp_path: Path) -> No
         out=tmp_path / "r",
     )
     sessions = run.summary.sessions
+
     assert sessions is not None and sessions.goodput is not None
     assert sessions.goodput.good == sessions.ok
     assert sessions.goodput.steady_rps == pytest.approx(sessions.steady_ok_per_s)

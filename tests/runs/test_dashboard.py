@@ -58,6 +58,7 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
     slo = Slo(terms=(Term(metric="ttft", limit_ns=S // 5),))
     summary = summarize(run_fixtures.manifest("r", 800, slo=slo), records)
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
+
     assert SUPPORT["p99"] < 800
     for name, distribution in (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms)):
         assert status.latency(name).overall == pytest.approx(
@@ -78,6 +79,7 @@ def test_recent_numbers_cover_the_last_seconds_only() -> None:
     ttft_ns = np.sort(recent["first_token_ns"] - recent["due_ns"])
     p50_ns = ttft_ns[len(ttft_ns) // 2]
     p99_ns = ttft_ns[int(len(ttft_ns) * 0.99)]
+
     assert status.latency("ttft").recent == pytest.approx((p50_ns / 1e6, p99_ns / 1e6))
     assert len(status.recent_records()["done_ns"]) == len(recent)
     assert status.recent_span_s == RECENT_S
@@ -94,6 +96,7 @@ def test_stage_time_left_and_worker_samples() -> None:
         for t in range(1, 21)
         for worker in (0, 1)
     )
+
     assert (status.in_flight, status.last_sample_s, status.planned) == (6, 20.0, 300)
     assert status.busiest_worker_share == pytest.approx(0.1)
     status.now_s = 2.0
@@ -127,6 +130,7 @@ def test_queue_and_cache_of_the_servers_are_their_last_samples() -> None:
                 ("vllm:kv_cache_usage_perc", 0.5),
             )
         )
+
     assert "99 waiting, KV cache 50.0 % full" in text_of(status)
 
 
@@ -136,6 +140,7 @@ def test_every_quantity_has_a_line_and_fits_the_terminal(width: int) -> None:
     fail(records, 0.1)
     status = status_of(records, 30.0)
     text = text_of(status, width)
+
     for label in (
         "load poisson",
         "/600",
@@ -162,13 +167,16 @@ def test_half_a_record_or_line_is_left_for_the_next_read(tmp_path: Path) -> None
     path = run_dir / "spool" / "w0.rows"
     data = path.read_bytes()
     path.write_bytes(data[: 10 * records.itemsize + 7])
+
     assert len(tail.rows()) == 10
     assert len(tail.rows()) == 0
     path.write_bytes(data)
     assert tail.rows()["slot"].tolist() == list(range(10, 30))
+
     seconds = run_dir / "spool" / "w0.seconds"
     complete = seconds.read_bytes()
     seconds.write_bytes(complete[:-9])
+
     assert len(tail.seconds()) >= 1
     seconds.write_bytes(complete)
     assert len(tail.seconds()) == 1
@@ -202,6 +210,7 @@ def test_the_process_renders_on_a_terminal_until_its_standard_input_ends(tmp_pat
         process.stdin.close()
         assert process.wait(120) == 0
     plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", terminal_output).decode()
+
     assert "200/200" in plain
     os.close(ours)
 

@@ -111,6 +111,7 @@ def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(
     summary = summarize(
         run_fixtures.manifest("r", len(records), state="running"), records, worker_samples=sent
     )
+
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
     assert ("SLO missed" in describe_result(summary)) is is_missed
@@ -170,8 +171,10 @@ def test_tiles_show_rates_of_one_window() -> None:
     goodput = msgspec.structs.replace(summary.goodput, share=1.0, rps=7.0, steady_rps=8.0)
     summary = msgspec.structs.replace(summary, load=load, goodput=goodput)
     *_, completed, within = headline_tiles(summary)
+
     assert (completed.value, within.note) == ("8.00", "goodput 8.00 req/s")
     assert "9.00 req/s offered" in completed.note
+
     talk = Sessions(count=7, ok=7, ok_per_s=1.0, steady_ok_per_s=1.0, duration_ms=Distribution())
     *_, completed, within = headline_tiles(msgspec.structs.replace(summary, sessions=talk))
     assert "offered" not in completed.note
@@ -190,6 +193,7 @@ def test_a_curve_ends_at_the_highest_supported_percentile() -> None:
 def test_points_of_a_curve_are_samples() -> None:
     values = np.random.default_rng(1).integers(1_000_000, 9_000_000, 500)
     percentile_curve = percentile_curves.curve_of_values("x", values)
+
     assert percentile_curve is not None
     assert {round(ms * 1e6, -3) for ms in percentile_curve.values_ms} <= {
         float(f"{v:.4g}") for v in values.tolist()
@@ -229,6 +233,7 @@ def test_counts_of_loads_tokens_and_errors_add_up() -> None:
         run_fixtures.manifest("r", 400), records, [gaps], [timeline]
     )
     ok = int((records["status"] == 0).sum())
+
     assert sum(
         v or 0 for v in chart_data.load.request_rates.series["ok"]
     ) * chart_data.load.request_rates.width_s == pytest.approx(ok, rel=1e-3)
@@ -254,6 +259,7 @@ def test_the_page_size_does_not_grow_with_the_number_of_requests() -> None:
         )
         for records in (few, many)
     ]
+
     assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
 
 
@@ -309,6 +315,7 @@ def test_untrusted_text_is_escaped_in_the_page(tmp_path: Path) -> None:
         stages=(StagePlan(name=bad, arrival=bad, slots=300),),
     )
     text = page_of(folder)
+
     assert "<script>alert" not in text and "<img" not in text
     assert text.count("</script>") == 2
 
@@ -333,6 +340,7 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
     least, most, mean, median, total = (
         float(cell.replace(",", "")) for cell in spread["output tok/s"]
     )
+
     assert (least, median, most) == pytest.approx(rates, rel=0.01)
     assert mean == pytest.approx(sum(rates) / 3, rel=0.01) and total == pytest.approx(
         sum(rates), rel=0.01
@@ -344,6 +352,7 @@ def test_several_targets_have_the_table_of_a_rack() -> None:
 
 def test_the_page_has_every_section(tmp_path: Path) -> None:
     text = page_of(run_fixtures.write(tmp_path / "r"))
+
     for part in (
         "Latency",
         "throughput over time",
@@ -363,6 +372,7 @@ def test_the_command_writes_the_page_beside_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_fixtures.write(tmp_path / "r")
+
     assert exits("report", str(folder)) == 0
     out, err = capsys.readouterr()
     assert "Measurement  valid" in out and f"page: {folder / 'report.html'}" in err
@@ -386,6 +396,7 @@ def test_a_killed_run_is_reported_up_to_its_last_record(
         path.write_bytes(path.read_bytes()[:-17])
     heat = folder / "flows" / "w0.heat"
     heat.write_bytes(heat.read_bytes()[:-5])
+
     assert exits("report", str(folder)) in (0, 3)
     assert "cut off" in capsys.readouterr().out
     assert "CUT OFF" in (folder / "report.html").read_text()
@@ -417,10 +428,12 @@ def test_damaged_records_and_mixed_runs_are_errors(
     run_fixtures.write(
         tmp_path / "both" / "b", workload="other", fingerprints=Fingerprints(recipe="0"), slo=None
     )
+
     assert exits("report", str(tmp_path / "both")) == 2
     assert "values of: workload, SLO" in capsys.readouterr().err
     recorder = Compactor(run_dir)
     assert recorder.finish()
+
     store.delete_record_log(run_dir)
     file = run_dir / "requests" / store.MERGED
     file_bytes = file.read_bytes()
@@ -520,6 +533,7 @@ def test_letters_are_readable_on_a_phone(browser: Browser, page_file: Path) -> N
         "n.ownerSVGElement.getBoundingClientRect().width / "
         "n.ownerSVGElement.viewBox.baseVal.width : 1))"
     )
+
     assert min(sizes) >= 11
 
 
@@ -530,9 +544,11 @@ def test_dark_mode_follows_the_system_and_the_theme_button(
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     browser.set_view(dark=True)
     browser.open(page_file)
+
     assert browser.evaluate(ground) < 60
     browser.evaluate("document.getElementById('theme').click()")
     assert browser.evaluate(ground) > 200
+
     browser.set_view()
     browser.open(page_file)
     assert browser.evaluate(ground) > 200
@@ -543,6 +559,7 @@ def test_the_page_can_be_printed(browser: Browser, page_file: Path) -> None:
     browser.set_view()
     browser.open(page_file)
     data = browser.pdf()
+
     assert (
         data.startswith(b"%PDF") and data.count(b"/Type /Page\n") + data.count(b"/Type /Page ") >= 3
     )
@@ -562,7 +579,9 @@ def test_the_legend_hides_a_line_and_the_pointer_shows_its_values(
     lines = "document.querySelector('figure').querySelectorAll('svg path').length"
     before = browser.evaluate(lines)
     browser.evaluate("document.querySelector('.legend button').click()")
+
     assert browser.evaluate(lines) < before
+
     browser.evaluate("document.querySelector('.legend button').click()")
     tip = browser.evaluate(
         "(() => { const s = document.querySelector('svg'), b = s.getBoundingClientRect(); "
@@ -570,6 +589,7 @@ def test_the_legend_hides_a_line_and_the_pointer_shows_its_values(
         "s.dispatchEvent(new PointerEvent('pointermove', at)); "
         "return document.querySelector('.tip').innerText })()"
     )
+
     assert re.search(r"p\d", tip) and "ms" in tip
 
 
@@ -580,6 +600,7 @@ def test_the_browser_reports_requests_and_script_errors(browser: Browser, tmp_pa
         "<img src='http://example.invalid/x.png'><script>console.error('no'); nothing()</script>"
     )
     browser.open(path)
+
     assert any("example.invalid" in url for url in browser.requests)
     assert any("no" in text for text in browser.complaints) and any(
         "nothing" in text for text in browser.complaints
@@ -600,7 +621,9 @@ def test_curves_from_send_and_due_times_are_shared_if_no_send_is_late() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     records = rows(2, 50)
     late = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves
+
     assert late["ttft_from_sent"].values_ms != late["ttft"].values_ms
+
     records["sent_ns"] = records["due_ns"]
     at_once = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves
     assert (

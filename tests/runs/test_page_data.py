@@ -45,6 +45,7 @@ def test_pairs_are_counted_like_numpy_histogram2d(steps: int, spread: float, row
         xs, np.log10(ys) if plot.log_y else ys, (CELL_COLUMNS, CELL_ROWS)
     )
     lefts, lows = round_all(x_edges, 5), round_all(10**y_edges if plot.log_y else y_edges, 5)
+
     assert plot.count == len(xs) and plot.log_y == (ys.max() > 20 * ys.min())
     assert (plot.x_range, plot.y_range) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
     assert list(plot.cells) == [
@@ -61,6 +62,7 @@ def test_a_stage_without_a_planned_start_spans_its_requests() -> None:
     manifest = run_fixtures.manifest("r", 40, stages=stages)
     first, second = compute_chart_data(manifest, records).stages
     due_s = records["due_ns"] / 1e9
+
     assert (first.start_s, first.end_s) == (0, pytest.approx(due_s[19], rel=1e-4))
     assert (second.start_s, second.end_s) == (
         pytest.approx(due_s[20], rel=1e-4),

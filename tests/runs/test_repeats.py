@@ -63,16 +63,19 @@ def test_the_interval_comes_from_the_variation_between_runs() -> None:
         if repeated_metric.metric == "tpot_ms.p50"
     )
     values = [run_summary.tpot_ms.p50 for run_summary in three]
+
     assert tpot.values == tuple(values)
     assert tpot.mean == pytest.approx(np.mean(values))
     half = students_t.t_quantile(0.975, 2) * np.std(values, ddof=1) / np.sqrt(3)
     assert tpot.high is not None and tpot.high - tpot.mean == pytest.approx(half)
     assert tpot.spread == pytest.approx(0.1, abs=0.03)
+
     ok = next(
         repeated_metric
         for repeated_metric in summary.metrics
         if repeated_metric.metric == "ok_share"
     )
+
     assert ok.mean == 1.0 and ok.low is not None and 0.99 < ok.low < 0.999, (
         "900 requests without a failure"
     )
@@ -91,6 +94,7 @@ def test_repeats_report_whether_the_slo_was_met() -> None:
             three,
         ).split()
     )
+
     assert "missed by r1, r2: TTFT p99" in text
     assert " missed " in text
     same_summaries = [three[0]] * 2
@@ -121,6 +125,7 @@ def test_an_invalid_repeat_counts_in_no_mean() -> None:
         for repeated_metric in summary.metrics
         if repeated_metric.metric == "tpot_ms.p50"
     )
+
     assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
     assert summary.valid and summary.excluded_runs == ("r3",) and summary.runs == ("r1", "r2", "r3")
     text = " ".join(render_repeats(summary, [first, second, invalid(third)]).split())
@@ -157,6 +162,7 @@ def test_auto_repeats_end_at_the_precision_or_at_the_maximum() -> None:
     alike = summaries(1, 1, 1)
     apart = summaries(1, 2, 3, by=(0.8, 1.0, 1.3))
     auto = Repetition(count=None, most=4, precision=0.05)
+
     assert not auto.is_complete(alike[:2]) and auto.is_complete(alike), "two that agree are too few"
     assert not auto.is_complete(apart) and auto.is_complete([*apart, *alike])
     assert [Repetition(count=2).is_complete(alike[:n]) for n in range(4)] == [
@@ -171,6 +177,7 @@ def test_a_run_is_repeated_as_often_as_requested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a"
+
     assert exits("run", "qa", *SIM, "--seed", "5", "--repeat", "3,pause=10m", "-o", str(out)) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("SIMULATED")
@@ -188,10 +195,12 @@ def test_a_run_is_repeated_as_often_as_requested(
         and len(set(document.seeds)) == 3
     )
     assert exits("run", "qa", *SIM, "--seed", "5", "-o", str(tmp_path / "alone")) == 0
+
     first, alone = (
         json.loads((folder / "summary.json").read_text())
         for folder in (out / "r1", tmp_path / "alone")
     )
+
     assert first["ttft_ms"] == alone["ttft_ms"], "the first repeat is the run without --repeat"
     assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
     assert "already holds results" in capsys.readouterr().err
@@ -218,6 +227,7 @@ def test_repeats_of_a_sweep_are_resumed(tmp_path: Path, capsys: pytest.CaptureFi
         "-o",
         str(tmp_path / "s"),
     )
+
     assert exits(*command, "--repeat", "2") == 0
     stdout = capsys.readouterr().out
     assert re.search(r"\n  r10 +2 .*±", stdout)
@@ -299,6 +309,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     validation, folder = run_validation(
         checked, Settings(url="sim:gb300-vm"), tmp_path / "out", options
     )
+
     assert validation.levels[0].runs == ("load/r1", "load/r2") and validation.verdict == "PASS", (
         validation.levels[0].terms
     )
@@ -307,6 +318,7 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     spread = json.loads((folder / "repeats.json").read_bytes())["levels"]["load"]
     assert spread["runs"] == ["load/r1", "load/r2"] and spread["figures"]
     assert "tokens/s" in (folder / "verdict.html").read_text()
+
     write_bundle(folder, tmp_path / "poc.zip")
     came = verify_bundle(tmp_path / "poc.zip")
     assert came.verified == "all" and "repeats.json" in {
@@ -314,8 +326,10 @@ def test_a_contract_repeats_its_levels_apart(tmp_path: Path) -> None:
     }, came.skipped
     four = load_contract(tmp_path / "c.yaml", repeats=4, env={})
     assert four.levels[0].level.repeats == 4
+
     options = ValidationOptions(
         execute=execution.execute, show_status=messages.append, repetition=Repetition(count=4)
     )
     validation, _ = run_validation(four, Settings(url="sim:gb300-vm"), tmp_path / "four", options)
+
     assert len(validation.levels[0].runs) == 4

@@ -74,17 +74,20 @@ def test_gaps_in_virtual_time_are_exact(tmp_path: Path, target: str) -> None:
     gaps_run_dir, plain = (ran(tmp_path, TALKS, target, keep, **flags) for keep in ("gaps", "raw"))
     gaps_ns_by_slot = agree(gaps_run_dir)
     gaps_summary, other = (loadgen.load(folder).summary for folder in (gaps_run_dir, plain))
+
     assert (gaps_summary.inter_chunk_ms, gaps_summary.tokens) == (
         other.inter_chunk_ms,
         other.tokens,
     )
     pooled = np.concatenate(list(gaps_ns_by_slot.values()))
     assert distribution_of(pooled).p99 == pytest.approx(gaps_summary.inter_chunk_ms.p99, rel=0.001)
+
     files = {
         file.relative_to(gaps_run_dir).as_posix()
         for file in gaps_run_dir.rglob("*")
         if file.is_file()
     }
+
     assert files - {file.relative_to(plain).as_posix() for file in plain.rglob("*")} == {
         "gaps/requests.parquet"
     }
@@ -108,6 +111,7 @@ def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers:
         differences.append(
             of_request - theirs[: len(of_request)]
         )  # the end of an answer is an event of theirs
+
     assert np.median(np.abs(np.concatenate(differences))) < 2_000_000
 
 
@@ -121,16 +125,19 @@ def test_every_export_has_the_gaps(
         loadgen.load(folder),
     )
     in_order = [gaps_ns_by_slot.get(slot) for slot in stored.rows["slot"].tolist()]
+
     assert any(gap_values is None for gap_values in in_order), "a request of one token has no gap"
     frame = result.frame("pyarrow", unit="ns")
     assert frame["inter_chunk_ns"].to_pylist() == [
         None if gap_values is None else gap_values.tolist() for gap_values in in_order
     ]
     assert exits("export", folder, "--as", "csv") == 0
+
     cells = [
         row["inter_chunk_ms"]
         for row in csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode()))
     ]
+
     assert cells == [
         "" if gap_values is None else json.dumps((gap_values / 1e6).tolist())
         for gap_values in in_order
@@ -139,6 +146,7 @@ def test_every_export_has_the_gaps(
     assert itls == [
         [] if gap_values is None else (gap_values / 1e9).tolist() for gap_values in in_order
     ]
+
     lines = b"".join(aiperf_records.write(result.summary, stored))
     for line, slot_gaps in zip(map(json.loads, lines.splitlines()), in_order, strict=True):
         listed = line["metrics"].get("inter_chunk_latency")
@@ -146,10 +154,12 @@ def test_every_export_has_the_gaps(
             None if slot_gaps is None else {"value": (slot_gaps / 1e6).tolist(), "unit": "ms"}
         )
     back = reader.parse_result(lines)
+
     assert (back.tool, back.metrics["requests.ok"]) == ("AIPerf", 50)
     assert back.metrics["inter_chunk_ms.p50"] == pytest.approx(
         result.summary.inter_chunk_ms.p50, rel=0.01
     )
+
     for name in (
         "ttft_ms.p99",
         "e2e_ms.mean",
@@ -182,17 +192,22 @@ def test_gaps_are_read_up_to_where_a_worker_was_killed(tmp_path: Path) -> None:
             )
         record_log.close()
     expected = {slot: [10] * (slot // 2 - 1) for slot in range(4, 10)}
+
     assert {
         slot: gap_values.tolist()
         for slot, gap_values in (request_gaps.read_request_gaps(tmp_path) or {}).items()
     } == expected
+
     torn = tmp_path / "spool" / "w1.events"
     torn.write_bytes(torn.read_bytes()[:-3])
     gaps_by_slot = request_gaps.read_request_gaps(tmp_path) or {}
+
     assert sorted(gaps_by_slot) == [4, 5, 6, 7, 8]
+
     gaps.write_request_gaps(tmp_path, gaps.read_event_files(tmp_path, 24))
     (tmp_path / "spool" / "w0.events").unlink()
     reread_gaps = request_gaps.read_request_gaps(tmp_path) or {}
+
     assert {slot: gap_values.tolist() for slot, gap_values in reread_gaps.items()} == {
         slot: gap_values.tolist() for slot, gap_values in gaps_by_slot.items()
     }

@@ -75,6 +75,7 @@ def test_counts_that_contradict_the_stream_are_not_believed(
     tmp_path: Path, reported_tokens: int
 ) -> None:
     summary = run(tmp_path / "r", f"wrong_count@{reported_tokens}", slo=("tpot:1s:p90",))
+
     assert (
         summary.tokens.output
         is summary.tokens.steady_output_per_s
@@ -114,12 +115,14 @@ def test_correct_token_counts_may_differ_slightly(tmp_path: Path) -> None:
 )
 def test_responses_without_a_time_span_have_no_tpot(tmp_path: Path, fault: str, note: str) -> None:
     summary = run(tmp_path / "r", fault, slo=("tpot:1s:p90",))
+
     assert summary.tpot_undefined == 60 and summary.tpot_ms.count == 0
     assert (summary.tpot_no_span, summary.tpot_no_output) == (
         (60, 0) if fault == "one_event" else (0, 60)
     )
     assert summary.goodput.met is None and summary.goodput.share is None
     assert note in " ".join(text(summary).split()) and "too few tokens" not in text(summary)
+
     (term,) = summary.goodput.slo
     assert_in_every_output(term.undecided, tmp_path / "r", summary)
 
@@ -132,9 +135,11 @@ def test_shortened_responses_are_a_caveat_with_its_number(tmp_path: Path) -> Non
 
 def test_dropped_starts_are_not_offered_load(tmp_path: Path) -> None:
     summary = run(tmp_path / "r", url="sim:h100x8", max_in_flight=2, slo=("ttft:10s:p50",))
+
     assert summary.requests.dropped > 40
     assert not summary.verdict.valid and says(summary.verdict.codes, "dropped", requests=60)
     assert exit_code(summary) == 3
+
     assert_in_every_output(summary.verdict.reasons[0], tmp_path / "r", summary)
     rendered_text = " ".join(text(summary).split())
     assert "SLO NOT JUDGED" in rendered_text and "MISSED" not in rendered_text, (

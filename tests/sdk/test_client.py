@@ -106,7 +106,7 @@ def send(
 
 class Outcome(NamedTuple):
     kind: str = ""
-    words: str = ""
+    error_text: str = ""
     status: int = 200
     events: int | None = TOKENS  # None: what a reset leaves depends on who was quicker
     output: int | None = TOKENS
@@ -198,7 +198,7 @@ def test_each_injected_failure_has_its_failure_kind(
             fault,
             failure,
         )
-        assert expected.words in failure.text, (fault, failure)
+        assert expected.error_text in failure.text, (fault, failure)
         if expected.events is not None:
             assert done.output_events == expected.events, fault
         assert done.usage.output == expected.output, fault
@@ -226,6 +226,7 @@ def test_each_injected_failure_has_its_failure_kind(
 @pytest.mark.processes
 def test_a_correct_stream_is_measured(endpoint: EmbeddedServer) -> None:
     done = ask(endpoint.url, 2)[1]
+
     assert done.failure is None
     assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (
         TOKENS,
@@ -903,6 +904,7 @@ def test_tls_accepts_a_known_authority(papers: Papers) -> None:
     with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
         assert endpoint.url.startswith("https://")
         done = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
+
         assert [
             (completion.failure, completion.reused, completion.output_events) for completion in done
         ] == [
@@ -917,10 +919,12 @@ def test_tls_accepts_a_known_authority(papers: Papers) -> None:
         ]
         assert done[0].tcp + done[0].tls <= done[0].ready - done[0].due
         assert [(completion.tcp, completion.tls) for completion in done[1:]] == [(-1, -1)] * 2
+
         faults = ("split", "truncate@2", "oversized@2", "reset_after@1", "close_delimited")
         kinds = [
             ask(endpoint.url, tls=Tls(ca=papers.ca), fault=fault)[0].failure for fault in faults
         ]
+
         assert [kind and kind.kind for kind in kinds] == [None, "truncated", None, "reset", None]
         (bare,) = ask(endpoint.url)
         assert bare.failure is not None

@@ -312,6 +312,7 @@ def test_the_number_of_events_is_kept_of_reads_of_several_plain_events(
     )
     counted = [1, (3, True), (2, False), (3, True)]
     size = sum(len(SENT[step]) for step in sent[:4])
+
     assert steps[-2][1][0] == [(counted, size), PLAIN * 40], (
         "a long read is looked at once, by its owner"
     )
@@ -357,7 +358,9 @@ def test_a_stream_is_deferred_until_it_may_end(classes: tuple[Any, Any]) -> None
             theirs.send(PLAIN)
             socket_receiver.receive(-1, 0, -1)
             assert buffer.is_deferred is is_deferred
+
         assert counted(socket_receiver, buffer) == 3
+
         socket_receiver.defer(buffer, 9)
         socket_receiver.defer(buffer, 0)
         assert not buffer.is_deferred, "its owner knows that it ends"
@@ -377,6 +380,7 @@ def test_nothing_of_a_deferred_socket_is_left_unread(classes: tuple[Any, Any]) -
         sent = theirs.send(b"x" * (100 << 10))
         while sum(len(read[0]) for read in buffer.reads) < sent:
             socket_receiver.receive(-1, 0, -1)
+
         assert not buffer.is_deferred, "a read that fills its buffer leaves something"
 
 
@@ -437,6 +441,7 @@ def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_did_not_watch(
         while not late.reads:
             socket_receiver.receive(0, 0, -1)
         ((_, timestamp_ns, _, empty_at, _),) = late.reads
+
         assert empty_at < sent <= timestamp_ns
 
 
@@ -567,6 +572,7 @@ def test_arguments_of_another_type_are_refused() -> None:
 def test_values_that_are_no_socket_buffer_are_refused() -> None:
     poll, deferred_poll = select.epoll(), select.epoll()
     socket_receiver = compiled.Receiver(poll, deferred_poll, poll, deque())
+
     for call in (
         socket_receiver.add,
         socket_receiver.remove,
@@ -576,6 +582,7 @@ def test_values_that_are_no_socket_buffer_are_refused() -> None:
     ):
         with pytest.raises(TypeError):
             call(object())
+
     buffer = compiled.SocketBuffer(3, 0)
     buffer.reads = None
     with pytest.raises(TypeError):
@@ -589,6 +596,7 @@ def test_values_that_are_no_socket_buffer_are_refused() -> None:
     buffer = compiled.SocketBuffer(-1, 0)
     with pytest.raises(ValueError):
         socket_receiver.add(buffer)
+
     deferred_poll.close()
     poll.close()
 
@@ -635,5 +643,6 @@ def test_an_environment_variable_selects_the_implementation(pure: str, runs: str
         check=True,
     )
     name, module = ran.stdout.split()
+
     assert name == runs
     assert (module == "loadgen_sdk._compiled") is (runs == "compiled")

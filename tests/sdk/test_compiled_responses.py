@@ -299,6 +299,7 @@ def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference
         assert set(state_class.__slots__) <= set(vars(base))
         values = initial_values(compiled_state, state_class)
         assert values == initial_values(reference_state, state_class)
+
     for arguments in ((), (None, b"", b"", 0, print, timeline)):
         with pytest.raises(TypeError):
             Exchange(*arguments)
@@ -573,6 +574,7 @@ def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
             assert taken == 0, "it is full"
             theirs.close()
             assert send(buffer, (b"x",))[1] == -1
+
     with pytest.raises(TypeError):
         compiled_receiver.send(buffer, ("text",))
 

@@ -246,6 +246,7 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
     )
     exchange.feed_reads([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
     exchange.feed_reads([(data, 10, 10, 5, True)])
+
     assert (exchange.reader.learned_templates, exchange.reader.output_events) == (1, 101)
     before, after = exchange.reader.template or (b"", b"")
     assert scan_plain_chunks(data, before, after) == (100, 100, len(data))

@@ -305,6 +305,7 @@ def test_any_bytes_are_read_or_malformed(data: bytes, places: list[int]) -> None
         assert response.status == 0 or 200 <= response.status <= 999
         assert response.idle_limit_s is None or response.idle_limit_s < 1e10
         outcomes.append(repr(facts(response, body)))
+
     # Bytes without a line end may be refused at once or awaited, depending on how they are cut.
     assert len(set(outcomes)) == 1 or "malformed" in outcomes
 
@@ -329,6 +330,7 @@ def test_any_split_gives_the_same_chunked_body(
     data += b"0\r\n\r\n" + more
     bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     response, got = read(*(data[a:b] for a, b in pairwise(bounds) if a < b))
+
     assert (got, response.is_complete, response.surplus, response.is_reusable) == (
         body,
         True,

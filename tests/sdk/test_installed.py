@@ -44,6 +44,7 @@ def test_package_in_an_archive_is_found(tmp_path: Path, monkeypatch: pytest.Monk
             tmp_path / "some_thing-1.5.dist-info" / "METADATA", "some_thing-1.5.dist-info/METADATA"
         )
     monkeypatch.syspath_prepend(tmp_path / "all.zip")
+
     assert [point.name for point in installed.entry_points("loadgen.nobody")] == ["x"]
     assert installed.version_of("some-thing") == "1.5"
 

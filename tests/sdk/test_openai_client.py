@@ -214,6 +214,7 @@ def test_openai_client_measures_the_same_as_our_reader(name: str) -> None:
     ours.feed([*decoder.feed(body), *decoder.end()], 1)
     got = completion(answer(body), theirs)
     failure = ours.find_failure(True, False, True)
+
     assert (got.failure and got.failure.kind) == (failure and failure.kind)
     assert (
         "engine died" in got.failure.text
@@ -245,6 +246,7 @@ def test_timestamps_are_in_order() -> None:
         got.end,
         got.done,
     )
+
     assert list(stamps) == sorted(stamps)
     assert got.ready == got.sent > got.due
     assert got.first_token == got.first_event < got.first_answer == got.last_token
@@ -262,6 +264,7 @@ def test_a_response_without_streaming_is_measured() -> None:
     got = completion(
         answer(json.dumps(document).encode(), "Content-Type: application/json\r\n"), stream=False
     )
+
     assert (got.failure, got.text, got.usage.output, got.first_event_tokens) == (
         None,
         "Hello",
@@ -335,9 +338,11 @@ def test_a_closed_reused_connection_is_retried_and_counted() -> None:
 
 def test_each_timeout_ends_a_call_with_its_failure_kind() -> None:
     total = completion(None, timeout_ns=20_000_000).failure
+
     assert total is not None
     assert total.kind == "timeout_total"
     assert "0.02 s" in total.text
+
     opening = (
         b"HTTP/1.1 200 OK\r\n"
         + EVENTS.encode()
@@ -345,6 +350,7 @@ def test_each_timeout_ends_a_call_with_its_failure_kind() -> None:
         + events(chunk(content="x"))
     )
     stalled = completion(opening, stall_timeout_ns=20_000_000)
+
     assert stalled.failure is not None
     assert (stalled.failure.kind, stalled.text, stalled.output_events) == ("timeout_stall", "x", 1)
 

@@ -121,6 +121,7 @@ def test_real_servers_are_recognised_by_their_responses(
     server: str, model: str, warned: bool, api: Api
 ) -> None:
     probe_result = InMemory(RECORDED[server]["answers"]).probe(api=api)
+
     assert (probe_result.server, probe_result.server_profile.name, probe_result.model) == (
         server,
         server,
@@ -215,6 +216,7 @@ def test_hosted_services_get_no_request_outside_their_api(
 def test_the_probe_sends_few_requests_if_the_model_list_is_complete() -> None:
     endpoint = InMemory(healthy())
     probe_result = endpoint.probe()
+
     assert len(endpoint.asked) == 5  # of them one for what the server says of engine and precision
     assert (
         probe_result.version,
@@ -323,6 +325,7 @@ def test_recorded_servers_describe_themselves() -> None:
         name: InMemory(RECORDED[name]["answers"]).probe()
         for name in ("llamacpp", "dynamo", "transformers")
     }
+
     assert probe_results_by_name["llamacpp"].version.startswith("b")
     assert [
         (probe_results_by_name[name].version, probe_results_by_name[name].engine)
@@ -459,6 +462,7 @@ def test_the_probe_learns_the_lowest_output_limit_from_the_refusal(
 ) -> None:
     server = LimitedOutput(minimum, refusal=refusal)
     probe_result = server.probe(output_lengths=OutputLengths(shortest=1))
+
     assert (
         probe_result.has_exact_length,
         probe_result.per_token_ms,
@@ -668,6 +672,7 @@ def test_a_key_in_a_header_reports_that_the_other_key_is_not_sent() -> None:
     probe_result = server.probe(
         "http://me:secret@h", api_key=KEY, headers=[("X-Api-Key", "theirs")]
     )
+
     assert {"Authorization", "X-Api-Key"} <= server.asked[-1][1].keys(), (
         "the pair of the URL is for this server"
     )
@@ -694,6 +699,7 @@ class Shaky(InMemory):
 
 def test_the_probe_retries_a_server_that_fails_occasionally() -> None:
     server = Shaky(healthy(), 3, 500)
+
     assert any(
         "3 preflight requests failed before" in warning
         for warning in server.probe(model="tiny").warnings
@@ -809,6 +815,7 @@ def test_plain_http_at_a_tls_port_is_answered_with_https() -> None:
         with pytest.raises(TargetUnusable) as caught:
             ask(saying(text))
         assert "https://127.0.0.1" in caught.value.hint
+
     for error in (
         "400 The plain HTTP request was sent to HTTPS port",
         "Client sent an HTTP request to an HTTPS server.",
@@ -868,6 +875,7 @@ def test_a_tls_server_with_http_2_only_is_reported() -> None:
     server_tls.set_alpn_protocols(["h2"])
     trusting.set_alpn_protocols(["http/1.1"])
     settings_frame = saying(b"\0\0\x12\4\0\0\0\0\0")
+
     with refused(TargetUnusable, "wrong_protocol"):
         ask(settings_frame, "https://127.0.0.1", server_tls, tls=trusting)
 
@@ -877,9 +885,11 @@ def test_the_probe_accepts_tls() -> None:
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(server_tls)
     hello = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+
     with refused(TargetUnusable, "tls") as caught:
         ask(hello, "https://127.0.0.1", server_tls)
     assert "--cacert" in caught.value.hint
+
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     assert ask(hello, "https://127.0.0.1", server_tls, tls=trusting).body == b"hi"

@@ -79,7 +79,7 @@ class Case(NamedTuple):
     events: int
     usage: tuple[int, int, int | None] | None  # input, output, cached
     kind: str = ""
-    words: str = ""  # in the failure's text
+    error_text: str = ""  # in the failure's text
     status: int = 200
 
 
@@ -182,6 +182,7 @@ def test_transcripts_of_real_servers_give_the_expected_results(name: str) -> Non
     case, data = FILES[name], (TRANSCRIPTS / f"{name}.http").read_bytes()
     completions = [answered(*pieces) for pieces in splits(data)]
     done = completions[0]
+
     assert (done.text, done.output_events, done.http_status) == (
         case.text,
         case.events,
@@ -191,7 +192,7 @@ def test_transcripts_of_real_servers_give_the_expected_results(name: str) -> Non
     assert (usage.input, usage.output, usage.cached) == (case.usage or (None, None, None))
     assert done.finish_reason == ("" if case.kind else "length")
     assert (done.failure.kind if done.failure else "") == case.kind
-    assert case.words in (done.failure.text if done.failure else "")
+    assert case.error_text in (done.failure.text if done.failure else "")
     assert [comparable_facts(other) for other in completions[1:]] == [comparable_facts(done)] * (
         len(completions) - 1
     )
@@ -213,6 +214,7 @@ def test_any_truncation_of_a_real_stream_is_a_failure_with_its_partial_output() 
             assert done.failure is not None, end
             assert full_text.startswith(done.text or "")
             kinds.add((done.failure.kind, bool(reset)))
+
     assert kinds == {("reset", False), ("truncated", False), ("reset", True)}
 
 
@@ -711,6 +713,7 @@ def test_unusual_streams_give_the_expected_results(name: str) -> None:
     data, text, events, tokens, kind = TRAPS[name]
     completions = [answered(*pieces) for pieces in splits(data)]
     done = completions[0]
+
     assert (done.failure.kind if done.failure else "") == kind, done.failure
     assert (done.text, done.output_events, done.usage.output) == (text, events, tokens)
     assert (done.last_token >= 0) is (events > 0)
@@ -738,6 +741,7 @@ def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
         assert (done.text, done.reasoning_text, done.output_events) == ("42", "hmso", 3)
         assert done.first_answer >= done.first_token >= 0
     both = answered(stream(event(content="x", reasoning_content=""), STOP))
+
     assert (both.first_answer, both.reasoning_text) == (both.first_token, "")
 
 
@@ -747,6 +751,7 @@ def test_first_token_is_the_event_with_output_and_end_is_not_the_end_of_the_body
         *(stream(e, end=b"")[len(stream(end=b"")) :] for e in (ROLE, A, B, STOP, DONE)),
     )
     seen = answered(head, role, first, last, finish, done, b"0\r\n\r\n")
+
     assert (seen.first_byte, seen.first_event, seen.first_token, seen.last_token) == (
         100,
         110,
@@ -798,6 +803,7 @@ def test_tokens_of_the_first_event_are_read_where_the_server_reports_them() -> N
     first = answered(
         stream(A | {"usage": counted(3)}, B | {"usage": counted(5)}, STOP | {"usage": counted(5)})
     )
+
     assert (first.first_event_tokens, first.usage.output) == (3, 5)
     assert answered(stream(A, B, STOP | {"usage": counted(5)})).first_event_tokens == 0
     assert answered(stream(A, STOP | {"usage": counted(5)})).first_event_tokens == 0
@@ -820,24 +826,29 @@ def test_server_timing_is_stored_unchanged() -> None:
             metrics,
         )
     )
+
     assert done.server_timing == {
         "timings": {"prompt_ms": 2},
         "nvext": {"timing": 1},
         "trtllm.perf_metrics": {"server_ttft": 1.5},
     }
+
     drafts = {"total_draft_tokens": 9, "total_accepted_draft_tokens": 4}
     choice = STOP["choices"][0] | {
         "speculative_decoding": drafts
     }  # of trtllm-serve, where the finish reason is
+
     assert answered(stream(A, STOP | {"choices": [choice]}, DONE)).server_timing == {
         "speculative_decoding": drafts
     }
+
     body = json.dumps({"choices": [choice | {"delta": None, "message": {"content": "a"}}]}).encode()
     head = (
         b"HTTP/1.1 200 OK\r\nServer-Timing: server_queue;dur=1\r\nContent-Length: %d\r\n\r\n"
         % len(body)
     )
     timing = {"server-timing": "server_queue;dur=1", "speculative_decoding": drafts}
+
     assert answered(head + body).server_timing == timing
 
 
@@ -848,6 +859,7 @@ def test_usage_of_every_shape_is_read() -> None:
         completion_tokens_details={"reasoning_tokens": 2},
     )
     odd = {"prompt_tokens": True, "completion_tokens": -1, "prompt_tokens_details": 3}
+
     for usage_document, usage in (
         (full, Usage(input=9, output=5, cached=4, reasoning=2)),
         ({"input_tokens": 1, "output_tokens": 2}, Usage(input=1, output=2)),
@@ -1008,11 +1020,14 @@ def test_an_end_read_with_its_last_token_is_wrong_by_at_most_a_mean_gap() -> Non
 
 def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     body = stream(end=b"").replace(b"Transfer-Encoding: chunked\r\n", b"")
+
     assert b"hunked" not in body
+
     event_bytes = b"data: " + json.dumps(A).encode() + b"\n\n"
     timeline, done = read_errors(
         [(body, 50, 40), (event_bytes, 60, 55), (event_bytes * 3, 100, 93), (event_bytes, 110, 105)]
     )
+
     assert (timeline.uncertainties, done.max_gap, done.max_gap_error, done.last_token_error) == (
         [(7, 2)],
         40,
@@ -1024,6 +1039,7 @@ def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
 def test_the_largest_gap_keeps_the_error_of_its_end() -> None:
     start = [(stream(end=b""), 50, 40), (chunk(A), 60, 55)]
     _, late = read_errors([*start, (chunk(A) + chunk(A), 100, 61), (chunk(A), 120, 115)])
+
     assert (late.max_gap, late.max_gap_error) == (40, 39)
     _, end = read_errors([*start, (chunk(A) + chunk(STOP) + chunk(DONE) + b"0\r\n\r\n", 100, 61)])
     assert (end.max_gap, end.max_gap_error, end.last_token_error) == (40, 0, 39), (
@@ -1183,6 +1199,7 @@ def test_one_object_where_a_stream_was_requested_has_no_first_token() -> None:
     ).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
     done = answered(head + body)
+
     assert (done.first_token, done.failure, done.remark) == (NEVER, None, NOT_STREAMED)
     assert done.end > 0
 

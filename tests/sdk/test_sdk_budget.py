@@ -98,6 +98,7 @@ def test_calls_are_settled_at_their_cost_and_refused_above_the_budget(
         ) as stopped:
             client.chat.completions.create(**ASK)
         assert len(server.heard) == 2
+
     assert (stopped.value.limit, stopped.value.spent) == (0.1, pytest.approx(0.078))
     assert [measurement.status for measurement in measurements] == ["ok", "ok", "failed"] and len(
         measurements[2].attempts
@@ -159,6 +160,7 @@ def test_what_the_server_refuses_costs_nothing(status: str, spent: float) -> Non
         )
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(**ASK)
+
     assert budget.spent == spent
 
 
@@ -238,6 +240,7 @@ def test_an_answer_without_counts_costs_its_estimate() -> None:
         client = instrument(plain_client, prices=PRICE, budget=budget)
         with pytest.warns(UserWarning, match="no token counts"):
             client.chat.completions.create(**{**ASK, "model": "uncounted"})
+
     assert budget.spent == pytest.approx(0.032)  # 2 tokens of prompt, and the output limit of 3
 
 
@@ -247,6 +250,7 @@ def test_a_model_without_a_price_is_refused() -> None:
         openai.OpenAI(base_url=server.url, api_key="k") as plain_client,
     ):
         client = instrument(plain_client, prices={"other": PRICE}, budget="1 USD/day")
+
         with (
             pytest.warns(UserWarning, match="no price"),
             pytest.raises(BudgetExceeded, match="has no price"),
@@ -331,7 +335,9 @@ def test_prices_of_a_file_equal_those_of_the_generator(text: str, tmp_path: Path
         file.write_text(text)
     theirs = [price for price in load_prices(file).entries if isinstance(price, PerToken)]
     ours = read_prices(file)
+
     assert theirs and len(ours) == len(theirs)
+
     for price in theirs:
         mine = ours[price.model]
         assert (mine.currency, mine.input, mine.output) == (
@@ -413,6 +419,7 @@ def test_sdk_and_cost_refuse_an_invalid_price_with_the_same_message(
 ) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text((PRICES_HEADER + ENTRY).replace(old, new))
+
     with pytest.raises((UserError, CombinedError)) as theirs:
         load_prices(file)
     (fault,) = getattr(theirs.value, "errors", [theirs.value])

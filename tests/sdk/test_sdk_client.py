@@ -249,6 +249,7 @@ def test_the_blocking_client_completes_and_streams() -> None:
             thread.start()
         for thread in threads:
             thread.join()
+
     assert (
         len(measurements) == 8
         and sum(measurement.status == "ok" for measurement in measurements) >= 7
@@ -266,6 +267,7 @@ def test_the_blocking_client_raises_the_same_errors_as_the_async_client() -> Non
             list(client.stream("Hi"))
         with refused(WrongUse, "wrong_type"):
             client.complete(3)  # type: ignore[arg-type]
+
     with refused(TargetUnusable, "connect"), BlockingClient("http://127.0.0.1:9"):
         pass
     with refused(TargetUnusable, "invalid_url"):

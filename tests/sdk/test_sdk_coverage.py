@@ -166,6 +166,7 @@ def test_tool_calls_of_a_response_are_counted() -> None:
         lambda client: client.responses.create(model="m", input="Hi"),
         keep_content=True,
     )
+
     assert measurements[0].content is not None
     assert measurements[0].content.choices[0].tool_calls == (
         {"id": "t1", "name": "f", "arguments": '{"a":1}'},

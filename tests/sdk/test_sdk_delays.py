@@ -88,6 +88,7 @@ def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
             client = instrument(plain_client, measurements.append)
             list(client.chat.completions.create(model="m", messages=MESSAGES, stream=True))
     hidden, known = measurements
+
     assert (hidden.status, hidden.ttft_ms, hidden.tpot_ms) == ("ok", None, None)
     assert hidden.instants and known.ttft_ms is not None
 

@@ -39,6 +39,7 @@ def test_a_circuit_opens_waits_and_tries_one_call() -> None:
     for now in (0, 1):
         assert circuit.allows_call(now)
         circuit.record_failure(now)
+
     assert not circuit.allows_call(100) and circuit.allows_call(101)
     assert not circuit.allows_call(102)  # the one that tries is under way
     circuit.record_failure(103)
@@ -66,6 +67,7 @@ def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> N
                 assert client.chat.completions.create(**ASK).choices[0].message.content
         assert len(first.heard) == 4  # two calls of two attempts, then none
         assert [heard.body["model"] for heard in second.heard] == ["small"] * 3
+
     assert [(measurement.model, measurement.status) for measurement in measurements] == [
         ("large", "failed"),
         ("small", "ok"),
@@ -125,6 +127,7 @@ def test_streams_and_raw_responses_fall_back_until_output_was_delivered() -> Non
             client = instrument(first_client, fallback=Fallback(two))
             with pytest.raises(Exception, match=r"incomplete|closed|peer|disconnect|Connection"):
                 list(client.chat.completions.create(**ASK, stream=True))
+
         assert not second.heard
 
 

@@ -62,6 +62,7 @@ def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
             measured_client.chat.completions.create(
                 model="m", messages=(message for message in MESSAGES)
             )  # type: ignore[arg-type, misc]
+
         assert [received_request.body["messages"] for received_request in server.heard] == [
             MESSAGES
         ] * 4
@@ -237,6 +238,7 @@ def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
     with serving(events(*CHAT_EVENTS)) as server, blocking(server.url) as client:
         plain = [*client.chat.completions.create(**request)]
         ours = [*instrument(client, prices=TokenPrice(1, 2)).chat.completions.create(**request)]
+
         assert ours == plain and server.heard[0].body == server.heard[1].body
 
 
@@ -300,6 +302,7 @@ def test_leaving_the_block_of_an_anthropic_stream_returns_its_permit() -> None:
                 next(iter(stream.text_stream))
         with measured_client.messages.stream(**REQUEST) as stream:
             stream.until_done()
+
     assert [measurement.status for measurement in measurements] == ["abandoned", "abandoned", "ok"]
 
 
@@ -312,6 +315,7 @@ def test_a_loop_that_raises_returns_its_permit() -> None:
             with pytest.raises(KeyError):
                 raise_in_the_loop(measured_client)
             gc.collect()
+
     assert flush() and [measurement.status for measurement in measurements] == ["abandoned"] * 2
 
 
@@ -390,6 +394,7 @@ def test_answers_can_be_pickled_and_copied(tmp_path: Any) -> None:
         response = instrument(client, record=shape, keep_content=True).chat.completions.create(
             **ASK
         )
+
         assert pickle.loads(pickle.dumps(response)) == response == copy.deepcopy(response)
 
 

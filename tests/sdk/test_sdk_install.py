@@ -67,9 +67,11 @@ def test_both_distributions_have_the_same_version() -> None:
     assert {*NEEDS} <= {*ROOT_PROJECT["dependencies"]}
     assert SDK_PROJECT["requires-python"] == ROOT_PROJECT["requires-python"] == ">=3.11"
     wire = tomllib.loads((ROOT / "sdk" / "wire" / "pyproject.toml").read_text())["project"]
+
     assert {*wire["dependencies"]} <= {"loadgen-sdk", *NEEDS} and SDK_PROJECT[
         "optional-dependencies"
     ]["client"] == [wire["name"]]
+
     extras = {need for needs in SDK_PROJECT["optional-dependencies"].values() for need in needs}
     optional = {need for needs in ROOT_PROJECT["optional-dependencies"].values() for need in needs}
     assert extras - {wire["name"]} <= {*ROOT_PROJECT["dependencies"], *optional}
@@ -127,6 +129,7 @@ def test_the_wheels_contain_the_same_package(
             {file: wheel.read(file) for file in wheel.namelist() if file.startswith("loadgen_sdk/")}
         )
     sdk, wire, root = contents
+
     assert not {*sdk} & {*wire} and {**sdk, **wire} == root and "loadgen_sdk/py.typed" in sdk
     assert {file.split("/")[1] for file in wire} <= {
         "transport",
@@ -135,10 +138,12 @@ def test_the_wheels_contain_the_same_package(
         "_c",
         "_compiled.abi3.so",
     }
+
     only_what_it_needs(tmp_path)
     alone, root_dir = tmp_path / "sdk" / "installed", tmp_path / "root" / "installed"
     shutil.copytree(tmp_path / "wire" / "installed", tmp_path / "both")
     shutil.copytree(alone, tmp_path / "both", dirs_exist_ok=True)
+
     for folders in ((alone,), (tmp_path / "both",), (root_dir,), (alone, root_dir)[::-1]):
         assert use(tmp_path, *folders) == loadgen_sdk.__version__
 
@@ -158,6 +163,7 @@ def test_the_sdk_runs_on_every_installed_python(version: str) -> None:
     sdk = str(repository_paths.ROOT / "sdk")
     code = f"import sys; sys.path.insert(0, {sdk!r})\n{IMPORT_EVERYTHING}"
     ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
+
     assert ran.returncode == 0, ran.stderr
 
 
@@ -180,6 +186,7 @@ def test_a_compiler_command_with_arguments_is_called_unchanged(
     (tmp_path / "cc").write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path / "log"}\nexit 1\n')
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("CC", f"{tmp_path / 'cc'} real-compiler -m32")
+
     assert "the C compiler failed" in hook["compile_into"](source, library)
     assert (
         (tmp_path / "log").read_text().startswith("real-compiler -m32 -O2 -fstack-protector-strong")

@@ -155,6 +155,7 @@ def test_the_response_is_unchanged_and_measured(way: str, api: str, stream: bool
             prices=price,
             ask_usage=False,
         )
+
     assert type(ours) is type(plain)
     assert [event.model_dump() for event in our_events] == [
         event.model_dump() for event in plain_events
@@ -299,6 +300,7 @@ def test_a_refusal_raises_the_exception_of_the_package(way: str, stream: bool) -
                 measurements=measurements,
                 client_options={"max_retries": 2},
             )
+
     assert str(ours.value) == str(plain.value)
     measured = measurements[0]
     assert measured.status == "failed" and measured.failure is not None
@@ -511,6 +513,7 @@ def test_a_package_that_hides_its_headers_is_logged_once() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             create(model="m", messages=[])
+
     assert [
         (measurement.status, measurement.request_id, measurement.output_tokens)
         for measurement in measurements
@@ -528,6 +531,7 @@ def test_a_timeout_is_measured(way: str) -> None:
             measurements=measurements,
             client_options={"timeout": openai.Timeout(60, read=0.05)},
         )
+
     assert measurements[0].failure is not None and measurements[0].failure.kind == "timeout_total"
 
 
@@ -541,6 +545,7 @@ def test_requested_usage_events_are_hidden_from_the_application(way: str) -> Non
         )
         assert server.heard[1].body["stream_options"] == {"include_usage": True}
         assert "stream_options" not in server.heard[0].body
+
     assert len(ours) == len(plain) - 1 and all(event.choices for event in ours)
     assert (measurements[0].token_source, measurements[0].output_tokens) == ("server", 3)
 
@@ -593,6 +598,7 @@ def test_retries_are_attempts_of_one_measurement(way: str) -> None:
         )
         assert len(server.heard) == 3
     measured = measurements[0]
+
     assert [attempt.failure.kind if attempt.failure else "" for attempt in measured.attempts] == [
         "http_429",
         "http_429",
@@ -690,6 +696,7 @@ def test_a_model_without_a_price_has_no_cost() -> None:
             measurements=measurements,
             prices={"other": TokenPrice(1, 1)},
         )
+
     assert measurements[0].cost is None and measurements[0].output_tokens == 3
 
 
@@ -745,6 +752,7 @@ def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(way: str) -> N
                 throttle=throttle,
             )
         assert not server.heard
+
     assert isinstance(exc_info.value, ThrottleTimeout) and "within 0.02 s" in str(exc_info.value)
     measured = measurements[0]
     assert (
@@ -936,6 +944,7 @@ def test_prices_without_token_counts_have_a_warning() -> None:
             prices=TokenPrice(1, 1),
             ask_usage=False,
         )
+
     assert measurements[0].cost is None
 
 
@@ -962,6 +971,7 @@ def test_prompt_text_in_errors_stays_out_of_measurements(way: str, keep: bool) -
     texts = [
         attempt.failure.text for attempt in measurements[0].attempts if attempt.failure is not None
     ]
+
     if keep:
         assert all(PROMPT in text for text in texts) and len(texts) == 2
     else:
@@ -1039,6 +1049,7 @@ def test_streams_of_other_types_are_measured() -> None:
             assert len([*stream]) == len(CHAT_EVENTS)
         assert stream.measurement is measurements[0]
         create(model="m", messages=[], stream=True).close()
+
     assert [(measurement.status, measurement.output_tokens) for measurement in measurements] == [
         ("ok", 3),
         ("abandoned", 0),
@@ -1084,6 +1095,7 @@ def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(way: str) -
         )
     with serving(no) as server, pytest.raises(openai.InternalServerError):
         run(way, server, ask(way, "chat", False), measurements=measurements, retry=retry)
+
     assert [(measurement.status, len(measurement.attempts)) for measurement in measurements] == [
         ("ok", 2),
         ("failed", 1),
@@ -1105,6 +1117,7 @@ def test_a_call_that_got_no_permit_is_not_tried_again() -> None:
                 throttle=throttle,
             )
         permit.done()
+
     assert [(measurement.status, len(measurement.attempts)) for measurement in measurements] == [
         ("failed", 0)
     ] and not server.heard
@@ -1123,6 +1136,7 @@ def test_invalid_labels_do_not_fail_the_call(caplog: pytest.LogCaptureFixture) -
             ask("blocking", "chat", False, loadgen_labels=3),
             measurements=measurements,
         )
+
     assert [measurement.labels for measurement in measurements] == [
         {"user": "u"},
         {},
@@ -1177,6 +1191,7 @@ def test_a_measurement_as_a_dict_has_its_metrics_even_if_failed() -> None:
         with pytest.raises(openai.InternalServerError):
             run("blocking", server, ask("blocking", "chat", True), measurements=measurements)
     ok, failed = (json.loads(measurement.to_json()) for measurement in measurements)
+
     assert (
         ok["ttft_ms"] == measurements[0].ttft_ms
         and ok["tpot_ms"] == measurements[0].tpot_ms
@@ -1265,6 +1280,7 @@ def test_arguments_that_were_left_out_are_no_part_of_a_prompt(tmp_path: Path) ->
             pytest.skip("this openai has no streams of the responses API")
         with client, client.responses.stream(model="m", input="Hello") as stream:
             stream.until_done()
+
     assert measurements[0].content is not None and measurements[0].content.input == "Hello"
     omitted = type("Omit", (), {})()
     assert read_prompt(

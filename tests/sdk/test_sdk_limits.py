@@ -71,6 +71,7 @@ def test_no_period_ever_exceeds_the_limit(steps: list[int], limit: int) -> None:
             assert limiter.retry_at(now, 1) == 0
         limiter.book(now, 1)
         granted.append(now)
+
     for start in granted:
         assert sum(start <= at < start + S for at in granted) <= limit
 
@@ -308,12 +309,14 @@ def test_a_pause_requested_by_the_server_is_logged_with_its_maximum(
 def test_no_call_waits_longer_than_it_may() -> None:
     throttle = Throttle(concurrency=1, max_wait_s=0.01)
     permit = throttle.acquire_blocking()
+
     with pytest.raises(ThrottleTimeout, match=r" 0\.01 s: 1 ") as exc_info:
         throttle.acquire_blocking()
     assert isinstance(exc_info.value, TimeoutError) and exc_info.value.hint
     with pytest.raises(ThrottleTimeout, match=r" 0\.001 s"):
         asyncio.run(throttle.acquire(max_wait_s=0.001))
     assert throttle.waiting() == 0
+
     permit.done()
     throttle.acquire_blocking().done()  # nobody is left in the queue
 
@@ -332,6 +335,7 @@ def test_calls_are_spaced_evenly_on_request() -> None:
         limiter.book(now, 1)
         granted.append(now)
     gaps = [later - earlier for earlier, later in itertools.pairwise(granted)]
+
     assert min(gaps) >= S // 10 - 20_000_000 and max(gaps) <= S // 10 + 2_000_000
     assert granted[-1] == pytest.approx(
         599 * S // 10, rel=0.001
@@ -519,6 +523,7 @@ def test_without_redis_a_process_keeps_the_limits_by_itself(
     )
     for _ in range(2):
         throttle.acquire_blocking().done()
+
     with pytest.raises(ThrottleTimeout):
         throttle.acquire_blocking()
     assert caplog.text.count("limits are not shared") == 1 and "secret" not in caplog.text
@@ -598,11 +603,14 @@ def test_nothing_is_retried_after_output_or_beyond_the_attempts() -> None:
 def test_server_headers_and_the_application_override_the_retry_policy() -> None:
     bad = Failure("http_4xx", "", 400)
     retry = Retry(3)
+
     assert retry.wait_s(1, BUSY, delivered=False, server_says_retry=False) is None
     assert retry.wait_s(1, bad, delivered=False, server_says_retry=True) is not None
+
     custom_retry = Retry(
         3, retry_if=lambda failure: {400: True, 429: False}.get(failure.http_status or 0)
     )
+
     assert custom_retry.wait_s(1, bad, delivered=False, server_says_retry=False) is not None
     assert custom_retry.wait_s(1, BUSY, delivered=False, server_says_retry=True) is None
     assert (
@@ -637,6 +645,7 @@ def test_as_many_calls_succeed_as_with_the_retries_of_the_package() -> None:
             attempts += 1
         ok += not failed[attempts - 1]
         ok_with_theirs += not all(failed)
+
     assert ok == ok_with_theirs > 56  # so many got through with a reserve of ten
 
 

@@ -77,6 +77,7 @@ def test_every_field_of_a_measurement_has_its_value() -> None:
             "client_delay_ms": measurement.client_delay_ms,
         },
     }
+
     assert {name: getattr(measurement, name) for name in Measurement.__struct_fields__} == expected
     assert (
         call.attempts == measurement.attempts

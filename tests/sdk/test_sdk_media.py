@@ -94,6 +94,7 @@ def test_media_calls_are_measured_and_return_the_same_response(
         else:
             assert ours == plain
     (measured,) = measurements
+
     assert (measured.api, measured.status, measured.streamed) == (api, "ok", stream)
     if api == "images":
         assert (measured.input_tokens, measured.output_tokens) == (12, 4160)

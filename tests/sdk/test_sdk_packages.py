@@ -155,6 +155,7 @@ def test_anthropic_messages_are_measured(anthropic: ModuleType) -> None:
                 **REQUEST, timeout=0.05
             )  # the server's `remaining: 0` holds for 2 s
     check_message(measurements[0], streamed=False)
+
     assert measurements[1].status == "failed"
 
 
@@ -177,6 +178,7 @@ def test_anthropic_streams_are_measured(anthropic: ModuleType, helper: bool) -> 
                 MESSAGE_EVENTS
             )
     check_message(measurements[0], streamed=True)
+
     assert len(measurements) == 1 and len(measurements[0].instants) == 5
     assert (
         measurements[0].first_token == measurements[0].instants[0]
@@ -238,6 +240,7 @@ def test_litellm_functions_are_measured(litellm: ModuleType) -> None:
             ).usage.total_tokens
             == 12
         )
+
     assert (
         measured_litellm.token_counter is litellm.token_counter
         and measured_litellm.completion is not litellm.completion
@@ -307,6 +310,7 @@ def test_litellm_errors_and_retries_are_measured(litellm: ModuleType) -> None:
             measured_litellm.completion("openai/m", [{"role": "user", "content": "Hi"}], **to)
         assert len(server.heard) == 2
         measured_litellm.text_completion("Hi", "text-completion-openai/m", **to)
+
     assert [
         (measurement.api, measurement.status, len(measurement.attempts))
         for measurement in measurements
@@ -338,6 +342,7 @@ def test_litellm_passes_its_own_labels_on(monkeypatch: pytest.MonkeyPatch) -> No
     measured_module.completion(
         model="m", messages=[], labels=metadata, loadgen_labels={"feature": "f"}
     )
+
     assert [call["labels"] for call in function.heard] == [
         metadata
     ] and "loadgen_labels" not in function.heard[0]
@@ -429,6 +434,7 @@ def test_calls_through_the_litellm_router_are_measured(
     measurements: list[Measurement] = []
     measured_module = instrument(module, measurements.append)
     router = measured_module.Router(model_list=["deployment"])
+
     assert (
         isinstance(router, kind)
         and isinstance(router, measured_module.Router)
@@ -451,6 +457,7 @@ def test_calls_through_the_installed_litellm_router_are_measured(litellm: Module
         measured_litellm = instrument(litellm, measurements.append, prices=TokenPrice(1, 2))
         router = measured_litellm.Router(model_list=[{"model_name": "group", "litellm_params": to}])
         response = router.completion("group", [{"role": "user", "content": "Hi"}])
+
     assert (
         response.choices[0].message.content == "Hello there."
         and measurement_of(response) is measurements[0]
@@ -489,6 +496,7 @@ def test_batch_tokens_are_reported_once() -> None:
         )
         for _ in range(2):
             measured_client.batches.retrieve("batch_1")
+
     assert [
         (measurement.finish_reason, measurement.input_tokens, measurement.output_tokens)
         for measurement in measurements

@@ -146,11 +146,14 @@ def test_anthropic_images_and_documents_are_counted() -> None:
         "source": {"type": "base64", "media_type": "image/png", "data": png(200, 200)},
     }
     request = user(picture) | {"model": "claude-x"}
+
     assert estimate_tokens(request)[0] - 1 == 64 + 1
+
     page = {
         "type": "document",
         "source": {"type": "base64", "data": base64.b64encode(bytes(100_000)).decode()},
     }
+
     assert estimate_tokens(user(page))[0] - 1 == 2 * 2250 + 1
     text = {"type": "document", "source": {"type": "text", "data": "x" * 396}}
     assert estimate_tokens(user(text))[0] - 1 == 100
@@ -214,9 +217,11 @@ def test_an_image_passes_a_throttle_with_enough_tokens() -> None:
 
 def test_no_base64_is_hashed_into_a_trace(tmp_path: Path) -> None:
     texts = read_prompt(user(*PICTURES)).joined_texts
+
     assert all(
         len(text) < 1000 and "AAAA" not in text for several in texts.values() for text in several
     )
+
     with record_shape(tmp_path / "t.jsonl") as recorder:
         shape = recorder.begin(0, user(PICTURES[0], {"type": "text", "text": "What is this?"}))
         recorder.flush()

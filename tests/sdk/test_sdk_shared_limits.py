@@ -41,6 +41,7 @@ def test_processes_take_turns_however_many_calls_wait_in_each() -> None:
             for entry_id in ("greedy", "modest")
             if isinstance(limiter.enter(now, entry_id, 0, 0), Grant)
         ]
+
     assert order == ["greedy", "modest", "greedy", "modest"]
 
 
@@ -69,6 +70,7 @@ def test_no_period_exceeds_the_limit_whichever_process_calls(
         limiter = restored
         if isinstance(answer := limiter.enter(now, entry_id, 0, 0), Grant):
             granted.append(answer.at["requests"])
+
     for start in granted:
         assert sum(start <= at < start + S for at in granted) <= limit
 
@@ -90,6 +92,7 @@ def test_abandoned_queue_entries_and_unused_grants_are_released() -> None:
     limiter.enter(1, "b", 100, 0)
     limiter.enter(2, "c", 100, 0)
     limiter.cancel("b")
+
     assert limiter.enter(3, "c", 100, 0) == S
     limiter.enter(S, "d", 60, 0)  # d found that it is the turn of c, which does not come
     assert limiter.enter(S + 1, "d", 60, 0) == 2 * S
@@ -114,6 +117,7 @@ def test_every_store_keeps_one_queue(
     limits = Limits(requests=Rate(3, 3600 * S), tokens=Rate(1000, 3600 * S), entries_per_period=500)
     store = stores(where, request, tmp_path)(limits)
     first = store.enter("m", "a", 400, 100)
+
     assert isinstance(first, Grant) and isinstance(store.enter("m", "a", 400, 100), Grant)
     turns = [store.enter("m", entry_id, 400, 100) for entry_id in ("b", "c")]
     assert turns == pytest.approx([3600 * S] * 2, rel=0.01)  # when the two leave the window

@@ -189,7 +189,9 @@ def test_no_secret_of_a_valid_url_is_shown(user: str, password: str, key: str) -
     coded = [quote(text, safe="") for text in (user, password, key)]
     target = Target.parse("http://{}:{}@host.example/pre/v1?api-version=3&k={}".format(*coded))
     token = base64.b64encode(f"{user}:{password}".encode()).decode()
+
     assert target.auth_headers(None) == (("Authorization", f"Basic {token}"),)
+
     redacted_text = target.redacted + repr(target)
     echoed = target.redact(" ".join((user, password, key, token, *coded)), None)
     for hidden in (user, password, key, token, *coded):

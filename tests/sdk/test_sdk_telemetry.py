@@ -91,6 +91,7 @@ def test_metrics_follow_the_semantic_conventions() -> None:
         name: (metric.unit, sum(point.count for point in metric.data.data_points))
         for name, metric in metrics.items()
     }
+
     assert units == {
         "gen_ai.client.operation.duration": ("s", 1),
         "gen_ai.client.token.usage": ("{token}", 2),
@@ -107,10 +108,12 @@ def test_metrics_follow_the_semantic_conventions() -> None:
         "server.port": 0,
     }
     assert duration.explicit_bounds[:3] == (0.01, 0.02, 0.04) and 0 < duration.sum < 60
+
     tokens = {
         point.attributes["gen_ai.token.type"]: point.sum
         for point in metrics["gen_ai.client.token.usage"].data.data_points
     }
+
     assert tokens == {"input": 9, "output": 3}
 
 
@@ -192,6 +195,7 @@ def test_metrics_have_only_the_selected_labels() -> None:
     with labelled(feature="search", user="u-1"):
         call(events(*CHAT_EVENTS), (seen.observer, Prometheus(registry, labels=("feature",))))
     (point,) = seen.metrics()["gen_ai.client.operation.duration"].data.data_points
+
     assert (
         point.attributes["loadgen.label.feature"] == "search"
         and "loadgen.label.user" not in point.attributes
@@ -211,6 +215,7 @@ def test_a_span_is_a_child_of_the_current_span() -> None:
     with seen.tracers.get_tracer("app").start_as_current_span("request"):
         call(events(*CHAT_EVENTS), seen.observer, prices=TokenPrice(1, 2))
     span, parent = seen.spans
+
     assert (span.name, span.kind, span.parent.span_id) == (
         "chat m",
         SpanKind.CLIENT,
@@ -233,6 +238,7 @@ def test_a_span_is_a_child_of_the_current_span() -> None:
 def test_calls_inside_agents_tools_and_workflows_have_their_spans() -> None:
     seen = Seen()
     otel = seen.observer
+
     with (
         pytest.raises(LookupError),
         otel.workflow("checkout"),
@@ -263,9 +269,11 @@ def test_calls_inside_agents_tools_and_workflows_have_their_spans() -> None:
         call_span.status.status_code is StatusCode.ERROR and SECRET not in call_span.to_json()
         for call_span in (tool, agent)
     )
+
     durations = {
         f"gen_ai.{name}.duration" for name in ("execute_tool", "invoke_agent", "invoke_workflow")
     }
+
     assert durations < set(seen.metrics())
     assert (
         chat.instrumentation_scope.version
@@ -302,6 +310,7 @@ def test_prometheus_exports_the_metrics_of_calls() -> None:
     call(events(*CHAT_EVENTS), observer, prices=TokenPrice(1, 2))
     call(REFUSED, observer)
     page = generate_latest(registry).decode()
+
     for line in (
         'llm_client_requests_total{api="chat",error="",model="m",status="ok"} 1.0',
         'llm_client_requests_total{api="chat",error="400",model="m",status="failed"} 1.0',
@@ -401,6 +410,7 @@ def test_prometheus_counts_calls_of_forked_processes(tmp_path: Path, shared: boo
     process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
+
     # alone: a child goes on from what its parent had counted; shared: each adds to what all have
     assert process.stdout.split() == (
         ["12.0", "17.0", "17.0"] if shared else ["12.0", "12.0", "7.0"]

@@ -62,6 +62,7 @@ def test_a_trace_has_lengths_and_times_but_no_text(tmp_path: Path) -> None:
     rows = recorded(
         path, {"messages": [message("user", "my secret question")], "user": "alice"}, salt="pepper"
     )
+
     assert [(row["input_length"], row["output_length"], row["input_source"]) for row in rows] == [
         (9, 3, "server")
     ]
@@ -83,10 +84,12 @@ def test_a_conversation_is_recognised_by_its_beginning(tmp_path: Path) -> None:
         tmp_path / "t.jsonl",
         *({"messages": messages} for messages in (first, second, other, third)),
     )
+
     assert [row["turn"] for row in rows] == [0, 1, 0, 2]
     sessions = [row["session_id"] for row in rows]
     assert sessions[0] == sessions[1] == sessions[3] != sessions[2]
     assert ["delay" in row for row in rows] == [False, True, False, True] and rows[1]["delay"] >= 0
+
     shared = (len("system\n" + SYSTEM)) // BLOCK_BYTES
     hashes = [row["hash_ids"] for row in rows]
     assert shared == 2 and all(
@@ -131,6 +134,7 @@ def test_a_full_disk_never_reaches_the_application() -> None:
         for _ in range(5):
             assert measured.chat.completions.create(model="m", messages=[]).choices
         shape.flush()
+
     assert len(caught_warnings) == 1 and (shape.written, shape.lost) == (0, 0)
     with pytest.warns(UserWarning, match="5 calls are missing in /dev/full"):
         shape.close()
@@ -166,6 +170,7 @@ def test_waiting_rows_are_written_once_there_is_space(tmp_path: Path) -> None:
         assert path.stat().st_size == 100
         shape.flush()
     shape.close()
+
     assert len(lines(path)) == 3 and (shape.written, shape.lost) == (3, 0)
 
 

@@ -56,10 +56,13 @@ def sent(
 def test_the_body_for_every_server_equals_the_expected_one(name: str, rest: dict[str, Any]) -> None:
     assert sent(name) == {"model": "tiny", "messages": MESSAGES, "stream": True, **rest}
     completions = sent(name, "completions", messages=None, prompt="Say")
+
     assert completions == {"model": "tiny", "prompt": "Say", "stream": True, **rest}
+
     unary = {
         key: value for key, value in rest.items() if key != "stream_options"
     }  # an error without `stream: true`
+
     assert sent(name, stream=False) == {
         "model": "tiny",
         "messages": MESSAGES,
@@ -112,11 +115,13 @@ def test_extra_fields_are_merged_last_and_deeply() -> None:
         ]
         == 0
     )
+
     nested = sent(
         "dynamo",
         extra={"nvext": {"a": 1}},
         extra_body={"nvext": {"b": [2]}, "stream_options": {"x": True}},
     )
+
     assert nested["nvext"] == {"a": 1, "b": [2]}
     assert nested["stream_options"] == {"include_usage": True, "x": True}
     assert "ignore_eos" not in sent("vllm", extra_body={"ignore_eos": None})
@@ -181,6 +186,7 @@ def test_prompts_and_messages_are_converted_into_each_other() -> None:
     assert sent("vllm", messages=None, prompt="Hi")["messages"] == [
         {"role": "user", "content": "Hi"}
     ]
+
     talk = [
         {"role": "system", "content": "Be brief."},
         {"role": "assistant", "content": None, "tool_calls": []},
@@ -189,6 +195,7 @@ def test_prompts_and_messages_are_converted_into_each_other() -> None:
             "content": [{"type": "text", "text": "one "}, {"type": "image_url"}, {"text": "two"}],
         },
     ]
+
     assert sent("vllm", "completions", messages=talk)["prompt"] == "Be brief.\none two"
 
 

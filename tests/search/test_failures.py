@@ -85,6 +85,7 @@ def test_a_rate_limit_stops_a_search_at_its_first_trial_and_is_quoted(
         options = ["--url", server.url, "--slo", "ttft:2s:p90", "-d", "3s", "--start", "20"]
         assert exits("search", "qa", *options, "-o", str(tmp_path / "s")) == 3
     stored = json.loads((tmp_path / "s" / "search.json").read_text())
+
     assert stored["answer"]["reason"] == "refused"
     assert stored["answer"]["load"] is None
     assert [trial["code"] for trial in stored["told"]] == ["refused"]

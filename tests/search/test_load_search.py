@@ -36,12 +36,14 @@ def test_the_interval_covers_the_capacity_and_the_result_is_precise() -> None:
         near += abs(answer.load / theta - 1) <= 0.01
         assert answer.stop_reason in ("found", "unconfirmed")
         assert answer.trial_count < 25
+
     assert covered >= 27
     assert near >= 27
 
 
 def test_a_bracket_is_found_by_doubling_and_halving() -> None:
     up = LoadSearch(SearchSettings(low=0.1, high=1000, start=10))
+
     assert [add_outcome(up, outcome).load for outcome in ("under", "under", "over")] == [10, 20, 40]
     assert 20 < up.next_trial().load < 40  # type: ignore[union-attr]
     down = LoadSearch(SearchSettings(low=0.1, high=1000, start=10))
@@ -91,10 +93,13 @@ def test_an_invalid_trial_is_repeated_once_and_then_ends_the_search() -> None:
     search = LoadSearch(SearchSettings(low=1, high=1000, start=10))
     add_outcome(search, "under")
     disturbed, repeated_trial = add_outcome(search, "invalid"), add_outcome(search, "under")
+
     assert (repeated_trial.load, repeated_trial.number) == (disturbed.load, 2)
+
     trial_results = [
         trial_result for trial_result in search.results if trial_result.outcome != "invalid"
     ]  # what a search that is resumed begins with
+
     assert (
         LoadSearch(SearchSettings(low=1, high=1000, start=10), trial_results).next_trial()
         == search.next_trial()
@@ -135,6 +140,7 @@ def test_after_many_trials_a_load_is_confirmed_with_less_precision() -> None:
             )
         )
     kinds = [result.kind for result in search.results]
+
     assert "confirm" not in kinds[:ENOUGH_TRIALS] and kinds[ENOUGH_TRIALS] == "confirm"
     assert (
         search.result.stop_reason == "coarse"

@@ -36,6 +36,7 @@ def test_trials_with_few_requests_need_more_trials() -> None:
         LoadSearch(SearchSettings(low=1e-3, high=1e6, start=start, first_step=ESTIMATE_STEP))
         for start in (0.9, 100.0)
     )
+
     assert (
         estimate_trials_left(agents, trial_s=600).trials
         >= ENOUGH_TRIALS
@@ -47,12 +48,15 @@ def test_trials_with_few_requests_need_more_trials() -> None:
 def test_a_forecast_states_trials_and_time() -> None:
     search = LoadSearch(SearchSettings(low=1, high=1000, start=1, sustain_length_factor=2))
     forecast = forecast_text(search, 600, virtual=True)
+
     assert forecast.startswith("27 trials, 3 h 36 min ")
     assert forecast.endswith("(at most 50 trials, 10 h 00 min)")
     assert "4 h 48 min" in forecast_text(search, 600, virtual=True, runs_to_end=True)
+
     real = forecast_text(
         LoadSearch(SearchSettings(low=1, high=1000, start=1, run_spread=None)), 600, virtual=False
     )
+
     assert real.startswith("24 trials, 2 h 51 min of load ")
     assert real.endswith("(at most 40 trials, 6 h 40 min)")
     short = LoadSearch(SearchSettings(low=1, high=1000, start=1, max_time_s=1800))
@@ -68,6 +72,7 @@ def test_the_trials_left_include_those_at_lower_loads() -> None:
     search = LoadSearch(SearchSettings(low=1, high=1000, start=50))
     while (trial := search.next_trial()) is not None and trial.kind != "sustain":
         add_outcome(search, "under" if trial.load < 100 else "over", sustained=False)
+
     assert trial is not None and not search.settings.has_longer_trials
     expected = estimate_trials_left(search)
     assert (expected.trials, expected.full_length_trials) == (
@@ -119,6 +124,7 @@ def test_estimates_of_the_trials_left_are_within_a_factor_of_two(limits: dict[st
             )
             within.append(all(0.5 <= ratio <= 2 for ratio in ratios))
             assert number or within[-1], (ratios, limits)
+
     assert sum(within) >= 0.85 * len(within), (within, limits)
 
 
@@ -143,6 +149,7 @@ def test_estimates_of_longer_trials_follow_from_those_that_failed() -> None:
         sum(trial_result.length_factor for trial_result in search.results[number + 1 :])
         for number, _ in foretold
     ]
+
     assert len(left) >= 5 and left[0] >= 9, "one confirmation, and longer ones at ever lower loads"
     ratios = [there / estimate for there, (_, estimate) in zip(left, foretold, strict=True)]
     assert all(0.5 <= ratio <= 2 for ratio in ratios[2:]), "from the first that failed on"

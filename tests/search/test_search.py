@@ -82,13 +82,16 @@ def test_the_unit_of_a_load_states_what_it_counts(
         options={},
         seed=1,
     )
+
     assert (
         experiment.load_unit(plan, counted) == unit
         and experiment.find_counted_unit(load(workload)) == counted
     )
+
     under_the_table = search_text.describe_units(
         unit
     )  # good requests/s stand beside loads in conversations/s
+
     assert under_the_table.startswith(f"Load: {unit.strip()}. Latencies")
 
 
@@ -107,6 +110,7 @@ def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
         msgspec.structs.replace(plan, rules="mlperf"),
     )
     before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
+
     assert [
         experiment_plan.is_by_mlperf_rules
         for experiment_plan in (plan, of_search, ours, before_plans_did)
@@ -250,6 +254,7 @@ def test_a_search_of_a_simulated_target_begins_near_the_capacity_of_its_preset(
         "--seed",
         "3",
     ]
+
     assert exits(*arguments, "--out", str(folder)) == 0
     first, second, *other_results = experiment.read_results(folder)
     assert {first.outcome, second.outcome} == {"under", "over"}
@@ -275,6 +280,7 @@ def test_options_of_a_resumed_search_replace_stored_ones() -> None:
         "--max-probes",
         "3",
     ]
+
     assert merge_arguments(
         before, ["search", "--resume", "f", "--url", "http://c", "--insecure"]
     ) == [
@@ -321,6 +327,7 @@ def test_a_load_that_the_client_did_not_offer_only_counts_if_it_failed(
         "--seed",
         "1",
     ]
+
     assert exits(*arguments, "--low", "10", "--high", "40", "--max-probes", "1", "--out", "c") == 3
     assert [
         trial.outcome for trial in experiment.read_results(Path("c"))
@@ -366,6 +373,7 @@ def test_a_trial_shorter_than_its_responses_is_noted(
         sampling_noise=0.1,
     )
     text = search_text.describe_late_responses(trial_result, 5.0)
+
     assert says in text and bool(text) == bool(says) and ("--duration" in text) == bool(says)
 
 

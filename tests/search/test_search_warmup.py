@@ -78,6 +78,7 @@ def test_a_warmup_rises_to_the_highest_load_that_passed_and_never_above_the_tria
             )
         )
     last_trial = search.next_trial()
+
     assert warmup_loads == [(10, 10), (20, 10), (40, 20)]
     assert last_trial is not None and last_trial.warmup_load == 20
 
@@ -99,6 +100,7 @@ def test_a_trial_is_decided_as_long_after_its_warmup_as_without_one() -> None:
     later_monitor = TrialMonitor(goal, PlannedLoad(later_rows["due_ns"], start_ns=warmup_ns))
     decision = monitor.find_first_decision(rows, 5 * NS_PER_S)
     later_decision = later_monitor.find_first_decision(later_rows, 5 * NS_PER_S)
+
     assert decision is not None and later_decision is not None
     assert decision.outcome == "under"
     later_by_ns = later_decision.decided_at_ns - decision.decided_at_ns

@@ -103,8 +103,10 @@ def test_the_report_of_a_killed_search_has_the_command_that_resumes_it(
         "--seed",
         "1",
     ]
+
     with pytest.raises(SystemExit):
         main([*arguments, "-o", str(folder)])
+
     capsys.readouterr()
     (folder / experiment.RESULT_FILE).unlink()  # it is written last
     with pytest.raises(SystemExit):
@@ -141,11 +143,14 @@ def test_a_stopped_search_sizes_no_machines(
         "--seed",
         "1",
     ]
+
     assert exits(*base, *limit, "--gpus", "4", "--out", "c") == 3
+
     captured = capsys.readouterr()
     stored = json.loads(Path("c/capacity.json").read_bytes())
     assert (stored["state"], stored["lower_bound"], stored["low_per_s"]) == ("stopped", True, None)
     assert "--resume c" in stored["go_on"] and stored["go_on"] in captured.err
+
     for call in (
         ["size", "rag", "c", "--users", "5000"],
         ["cost", "c", "--accept-sample-prices", "--price", "c=bedrock-llama-2-70b"],
@@ -211,6 +216,7 @@ def test_a_killed_search_leaves_a_capacity_with_its_state(tmp_path: Path) -> Non
     search.add_result(runs.run(planned_trial(20.0)))
     runs.save_progress(search)
     stored_capacity = capacity.load_capacity((tmp_path / capacity.CAPACITY_FILE).read_bytes())
+
     assert (stored_capacity.state, stored_capacity.rate_per_s, stored_capacity.lower_bound) == (
         "stopped",
         20.0,
@@ -261,6 +267,7 @@ def test_text_and_file_agree_where_every_confirmation_grew(tmp_path: Path) -> No
             capacity.CAPACITY_FILE
         ]
     )
+
     assert (stored_capacity.rate_per_s, stored_capacity.state) == (20.0, "held")
     confirmation_text = render_confirmation(answer, search.results)
     assert re.search(r"\nCapacity +20/s, passed but", confirmation_text)
@@ -320,6 +327,7 @@ def test_text_and_file_agree_on_the_bound_of_a_stopped_search(tmp_path: Path) ->
             capacity.CAPACITY_FILE
         ]
     )
+
     assert (stored_capacity.rate_per_s, stored_capacity.state) == (20.0, "stopped")
     confirmation_text = render_confirmation(search.result, search.results)
     assert re.search(r"\nCapacity .* at least 20/s\n", confirmation_text)
@@ -341,6 +349,7 @@ def test_a_search_in_which_no_load_passes_is_not_reported_as_stopped() -> None:
                 reason_code="too_few" if few else "misses",
             )
         )
+
     assert search.result.stop_reason == "none" and search.result.load is None
     assert exit_code(search.result) == 1
     assert "even the lowest load" in render_confirmation(search.result, search.results)
@@ -369,6 +378,7 @@ def test_a_search_whose_load_makes_trials_invalid_is_not_resumed(code: str, goes
     command = capacity_files.usable_resume_command(
         search.result, search.results, "loadgen search --resume s"
     )
+
     assert command == ("loadgen search --resume s" if goes_on else "")
     confirmation_text = render_confirmation(search.result, search.results)
     assert "two INVALID trials" in confirmation_text
@@ -379,6 +389,7 @@ def test_the_resume_command_raises_the_limit_that_stopped_the_search() -> None:
         LoadSearch(SearchSettings(low=1, high=10, start=1)).result, trial_count=7
     )
     out_of_probes = msgspec.structs.replace(answer, stop_reason="probes")
+
     assert (
         capacity_files.usable_resume_command(out_of_probes, [], "resume")
         == "resume --max-probes 27"
@@ -394,18 +405,23 @@ def test_a_search_out_of_time_before_its_longer_trials_is_stopped() -> None:
     """It ended as found, with exit code 0 and a load that the finished search rejects."""
     search = search_until("sustain")
     search.settings = replace(search.settings, max_time_s=1.0)
+
     assert search.next_trial() is None
     answer = search.result
     assert answer.stop_reason == "time" and exit_code(answer) == 3
     assert capacity_and_state(answer, search.results)[1] == "stopped"
+
     go_on = capacity_files.usable_resume_command(
         answer, search.results, "loadgen search --resume s"
     )
+
     assert "--max-time" in go_on
+
     search.settings = replace(search.settings, max_time_s=None)
     while (trial := search.next_trial()) is not None:
         search.add_result(trial_result_at(trial))
     load, state = capacity_and_state(search.result, search.results)
+
     assert (search.result.stop_reason, state) == ("found", "sustained")
     assert load is not None and load <= LASTS_UP_TO
 
@@ -447,7 +463,9 @@ def test_the_report_of_a_killed_search_states_the_bound_of_cost_and_size(
 ) -> None:
     folder = tmp_path / "s"
     options = ("--url", "sim:gb300-vm", "--slo", "ttft:500ms", "-d", "20s", "--seed", "1")
+
     assert exits("search", "qa", *options, "--max-probes", "2", "-o", str(folder)) == 3
+
     (folder / "search.json").unlink()
     stored = capacity.load_capacity((folder / capacity.CAPACITY_FILE).read_bytes())
     assert stored.state == "stopped"
@@ -465,15 +483,20 @@ def test_a_trial_too_short_to_show_growth_is_no_bound() -> None:
         )
     )
     first = search.next_trial()
+
     assert first is not None
+
     trial_result = msgspec.structs.replace(trial_result_at(first), sustained=True)
     search.add_result(trial_result)
     second = search.next_trial()
+
     assert second is not None and second.load > first.load
+
     too_short = msgspec.structs.replace(
         trial_result_at(second), outcome="under", sustained=None, needed_load_s=600.0
     )
     search.add_result(too_short)
     search.stop("interrupted")
+
     assert capacity_and_state(search.result, search.results) == (first.load, "stopped")
     assert find_capacity_trial(search.result, [too_short]) is None

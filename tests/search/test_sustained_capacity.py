@@ -87,6 +87,7 @@ def test_an_overload_is_not_a_capacity_if_no_objective_limits_the_wait(
     (tmp_path / "decode.yaml").write_text(DECODE)
     folder = tmp_path / "search"
     options = ["--url", f"sim:{tmp_path / 'one.yaml'}", "--seed", "305", "--timeout", "3600s"]
+
     assert exits("search", str(tmp_path / "decode.yaml"), *options, "--out", str(folder)) == 0
     capacity = json.loads((folder / "capacity.json").read_text())
     assert capacity["state"] == "sustained"

@@ -134,13 +134,16 @@ def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
         load_point("c8", 400, 20),
         load_point("c16", 405, 40),
     ]
+
     assert sweep_analysis.find_knee(curve) == "c4"
     assert sweep_analysis.find_knee(curve[:3]) == "", "not reached yet"
     assert sweep_analysis.find_knee(curve[:2]) == ""
+
     unsound = [
         msgspec.structs.replace(curve_point, valid=curve_point.name != "c4")
         for curve_point in curve
     ]
+
     assert sweep_analysis.find_knee(unsound) == "c8" or sweep_analysis.find_knee(unsound) == "c2"
 
 
@@ -151,6 +154,7 @@ def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() ->
         msgspec.structs.replace(curve_point, many_errors=curve_point.name == "c4")
         for curve_point in points
     ]
+
     assert sweep_analysis.find_knee(points) == "c4"
     assert sweep_analysis.find_knee(failing) != "c4"
     assert "c4" not in [
@@ -170,6 +174,7 @@ def test_a_sweep_in_which_every_load_point_has_many_errors_exits_1(failing: int,
         summary = summarize(RunManifest(state="finished"), records)
         named.append(NamedSummary(f"c{number + 1}", summary))
     curve = sweep_curve.build_curve(named)
+
     assert sweep_curve.exit_code(curve) == code
 
 
@@ -186,7 +191,9 @@ def test_no_load_point_is_better_than_one_on_the_pareto_front(
             for curve_point in load_points
         }
     )
+
     assert front
+
     for curve_point, (x, y) in zip(load_points, points, strict=True):
         beaten = any(a >= x and b >= y and (a > x or b > y) for a, b in points)
         assert (curve_point.name in front) is not beaten
@@ -223,6 +230,7 @@ def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
             for f in sorted(write_three_runs(tmp_path).glob("*/"))
         ]
     )
+
     assert [curve_point.name for curve_point in curve.load_points] == ["c4", "c8", "c16"], (
         "in order of load, not of letters"
     )
@@ -231,10 +239,12 @@ def test_a_directory_of_runs_is_reported_as_a_curve(tmp_path: Path) -> None:
         assert curve_point.per_gpu == pytest.approx((curve_point.output_per_s or 0) / 4)
         assert curve_point.per_user == pytest.approx(1000 / (curve_point.tpot_p50 or 1))
     assert curve.best == "c16"
+
     text, pasted = (
         as_text.render(sweep_report.sweep_report(curve)),
         as_markdown.render(sweep_report.sweep_report(curve)),
     )
+
     assert re.search(r"\n  4 in flight +met", text)
     assert "Test higher loads" in text, "no load point above the best one was tried"
     assert pasted.count("\n| ") == 5
@@ -268,6 +278,7 @@ def test_the_interval_of_a_sweep_includes_the_variation_from_run_to_run(
             ),
         )
     answer = stored_sweep.analyze_runs(tmp_path, run_folder.runs_in(tmp_path)).result
+
     assert answer.run_spread_source == ("simulated" if simulated else "learned")
     assert (answer.horizon_s is None) is simulated
     assert simulated or answer.horizon_s == pytest.approx(
@@ -305,12 +316,15 @@ def test_the_text_states_why_no_load_point_is_the_best() -> None:
     none_valid = describe_curve(
         load_point_with_slo("c1", True, valid=False), load_point_with_slo("c2", True, valid=False)
     )
+
     assert "No load point" in none_valid
     assert "2 of 2 load points" in none_valid
     assert "2 of them met" in none_valid
+
     missed = describe_curve(
         load_point_with_slo("c1", True, valid=False), load_point_with_slo("c2", False)
     )
+
     assert "No load point met" in missed
     assert "even c2" in missed
     assert "1 of 2 load points" in missed
@@ -325,6 +339,7 @@ def test_the_text_states_why_no_load_point_is_the_best() -> None:
 
 def test_the_text_states_why_the_best_load_point_is_a_lower_bound() -> None:
     passing_point, missed = load_point_with_slo("c4", True), load_point_with_slo("c8", False)
+
     assert "c8 missed it" in describe_curve(passing_point, missed)
     for other in (load_point_with_slo("c8", True, valid=False), load_point_with_slo("c8", None)):
         assert "no load point above c4" in describe_curve(passing_point, other)
@@ -342,17 +357,20 @@ def test_a_load_point_above_one_that_missed_the_slo_is_not_the_best() -> None:
         load_point_with_slo("r4", False),
         load_point_with_slo("r8", True),
     )
+
     assert curve.best == "r2"
     assert "but r4 missed it" in describe_curve(*curve.load_points)
     none = describe_curve(load_point_with_slo("r4", False), load_point_with_slo("r8", True))
     assert "No load point met" not in none, "one did"
     assert "r4 missed it" in none
     assert "higher loads met it (r8)" in none
+
     best_name = curve_of(
         load_point_with_slo("r1/c4", True),
         load_point_with_slo("r2/c4", False),
         load_point_with_slo("r1/c8", True),
     ).best
+
     assert best_name == "", "of two runs of a load point one missed"
 
 
@@ -361,13 +379,16 @@ def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
         load_point_with_slo("c8", True, requests_per_s=20.0),
         load_point_with_slo("c16", True, requests_per_s=19.5),
     )
+
     assert curve_of(fewer, most).best == "c8"
     assert "fewer requests: 19.5 req/s" in describe_curve(fewer, most)
     assert "lower bound" in describe_curve(fewer, most)
+
     open_loop = curve_of(
         load_point_with_slo("r8", True, requests_per_s=8.0),
         load_point_with_slo("r16", True, requests_per_s=7.9),
     )
+
     assert open_loop.best == "r16", (
         "the load of an open loop is what is offered; both rates stand beside it"
     )
@@ -381,13 +402,16 @@ def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: 
     curve = sweep_curve.build_curve(
         [NamedSummary(f"run of {name}", summary) for name, summary in named]
     )
+
     assert all(curve_point.is_closed_loop for curve_point in curve.load_points)
     assert sweep_curve.lower_bound_reason(curve) != ""
+
     stage = StagePlan(name="load", arrival="poisson 3/s", slots=150, rate=3.0)
     run_fixtures.write(tmp_path / "open", rows(1, 150, 3.0), stages=(stage,))
     (rate,) = sweep_curve.build_curve(
         [NamedSummary("cloud-a", run_folder.open_run(tmp_path / "open").summary)]
     ).load_points
+
     assert not rate.is_closed_loop and rate.load_value == pytest.approx(3.0, rel=0.2)
 
 
@@ -397,6 +421,7 @@ def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
         load_point_with_slo("r16", True, sustained=False),
     )
     curve = curve_of(lasts, grew)
+
     assert curve.best == "r8"
     assert "r16 met the SLO but" in describe_curve(lasts, grew)
     assert "r16 was not sustained" in sweep_curve.lower_bound_reason(curve)
@@ -439,6 +464,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
         )
     curve, judged, answer = stored_sweep.analyze_runs(tmp_path, run_folder.runs_in(tmp_path))
     finding = capacity_files.find_capacity(ExperimentOutcome(tmp_path, judged, answer, curve))
+
     assert curve.best == best and finding is not None and finding.evidence == best
 
 
@@ -472,7 +498,9 @@ def trial_result(number: int, folder: str, outcome: str = "under") -> TrialResul
 
 def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path: Path) -> None:
     folder = tmp_path / "s"
+
     assert experiment.begin_experiment(folder, experiment_plan()) == []
+
     for name in ("c1", "c2", "c3"):
         (folder / name).mkdir()
         (folder / name / "summary.json").write_text("{}")
@@ -484,6 +512,7 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
     ]
     for result in done:
         experiment.append_result(folder, result)
+
     assert experiment.begin_experiment(folder, experiment_plan()) == [done[0], done[2]], (
         "not what was invalid, nor what is not there any more"
     )
@@ -510,8 +539,10 @@ def test_another_experiment_is_refused_in_the_same_directory(
 
 def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
     run_fixtures.write(tmp_path / "r", rows(1, 20))
+
     with pytest.raises(UserError, match=r"/r(\n|$)"):
         experiment.begin_experiment(tmp_path / "r", experiment_plan())
+
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text('{"schema": 9}')
     with pytest.raises(UserError, match=r"schema 9.* 1"):
@@ -529,6 +560,7 @@ def test_a_sweep_in_virtual_time_writes_its_curve_and_is_resumed(
 ) -> None:
     out = tmp_path / "s"
     common = ("sweep", "qa", "--url", "sim:h100x8", "--gpus", "8", "-n", "60", "--out", str(out))
+
     assert exits(*common, "--concurrency", "4,8,...,16", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert [level["name"] for level in document["levels"]] == ["c4", "c8", "c16"]
@@ -580,14 +612,18 @@ def test_a_load_point_that_was_killed_at_once_is_run_again(
         "--out",
         str(out),
     )
+
     assert exits("sweep", "rag-pipeline", "--request-rate", "2,3", *common) == 0
+
     (out / "r1").mkdir()
     shutil.copy(out / "r2" / "run.json", out / "r1" / "run.json")
     capsys.readouterr()
     exits("report", str(out))
     stdout = " ".join(capsys.readouterr().out.split())
+
     assert "2 conversations/s" in stdout or "poisson 2/s" in stdout
     assert "95 % of tasks within 15 s" in stdout
+
     other = (
         "run",
         "rag-pipeline",
@@ -600,6 +636,7 @@ def test_a_load_point_that_was_killed_at_once_is_run_again(
         "--slo",
         "ttft:9s:p95",
     )
+
     assert exits(*other, "--out", str(out / "r4")) == 0
     assert exits("report", str(out)) == 2
     assert "values of: SLO" in capsys.readouterr().err
@@ -609,6 +646,7 @@ def test_every_virtual_user_gets_at_least_five_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "s"
+
     assert (
         exits(
             "sweep",
@@ -638,6 +676,7 @@ def test_a_note_is_printed_once_and_an_unreached_limit_is_a_lower_bound(
     )
     out = str(tmp_path / "s")
     flags = ["--slo", "ttft:60s", "--gpus", "8", "--shape", "eight", "--warmup", "0", "-n", "60"]
+
     assert (
         exits("sweep", "qa", "--url", "sim:h100x8", *flags, "--request-rate", "1,2,4", "--out", out)
         == 0
@@ -709,7 +748,9 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
         "--seed",
         "5",
     ]
+
     assert exits(*arguments, "--out", str(tmp_path / "a")) == 0
+
     levels = [
         "sweep",
         "qa",
@@ -721,11 +762,14 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
         "--warmup",
         "0",
     ]
+
     assert exits(*levels, "--out", str(tmp_path / "b")) == 0
+
     a, b = (
         capacity.load_capacity((tmp_path / name / capacity.CAPACITY_FILE).read_bytes())
         for name in "ab"
     )
+
     assert (a.method, b.method) == ("search", "sweep")
     assert a.recipe == b.recipe != ""
     for stored_capacity in (a, b):
@@ -738,15 +782,19 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
         a.rate_per_s <= answer["confirmed"] < answer["load"]
     )  # not the load at which half of the runs fail
     assert b.rate_per_s <= float(b.evidence.removeprefix("r"))  # nor one between two levels
+
     for name, stored_capacity in (("a", a), ("b", b)):
         file = tmp_path / name / stored_capacity.evidence / "summary.json"
         summary = load_summary(file.read_bytes())
         steady = summary.tokens.steady_output_per_s, summary.tokens.steady_total_per_s
         assert (stored_capacity.output_tokens_per_s, stored_capacity.total_tokens_per_s) == steady
+
     assert a.evidence.endswith(("-confirm", "-sustain")) and b.evidence in ("r60", "r120")
+
     rules = answer[
         "interval"
     ]  # a sweep asks the same: whether runs of one length pass, and not whether it is sustained
+
     assert rules["low"] <= b.high_per_s and b.low_per_s <= rules["high"], "they overlap"  # type: ignore[operator]
     assert a.high_per_s <= answer["not_steady"] and b.sustained is None  # type: ignore[operator]
     capsys.readouterr()
@@ -754,6 +802,7 @@ def test_the_capacity_of_a_search_is_used_by_cost_and_size(
     stdout = " ".join(capsys.readouterr().out.split())
     assert "LOWER BOUND" not in stdout
     assert exits("cost", str(tmp_path / "a"), "--prices", str(prices), "--json") == 0
+
     (offer,) = json.loads(capsys.readouterr().out)["offers"]
     per_hour, rates = 4 * 10.50, offer["rates_per_s"]
     assert float(rates["million_output_tokens"]) * 1e6 == pytest.approx(

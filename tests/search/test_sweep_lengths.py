@@ -40,6 +40,7 @@ LENGTHS = ("--isl", "100,300", "--osl", "20")
 def test_load_points_combine_every_load_with_every_pair_of_lengths_and_every_target() -> None:
     groups = sweep.combine_point_groups("1000, 500", "100,200", ["a", "http://b:8000/v1"])
     points = sweep.combine_load_points(groups, (1, 8), "concurrency")
+
     assert len(points) == 16
     assert [point.name for point in points[:3]] == [
         "isl500-osl100-a-c1",
@@ -131,6 +132,7 @@ def test_a_pareto_front_includes_all_targets_at_the_same_lengths() -> None:
         ],
         "tpot50",
     )
+
     assert [curve_point.on_pareto_front for curve_point in load_points] == [False, True, True, True]
 
 
@@ -141,6 +143,7 @@ def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> N
         load_point(900, 1, 5, 9, slo_met=True),
         slo="s",
     )
+
     assert [group.best for group in curve.groups] == ["isl500--c1", "isl900--c1"]
     first, second = curve.split()
     assert [curve_point.name for curve_point in first.load_points] == ["isl500--c1", "isl500--c2"]
@@ -152,7 +155,9 @@ def test_different_lengths_have_separate_charts() -> None:
         load_point(500, 1, 10, 50), load_point(500, 2, 40, 20), load_point(900, 1, 5, 9)
     )
     sections = list(sweep_report._chart_sections(curve))
+
     assert len(sections) == 2
+
     labels = [
         {
             label
@@ -162,6 +167,7 @@ def test_different_lengths_have_separate_charts() -> None:
         }
         for part in sections
     ]
+
     assert labels == [{"isl500--c1", "isl500--c2"}, {"isl900--c1"}]
 
 
@@ -185,6 +191,7 @@ def test_the_headline_names_the_lengths_with_the_highest_throughput_within_the_s
         slo="s",
     )
     sentences = list(sweep_report.result_sentences(curve))
+
     assert "ISL 500, 1 in flight, 10.0" in sentences[0] and "ISL 900" in sentences[1]
     assert (
         "ISL 2,000" in sentences[2] and "ISL 3,000" in sentences[3] and "ISL 4,000" in sentences[4]
@@ -224,10 +231,13 @@ def test_text_page_and_files_of_a_sweep_over_lengths_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
+
     assert exits(*LOAD, *LENGTHS, "--json", "-o", folder) == 0
+
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     names = ["isl100-osl20-c1", "isl100-osl20-c4", "isl300-osl20-c1", "isl300-osl20-c4"]
+
     assert [level["name"] for level in document["levels"]] == names
     assert [(level["isl"], level["osl"]) for level in document["levels"]] == [(100, 20)] * 2 + [
         (300, 20)
@@ -266,7 +276,9 @@ def test_lengths_can_be_added_to_a_sweep_under_the_same_slo_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
+
     assert exits(*LOAD, *LENGTHS, "-o", folder) == 0
+
     modified_ns = (folder / "isl300-osl20-c4" / "summary.json").stat().st_mtime_ns
     capsys.readouterr()
     assert exits(*LOAD, "--isl", "300,700", "--osl", "20", "--json", "-o", folder) == 0
@@ -281,11 +293,14 @@ def test_a_report_names_the_load_points_that_have_not_run_and_the_command_that_r
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "s"
+
     assert exits(*LOAD, *LENGTHS, "-o", folder) == 0
+
     shutil.rmtree(folder / "isl300-osl20-c4")
     shutil.rmtree(folder / "isl100-osl20-c4")
     resume_command = shlex.join(["loadgen", *LOAD, *LENGTHS, "-o", str(folder)])
     curve = sweep_kind.load(folder).curve
+
     assert (
         curve.not_run == ("isl100-osl20-c4", "isl300-osl20-c4") and curve.resume == resume_command
     )
@@ -304,6 +319,7 @@ def test_several_targets_are_load_points_of_one_sweep(
 ) -> None:
     load = tuple(word for word in LOAD if word not in ("--url", "sim:gb300-vm"))
     targets = ("--target", "sim:gb300-vm,sim:h100x8", "--isl", "100")
+
     assert exits(*load, *targets, "--json", "-o", tmp_path / "s") == 0
     document = json.loads(capsys.readouterr().out)
     assert [group["target"] for group in document["groups"]] == ["sim:gb300-vm", "sim:h100x8"]
@@ -342,6 +358,7 @@ def test_a_dry_run_states_the_time_and_the_cost(
     prices.write_text("currency: USD\nper_token:\n  - " + price)
     load = ("sweep", "qa", "--url", "http://127.0.0.1:9", "-m", "m", "--request-rate", "1,2")
     lengths = ("-d", "30s", "--isl", "100,200", "--osl", "10", "--prices", prices)
+
     assert exits(*load, *lengths, "--dry-run") == 0
     assert "all 4 runs: about" in capsys.readouterr().out
     assert exits(*load, *lengths, "--max-cost", "0.00001") == 2
@@ -390,16 +407,21 @@ def test_cost_and_size_refuse_a_stopped_sweep_with_the_command_that_resumes_it(
     """They called its load points "no repeats of each other"."""
     folder, prices = tmp_path / "s", tmp_path / "prices.yaml"
     prices.write_text(PRICES)
+
     assert exits(*WITH_SLO, "-o", folder) == 0
+
     remove_runs(folder, "r4")
     (folder / capacity.CAPACITY_FILE).unlink()
     findings = stored_sweep.analyze_runs(folder, [folder / "r1", folder / "r2"])
     files = capacity_files.render_outputs(stored_sweep.as_outcome(folder, findings))
     stored = capacity.load_capacity(files[capacity.CAPACITY_FILE])
+
     assert (stored.state, stored.rate_per_s, stored.lower_bound) == ("stopped", 2.0, True)
+
     (folder / capacity.CAPACITY_FILE).write_bytes(capacity.dump_capacity(stored))
     resume_command = shlex.join(["loadgen", *WITH_SLO, "-o", str(folder)])
     capsys.readouterr()
+
     for command in (
         ("cost", folder, "--prices", prices),
         ("size", "qa", folder, "--users", "100", "-o", tmp_path / "sized"),
@@ -429,6 +451,7 @@ def test_a_killed_sweep_leaves_a_bound_and_the_command_that_resumes_it(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     stored = capacity.load_capacity((folder / capacity.CAPACITY_FILE).read_bytes())
+
     assert stored.state == "stopped" and stored.lower_bound and stored.rate_per_s >= 1
     assert stored.resume_command == shlex.join(["loadgen", *load])
     assert exits("cost", folder, "--prices", prices) == 3

@@ -228,6 +228,7 @@ def test_a_trial_over_sockets_ends_early_in_all_workers(tmp_path: Path, workers:
         runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1_000_000),)))
         runs.settings = Settings(url=server.url, workers=workers, **NO_PAGES)
         trial_result = runs.run(planned_trial(40.0))
+
     assert trial_result.metrics["simulated"]
     assert (trial_result.outcome, trial_result.ended_early) == (
         "over",
@@ -265,11 +266,14 @@ def test_a_load_changes_the_measured_and_the_closed_stages() -> None:
     closed = workload_at(1.0).model_copy(
         update={"stages": (Stage(name="l", arrival=Closed(concurrency=1), count=9),)}
     )
+
     assert with_load(closed, 7.0).stages[0].arrival == Closed(concurrency=7)
+
     warm = workload_at(1.0)
     warm = warm.model_copy(
         update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)}
     )
     changed = with_load(warm, 5.0)
+
     assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
     assert len(as_trial_workload(warm, 9 * S).stages) == 1

@@ -110,6 +110,7 @@ def test_merged_shards_equal_the_run_of_one_process(
     full_summary, whole_folder = execute(workload, settings_for(tmp_path / "whole"))
     parts = run_parts(tmp_path, workload, count, workers=workers)
     summary, merged = merge(tmp_path, parts)
+
     assert stage_counts(summary) == stage_counts(full_summary)
     assert summary.requests.scheduled == summary.requests.ok == full_summary.requests.ok
     assert summary.fingerprints == full_summary.fingerprints
@@ -127,10 +128,12 @@ def test_merged_shards_equal_the_run_of_one_process(
     ):
         assert rows[column].tolist() == expected[column].tolist(), column
     assert len(np.unique(rows["worker"])) == sum(workers) if workers else count
+
     manifest, whole_manifest = manifest_of(merged), manifest_of(whole_folder)
     without_ramp = [
         replace(stage_plan, ramp_s=None, ramp_from="") for stage_plan in manifest.stages
     ]
+
     assert without_ramp == [
         replace(stage_plan, ramp_s=None, ramp_from="") for stage_plan in whole_manifest.stages
     ]
@@ -145,20 +148,25 @@ def test_a_late_shard_is_shifted_to_its_true_time(tmp_path: Path) -> None:
     parts = run_parts(tmp_path, workload, 2)
     summary, merged = merge(tmp_path, parts)
     late = manifest_of(parts[1]).shard
+
     assert late is not None and late.start_delay_ms is not None and late.start_delay_ms > 100
+
     rows, part_rows = rows_by_slot(merged), rows_by_slot(parts[1])
     moved = rows[rows["worker"] == 1]
     delay_ns = round(late.start_delay_ms * 1e6)
+
     assert (moved["due_ns"] - part_rows["due_ns"]).tolist() == [delay_ns] * 20
     assert (moved["done_ns"] - part_rows["done_ns"]).tolist() == [delay_ns] * 20
     assert (moved["sent_ns"] - moved["due_ns"]).tolist() == (
         part_rows["sent_ns"] - part_rows["due_ns"]
     ).tolist()
+
     (warning,) = [
         reason_code
         for reason_code in summary.verdict.warning_codes
         if reason_code.code == "part_late"
     ]
+
     assert warning.values == {
         "part": 2,
         "parts": 2,
@@ -183,6 +191,7 @@ def test_requests_of_a_missing_shard_are_lost(
     summary, merged = merge(tmp_path, parts[:1])
     rows = rows_by_slot(merged)
     lost = rows[rows["status"] == STATUS["lost"]]
+
     assert lost["slot"].tolist() == lost_slots
     assert summary.requests.lost == len(lost_slots)
     assert not summary.verdict.valid
@@ -212,6 +221,7 @@ def test_each_virtual_user_of_a_missing_shard_lost_a_request(tmp_path: Path) -> 
 @pytest.mark.processes
 def test_shards_of_different_runs_are_refused(tmp_path: Path) -> None:
     parts = run_parts(tmp_path, make_workload(tmp_path, request_rate="200", num_requests="8"), 2)
+
     with refused(CombinedError, "duplicate", where=str(parts[0])):
         read_parts([parts[0], parts[0]])
     with refused(CombinedError, "missing_file"):
@@ -219,14 +229,17 @@ def test_shards_of_different_runs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with refused(CombinedError, "no_result", where="empty"):
         read_parts([tmp_path / "empty"])
+
     full_run_dir = tmp_path / "whole"
     execute(
         make_workload(tmp_path, request_rate="200", num_requests="8"), settings_for(full_run_dir)
     )
+
     with refused(CombinedError, "wrong_format", where="whole"):
         read_parts([full_run_dir])
     manifest = manifest_of(parts[1])
     assert manifest.shard is not None
+
     for name, changed in {
         "seed": replace(manifest, seed=8),
         "salt": replace(manifest, salt="other"),
@@ -248,6 +261,7 @@ def test_a_single_shard_is_reported_and_not_compared(
     workload = make_workload(tmp_path, request_rate="200", num_requests="20")
     first, second = run_parts(tmp_path, workload, 2)
     exits("report", first, "--full")
+
     assert "part 1 of 2: poisson 200/s" in capsys.readouterr().out
     for command in (
         ("compare", first, second),
@@ -381,17 +395,21 @@ def test_eight_shards_are_merged_although_one_is_killed_and_one_is_late(tmp_path
     parts = [tmp_path / f"p{index}" for index in range(1, 9)]
     summary, merged = merge(tmp_path, parts)
     rows, expected = rows_by_slot(merged), rows_by_slot(whole_folder)
+
     assert rows["slot"].tolist() == expected["slot"].tolist() == list(range(len(rows)))
     assert stage_counts(summary)[0][1] == stage_counts(full_summary)[0][1] == len(rows)
+
     of_third = rows[rows["slot"] % 8 == 2]
     lost = rows[rows["status"] == STATUS["lost"]]
     assert 0 < len(lost) < len(of_third)
     assert set(lost["slot"].tolist()) <= set(of_third["slot"].tolist())
     assert summary.requests.ok == len(rows) - len(lost)
     assert says(summary.verdict.codes, "worker_died", worker=2)
+
     states = {
         merged_part.index: merged_part.state for merged_part in manifest_of(merged).merged_parts
     }
+
     assert states == dict.fromkeys(range(1, 9), "finished") | {3: "killed"}
     late = manifest_of(merged).merged_parts[7]
     assert late.start_delay_ms is not None and late.start_delay_ms > 500

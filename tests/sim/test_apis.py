@@ -105,6 +105,7 @@ def test_streamed_responses_have_their_tokens_and_timestamps(tmp_path: Path) -> 
         *STREAM, event("response.completed", response=response("completed")), done=False
     )
     summary, heard = run("responses", response_bytes, tmp_path, stream=True)
+
     assert (summary.requests.ok, summary.requests.failed, summary.tokens.output) == (10, 0, 50)
     assert summary.ttft_ms.count == 10 and summary.tokens.cached_share == pytest.approx(0.2)
     assert summary.tokens.reasoning == 10
@@ -257,6 +258,7 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
         assert (usage.input, usage.cached, usage.cache_written) == (20, 4, 10)
         assert usage.output == (5 if len(message_events) > 1 else 1)
     streamed = read(*MESSAGES)
+
     assert (streamed.first_event, streamed.first_token, streamed.first_answer) == (0, 3, 7)
     assert (streamed.last_token, streamed.end, streamed.output_events) == (13, 15, 6)
     assert streamed.finish_reason == "tool_calls"
@@ -306,6 +308,7 @@ def test_a_chat_is_sent_as_messages() -> None:
     ]
     extra = {"tools": tools, "tool_choice": "required", "stop": "\n", "temperature": 0}
     request = Request(id="r", messages=messages, max_tokens=7, extra=extra)
+
     assert json.loads(
         encode_body(request, BodyFormat(SERVER_PROFILES["vllm"], "messages", "m", True))
     ) == {
@@ -339,12 +342,14 @@ def test_a_chat_is_sent_as_messages() -> None:
             {"role": "user", "content": "and now?"},
         ],
     }
+
     alone = json.loads(
         encode_body(
             Request(id="r", prompt="hi"),
             BodyFormat(SERVER_PROFILES["anthropic"], "messages", "m", False),
         )
     )
+
     assert alone == {
         "model": "m",
         "max_tokens": 4096,
@@ -365,6 +370,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary, heard = run("messages", events(*MESSAGES, done=False), tmp_path, stream=True)
+
     assert (summary.requests.ok, summary.tokens.output, summary.ttft_ms.count) == (10, 50, 10)
     assert summary.tokens.cached_share == pytest.approx(0.2) and summary.requests.by_finish == {
         "tool_calls": 10
@@ -372,6 +378,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
     load = heard[-1]
     assert load.path == "/v1/messages" and load.headers["anthropic-version"] == "2023-06-01"
     assert set(load.body or {}) == {"model", "messages", "stream", "max_tokens"}
+
     with start(Options(preset="h100x8")) as server:
         settings = Settings(url=server.url, api="messages", out=tmp_path / "turns", **NO_PAGES)
         turns = {"turns": {"count": 3, "tool_result_tokens": 7}}
@@ -397,6 +404,7 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
             assert called.requests.by_finish == {"tool_calls": 4}
         assert exits("doctor", "--url", server.url, "--api", "messages", "--full") == 0
     stdout = " ".join(capsys.readouterr().out.split())
+
     assert "max_tokens: " in stdout and "ignore_eos" not in stdout
 
 
@@ -411,6 +419,7 @@ def test_responses_conversation_sends_only_new_messages(tmp_path: Path) -> None:
         for received_request in heard
         if "previous_response_id" in (received_request.body or {})
     ]
+
     assert len(later) == 4 and {body["previous_response_id"] for body in later} == {"resp_1"}
     assert all([message["role"] for message in body["input"]] == ["user"] for body in later)
 
@@ -420,6 +429,7 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
         {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
     )
     summary, heard = run("embeddings", response_bytes, tmp_path, slo={"ttft": "1s", "e2e": "5s"})
+
     assert (summary.requests.ok, summary.tokens.input, summary.tokens.output) == (10, 200, 0)
     assert (summary.e2e_ms.count, summary.ttft_ms.count) == (10, 0)
     rendered_text = text.render(summary)
@@ -456,6 +466,7 @@ def test_metrics_without_slo_need_no_longer_load(
             "run", "qa", *arguments, "-c", "2", "-n", "4", "--warmup", "0", "-o", tmp_path / "out"
         )
     stderr = capsys.readouterr().err
+
     assert "not evaluated: ttft, tpot" in stderr and "too few to verify" not in stderr
 
 
@@ -472,6 +483,7 @@ def test_response_without_values_is_a_failure(tmp_path: Path) -> None:
             server_metrics=("off",),
         )
         summary, _ = execute(workload(SHORT, 30), settings)
+
     assert summary.requests.failed >= 10 and summary.requests.ok >= 1
 
 
@@ -487,6 +499,7 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
     summary, heard = run("rerank", response_bytes, tmp_path, chunks)
     count = load_tokenizer().count
     load = heard[-1].body
+
     assert summary.requests.ok == 10 and heard[-1].path == "/v1/rerank"
     assert [count(document) for document in load["documents"]] == [20] * 4 and count(
         load["query"]
@@ -516,6 +529,7 @@ def test_images_have_the_requested_size_and_differ() -> None:
                 == struct.unpack(">I", png[41 + size : 45 + size])[0]
             )
             urls.add(data)
+
     assert len(urls) == 6
     parts = encode_body(prompts[0], BodyFormat(SERVER_PROFILES["openai"], "responses", "m", False))
     assert (
@@ -584,7 +598,9 @@ def test_doctor_and_search_support_embeddings(
     with start(Options(ttft="5ms")) as endpoint:
         assert exits("doctor", "--url", endpoint.url, "--api", "rerank", "--full") == 0
     stdout = capsys.readouterr().out
+
     assert "(rerank)" in stdout and "one by one" not in stdout
+
     arguments = [
         "search",
         "qa",
@@ -607,6 +623,7 @@ def test_doctor_and_search_support_embeddings(
         "--progress",
         "off",
     ]
+
     assert exits(*arguments) == 3, "no more probes were allowed"
     assert "exceeded E2E 60.0 ms (p90 allows" in " ".join(capsys.readouterr().out.split())
 
@@ -642,4 +659,5 @@ def test_prompts_have_the_requested_tokens_by_the_servers_count(tmp_path: Path, 
         assert summary.requests.ok == 4, summary.requests.by_error
         counted[name] = {entry.input_tokens for entry in log(server).requests if "-" in entry.id}
         assert summary.tokens.input == 4 * sum(counted[name]), "one length, and the run has it"
+
     assert counted == {name: {7 if name == "ids" else 130} for name in loads}

@@ -218,6 +218,7 @@ def test_invalid_arguments_raise_errors() -> None:
     replica: Any = compiled_module.Replica(
         COSTS, ServerLimits(max_batch_size=4, max_num_tokens=64, kv_blocks=20)
     )
+
     for wrong in (
         lambda: replica.submit(1),
         lambda: replica.begin_iteration("x"),

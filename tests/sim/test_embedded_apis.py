@@ -47,14 +47,17 @@ def test_embeddings_accept_texts_and_token_ids(endpoint: EmbeddedServer) -> None
         endpoint, "/v1/embeddings", input=["a b c", "d", "a b c"], dimensions=8
     )
     vectors = [row["embedding"] for row in answer["data"]]
+
     assert (status, answer["usage"]) == (200, {"prompt_tokens": 7, "total_tokens": 7})
     assert [row["index"] for row in answer["data"]] == [0, 1, 2] and vectors[0] == vectors[
         2
     ] != vectors[1]
     assert sum(value * value for value in vectors[0]) == pytest.approx(1, abs=1e-5)
+
     _, packed = post_json(
         endpoint, "/v1/embeddings", input="a b c", dimensions=8, encoding_format="base64"
     )
+
     assert struct.unpack("<8f", base64.b64decode(packed["data"][0]["embedding"])) == pytest.approx(
         vectors[0], abs=1e-6
     )
@@ -100,10 +103,12 @@ def test_apis_refuse_invalid_requests(
 @pytest.mark.processes
 def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> None:
     _, first = post_json(endpoint, "/v1/responses", input="hello there", max_output_tokens=3)
+
     assert (first["status"], first["incomplete_details"]) == (
         "incomplete",
         {"reason": "max_output_tokens"},
     )
+
     usage = first["usage"]
     _, second = post_json(
         endpoint,
@@ -112,6 +117,7 @@ def test_response_continues_a_previous_response(endpoint: EmbeddedServer) -> Non
         max_output_tokens=2,
         previous_response_id=first["id"],
     )
+
     assert second["usage"]["input_tokens"] == usage["input_tokens"] + usage["output_tokens"] + 2
     _, unstored = post_json(endpoint, "/v1/responses", input="hello", store=False)
     assert (
@@ -127,14 +133,17 @@ def test_a_streamed_response_has_numbered_events_and_the_text_of_the_whole_one(
     body = {"model": "m", "input": "tell me", "max_output_tokens": 5}
     _, _, chunks = ask(endpoint, "/v1/responses", {**body, "stream": True})
     events = [json.loads(chunk.partition(b"data: ")[2]) for chunk in chunks]
+
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created" and events[-1]["type"] == "response.incomplete"
+
     text = "".join(
         event["delta"] for event in events if event["type"] == "response.output_text.delta"
     )
     full_response = post_json(
         endpoint, "/v1/responses", **{key: value for key, value in body.items() if key != "model"}
     )[1]
+
     assert (
         text
         == full_response["output"][0]["content"][0]["text"]
@@ -152,6 +161,7 @@ def simulated(
 def test_embeddings_in_virtual_time_take_their_prefill_time(tmp_path: Path) -> None:
     embedded = simulated("embeddings", {"input_tokens": 1_000, "output_tokens": 9}, tmp_path / "e")
     ranked = simulated("rerank", RANKED, tmp_path / "r")
+
     for summary in (embedded, ranked):
         assert (
             summary.requests.ok,
@@ -175,6 +185,7 @@ def test_embeddings_in_virtual_time_take_their_prefill_time(tmp_path: Path) -> N
 
 def test_timed_out_embeddings_request_has_one_record(tmp_path: Path) -> None:
     summary = simulated("rerank", RANKED, tmp_path / "r", 40, timeout="60ms")
+
     assert summary.requests.failed == summary.requests.scheduled == 40
     assert list(summary.requests.by_error) == ["timeout_total"]
     assert (

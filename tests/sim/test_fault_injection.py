@@ -66,6 +66,7 @@ def test_drawn_failures_have_their_fractions_and_are_deterministic() -> None:
     plan = parse_failure_plan("truncate:0.05,http_500:0.2", seed=9)
     injected_failures = [plan.draw_failure(number, 100) for number in range(8000)]
     counts = Counter(fault.name for fault in injected_failures if fault)
+
     assert counts["truncate"] == pytest.approx(400, rel=0.15)
     assert counts["http_500"] == pytest.approx(1600, rel=0.1)
     assert injected_failures[4000:] == [

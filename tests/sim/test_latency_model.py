@@ -70,8 +70,10 @@ def test_first_token_is_emitted_alone_and_then_one_per_interval(
     pace = LatencyModel(LatencyOptions(**FIXED, tokens_per_emission=step))
     pace.submit(7, "a", 10, 12)
     events = drain(pace)
+
     assert [tokens for _, tokens, _, _ in events] == sizes
     assert [finished for _, _, finished, _ in events] == [False] * (len(sizes) - 1) + [True]
+
     count = 0
     for _, tokens, _, due in events:  # an event is due with its last token
         count += tokens
@@ -114,10 +116,13 @@ def test_slots_serve_in_order_of_arrival_and_count_from_the_slot() -> None:
     pace = LatencyModel(LatencyOptions(**FIXED, slots=2))
     for key in "abcd":
         pace.submit(0, key, 0, 3)
+
     assert (pace.active_count, pace.queued_count) == (2, 2)
+
     first = {}
     for key, _, _, due in drain(pace):
         first.setdefault(key, due)
+
     assert first == {"a": 100 * MS, "b": 100 * MS, "c": 220 * MS, "d": 220 * MS}
     assert (pace.active_count, pace.queued_count) == (0, 0)
 
@@ -131,6 +136,7 @@ def test_cancelled_request_emits_nothing_and_frees_its_slot() -> None:
     pace.cancel("a")  # runs
     pace.cancel("a")
     left = drain(pace)
+
     assert {key for key, _, _, _ in left} == {"c"}
     assert left[0][3] == 210 * MS
     assert (pace.active_count, pace.queued_count, pace.next_event_ns()) == (0, 0, None)
@@ -156,6 +162,7 @@ def test_flooding_streams_take_turns() -> None:
     turns = [
         [(emission.key, emission.tokens) for emission in pace.advance(now)] for now in range(1, 4)
     ]
+
     assert turns == [[("a", 1), ("b", 1)], [("a", 50), ("b", 50)], [("a", 50), ("b", 50)]]
 
 
@@ -164,12 +171,15 @@ def test_draws_follow_their_distribution_and_depend_on_the_seed_only() -> None:
         DurationDistribution(kind="normal", center_ns=20 * MS, spread=2 * MS).draw(1, 2, i)
         for i in range(4000)
     ]
+
     assert statistics.mean(normal) == pytest.approx(20 * MS, rel=0.01)
     assert statistics.stdev(normal) == pytest.approx(2 * MS, rel=0.05)
+
     lognormal = [
         DurationDistribution(kind="lognormal", center_ns=120 * MS, spread=0.25).draw(1, 2, i)
         for i in range(4000)
     ]
+
     assert statistics.median(lognormal) == pytest.approx(120 * MS, rel=0.02)
     assert draw_uniform(1, 2, 3) == draw_uniform(1, 2, 3) != draw_uniform(2, 2, 3)
 

@@ -26,6 +26,7 @@ def test_every_constant_of_a_packaged_preset_has_a_source(name: str) -> None:
         for field in type(loaded_preset.hardware).model_fields
     ]
     constants += [loaded_preset.assumed_input_tokens, loaded_preset.valid_from_sequences]
+
     assert all(constant.source and constant.value > 0 for constant in constants)
     assert loaded_preset.name == name and loaded_preset.fitted_on and loaded_preset.server.source
     assert (
@@ -57,17 +58,20 @@ def test_costs_are_the_roofline_of_their_constants() -> None:
     hardware, model = loaded_preset.hardware, loaded_preset.model
     bytes_per_s = 2 * hardware.bandwidth_tb_s.value * 1e12 * hardware.bandwidth_share.value
     flops_per_s = 2 * hardware.peak_tflops.value * 1e12 * hardware.compute_share.value
+
     assert loaded_preset.costs.weights_ns == pytest.approx(model.weight_bytes / bytes_per_s * 1e9)
     assert loaded_preset.costs.kv_token_ns == pytest.approx(
         model.kv_token_bytes / bytes_per_s * 1e9
     )
     assert loaded_preset.costs.token_ns == pytest.approx(model.token_flops / flops_per_s * 1e9)
+
     used_bytes = (
         loaded_preset.limits.kv_blocks
         * loaded_preset.limits.tokens_per_block
         * model.kv_token_bytes
         + model.memory_bytes
     )
+
     assert 0.85 * 2 * 85.5e9 < used_bytes < 2 * 85.5e9
 
 
@@ -91,6 +95,7 @@ server: {max_seq_len: 8192}
 """
     )
     loaded_preset = preset.load_preset(str(preset_file))
+
     assert (loaded_preset.name, loaded_preset.model.name, loaded_preset.gpu) == (
         "mine",
         "llama-3.1-8b",
@@ -155,6 +160,7 @@ def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) 
         "extends: h100x8\nvms: many\nhardware: {bandwith: 3, memory_gib: -1}\n"
         "replicas_at: {soon: 2}\n"
     )
+
     with pytest.raises(CombinedError) as caught:
         preset.load_preset(str(preset_file))
     assert [(fault.code, fault.where) for fault in caught.value.errors] == [

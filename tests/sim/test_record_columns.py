@@ -26,6 +26,7 @@ def test_columns_equal_those_of_an_array_of_records(
         dict.fromkeys(("slot", "request", "output_tokens", "replica"), given_values)
         | {"virtual_user": -1},
     )
+
     assert (
         len(columns) == len(values) and (columns[:] == rows).all() and list(columns) == list(rows)
     )
@@ -44,6 +45,7 @@ def test_constant_and_repeated_columns_are_stored_once() -> None:
         1000,
         {"due_ns": due, "sent_ns": due, "status": np.zeros(1000, np.int64), "virtual_user": -1},
     )
+
     assert columns["due_ns"] is columns["sent_ns"]
     assert [columns[name].strides for name in ("status", "virtual_user", "slot")] == [(0,)] * 3
     with pytest.raises(ValueError, match="read-only"):

@@ -41,6 +41,7 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     stdout = " ".join(capsys.readouterr().out.split())
     rows = store.read_run(out).rows
     lost = rows[rows["kind"] == KIND["reset"]]
+
     assert len(lost) and (lost["done_ns"] == 20 * 10**9).all() and (lost["replica"] > 0).all()
     between = rows[(rows["due_ns"] > 20 * 10**9) & (rows["due_ns"] < 30 * 10**9)]
     assert len(between) and (between["replica"] == 0).all()
@@ -81,7 +82,9 @@ def test_lost_replica_over_http_resets_its_requests_and_is_counted_on_a_page(
                     data += sock.recv(65536)
             except ConnectionResetError:
                 broken += 1
+
         assert broken == 3
+
         with urllib.request.urlopen(f"{server.url}/prometheus/metrics") as page:
             assert "inference_pool_ready_pods 1\n" in page.read().decode()
 

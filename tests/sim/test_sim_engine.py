@@ -100,6 +100,7 @@ def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
     # The first begins alone at its arrival. Its second token is computed with the next prompt.
     lengths = np.diff([0, *replica.iteration_ends_ns])
     weights = 15 * MS
+
     assert lengths.tolist() == [
         weights + 16 * 20 + 1,
         weights + (17 + 16) * 20 + 1,
@@ -129,6 +130,7 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits() -> None:
     replica = Replica(COSTS, limits)
     requests = [SimRequest("a", 0, 10, 3), SimRequest("b", 0, 512, 1), SimRequest("c", 0, 10, 1)]
     drive(replica, requests)
+
     assert [request.first_iteration for request in requests] == [
         0,
         3,
@@ -146,6 +148,7 @@ def test_batch_size_limits_active_sequences() -> None:
     )
     requests = [SimRequest(i, 0, 10, 5) for i in range(5)]
     drive(Replica(COSTS, limits), requests)
+
     # 0 alone at its arrival, 1 beside it; each next one takes the first free place, in order.
     assert [(request.first_iteration, request.last_iteration) for request in requests] == [
         (0, 4),
@@ -181,6 +184,7 @@ def test_blocks_are_reserved_at_admission_or_taken_when_needed(
         assert replica.used_block_count <= limits.kv_blocks
         replica.begin_iteration(end)
         most = max(most, replica.active_count)
+
     assert most == at_once
     assert (replica.pause_count > 0) is not guaranteed
     assert all(request.state == DONE for request in requests)
@@ -202,6 +206,7 @@ def test_paused_sequence_resumes_and_recomputes_its_tokens() -> None:
         replica.end_iteration()
         replica.begin_iteration(end)
         paused += [(request.key, first, last) for request, first, last in replica.recent_pauses]
+
     # 4 blocks each. At its 5th token (60 + 4 = 64) a sequence needs a 5th block, but none is free.
     assert paused == [("newer", 0, 4)]
     assert (older.first_iteration, older.last_iteration) == (0, 39)
@@ -235,6 +240,7 @@ def test_shared_prefixes_are_computed_once() -> None:
         ),  # all of it: but its last block is computed for its logits
     ]
     drive(replica, requests)
+
     assert [request.cached_tokens for request in requests] == [0, 48, 80]
     assert_all_blocks_are_free(replica)
 
@@ -252,6 +258,7 @@ def test_least_recently_used_blocks_are_evicted_first_and_used_ones_never() -> N
         SimRequest("held", 14 * 10**8, 160, 2, list(range(10))),
     ]
     drive(replica, [running_request, *other_requests, *repeated_requests])
+
     # 64 blocks: six times ten and the ten in use do not fit; of the oldest the end went first.
     assert [request.cached_tokens for request in repeated_requests] == [16, 144, 144]
     assert_all_blocks_are_free(replica)
@@ -274,13 +281,16 @@ class CountedCache(OrderedDict[Any, None]):
 def test_eviction_does_not_search_the_cache() -> None:
     """A plain dict would have to step over the holes of all entries that were removed."""
     replica = reference.Replica(COSTS, REUSE)
+
     assert type(replica._shared._unused) is OrderedDict
+
     cache = replica._shared._unused = CountedCache()
     requests = [
         reference.SimRequest(i, i * 10**8, 160, 2, list(range(100 * i, 100 * i + 10)))
         for i in range(200)
     ]
     drive(replica, requests)
+
     assert (cache.searches, cache.taken) == (0, 10 * len(requests) - len(cache))
     assert cache.taken > 1900
     assert_all_blocks_are_free(replica)
@@ -347,10 +357,12 @@ def test_every_request_gets_its_tokens_and_all_blocks_are_freed(
             elif key in doomed:
                 fleet.cancel(key)
                 finished.add(key)
+
     assert {key: got[key] for key in left if key not in doomed} == {
         k: n for k, n in left.items() if k not in doomed
     }
     assert finished == set(left)
+
     for replica in fleet.replicas:
         assert_all_blocks_are_free(replica)
 
@@ -411,6 +423,7 @@ def test_waiting_time_without_batching_matches_an_md1_queue() -> None:
         means.append(float(np.mean(waits[500:])))  # the first ones find an empty server
     expected = rho * service / (2 * (1 - rho))
     error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
+
     assert error < 0.03 * expected
     assert abs(float(np.mean(means)) - expected) < 3 * error
 
@@ -437,6 +450,7 @@ def test_littles_law_holds_over_a_busy_period() -> None:
             stays += sum(now - request.due_ns for request in replica.end_iteration())
             replica.begin_iteration(now)
         inside = replica.active_count + replica.queued_count
+
     assert inside == 0 and area == stays
 
 
@@ -445,12 +459,15 @@ def test_littles_law_holds_over_a_busy_period() -> None:
 
 def test_weighted_routing_spreads_turns_in_proportion_to_speed() -> None:
     speeds = (1.0, 0.5, 1.5)
+
     assert build_routing_order(speeds, "round_robin") == [0, 1, 2]
+
     weighted = build_routing_order(speeds, "weighted")
     counts = Counter(weighted)
     assert [counts[i] / len(weighted) for i in range(3)] == pytest.approx(
         [1 / 3, 1 / 6, 1 / 2], abs=1e-3
     )
+
     for i, share in enumerate(
         (1 / 3, 1 / 6, 1 / 2)
     ):  # at no point more than a turn or so from its share

@@ -84,6 +84,7 @@ def test_repeated_prompt_is_found_in_the_cache(endpoint: EmbeddedServer) -> None
         assert len([event for event in events if event["choices"]]) == 5
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
     row = json.loads(ask(endpoint, "GET", "/metrics")[2])[-1]["kvCacheStats"]
+
     assert (row["reusedBlocks"], row["missedBlocks"]) == (9, 11)
     assert cached == [0, 0, 288]  # nine blocks of 32: the tenth is computed for its logits
 
@@ -93,6 +94,7 @@ def test_reading_metrics_empties_the_iteration_statistics(endpoint: EmbeddedServ
     ask(endpoint, "GET", "/metrics")
     ask(endpoint, "POST", "/v1/completions", completion(" drained", 7))
     rows = json.loads(ask(endpoint, "GET", "/metrics")[2])
+
     assert len(rows) == 7 and [row["numCompletedRequests"] for row in rows] == [0] * 6 + [1]
     assert [row["inflightBatchingStats"]["numContextRequests"] for row in rows] == [1] + [0] * 6
     assert all(
@@ -136,14 +138,17 @@ def test_version_decides_where_timings_are_reported(
 ) -> None:
     with start(Options(preset=quick, version=version)) as server:
         assert json.loads(ask(server, "GET", "/version")[2]) == {"version": version}
+
         body = completion(" timed", 3)
         _, headers, _ = ask(server, "POST", "/v1/completions", body, X_TRTLLM_return_metrics="1")
         assert ("server-timing" in headers) is with_answer
+
         if with_answer:
             assert ask(server, "GET", "/perf_metrics")[0] == 404
             return
         [record] = json.loads(ask(server, "GET", "/perf_metrics")[2])
         timing = record["perf_metrics"]["timing_metrics"]
+
         assert timing["arrival_time"] <= timing["first_scheduled_time"] < timing["first_token_time"]
         assert timing["first_token_time"] < timing["last_token_time"]
         assert json.loads(ask(server, "GET", "/perf_metrics")[2]) == []

@@ -160,15 +160,19 @@ def text(chunks: list[bytes]) -> str:
 @pytest.mark.processes
 def test_a_chat_stream_equals_the_expected_bytes(endpoint: EmbeddedServer) -> None:
     status, headers, chunks = ask(endpoint, CHAT, chat(3))
+
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
     stable_chunks = [steady(chunk) for chunk in chunks]
     start_ = (
         'data: {"id":"chatcmpl-N","object":"chat.completion.chunk","created":T,"model":"m",'
         '"choices":['
     )
+
     assert (
         stable_chunks[0] == start_ + '{"index":0,"delta":{"role":"assistant"}}]} \n\n'
     )  # the blank is theirs
+
     text_tokens = [re.search(r'"content":"( [a-z]{4})"', line)[1] for line in stable_chunks[1:4]]  # type: ignore[index]
     for word, line, finish in zip(
         text_tokens, stable_chunks[1:4], ("", "", '"finish_reason":"length",'), strict=True
@@ -179,6 +183,7 @@ def test_a_chat_stream_equals_the_expected_bytes(endpoint: EmbeddedServer) -> No
         f'{{"prompt_tokens":{TEMPLATE_TOKENS + 3},"total_tokens":{TEMPLATE_TOKENS + 6},'
         '"completion_tokens":3,'
     )
+
     assert (
         stable_chunks[4]
         == start_ + f'],"usage":{counts}"prompt_tokens_details":{{"cached_tokens":0}}}}}}\n\n'
@@ -195,6 +200,7 @@ def test_a_completion_stream_equals_the_expected_bytes(endpoint: EmbeddedServer)
         '"token_ids":null,"logprobs":null,"finish_reason":null,"stop_reason":null,'
         '"avg_decoded_tokens_per_iter":1.0}'
     )
+
     assert (
         steady(chunks[0]) == start_ + f'{{"index":0,"text":"{word}",' + rest + '],"usage":null}\n\n'
     )
@@ -208,6 +214,7 @@ def test_a_completion_stream_equals_the_expected_bytes(endpoint: EmbeddedServer)
 @pytest.mark.processes
 def test_usage_is_sent_only_when_requested(endpoint: EmbeddedServer) -> None:
     plain = ask(endpoint, CHAT, chat(stream_options=...))[2]
+
     assert not [event for event in events(plain) if isinstance(event, dict) and event.get("usage")]
     running = ask(endpoint, CHAT, chat(3, stream_options={"continuous_usage_stats": True}))[2]
     assert [e["usage"]["completion_tokens"] for e in events(running) if isinstance(e, dict)] == [
@@ -240,6 +247,7 @@ def test_whole_response_equals_the_streamed_one(endpoint: EmbeddedServer) -> Non
 @pytest.mark.processes
 def test_server_timing_event_follows_done(endpoint: EmbeddedServer) -> None:
     chunks = ask(endpoint, CHAT, chat(), X_TRTLLM_return_metrics="1")[2]
+
     assert chunks[-2] == b"data: [DONE]\n\n"
     name, data = chunks[-1].decode().strip().split("\n")
     assert (
@@ -260,6 +268,7 @@ def test_output_length_is_forced_drawn_or_clamped(endpoint: EmbeddedServer) -> N
         body = json.loads(ask(endpoint, CHAT, request_body)[2][0])
         ended.append((body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]))
     early = [tokens for reason, tokens in ended if reason == "stop"]
+
     assert 2 <= len(early) <= 20 and all(20 <= tokens < 50 for tokens in early)
     assert {tokens for reason, tokens in ended if reason == "length"} == {50}
     clamped = json.loads(ask(endpoint, CHAT, chat(10_000, stream=False))[2][0])
@@ -313,9 +322,11 @@ def test_known_paths_have_pages_and_unknown_paths_return_404(endpoint: EmbeddedS
     assert json.loads(get(endpoint, "/version")) == {"version": Options().version}
     assert get(endpoint, "/health") == b""
     ask(endpoint, CHAT, chat())
+
     assert (
         json.loads(get(endpoint, "/metrics")) and json.loads(get(endpoint, "/metrics")) == []
     )  # a read drains it
+
     for method, path, status in (
         ("GET", CHAT, 405),
         ("POST", "/v1/models", 405),
@@ -534,10 +545,13 @@ def test_request_may_arrive_byte_by_byte_or_in_chunks(endpoint: EmbeddedServer) 
         first = answer(sock)[2]
         sock.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: sim\r\nexpect: 100-continue\r\n".encode())
         sock.sendall(b"transfer-encoding: chunked\r\n\r\n")
+
         assert head_of(sock)[0] == 100
+
         for piece in (body[:7], body[7:]):
             sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
         sock.sendall(END)
+
         assert text(answer(sock)[2]) == text(first) != ""
 
 
@@ -568,6 +582,7 @@ def test_slow_reader_is_reset_and_counted_while_others_continue() -> None:
         slow.settimeout(20)
         slow.connect(connect_address(endpoint))
         slow.sendall(wire("POST", CHAT, chat(100_000)))
+
         assert len(text(ask(endpoint, CHAT, chat(500))[2]).split()) == 500
         with pytest.raises(ConnectionResetError):
             while slow.recv(64):
@@ -601,6 +616,7 @@ def test_used_connections_are_closed_after_the_keep_alive_time() -> None:
     ):
         used.sendall(wire("GET", "/health"))
         answer(used)
+
         assert used.recv(1) == b""
         fresh.sendall(wire("GET", "/health"))
         assert answer(fresh)[0] == 200
@@ -617,6 +633,7 @@ def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: Embedded
     ask(endpoint, CHAT, chat(0), x_request_id="refused")
     log = log_of(endpoint)
     logged_request, refused = log.requests
+
     assert (
         logged_request.id,
         logged_request.status,
@@ -645,6 +662,7 @@ def test_log_of_first_and_last_events_is_written_at_stop(tmp_path: Path) -> None
     ) as endpoint:
         chunks = ask(endpoint, CHAT, chat(10))[2]
         ask(endpoint, CHAT, chat(10, stream=False))
+
     assert [len(text([chunk]).split()) for chunk in chunks[1:5]] == [1, 4, 4, 1]
     log = parse_log(path.read_bytes())
     assert list(zip(log.request, log.event, strict=True)) == [(0, 0), (0, 3), (1, 0)]
@@ -691,6 +709,7 @@ def test_the_endpoint_ends_with_its_parent() -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
         assert parent.stdout is not None
+
         host, port = parent.stdout.readline().decode().strip().split("//")[1].split(":")
         with socket.create_connection((host, int(port)), timeout=60) as sock:
             sock.sendall(wire("GET", "/health"))

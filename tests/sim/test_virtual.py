@@ -165,6 +165,7 @@ def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path
     requested_workload = load("qa", read_flags(num_requests="400", request_rate="200", seed="5"))
     summary, folder = ran(requested_workload, tmp_path)
     manifest = json.loads((folder / "run.json").read_bytes())
+
     assert manifest["targets"][0]["simulated"] is True
     assert manifest["targets"][0]["name"] == "simulated: gb300-vm"
     assert manifest["state"] == "finished" and manifest["targets"][0]["gpus"] == 4
@@ -174,9 +175,11 @@ def test_virtual_run_writes_a_run_directory_labelled_as_simulated(tmp_path: Path
     assert summary.target.simulated and summary.verdict.valid
     assert summary.requests.ok == 400 and summary.tokens.output == 400 * 500
     assert summary.itl_ms is not None and summary.itl_ms.count == 400 * 499
+
     second_summary = summarize(
         *store.read_run(folder)
     )  # Parquet, flows and manifest alone say the same
+
     assert second_summary == summary
     assert json.loads((folder / "summary.json").read_bytes())["target"]["simulated"] is True
 
@@ -200,6 +203,7 @@ def test_conversations_wait_for_tools_and_reuse_cached_history(
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
     rows = np.sort(store.read_run(folder).rows, order="slot").reshape(6, 3)
+
     assert summary.sessions is not None and summary.sessions.ok == 6
     assert (rows["due_ns"][:, 1:] - rows["done_ns"][:, :-1] == 200 * MS).all()
     assert rows["input_tokens"][0].tolist() == [364, 484, 604]
@@ -233,6 +237,7 @@ def test_overload_leads_to_timeouts_and_drops_at_the_cap(tmp_path: Path) -> None
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
     cut = rows[rows["status"] == STATUS["unfinished"]]
+
     assert (
         summary.requests.scheduled
         == len(rows)
@@ -262,6 +267,7 @@ def test_prefill_cap_limits_requests_in_virtual_time(tmp_path: Path) -> None:
     for _, begins in steps:
         now += 1 if begins else -1
         most = max(most, now)
+
     assert (summary.requests.ok, summary.load.in_flight_max, most) == (60, 12, 2)
     assert (rows["sent_ns"] == rows["due_ns"]).all()
 
@@ -275,6 +281,7 @@ def test_request_is_cancelled_at_its_timeout(tmp_path: Path) -> None:
     text = f"{requests}\nstages: [{{arrival: {{constant: 5/s}}, count: 20}}]\ntimeout: 2s"
     _, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
+
     assert (rows["kind"] == KIND["timeout_total"]).all()
     over = rows["done_ns"] - rows["due_ns"] - 2 * 10**9
     assert (over >= 0).all() and (
@@ -291,6 +298,7 @@ def test_conversation_load_ends_with_its_last_start(tmp_path: Path) -> None:
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
+
     assert summary.window.steady.end_s == rows["due_ns"][rows["turn"] == 0].max() / 1e9
     assert rows["due_ns"].max() / 1e9 > 2 * summary.window.steady.end_s
 
@@ -308,6 +316,7 @@ def test_prompt_beyond_the_context_is_refused_and_output_clamped(tmp_path: Path)
         prompt_tokens: rows[rows["built_tokens"] == prompt_tokens]["output_tokens"]
         for prompt_tokens in (100, 4000, 4096)
     }
+
     assert all(len(tokens) for tokens in output.values())
     assert (output[100] == 500).all() and (output[4000] == 96).all()
     assert summary.requests.failed == len(output[4096]) and "http_4xx" in summary.requests.by_error
@@ -334,6 +343,7 @@ def test_trace_requests_share_their_hashed_prefixes(tmp_path: Path) -> None:
     text = "requests: {trace: t.jsonl}\nstages: [{arrival: {constant: 2/s}, count: 8}]"
     _, folder = ran(workload(tmp_path, text), tmp_path, f"sim:{_single(tmp_path)}")
     rows = np.sort(store.read_run(folder).rows, order="slot")
+
     assert (
         rows["input_tokens"].tolist() == [1500, 1200, 600, 1024] * 2
         and (rows["output_tokens"] == 5).all()
@@ -363,6 +373,7 @@ def test_first_output_line_says_simulated(tmp_path: Path) -> None:
     ]
     command[1:3] = ["-m", "loadgen"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+
     assert done.returncode == 0, done.stderr
     assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
 

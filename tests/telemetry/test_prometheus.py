@@ -44,17 +44,20 @@ def test_a_scrape_equals_the_stored_records(tmp_path: Path) -> None:
         metrics = _scraped(collector)
         written = Columns(tail.rows())
     ok = written["status"] == 0
+
     assert metrics["loadgen_requests_total", ("status", "ok")] == ok.sum()
     assert metrics["loadgen_ttft_seconds_count",] == ok.sum()
     assert metrics["loadgen_ttft_seconds_sum",] == pytest.approx(
         written.measure("ttft")[ok].sum() / 1e9
     )
+
     ttft_s = written.measure("ttft")[ok] / 1e9
     for edge in BUCKET_EDGES[6:]:
         at_most = metrics["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
         assert abs(at_most - (ttft_s <= edge).sum()) <= max(
             0.002 * len(ttft_s), (abs(ttft_s - edge) < 0.002 * edge).sum()
         )
+
     assert metrics["loadgen_inter_chunk_seconds_count",] > 0
 
 
@@ -69,10 +72,13 @@ def test_requests_cut_off_by_the_end_do_not_count_as_failed(tmp_path: Path) -> N
         rows["status"][place], rows["kind"][place] = STATUS[status], KIND[kind]
     with closing(RunCollector(run_fixtures.write(tmp_path / "r", rows))) as collector:
         metrics = _scraped(collector)
+
     assert metrics["loadgen_requests_total", ("status", "unfinished")] == 1
+
     failed = {
         name[1][1]: value for name, value in metrics.items() if name[0] == "loadgen_failures_total"
     }
+
     assert failed == {"reset": 1, "worker_died": 1}
 
 
@@ -92,7 +98,9 @@ def test_dashboard_and_documentation_name_every_exported_metric(tmp_path: Path) 
         exported = {name for name, *_ in _scraped(collector)}
         exported |= {"loadgen_failures_total"}  # none failed
     queries = re.findall(r"loadgen_\w+", (DOCS / "grafana.json").read_text("utf-8"))
+
     assert set(queries) and set(queries) <= exported
+
     table = (
         (DOCS / "reference" / "monitoring.md")
         .read_text("utf-8")
@@ -101,6 +109,7 @@ def test_dashboard_and_documentation_name_every_exported_metric(tmp_path: Path) 
     )
     named = re.findall(r"`(loadgen_[\w{,}]+)", table)
     metric_names = {name for text in named for name in braces(text)}
+
     assert (
         metric_names <= {re.sub("_(count|sum|bucket)$", "", name) for name in exported} | exported
     )

@@ -87,6 +87,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_list_has_every_result_and_nothing_else(results: Path) -> None:
     stored_results_by_name = {result.name: result for result in results_in(results)}
+
     assert stored_results_by_name.keys() == {
         "one-run",
         "<b>odd & name",
@@ -123,6 +124,7 @@ def test_search_without_a_capacity_is_listed_as_a_search(tmp_path: Path) -> None
         options={},
     )
     (tmp_path / "s" / "plan.json").write_bytes(msgspec.json.encode(plan))
+
     assert [result.kind for result in results_in(tmp_path)] == ["search"]
 
 
@@ -161,11 +163,13 @@ def test_repeats_are_listed_with_their_mean(
     """List a server with one lucky run of three below one that is faster on average."""
     _store_repeats(tmp_path / "lucky", _at(2, 0.7), _at(2, 0.7), _at(2, 1.3))
     _store_repeats(tmp_path / "steady", _at(2, 1.0), _at(2, 1.0), _at(2, 1.0))
+
     assert run_command_line(["report", str(tmp_path), "--json"]) == 0
     listed = {document["name"]: document for document in json.loads(capsys.readouterr().out)}
     assert listed["lucky"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST * 0.9)
     assert listed["steady"]["shown"]["output_tokens_per_s"] == pytest.approx(PER_REQUEST)
     assert listed["lucky"]["loads"] == 1
+
     chart = _chart(results_page.render("r", results_in(tmp_path), version="1", served=True))
     points = {series["name"]: series for series in chart["series"] if series.get("name")}
     assert len(points["lucky"]["y"]) == 1 and points["lucky"]["links"] == ["result/lucky/"]
@@ -195,6 +199,7 @@ def test_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path)
     repeat_summaries_by_name = {level: summarize_repeats(named) for level, named in levels.items()}
     (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": repeat_summaries_by_name}))
     (stored_result,) = results_in(tmp_path)
+
     assert len(stored_result.load_points) == 2
     assert (
         stored_result.selected_load_point is not None
@@ -213,6 +218,7 @@ def test_report_of_a_folder_writes_one_page(
 ) -> None:
     assert run_command_line(["report", str(results)]) == 0
     assert "swept" in capsys.readouterr().out
+
     page = (results / "report.html").read_text()
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
     assert charts[0]["y"]["label"] == "output tokens/s per GPU"
@@ -226,10 +232,12 @@ def test_report_of_a_folder_writes_one_page(
 
 def test_only_chosen_results_are_drawn_and_filtered_results_are_listed(results: Path) -> None:
     stored_results = results_in(results)
+
     assert [
         result.name
         for result in results_page.select_results_to_draw(stored_results, Choice(names=("swept",)))
     ] == ["swept"]
+
     page = results_page.render(
         "results",
         stored_results,
@@ -238,6 +246,7 @@ def test_only_chosen_results_are_drawn_and_filtered_results_are_listed(results: 
         filter_text="SWEPT",
         served=True,
     )
+
     assert 'value="swept" checked' in page and "result/one-run/" not in page
 
 
@@ -328,6 +337,7 @@ def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -
     _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
     stored_results = results_in(results)
     short = results_page.select_results_to_draw(stored_results, Choice(workload_of="one-run"))
+
     assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
     assert [
         result.name
@@ -336,10 +346,12 @@ def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -
         )
     ] == ["long"]
     assert len(distinct_workloads(stored_results)) == 2
+
     page = results_page.render(
         "results", stored_results, Choice(workload_of="one-run"), version="1", served=True
     )
     (grey,) = re.findall(r'<tr class="soft".*?</tr>', page)
+
     assert 'value="long"' in grey and "1 other workload not drawn" in page
     assert "about 1,320 input, 1,200 output tokens" in page
 
@@ -350,11 +362,13 @@ def test_each_slo_limit_has_the_color_of_its_result(tmp_path: Path) -> None:
     stored_results = results_in(tmp_path)
     chart = _chart(results_page.render("r", stored_results, version="1"))
     colors = {series["name"]: series["color"] for series in chart["series"] if series.get("name")}
+
     assert {(mark["label"], mark["color"]) for mark in chart["marks"]} == {
         ("SLO: TPOT ≤ 80 ms", colors["a"]),
         ("SLO: TPOT ≤ 60 ms", colors["b"]),
     }
     assert "bands" not in chart
+
     _store(tmp_path / "c", _with_other_objective(60, shape="H100"))
     drawn_chart = _chart(
         results_page.render("r", results_in(tmp_path), Choice(color_by="hardware"), version="1")
@@ -362,10 +376,13 @@ def test_each_slo_limit_has_the_color_of_its_result(tmp_path: Path) -> None:
     named = {
         series["name"]: series["color"] for series in drawn_chart["series"] if series.get("name")
     }
+
     assert named["H100: b"] == named["H100: c"] != named["A100: a"]
+
     same = _chart(
         results_page.render("r", results_in(tmp_path), Choice(names=("b", "c")), version="1")
     )
+
     assert [band["label"] for band in same["bands"]] == [
         "meets SLO: TPOT ≤ 60 ms"
     ] and "marks" not in same
@@ -378,6 +395,7 @@ def test_chart_of_costs_names_the_results_without_a_price(tmp_path: Path) -> Non
     stored_results = results_in(tmp_path, load_prices(example, accept_sample=True, currency="USD"))
     page = results_page.render("r", stored_results, version="1", currency="USD", served=True)
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])
+
     assert [chart["y"]["label"] for chart in charts][1:] == ["USD per million output tokens"]
     assert 'value="usd"' in page and "No cost for b." in page
     bare = results_page.render("r", results_in(tmp_path), version="1", served=True)
@@ -417,10 +435,13 @@ def test_page_of_a_result_links_to_the_pages_of_its_runs(server: ResultsServer) 
         for series in chart["series"]
         for link in series.get("links", ())
     }
+
     assert status == 200 and links == {"r1/summary.json", "r2/summary.json", "r4/summary.json"}
+
     for link in links:
         status, page = _get(server, f"result/swept/{link}")
         assert status == 200 and "<h1>" in page and "Cannot be shown" not in page
+
     assert "Cannot be shown" in _get(server, "result/../../etc/")[1]
     assert f'href="/{server.token}/"' in _get(server, "result/nowhere/")[1]
 
@@ -431,6 +452,7 @@ def test_shared_page_has_only_the_drawn_results(server: ResultsServer) -> None:
     answer = connection.getresponse()
     page = answer.read().decode()
     connection.close()
+
     assert answer.getheader("Content-Disposition") == 'attachment; filename="results.html"'
     body = page.partition("<body>")[2].replace('<a href="#glossary">', "")
     assert "swept" in page and "one-run" not in page and "href=" not in body

@@ -102,6 +102,7 @@ def test_power_cap_is_evidence_if_it_starts_with_the_step(capped: bool) -> None:
     explanation = explain(
         [Columns(rows)], RunManifest(), sorted(samples, key=lambda sample: sample.t_s)
     )
+
     assert explanation.causes[0].code == "power"
     assert ("report a power cap" in explanation.causes[0].evidence) is capped
 
@@ -145,13 +146,16 @@ def test_overload_is_named_together_with_the_client(account: bool) -> None:
     if not account:
         rows["server_queue_ns"] = rows["server_prefill_ns"] = -1
     alone = explain([Columns(rows)], RunManifest(), samples)
+
     assert [cause.code for cause in alone.causes] == ["queue"]
+
     for longest_ms in (3_000, 12_000, 40_000):
         both = rows.copy()
         late(both, 50, longest_ms)
         explanation = explain([Columns(both)], RunManifest(), samples)
         assert {cause.code for cause in explanation.causes} >= {"queue"}, (longest_ms, explanation)
         assert "the median TTFT grew" in explanation.text
+
     assert {cause.code for cause in explanation.causes} >= {"queue", "client"}
 
 
@@ -165,6 +169,7 @@ def test_connections_of_a_stopped_client_are_not_the_network() -> None:
     )  # the first had open ones
     rows["reused"] = ~new
     rows["ready_ns"] = np.where(new, rows["sent_ns"], rows["due_ns"])
+
     assert [cause.code for cause in explain([Columns(rows)], RunManifest(), samples).causes] == [
         "client"
     ]
@@ -180,9 +185,11 @@ def test_equal_waits_without_server_timing_are_a_possible_queue() -> None:
         rows[column] += waited
     slo = Slo(terms=(Term(metric="ttft", limit_ns=1_000_000_000, quantile=0.95),))
     explanation = explain([Columns(rows)], RunManifest(slo=slo), samples)
+
     assert [(cause.code, cause.sure) for cause in explanation.causes] == [("queue", "possible")], (
         explanation
     )
+
     late(rows, 5, 4_000)
     explanation = explain([Columns(rows)], RunManifest(slo=slo), samples)
     assert [cause.code for cause in explanation.causes] == ["queue", "client"]
@@ -214,6 +221,7 @@ def test_growing_equal_waits_are_a_queue(last_ms: int, named: bool) -> None:
     for column in ("first_event_ns", "first_token_ns", "last_token_ns", "end_ns", "done_ns"):
         rows[column] += waited
     explanation = explain([Columns(rows)], RunManifest(), samples)
+
     assert [cause.code for cause in explanation.causes] == ["queue"] * named, explanation
     assert explanation.slow == 0
     if named:
@@ -334,6 +342,7 @@ def test_explanation_is_printed_before_the_verdict(tmp_path: Path) -> None:
         seed=1,
         out=tmp_path / "r",
     )
+
     assert run.summary.causes.causes[0].code == "queue"
     above = " ".join(render(run.summary).rsplit("VALID", 1)[0].split())
     assert "Likely: " in above and "the median TTFT grew" in above
@@ -372,6 +381,7 @@ def test_objective_that_all_requests_miss_has_a_cause(
     expected_text: str,
 ) -> None:
     slo = ("--slo", "ttft:2s:p95", "--slo", "tpot:45ms:p95")
+
     with pytest.raises(SystemExit):
         main(
             [

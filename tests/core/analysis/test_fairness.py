@@ -41,6 +41,7 @@ def test_jain_bounds_contain_every_index_and_are_reached() -> None:
             lower[1] <= other[1] for lower, other in itertools.pairwise(sorted(ends.tolist()))
         )
         assert not in_order or estimate.low <= min(grid) + 1e-12, "the most uneven ones"
+
     assert estimate_jain_index([Interval(0, 0, 0.1), Interval(0, 0, 0.1)]) is None
 
 
@@ -69,6 +70,7 @@ def test_the_tenant_with_the_least_is_named() -> None:
         Report(title="", generated_by="", sections=(fairness_section(tenant_fairness),))
     )
     rendered = " ".join(lines.split())
+
     assert re.findall(r"\d\.\d{3}", rendered) == ["1.000", "0.900"]
     assert rendered.endswith("Served worst: x.")
     assert not fairness_section(None).parts

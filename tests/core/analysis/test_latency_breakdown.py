@@ -68,7 +68,9 @@ def summary(records: np.ndarray[Any, Any], **manifest: Any) -> Summary:
 
 def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
     splits = summary(rows()).splits
+
     assert splits.reason == "" and splits.accounted == 1000
+
     [group] = splits.groups
     p50, p99, slowest = group.ttft
     assert (p50.at, p50.requests, p50.queue_ms) == ("p50", 100, 49.5)
@@ -97,6 +99,7 @@ def test_stalls_are_a_separate_part_of_latency() -> None:
         records["first_token_ns"] + 90 * MS + records["max_gap_ns"]
     )
     p50, p99, slowest = summary(records).splits.groups[0].e2e
+
     assert p50.stall_ms == 0 and slowest.stall_ms == 1500 == p99.stall_ms
     for split in (p50, p99, slowest):
         assert split.ttft_ms + split.decode_ms + split.stall_ms == pytest.approx(split.e2e_ms)
@@ -120,6 +123,7 @@ def test_a_latency_that_cannot_be_split_gives_the_reason(
 ) -> None:
     measured_summary = summary(rows(**columns), server_timing=has_server_timing)
     split = measured_summary.splits.groups[0].ttft[0]
+
     assert split.queue_ms is None and split.client_ms == 1
     assert split.client_ms + split.connect_ms + (
         split.prefill_ms or 0
@@ -141,6 +145,7 @@ def test_targets_and_prompt_lengths_have_separate_breakdowns() -> None:
     records["first_token_ns"] += np.where(records["target"] == 1, 50 * MS, 0)
     splits = summary(records, targets=(TargetFacts(name="fast"), TargetFacts(name="slow"))).splits
     names = [(group.by, group.name, group.requests) for group in splits.groups]
+
     assert names == [
         ("all", "", 1000),
         ("target", "fast", 500),
@@ -172,10 +177,12 @@ def test_slowest_requests_state_how_many_others_were_in_flight() -> None:
     records["first_token_ns"][150] = records["sent_ns"][150] + 900 * MS
     records["end_ns"][120] = records["done_ns"][120] = records["due_ns"][120] + 5000 * MS
     slowest_requests = summary(records).slowest
+
     assert [request.by for request in slowest_requests] == ["ttft"] * 5 + ["e2e"] * 5
     first, longest = slowest_requests[0], slowest_requests[5]
     assert (first.slot, first.id, first.ttft_ms, first.input_tokens) == (150, "r-150", 903, 500)
     assert (longest.slot, longest.e2e_ms, longest.cached_tokens) == (120, 5000, 50)
+
     sent, done, token = records["sent_ns"], records["done_ns"], records["first_token_ns"]
     is_in_flight = (sent <= sent[150]) & (done > sent[150]) & (records["slot"] != 150)
     assert first.in_flight == int(is_in_flight.sum())
@@ -188,6 +195,7 @@ def test_only_the_slowest_requests_are_read_completely() -> None:
     measured, other_columns = (Columns(records, records["slot"] % 2 == half) for half in (0, 1))
     CountedRows.seen.clear()
     slow_requests = list_slowest_requests([measured], [other_columns], RunManifest(run="r"))
+
     assert CountedRows.seen["picked"] < 10 * len(records)
     assert slow_requests == list_slowest_requests(
         [Columns(records, records["slot"] % 2 == 0, keep_all=True)],
@@ -201,6 +209,7 @@ def test_the_breakdown_of_a_simulated_run_is_exact(tmp_path: Path) -> None:
         "qa", url="sim:gb300-vm", request_rate=60, num_requests=300, seed=1, out=tmp_path / "run"
     )
     [group, *_] = run.summary.splits.groups
+
     for split in group.ttft:
         assert split.rest_ms == pytest.approx(0, abs=1e-5) and split.client_ms == 0
         assert (split.queue_ms or 0) + (split.prefill_ms or 0) == pytest.approx(
@@ -235,4 +244,5 @@ def test_requests_near_a_quantile_equal_those_of_a_full_sort(
         if len(positions) >= fewest
     }
     near_percentiles = _find_near_percentiles(values, due, values > 0)
+
     assert {percentile: indexes.tolist() for percentile, indexes in near_percentiles} == wanted

@@ -32,6 +32,7 @@ def test_a_correct_poisson_load_passes_for_any_seed() -> None:
     wrong = sum(
         check.ok is False for seed in range(40) for check in checked(rows(seed, 600, 10.0)).values()
     )
+
     assert wrong <= 1
     checks = checked(rows(1, 600, 10.0))
     assert {"arrivals", "spacing", "rate", "prompts", "repeats", "cache"} <= checks.keys()
@@ -129,7 +130,9 @@ def _repeat_prompts(records: Any) -> None:
 def test_shorter_responses_and_repeated_prompts_are_reported(change: Any, code: str) -> None:
     sound = rows(1, 600, 10.0)
     sound["asked_output"], sound["request"] = 200, np.arange(600)
+
     assert checked(sound)[code].ok is True
+
     change(sound)
     checks = checked(sound)
     assert checks[code].ok is False
@@ -156,6 +159,7 @@ def test_a_mix_with_too_few_requests_of_a_class_is_reported() -> None:
     check = checked(records[(class_indexes == 0) | (np.arange(600) % 4 == 0)], classes=classes)[
         "classes"
     ]
+
     assert (
         check.ok is False
         and check.seen is not None

@@ -75,6 +75,7 @@ def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses
     (event_recovery,) = measured_recoveries(
         (12, 29)
     )  # groups of 20 requests last 2 s: the last one with a miss is that from 28 to 30 s
+
     assert (event_recovery.load_before, event_recovery.load_after, event_recovery.at_s) == (
         "poisson 30/s",
         "poisson 10/s",
@@ -145,6 +146,7 @@ def test_metrics_pages_show_lost_and_added_replicas(
     samples: list[MetricSample], counts: tuple[int, int]
 ) -> None:
     gone, come = measured_recoveries((5, 9), samples=samples, stages=STAGES[:1])
+
     assert [
         (
             event_recovery.event,
@@ -173,6 +175,7 @@ def test_metrics_pages_show_lost_and_added_replicas(
 def test_a_recovery_ends_where_the_next_event_begins() -> None:
     """The way back of a spike had the miss of a replica lost long after it."""
     spike, lost = measured_recoveries((31, 33), samples=[*ready(-1, 4), *ready(30, 3)])
+
     assert (spike.event, spike.recovered_after_s, spike.observed_s) == (
         "spike",
         0.0,
@@ -188,6 +191,7 @@ def test_a_recovery_ends_where_the_next_event_begins() -> None:
 def test_a_target_that_stopped_answering_is_a_loss_and_events_before_the_load_are_none() -> None:
     codes = {"words": ReasonCode(code="target_gone", values={"target": "b", "at_s": 30.0})}
     (event_recovery,) = measured_recoveries((30, 31), codes=codes, stages=STAGES[:1])
+
     assert (
         event_recovery.event,
         event_recovery.load_before,
@@ -229,6 +233,7 @@ def test_a_spike_is_the_stage_before_at_so_many_times_its_load(tmp_path: Path) -
         "  - {spike: 1.5 x for 1m, name: more}\n"
         "  - {arrival: {closed: 8}, duration: 5s}\n  - {spike: 2x for 5s, warmup: true}\n",
     ).stages
+
     assert [stage.arrival for stage in stages[:4]] == [
         Poisson(rate=10),
         Poisson(rate=30),
@@ -252,8 +257,10 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
     """Only the docs said so: the run looked like one of the file."""
     written(tmp_path, "  - {arrival: {poisson: 10/s}, duration: 30s}\n  - spike: 3x for 60s\n")
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
+
     with pytest.raises(SystemExit):
         main([*command, "-o", str(tmp_path / "r")])
+
     warning_text = "the load on the command line replaces 2 stages of the file: load, spike"
     captured = capsys.readouterr()
     assert f"Warning: {warning_text}" in captured.err
@@ -301,6 +308,7 @@ def test_an_overloaded_simulated_server_recovers(
         "  - {arrival: {poisson: 10/s}, duration: 10s}\n  - spike: 6x for 10s\n"
         "  - {arrival: {poisson: 10/s}, duration: 60s}\n"
     )
+
     with pytest.raises(SystemExit) as ending:
         main(["run", str(file), "--url", "sim:h100x8", "--full", "--out", str(tmp_path / "r")])
     assert ending.value.code == 1  # the SLO of the whole run is missed
@@ -312,11 +320,13 @@ def test_an_overloaded_simulated_server_recovers(
         main(["report", str(tmp_path / "r")])
     page = (tmp_path / "r" / "report.html").read_text("utf-8")
     assert "Recovery" in page and "met again after" in page and "SLO attainment" in page
+
     contract = tmp_path / "c.yaml"
     contract.write_text(
         f"name: c\nslo: {{ttft: 500ms}}\nlevels:\n- name: a\n  workload: {file.name}\n  must:\n"
         "  - recovery: 60s\n  should:\n  - recovery: 500ms\n"
     )
+
     with pytest.raises(SystemExit) as ending:
         main(
             [

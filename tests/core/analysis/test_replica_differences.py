@@ -114,6 +114,7 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
 def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
     node_differences = summary.node_differences
+
     assert (
         node_differences.node_kind,
         node_differences.nodes,
@@ -126,10 +127,12 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     }
     tpot = next(outlier for outlier in node_differences.outliers if outlier.metric == "tpot")
     assert tpot.change == pytest.approx(0.08, abs=0.025)
+
     table = {
         variance_table.metric: variance_table for variance_table in node_differences.variances
     }["tpot"]
     shares = (table.between_share, table.time_share, table.own_time_share, table.within_share)
+
     assert sum(shares) == pytest.approx(1)
     assert table.within_ms == pytest.approx(1.0, rel=0.1), "lognormal noise of 10 % of 10 ms"
     assert table.time_ms == pytest.approx(0.05 * 10 / 2**0.5, rel=0.15), "a sine of 5 % of 10 ms"
@@ -173,6 +176,7 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
         for name, factor in (("before", {}), ("after", {7: 1.08}))
     ]
     notes = [note for note in compare(sides).notes if "is an outlier" in note]
+
     assert len(notes) == 2 and all(note.startswith("after: vm-07 is ") for note in notes)
 
 
@@ -206,12 +210,14 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     """Two targets on each of nine nodes; both of one node are slow."""
     nodes = tuple(f"node-{i // 2}" for i in range(18))
     summary = _summary(_rows(18, {6: 1.1, 7: 1.1}), node=nodes)
+
     assert [part.target.node for part in summary.nodes] == [f"node-{i}" for i in range(9)]
     assert sum(part.requests.ok for part in summary.nodes) == summary.requests.ok
     assert summary.node_differences.node_kind == "node" and {
         outlier.name for outlier in summary.node_differences.outliers
     } == {"node-3"}
     assert "\nnode " in text.render(summary)
+
     file = tmp_path / "t.yaml"
     file.write_text("- {url: 'http://a:1', node: rack1-07}\n- {url: 'http://b:1', node: [x]}\n")
     with pytest.raises(CombinedError, match=r"t\.yaml:2:29 \(targets\[1\]\.node\)"):
@@ -239,10 +245,13 @@ def test_a_simulated_rack_is_compared_by_replica(
     ]
     run_command_line([*call, "--full", "-o", str(out)])
     summary = load_summary((out / "summary.json").read_bytes()).node_differences
+
     assert summary.node_kind == "replica" and summary.nodes == 72 and summary.outliers == ()
+
     tpot = next(
         variance_table for variance_table in summary.variances if variance_table.metric == "tpot"
     )
+
     assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(
         0.031 * tpot.mean_ms, rel=0.2
     )

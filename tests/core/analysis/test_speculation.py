@@ -81,6 +81,7 @@ def summary(
 def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     records = rows([60, 90, 0, -1], [30, 75, 0, -1])
     speculation_summary = speculation.summarize_speculation([Columns(records)], ())
+
     assert speculation_summary == Speculation(
         requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95
     )
@@ -115,6 +116,7 @@ def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
         for share in (0, 0.5, 0.7)
     ]
     speculation_summary = speculation.summarize_speculation([], pages(*gauges))
+
     assert (
         speculation_summary is not None
         and speculation_summary.server_acceptance == pytest.approx(0.6)
@@ -125,6 +127,7 @@ def test_gauges_of_recent_acceptance_are_averaged_over_the_load() -> None:
 def test_speculation_on_random_texts_has_a_warning() -> None:
     measured_summary = summary(rows([60] * 40, [30] * 40), pages(*COUNTED))
     rendered_text = " ".join(text.render(measured_summary).split())
+
     assert "40 responses 2,400 1,200 50.0 % 1.43" in rendered_text and "3 20.0 %" in rendered_text
     assert "drafts_random" in {code.code for code in measured_summary.verdict.warning_codes}
     quiet = summary(rows([60] * 40, [30] * 40), random_words=False)
@@ -141,10 +144,13 @@ def test_vllm_reports_speculation_per_request() -> None:
         "speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4},
     }
     account = parse_server_timing({"metrics": form})
+
     assert (account.drafted_tokens, account.accepted_tokens, account.queue_ns) == (9, 4, 1_000_000)
+
     without_drafts = parse_server_timing(
         {"metrics": {"queue_time_ms": 1.0, "speculative_decoding": 3}}
     )
+
     assert without_drafts.drafted_tokens is None
 
 
@@ -162,11 +168,13 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
     )
     tokenizer = load_tokenizer()
     prompts = [str(build_prompts(workload, 1, 1, tokenizer)[number].prompt) for number in range(3)]
+
     assert {tokenizer.count(text) for text in prompts} == {length} and len(set(prompts)) == 3
     assert length < 400 or all(" the " in text and " Alice " in text for text in prompts)
     assert len({text[:200] for text in prompts}) == (
         1 if length >= 400 else 3
     )  # the shared quarter
+
     random_too = workload_from_mapping(
         {"name": "w", "requests": requests | {"prompts": "random"}, "stages": stages}, read_flags()
     )
@@ -178,6 +186,7 @@ def test_natural_prompts_are_of_their_length_and_no_two_begin_alike(length: int)
         recipe_fingerprint(requested_workload, "server")
         for requested_workload in (random_too, without, workload)
     ]
+
     assert prints[0] == prints[1] != prints[2]
 
 
@@ -193,6 +202,7 @@ def test_a_file_of_speed_bench_is_read() -> None:
         "multiturn": True,
     }
     dataset_row = dataset_rows.parse_row(json.dumps(row).encode())
+
     assert dataset_row.prompt == "Write a loop."
     assert "`turns`" in dataset_row.conversion_note
     with pytest.raises(row_errors.BadRowError):

@@ -63,6 +63,7 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
             math.exp
         )
         hits += interval.low <= truth <= interval.high
+
     assert hits >= 181
 
 
@@ -103,6 +104,7 @@ def ran(folder: Path, output_tokens: int, length: str = "60s") -> Summary:
 
 def test_text_and_json_agree_and_a_short_run_has_no_interval(tmp_path: Path) -> None:
     long = ran(tmp_path / "long", 10)
+
     assert set(long.within) >= {
         "ttft_ms.p50",
         "e2e_ms.p50",

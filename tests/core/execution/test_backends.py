@@ -27,6 +27,7 @@ def test_every_backend_can_be_selected() -> None:
         ), row.name
         assert any((loaded_backend.run, loaded_backend.serve, loaded_backend.senders)), row.name
     schemes = [scheme for row in BACKENDS.builtin_rows for scheme in row.schemes]
+
     assert len(set(schemes)) == len(schemes)
 
 
@@ -61,6 +62,7 @@ def test_an_unknown_scheme_is_refused() -> None:
 
 def test_a_backend_describes_a_target_without_a_request() -> None:
     real, virtual = backend.known(Settings()), backend.known(Settings(url="sim:gb300-vm"))
+
     assert real is not None and virtual is not None
     assert (real.name, virtual.name) == ("embedded simulation: gb300-vm", "simulated: gb300-vm")
     assert real.context == virtual.context is not None and real.description == virtual.description
@@ -118,6 +120,7 @@ def test_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
     )  # type: ignore[arg-type]
     manifest = read_run(tmp_path / "run").manifest
     target = manifest.targets[0]
+
     assert (target.name, target.model, target.simulated) == ("kitchen: soup", "soup", True), (
         "it says that it is"
     )

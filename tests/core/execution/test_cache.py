@@ -47,13 +47,16 @@ def test_prompts_share_the_requested_tokens_and_the_server_caches_them(
     groups: dict[int, list[int]] = {}
     for number in range(40):
         groups.setdefault(prompts.prefix_group(number), []).append(number)
+
     assert len(groups) == 2
+
     for members in groups.values():
         for a, b in pairwise(members):
             word_pairs = zip(texts[a].split(), texts[b].split(), strict=False)
             equal = next(i for i, (x, y) in enumerate(word_pairs) if x != y)
             built = min(share * lengths[a], share * lengths[b], lengths[a] - 4, lengths[b] - 4) - 8
             assert abs(equal - max(built, 0)) <= 2
+
     assert len(set(texts)) == 40
     summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.requested_cache_share == share
@@ -110,6 +113,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
         load_tokenizer(),
     )
     chunks = [prompts.chunks_of(number) for number in range(300)]
+
     assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
     all_chunks = [chunk for of in chunks for chunk in of]
     assert all_chunks.count(0) > 2 * all_chunks.count(3) > 0  # 1 / k^1.2
@@ -119,15 +123,18 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     assert all(
         text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False)
     )
+
     summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     before: set[int] = set()
     reused = 0
     for of in chunks:
         reused += sum(chunk in before for chunk in of)
         before |= set(of)
+
     assert summary.chunks is not None and summary.chunks.requests == 300
     assert summary.chunks.reused_share == pytest.approx(reused / 900)
     assert 0 < summary.chunks.leading_share < summary.chunks.reused_share
+
     known: set[tuple[int, tuple[int, ...]]] = set()
     # Requests go to four replicas in turn. A prefix cache has a chunk after the same chunks only.
     leading = 0
@@ -135,6 +142,7 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
         beginnings = {(number % 4, of[:end]) for end in (1, 2, 3)}
         leading += len(beginnings & known)
         known |= beginnings
+
     assert summary.tokens.cached_share == pytest.approx(leading * 384 / (300 * 1302), abs=0.02)
     assert "sent before" in text.render(summary)
 
@@ -245,6 +253,7 @@ def test_each_profile_caches_whole_blocks(
         round(requested_share * tokens), tokens - 4
     )  # four tokens make each prompt different
     whole_blocks = built // 32 * 32 / tokens
+
     assert summary.tokens.cached_share == pytest.approx(whole_blocks, abs=0.02)
     differs = "cache_differs" in [code.code for code in summary.verdict.warning_codes]
     assert differs == (requested_share - whole_blocks > 0.1)

@@ -232,6 +232,7 @@ def test_the_limit_in_flight_drops_starts_and_never_delays_them(tmp_path: Path) 
         tmp_path, request_rate="20000", num_requests="400", max_in_flight="5", grace="0"
     )
     stored, client, _, _ = run(tmp_path, requested_workload, never)
+
     assert outcomes(stored) == {("unfinished", "unfinished"): 5, ("dropped", "in_flight_cap"): 395}
     assert len(client.sheets) == 5
     dropped = stored.rows[stored.rows["status"] == STATUSES.index("dropped")]
@@ -252,6 +253,7 @@ def test_the_end_of_the_drain_leaves_no_slot_without_a_record(tmp_path: Path) ->
         grace="0",
     )
     stored, client, schedule, _ = run(tmp_path, requested_workload, at_once)
+
     assert schedule.slot_count == 120
     assert outcomes(stored) == {("ok", ""): 40, ("unfinished", "unfinished"): 80}
     assert len(client.sheets) == 40
@@ -268,6 +270,7 @@ def test_requests_cut_by_the_drain_are_unfinished_and_drop_no_turn(
         grace="0",
     )
     stored, client, _, _ = run(tmp_path, requested_workload, never)
+
     assert outcomes(stored) == {("unfinished", "unfinished"): 120}
     assert "--grace" in stored.texts[0]
     assert client.in_flight == 0
@@ -337,12 +340,14 @@ def test_a_closed_loop_ends_with_its_duration(tmp_path: Path) -> None:
     stored, client, schedule, _ = run(
         tmp_path, workload(tmp_path, concurrency="4", duration="0.2s"), soon
     )
+
     assert schedule.slot_count is None
     assert outcomes(stored) == {("ok", ""): len(client.sheets)}
     assert len(client.sheets) > 100
     assert stored.rows["due_ns"].max() < SECOND_NS // 5
     requests_by_user = Counter(stored.rows["virtual_user"].tolist())
     assert set(requests_by_user) == {0, 1, 2, 3}
+
     for virtual_user in requests_by_user:  # lane k's i-th request is number i * lanes + k
         mine = np.sort(stored.rows["slot"][stored.rows["virtual_user"] == virtual_user])
         assert mine.tolist() == list(range(virtual_user, virtual_user + 4 * len(mine), 4))
@@ -411,6 +416,7 @@ def test_time_stolen_by_other_processes_is_counted() -> None:
         other.wait()
         waiting.close()
         os.sched_setaffinity(0, cores)
+
     assert waiting.total_ns() is None
 
 

@@ -44,6 +44,7 @@ def test_the_schedule_meets_both_minimums_in_complete_passes(file: Path) -> None
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
     prompts = build_prompts(load(str(file)), 3, 4, tokenizer.load_tokenizer())
+
     assert [(prompts[i].input_tokens, prompts[i].max_tokens) for i in range(5)] == [
         (10, 5),
         (20, 6),

@@ -60,6 +60,7 @@ def test_a_killed_compactor_loses_no_record(tmp_path: Path, endpoint: EmbeddedSe
     rows_written(tmp_path, 100)
     os.kill(of("sidecars.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
+
     assert code in (0, 3), err
     summary = run_folder.read_summary(tmp_path / "out")
     assert summary.requests.scheduled == summary.requests.ok >= 100
@@ -81,7 +82,9 @@ def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: Embed
     written = rows_written(tmp_path, 1)  # no file of the spool is full: all are there
     requests = run_folder.summary(tmp_path / "out").requests
     last = {second.worker: second.sent for second in store.read_run(tmp_path / "out").seconds}
+
     assert (requests.ok, requests.lost) == (written, max(0, sum(last.values()) - written))
+
     stored = request_gaps.read_run_with_gaps(tmp_path / "out")
     several = stored.rows["slot"][stored.rows["output_events"] > 1].tolist()
     assert set(several) <= set(stored.gaps_ns_by_slot or {}), "what was recorded has its gaps"
@@ -134,6 +137,7 @@ def test_a_worker_frozen_before_it_is_ready_is_ended_and_named(
         refused(TargetError, "process_failed", "--workers"),
     ):
         run.execute(workload, settings)
+
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
     assert not (tmp_path / "out").exists(), "nothing was sent: the same command can be given again"
 
@@ -153,6 +157,7 @@ def test_a_frozen_compactor_is_ended_and_reported(tmp_path: Path, endpoint: Embe
         lambda _: os.kill(of("sidecars.compactor_process", os.getpid()), signal.SIGSTOP)
     )
     summary, _ = run.execute(workload, settings, freeze)
+
     assert summary.requests.ok == 100
     assert [
         code.values["why"].partition(" and ")[0]
@@ -186,6 +191,7 @@ def test_sigterm_and_sighup_act_like_ctrl_c(
     rows_written(tmp_path, 20)
     process.send_signal(number)
     code, _, err = ended(process)
+
     assert (code, "Traceback" in err) == (130, False), err
     stored = store.read_run(tmp_path / "out")
     assert stored.manifest.state == "interrupted"
@@ -211,6 +217,7 @@ def test_signals_after_the_load_disturb_no_worker(tmp_path: Path, endpoint: Embe
                 os.kill(pid, signal.SIGINT)
         select.select([], [], [], 0.0005)
     code, _, err = ended(process)
+
     assert (code, "Traceback" in err, "died" in err) == (130, False, False), err
 
 
@@ -228,10 +235,13 @@ def test_an_interrupt_before_the_load_leaves_nothing(
         select.select([], [], [], 0.001)
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process)
+
     assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
+
     begun = (
         tmp_path / "out" / "summary.json"
     ).exists()  # a busy host delivers the signal after the load has begun
+
     assert begun == (tmp_path / "out").exists()
 
 
@@ -273,6 +283,7 @@ def test_an_interrupt_right_before_the_load_leaves_nothing(
         stderr=subprocess.PIPE,
     )
     code, _, err = ended(process)
+
     assert (code, "interrupted" in err, "Traceback" in err) == (130, True, False), err
     assert not (tmp_path / "out").exists()
 

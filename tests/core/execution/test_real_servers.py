@@ -116,6 +116,7 @@ def test_doctor_detects_the_server(server: Started) -> None:
         pytest.skip("it refuses so many questions")
     document = json.loads(run_loadgen("doctor", *target(server), "--json", codes=(0, 1)))
     findings_by_check = {finding["check"]: finding for finding in document["findings"]}
+
     assert (
         findings_by_check["make"]["found"].startswith(SERVER_PROFILES[server.row.kind].title)
         or server.row.kind == "generic"
@@ -134,6 +135,7 @@ def test_a_run_completes_on_a_real_server(server: Started, tmp_path: Path) -> No
         assert counts["ok"] >= 5 and counts["by_error"]["http_5xx"]["count"] == counts["failed"] > 0
         return
     document = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "4", "-n", "24")
+
     assert requests(tmp_path / "out")["ok"] == 24
     counted = "events" if "no usage" in server.row.can else "server"
     assert document["tokens"]["sources"]["output"] == {counted: 24}
@@ -150,6 +152,7 @@ def test_a_gateway_that_buffers_events_is_reported(server: Started, tmp_path: Pa
         for reported_finding in document["findings"]
         if reported_finding["check"] == "streaming"
     ]
+
     assert finding["state"] == "warning" and "TTFT is late" in finding["meaning"], finding
     stored_document = ran(server, tmp_path / "out", "qa", *LOAD, "-c", "2", "-n", "24")
     assert any("TTFT may hold" in caveat for caveat in stored_document["verdict"]["caveats"]), (
@@ -168,7 +171,9 @@ def test_each_packaged_workload_runs_on_a_real_server(
         "coding-agent": ("-n", "1", "-c", "1", "--warmup", "0"),
     }.get(profile, FEW)
     document = ran(server, tmp_path / "out", profile, *few)
+
     assert requests(tmp_path / "out")["failed"] == 0
+
     if profile == "agentic" and "cached" in server.row.can:
         later = [row for row in rows(tmp_path / "out") if row["turn"] > 0]
         assert later
@@ -214,10 +219,12 @@ def test_metrics_agree_with_those_of_the_server(server: Started, tmp_path: Path)
     if server.row.kind == "llamacpp":  # it counts the prompt tokens that it computed
         ours["input_tokens"] -= ours["cached_tokens"]
     shared_names = {name for name in ours if theirs[name] is not None and ours[name] is not None}
+
     assert {name: theirs[name] for name in shared_names} == {
         name: ours[name] for name in shared_names
     }
     assert theirs["input_tokens"] and theirs["output_tokens"]
+
     for metric, histogram in server.row.histograms:
         low, high = around_the_middle(*buckets(tmp_path / "out", histogram))
         assert document[metric] and document[metric]["p50"] is not None, (
@@ -253,6 +260,7 @@ def test_streamed_tool_calls_are_measured(server: Started, tmp_path: Path) -> No
         "--warmup",
         "0",
     )
+
     assert requests(tmp_path / "out")["failed"] == 0
     assert all(
         row["output_tokens"] > 0 and row["output_events"] > 0 for row in rows(tmp_path / "out")
@@ -283,6 +291,7 @@ def test_structured_output_is_valid_json(server: Started, tmp_path: Path) -> Non
     texts = [
         json.loads(line)["a"] for line in (tmp_path / "out/texts.jsonl").read_text().splitlines()
     ]
+
     assert [type(json.loads(text)["yes"]) for text in texts] == [bool] * 4
 
 
@@ -314,6 +323,7 @@ def test_a_short_search_ends_with_a_result(server: Started, tmp_path: Path) -> N
         "ttft:2s:p50",
     ]
     run_loadgen(*arguments, "-o", str(tmp_path / "out"))
+
     assert (tmp_path / "out/probes.jsonl").read_text()
 
 
@@ -339,6 +349,7 @@ def test_an_overload_is_explained(server: Started, tmp_path: Path) -> None:
         "200s",
     )
     document = ran(server, tmp_path / "out", "qa", *flags, "--server-timing")
+
     assert requests(tmp_path / "out")["failed"] == 0
     assert [cause["code"] for cause in document["causes"]["causes"]] == ["queue"], document[
         "causes"
@@ -396,6 +407,7 @@ def test_a_server_that_restarts_is_measured(server: Started, tmp_path: Path) -> 
     )  # a proxy is back at once: more than the 16 that can be in flight meet none
     server.start()
     _, err = process.communicate(timeout=300)
+
     assert process.returncode != 2 and (tmp_path / "out" / "summary.json").exists(), err
     counts = requests(tmp_path / "out")
     assert counts["ok"] > 0 and counts["failed"] > 0, err

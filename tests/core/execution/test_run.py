@@ -147,8 +147,10 @@ def test_every_slot_has_one_record_whatever_the_server_does(
         )
         seen = [request for request in log(endpoint).requests if request.id]
     counts = outcomes(stored.rows)
+
     assert summary.requests.scheduled == 200 == sum(counts.values())
     assert adds_up(summary)
+
     # The endpoint's log has the injected failure of each request by its id. The last try counts.
     struck = {
         int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen
@@ -160,6 +162,7 @@ def test_every_slot_has_one_record_whatever_the_server_does(
             strict=True,
         )
     )
+
     assert kind_by_slot == struck
     assert summary.requests.resent == sum(
         request.fault == "idle_reset" and not request.status for request in seen
@@ -183,6 +186,7 @@ def test_the_records_of_a_run_agree_with_the_log_of_the_server(
     log(endpoint)
     summary, stored = go(tmp_path, endpoint.url, request_rate="400", num_requests="60")
     rows = stored.rows
+
     assert outcomes(rows) == {("ok", ""): 60}
     assert len(bodies(endpoint)) == 60
     assert (rows["output_tokens"] == 8).all()
@@ -207,6 +211,7 @@ def test_closed_loops_end_by_time_and_by_conversations(
     turns = "  turns: {count: 3, tool_result_tokens: 5, tool_time: 1ms, history: server}\n"
     (tmp_path / "a").mkdir()
     summary, stored = go(tmp_path / "a", endpoint.url, more=turns, concurrency="4", duration="0.3s")
+
     assert adds_up(summary)
     rows = stored.rows
     assert set(outcomes(rows)) == {("ok", "")}
@@ -215,6 +220,7 @@ def test_closed_loops_end_by_time_and_by_conversations(
     assert (
         by_turn[0] + 13 <= by_turn[1] <= by_turn[2] - 13
     )  # each sends the reply of 8 and the result of 5 again
+
     (tmp_path / "b").mkdir()
     _, stored = go(
         tmp_path / "b",
@@ -223,6 +229,7 @@ def test_closed_loops_end_by_time_and_by_conversations(
         concurrency="4",
         num_requests="6",
     )
+
     assert outcomes(stored.rows) == {("ok", ""): 18}
 
 
@@ -268,6 +275,7 @@ def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedSe
             tmp_path, url, settings={"tls": Tls(ca=str(tmp_path / "ca.pem"))}, **load
         )
     first = stored.rows["reused"] == 0
+
     assert (first == (stored.rows["tls_ns"] > 0)).all() and (
         first == (stored.rows["tcp_ns"] > 0)
     ).all()
@@ -280,6 +288,7 @@ def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedSe
     assert (summary.dns_ms or 0) > 0
     rendered_text = text.render(summary)
     assert "name lookup" in rendered_text and "TLS handshake" in rendered_text
+
     (tmp_path / "plain").mkdir()
     summary, stored = go(tmp_path / "plain", endpoint.url, **load)
     assert set(stored.rows["tls_ns"]) == {-1, 0} and summary.dns_ms is None
@@ -308,6 +317,7 @@ def test_virtual_users_wait_for_room_in_prefill(tmp_path: Path, workers: int) ->
     }
     with start(Options(ttft="10ms", itl="60ms")) as endpoint:
         summary, stored = go(tmp_path, endpoint.url, settings={"workers": workers}, **load)
+
     assert outcomes(stored.rows) == {("ok", ""): 24}
     assert in_prefill(stored.rows) == 2 and (summary.load.in_flight_max or 0) > 4
     assert "at most 2 in prefill" in summary.load.arrival
@@ -435,12 +445,15 @@ def test_a_worker_that_dies_leaves_its_rest_as_lost(
         for pid in children(process.pid)
         if "backends.worker" in Path(f"/proc/{pid}/cmdline").read_text()
     ]
+
     assert len(workers) == 2
+
     os.kill(workers[0], signal.SIGKILL)
     code, out, err = ended(process)
     stored = store.read_run(tmp_path / "out")
     counts = outcomes(stored.rows)
     lost = counts[("lost", "worker_died")]
+
     assert lost > 0
     assert code == 3, err
     assert "died" in out
@@ -467,8 +480,10 @@ def test_a_run_interrupted_once_drains_and_reports(
     rows_written(tmp_path, 20)
     process.send_signal(signal.SIGINT)
     code, out, err = ended(process)
+
     assert code == 130, err
     assert "Traceback" not in err
+
     stored = store.read_run(tmp_path / "out")
     counts = outcomes(stored.rows)
     assert set(counts) == {("ok", ""), ("cancelled", "interrupted")}
@@ -502,6 +517,7 @@ def test_a_run_interrupted_twice_exits_at_once(tmp_path: Path) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         code, _, err = ended(process)
+
     assert code == 130, err
     counts = outcomes(store.read_run(tmp_path / "out").rows)
     assert set(counts) == {("ok", ""), ("cancelled", "interrupted")}
@@ -525,11 +541,13 @@ def test_a_killed_run_leaves_a_readable_folder(
     for pid in child_pids:  # nothing goes on without it: no load, no recorder
         gone(pid)
     stored = store.read_run(tmp_path / "out")
+
     assert (stored.manifest.state, stored.manifest.host.hot_path) == ("running", compiled.RUNS)
     assert set(outcomes(stored.rows)) <= {
         ("ok", ""),
         ("cancelled", "interrupted"),
     }  # orphaned workers stop at once
+
     written = set(stored.rows["slot"].tolist())
     seen = [request for request in log(endpoint).requests if request.id]
     old = {
@@ -537,10 +555,12 @@ def test_a_killed_run_leaves_a_readable_folder(
         for logged_request in seen
         if logged_request.arrival_ns < killed_ns - 2 * 10**9
     }
+
     assert old <= written
     assert (
         len(old) > 20 or workers == "2"
     )  # each takes some 7 ms, so all these were finished two seconds before
+
     _, out, err = ended(
         subprocess.Popen(
             [sys.executable, "-m", "loadgen", "report", str(tmp_path / "out")],
@@ -548,6 +568,7 @@ def test_a_killed_run_leaves_a_readable_folder(
             stderr=subprocess.PIPE,
         )
     )
+
     assert "TTFT" in out.upper()
     assert "Traceback" not in err
 
@@ -596,12 +617,15 @@ def test_no_secret_is_stored_or_printed(tmp_path: Path, user: str) -> None:
         )
         code, out, err = ended(process)
         assert code in (1, 3), err
+
     assert len(store.read_run(tmp_path / "out").rows) == 40
+
     texts = [
         out.encode(),
         err.encode(),
         *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()),
     ]
+
     assert len(texts) >= 5, err
     for secret in (KEY, PASSWORD, HEADER, QUERY):
         assert not [text for text in texts if secret.encode() in text], secret
@@ -651,12 +675,15 @@ def test_a_secret_echoed_by_the_server_is_not_printed(tmp_path: Path) -> None:
     finally:
         server.kill()
         server.communicate()
+
     assert code == 3
+
     texts = [
         out.encode(),
         err.encode(),
         *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()),
     ]
+
     for secret in (KEY, PASSWORD, HEADER):
         assert not [text for text in texts if secret.encode() in text], (secret, err)
 
@@ -682,6 +709,7 @@ def test_unusable_targets_are_reported_before_the_load(
     assert refused(tmp_path, "http://127.0.0.1:1").code == "connect"
     assert refused(tmp_path, "http://no-such-host.invalid:8000").code == "dns"
     assert refused(tmp_path, endpoint.url.replace("http", "https")).code == "tls"
+
     (tmp_path / "key").write_text(KEY)
     with start(
         Options(**FAST, api_flavor="openai", model="sim", api_key_file=str(tmp_path / "key"))
@@ -798,6 +826,7 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(
         text=True,
         check=False,
     )
+
     assert (tmp_path / "out" / "summary.json").exists(), ended.stderr
     assert ok_requests(tmp_path) == 4
     assert not (tmp_path / "executed").exists()
@@ -820,5 +849,6 @@ def test_a_key_in_a_header_replaces_that_of_the_environment(
                 tmp_path, "--url", guarded.url, "-n", "4", "-c", "2", "--header", header, pages=True
             )
         )
+
     assert code in (0, 3), err
     assert ok_requests(tmp_path) == 4

@@ -95,6 +95,7 @@ def test_one_and_many_workers_send_the_same_requests(
         assert summary.fingerprints.bodies
         dues = rows["due_ns"][rows["turn"] == 0].tolist() if "request_rate" in flags else []
         seen.append((bodies, dues, rows["slot"].tolist(), summary.fingerprints, summary.bytes.sent))
+
     assert seen[0] == seen[1]
 
 
@@ -106,13 +107,16 @@ def test_one_and_many_workers_send_the_same_requests(
 def test_merged_quantiles_equal_those_of_all_records(values: list[int], parts: int) -> None:
     all_values = np.array(values, np.int64)
     shares = [all_values[i::parts] for i in range(parts)]
+
     assert distribution_of(np.concatenate(shares)) == distribution_of(all_values)
+
     together, at_once = Histogram(), Histogram()
     at_once.add(all_values)
     for share in shares:
         histogram = Histogram()
         histogram.add(share)
         together.merge(Histogram.from_bytes(histogram.to_bytes()))
+
     assert together.to_bytes() == at_once.to_bytes()
 
 
@@ -152,6 +156,7 @@ def test_files_of_many_workers_equal_those_of_one(
         compact_records(folder, ended)
         merged = summarize(*store.read_run(folder, max_rows=0 if lazily else math.inf))
     gaps, timeline = gaps_of(records)
+
     assert merged == summarize(run_manifest, records, [gaps], [timeline], [], ["gone"])
 
 
@@ -293,6 +298,7 @@ def test_a_load_too_large_for_this_machine_is_refused_before_it_starts(tmp_path:
         check=False,
     )
     received = log(server)
+
     assert process.returncode == 2, process.stderr
     assert "local ports" in process.stderr
     assert "open files" in process.stderr
@@ -361,6 +367,7 @@ def test_the_dashboard_adds_up_all_workers(tmp_path: Path) -> None:
         counters.recent_ttft_ns.extend(range(i * 1000, i * 1000 + 400))
         board.write(i, counters)
     total = SharedCounters(tmp_path / "board", 3).sum()
+
     assert (total.sent, total.ok, total.events, total.in_flight) == (33, 15, 300, 3)
     assert sorted(total.recent_ttft_ns) == [i * 1000 + j for i in range(3) for j in range(144, 400)]
 
@@ -375,7 +382,9 @@ def test_event_handlers_follow_several_workers(tmp_path: Path) -> None:
         requested_workload, to(shared(), tmp_path / "out", workers=2), when_started(seen.append)
     )
     (board,) = seen
+
     assert board.counters().sent > 0
+
     links = [Path("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
     open_files = [str(link.readlink()) for link in links if link.is_symlink()]
     assert [name for name in open_files if name.startswith(str(out))] == [], (

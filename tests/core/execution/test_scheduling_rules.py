@@ -102,6 +102,7 @@ def test_a_closed_loop_takes_over_when_the_one_before_has_nothing_more_to_send(
     starts_ns = np.sort(
         [measured["due_ns"][measured["virtual_user"] == user].min() for user in range(3)]
     )
+
     # Over HTTP the client may read several responses at once; users then start at the later end.
     assert (starts_ns >= last_ends_ns).all()
     assert starts_ns.max() == last_ends_ns.max()
@@ -132,8 +133,10 @@ def test_turns_of_a_conversation_follow_each_other_after_the_pause(run_load: Run
         "stages:\n  - {arrival: {constant: 100/s}, count: 9}\n",
         ", turns: {count: 2, tool_result_tokens: 4, tool_time: 5ms}",
     )
+
     assert len(rows) == 18
     assert len(set(rows["session"].tolist())) == 9
+
     for session in set(rows["session"].tolist()):
         turns = rows[rows["session"] == session]
         assert turns["turn"].tolist() == [0, 1]
@@ -204,10 +207,13 @@ def test_a_conversation_ends_with_its_first_failed_turn(tmp_path: Path, transpor
             "stages:\n  - {arrival: {constant: 100/s}, count: 12}\n",
             ", turns: {count: 2, tool_result_tokens: 4, tool_time: 0ms}",
         )
+
     assert len(rows) == 24
+
     first_turns = rows[rows["turn"] == 0]
     second_turns = rows[rows["turn"] == 1]
     failed = first_turns["status"] == STATUS["failed"]
+
     assert failed.any()
     assert not failed.all()
     assert (second_turns["kind"][failed] == KIND["previous_turn_failed"]).all()

@@ -59,12 +59,15 @@ def test_a_short_run_begins_no_second_interpreter_and_imports_what_it_needs(tmp_
             env={"HOME": str(tmp_path)},
         )
     code, begun, unneeded = json.loads(process.stderr.splitlines()[-1])
+
     assert code in (0, 3)
     # the scraper, an idle interpreter that waits for long runs, and the builder of bodies
     assert begun == ["os.fork", "subprocess.Popen", "os.fork"]
+
     pages = [
         json.loads(line) for line in (tmp_path / "r" / "server.jsonl").read_text().splitlines()
     ]
+
     assert pages[0]["t_s"] < 0 < pages[-1]["t_s"], "it read before and after the load"
     assert unneeded == []
 
@@ -120,6 +123,7 @@ def test_a_fork_has_nothing_of_its_parent_and_needs_a_single_thread(tmp_path: Pa
     )
     seen, stdout_rest = process.stdout.split("\n", 1)
     word, read, alone, files = json.loads(seen)
+
     assert (word, read, alone) == ("word", "told", True)
     assert files[:3] == [0, 1, 2] and len(files) == 4, "and the list that was just read"
     assert stdout_rest.split() == ["0", "TimeoutExpired", "-9", "ForkedProcess", "Popen"], (

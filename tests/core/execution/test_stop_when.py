@@ -94,6 +94,7 @@ def test_the_first_check_that_finds_a_rule_broken_decides() -> None:
         [rows(100, at_s=1), rows(60, failed=60, at_s=12.5), rows(60, failed=60, at_s=14.5)]
     )
     breach = first_breach((ERRORS,), both, S)
+
     assert breach is not None and breach[0] == 13 * S
     assert breach[1].values == {
         "rule": "errors:20%",
@@ -133,6 +134,7 @@ def test_a_monitor_that_sees_each_record_once_finds_what_all_records_show(
         (now_ns, find_breach(chosen, records, now_ns))
         for now_ns in range(S, int(records["done_ns"].max(initial=0)) + 1, S)
     )
+
     assert first_breach(chosen, records, S) == next(
         ((now_ns, reason) for now_ns, reason in checks if reason), None
     )
@@ -181,6 +183,7 @@ def test_a_stop_rule_in_a_file_keeps_the_fingerprint(tmp_path: Path) -> None:
         "stages: [{arrival: {poisson: 1/s}, count: 5}]\n"
     )
     workload = load(str(tmp_path / "w.yaml"))
+
     assert workload.stop_when == (ERRORS,)
     assert recipe_fingerprint(workload, "server") == recipe_fingerprint(
         workload.model_copy(update={"stop_when": ()}), "server"
@@ -200,6 +203,7 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
     summary, folder = execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     stored = store.read_run(folder)
     reason = summary.verdict.codes[0]
+
     assert (summary.run.state, reason.code, exit_code(summary)) == (
         "stopped",
         "stopped_by_latency",
@@ -211,10 +215,12 @@ def test_in_virtual_time_the_load_ends_where_the_rule_is_broken(tmp_path: Path) 
     sent = stored.rows["sent_ns"] >= 0
     assert stored.rows["due_ns"][sent].max() <= at_ns
     assert set(stored.rows["status"][~sent].tolist()) == {STATUS["cancelled"]}
+
     full_summary, _ = execute(
         workload.model_copy(update={"stop_when": ()}),
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
+
     assert full_summary.run.state == "finished" and full_summary.requests.scheduled == len(
         stored.rows
     )
@@ -234,15 +240,18 @@ def test_in_virtual_time_turns_and_closed_loops_are_ended_while_they_are_simulat
     summary, folder = execute(
         workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"), [run_events.append]
     )
+
     assert (summary.run.state, sum(isinstance(event, Simulated) for event in run_events)) == (
         "stopped",
         1,
     )
+
     _, full_run_dir = execute(
         workload.model_copy(update={"stop_when": ()}),
         Settings(url="sim:gb300-vm", out=tmp_path / "whole"),
     )
     breach = first_breach(workload.stop_when, store.read_run(full_run_dir).rows, S)
+
     assert breach is not None and store.read_run(folder).manifest.stopped_by == breach[1]
 
 
@@ -262,6 +271,7 @@ def test_over_http_errors_end_the_run_soon(tmp_path: Path, workers: int) -> None
             url=endpoint.url, model="sim", server="trtllm", out=tmp_path / "out", **NO_PAGES
         )
         summary, folder = execute(load("qa", flags), structs.replace(settings, workers=workers))
+
     assert summary.run.state == "stopped"
     assert "stopped_by_errors" in [code.code for code in summary.verdict.codes]
     assert (summary.window.full_run.duration_s or 99) < 10

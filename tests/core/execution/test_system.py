@@ -36,6 +36,7 @@ def test_the_example_describes_a_complete_system() -> None:
     }
     every = {f"{name}.{key}" for name, part in parts.items() for key in part.model_fields}
     every |= system_file.SystemUnderTest.model_fields.keys() - parts.keys() - {"metadata"}
+
     assert description["ticket"] == "PERF-42" and target == {
         "gpus": 8,
         "shape": "hgx-h200-8",
@@ -59,6 +60,7 @@ def test_missing_descriptions_are_named_unless_the_server_supplies_them(tmp_path
         system_file.read_system_file(file).metadata,
         TargetFacts(server="vllm", version="0.12", precision="fp8"),
     )
+
     assert "status" in missing["MLPerf"] and "host.memory" in missing["MLPerf"]
     assert "parallelism.tensor" in missing["InferenceX"]
     everything = {key for keys in missing.values() for key in keys}
@@ -97,6 +99,7 @@ def test_a_run_stores_and_prints_its_system(
     file.write_text("name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}\n")
     exits("run", *SIM, "--system", file, "--metadata", "ticket=7", "--full", "-o", tmp_path / "run")
     stdout = " ".join(capsys.readouterr().out.split())
+
     assert "name=node-7, accelerator.model=NVIDIA H200, accelerator.per_node=8" in stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["run"]["metadata"] == {
@@ -105,9 +108,11 @@ def test_a_run_stores_and_prints_its_system(
         "system.accelerator.per_node": "8",
         "ticket": "7",
     }
+
     (named,) = (
         code for code in summary["verdict"]["warning_codes"] if code["code"] == "undisclosed"
     )
+
     assert "host.processor" in named["values"]["missing"]["MLPerf"]
 
 
@@ -144,13 +149,16 @@ def _samples(page: str, text: str) -> list[series.MetricSample]:
 
 def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
     finding = hardware.find_hardware(_samples("http://node-7:9400/metrics", DCGM))
+
     assert finding is not None
     assert finding.descriptions == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
+
     two = [
         *_samples("http://a/metrics", DCGM),
         *_samples("http://b/metrics", DCGM.replace("} 700", "} 600")),
     ]
     both = hardware.find_hardware(two)
+
     assert (
         both is not None
         and both.accelerators == 16
@@ -182,6 +190,7 @@ def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
     plain = summarize(manifest, rows)
     seen = summarize(manifest, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
     by_code = {code.code: code.values for code in seen.verdict.warning_codes}
+
     assert by_code["undisclosed"]["missing"] == {"a second measurement": ["model.kv_cache"]}
     assert by_code["hardware_differs"] == {
         "key": "accelerator.power_limit_w",

@@ -49,6 +49,7 @@ def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
         workload(tmp_path, turns, concurrency="4", num_requests="20"), settings
     )
     rows = store.read_run(folder).rows
+
     assert summary.requests.ok == len(rows) == (60 if turns else 20)
     assert {part.target.name for part in summary.targets} == {"one", "two"}
     if route == "round-robin":
@@ -61,10 +62,12 @@ def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
         sum(rate or 0.0 for rate in own_output_per_s)
     )
     assert summary.rack.single_clock_per_s == summary.tokens.output_per_s
+
     lines = text.render(summary).splitlines()
     totals = [
         line for line in lines if "each over its own time" in line or "over the common time" in line
     ]
+
     assert (
         len(totals) == 2 and len({len(line) for line in totals}) == 1
     )  # named, and one below the other
@@ -85,6 +88,7 @@ def test_a_run_continues_if_one_target_dies(tmp_path: Path, policy: str) -> None
             requested_workload, settings, when_started(lambda _: two.stop())
         )
     rows = store.read_run(folder).rows
+
     assert len(rows) == 200
     dead = rows[rows["target"] == 1]
     assert not (dead["status"] == 0).any()
@@ -117,7 +121,9 @@ def test_a_dead_target_does_not_cause_floods_of_failures(
         summary, folder = run.execute(
             requested_workload, settings, when_started(lambda _: two.stop())
         )
+
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
+
     if concurrency == "4":  # lanes that are bound to a target, or may choose
         rows = store.read_run(
             folder
@@ -145,6 +151,7 @@ def test_all_workers_stop_when_one_does(tmp_path: Path) -> None:
             requested_workload, settings, when_started(lambda _: two.stop())
         )
     rows = store.read_run(folder).rows
+
     assert summary.run.state == "stopped" and summary.requests.cancelled > 900
     assert set(rows[rows["target"] == 1]["worker"].tolist()) == {1}
     assert summary.requests.scheduled == len(rows)
@@ -174,6 +181,7 @@ def test_a_route_selects_the_target_of_each_request(
 def test_the_least_busy_responding_target_is_selected() -> None:
     flying = [5, 0, 3]
     routes = TargetSelection("least-in-flight", 3, 1, flying.__getitem__)
+
     assert routes.choose(0, 0) == 1
     reports = [routes.report_failure(1, failure("connect"), 100) for _ in range(DOWN_AFTER + 3)]
     assert reports == [False] * (DOWN_AFTER - 1) + [True] + [False] * 3
@@ -220,6 +228,7 @@ def test_targets_must_serve_the_same(tmp_path: Path) -> None:
         gone = Endpoint(url="http://127.0.0.1:1", name="three")
         with pytest.raises(CombinedError) as faults:
             run.execute(requested_workload, replace(settings, targets=(*settings.targets, gone)))
+
     assert [fault.code for fault in faults.value.errors] == ["targets_differ", "connect"]
 
 
@@ -237,4 +246,5 @@ def test_a_command_sends_one_preflight_per_target(tmp_path: Path) -> None:
         )
         assert summary.requests.ok == 2
         received.append(len(log(server).requests))
+
     assert received[0] > 2 == received[1]

@@ -35,16 +35,19 @@ def summary_with_change(change: float, seconds: int) -> Summary:
 
 def test_drift_is_reported_for_the_metric_that_changes_only() -> None:
     reported_drift = summary_with_change(0.5, 60).drift
+
     assert reported_drift.block_s == 2
     assert len(reported_drift.blocks) == 30
     assert reported_drift.ttft_p99 == pytest.approx((1 + 0.5 * 5 / 6) / (1 + 0.5 / 6) - 1, abs=0.02)
     assert reported_drift.output_per_s == pytest.approx(0, abs=0.01)
     assert reported_drift.blocks[3].output_per_s == pytest.approx(500, rel=0.01)
+
     text_line = next(
         line
         for line in text.render(summary_with_change(0.5, 60)).splitlines()
         if line.startswith("Trend")
     )
+
     assert f"TTFT p50 {(reported_drift.ttft_p50 or 0) * 100:+.1f} %" in text_line
     steady = summary_with_change(0.0, 60).drift
     assert (steady.ttft_p50, steady.ttft_p99, steady.tpot_p99) == (0, 0, 0)
@@ -70,6 +73,7 @@ def test_blocks_of_several_stages_equal_those_of_all_records() -> None:
     stream(rows, 50 * MS + rows["slot"] * 1000, np.full(500, 10 * MS), np.full(500, 20_000))
     time_blocks = drift.sample_blocks([Columns(rows)])
     stages = drift.sample_blocks([Columns(rows, rows["stage"] == stage) for stage in range(3)])
+
     assert stages.block_ns == time_blocks.block_ns == 2 * S
     for block_samples, other in zip(time_blocks.samples, stages.samples, strict=True):
         assert block_samples.requests == other.requests

@@ -98,6 +98,7 @@ def test_a_summary_without_explanations_lacks_the_explained_sections_only(
         "stimulus",
     )
     defaults = {name: getattr(judged, name) for name in of_readers}
+
     assert msgspec.structs.replace(full_summary, **defaults) == judged
     assert not any(
         (judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups)

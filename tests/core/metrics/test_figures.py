@@ -57,7 +57,9 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     manifest, rows, *rest = EXAMPLES["summary_example_qa_api.json"]()
     before = summarize(manifest, rows, *rest)
+
     assert "thinking_ms" not in before.other_metrics
+
     with forgetting(METRICS, "thinking"):
         install(
             tmp_path,
@@ -94,10 +96,12 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
             1
         ] == "Time to think p99 at most 1e-06 ms"
         assert [row.name for row in METRICS.shown_in("prometheus")][-1] == "thinking"
+
     assert {path.rpartition(".")[0] for path in set(summary.within) - set(before.within)} == {
         "figures.thinking_ms"
     }
     assert replace(summary, other_metrics=before.other_metrics, within=before.within) == before
+
     with without_plugins():
         assert "thinking_ms" in text.render(summary), (
             "a result is readable where the package is not"
@@ -128,9 +132,11 @@ def test_a_bundle_names_the_missing_package_of_a_metric(
     )
     write_bundle(tmp_path / "r", tmp_path / "b.zip")
     capsys.readouterr()
+
     assert exits("verify", tmp_path / "b.zip", "--plugins", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["verified"], document["not_made"]) == ("all", {})
+
     exits("verify", tmp_path / "b.zip", "--json")
     without = json.loads(capsys.readouterr().out)
     assert (without["verified"], without["differences"]) == ("part", [])
@@ -145,12 +151,14 @@ def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
     """A stored result keeps its outcome. A recomputed one is undecided and gives the reason."""
     folder = tmp_path / "r"
     slo = ("--slo", "ttft:2s:p50", "--slo", "thinking:2s:p50")
+
     assert (
         exits(
             "run", "qa", "--url", "sim:gb300-vm", "-n", 50, "--request-rate", 20, "-o", folder, *slo
         )
         == 0
     )
+
     capsys.readouterr()
     with without_plugins():
         stored = load_summary((folder / "summary.json").read_bytes())
@@ -163,6 +171,7 @@ def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
         assert "metric thinking of a package" in " ".join(capsys.readouterr().out.split())
         goodput = loadgen.load(folder).summary.goodput
     (made_again,) = (term for term in goodput.slo if term.metric == "thinking")
+
     assert made_again.met is goodput.met is goodput.good is None
     assert made_again.undecided.startswith("metric thinking is defined")
     with pytest.raises(ValueError, match="no SLO"):
@@ -191,6 +200,7 @@ def test_a_contract_can_limit_a_metric_of_a_plugin(
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONTRACT.replace("LIMIT", limit))
     out = tmp_path / "v"
+
     assert (
         exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--seed", 1, "-o", out)
         == code
@@ -199,6 +209,7 @@ def test_a_contract_can_limit_a_metric_of_a_plugin(
     assert "thinking at p50 within" in stdout and "at p50 in the last" in stdout
     assert "first answer - first token" in (out / "verdict.html").read_text("utf-8")
     assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
+
     with without_plugins():
         assert exits("report", out, "--full") == 4
         stdout = capsys.readouterr().out
@@ -238,6 +249,7 @@ def test_only_its_definition_and_its_function_name_a_metric() -> None:
         "contracts/lint.py",  # which of two terms implies the other
         "contracts/recorded_run.py",  # which latencies include queueing
     }
+
     assert naming <= allowed
 
 

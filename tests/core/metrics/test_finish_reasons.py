@@ -23,6 +23,7 @@ def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
     records["status"][0] = STATUSES.index("failed")
     folder = run_fixtures.write(tmp_path / "r", records)
     requests = run_folder.open_run(folder).summary.requests
+
     assert list(requests.by_finish.items()) == [
         ("length", 152),
         ("stop", 39),
@@ -30,6 +31,7 @@ def test_finish_reasons_of_ok_requests_are_a_table(tmp_path: Path) -> None:
         ("content_filter", 3),
     ]
     assert sum(requests.by_finish.values()) == requests.ok
+
     report = kind.report(kind.load(folder))
     lines = [" ".join(line.split()) for line in as_text.render(report, full=True).splitlines()]
     assert "Finish reasons" in lines and "stop 39 19.6 %" in lines

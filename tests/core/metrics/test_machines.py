@@ -53,6 +53,7 @@ SEVERAL = (
 def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
     summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
     first, second, third, gone = summary.machines
+
     assert [machine_summary.name for machine_summary in summary.machines] == [
         "a (10.0.0.1)",
         "b (10.0.0.1)",
@@ -81,6 +82,7 @@ def test_machines_are_the_same_in_text_page_and_json() -> None:
     cells = " ".join(
         line.removeprefix(name) for line in rendered_text.splitlines() if line.startswith(name)
     ).split()
+
     assert cells == ["1", "100", "10", "90", "50.0", "~50.0", "0.400", "40.0", "%"]
     assert "d (10.0.0.4), lost before the load" in rendered_text
     assert "c #1 (10.0.0.1), lost under load" in run_page.render(summary)

@@ -64,4 +64,5 @@ def test_computations_allocate_few_arrays_as_long_as_the_run(name: str) -> None:
     work(of)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+
     assert peak < most * 8 * COUNT, f"{peak / 8 / COUNT:.2f} arrays"

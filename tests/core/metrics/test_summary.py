@@ -189,6 +189,7 @@ def test_turns_after_a_failed_turn_do_not_count_as_dropped() -> None:
 def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
     s = handmade_summary()
     r = s.requests
+
     assert (r.scheduled, r.ok, r.failed, r.dropped, r.cancelled, r.lost) == (9, 5, 1, 1, 1, 1)
     assert (s.warmup.scheduled, s.warmup.ok) == (1, 1)
     assert {kind: (error.count, error.first_text) for kind, error in r.by_error.items()} == {
@@ -232,6 +233,7 @@ def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
 
 def test_goodput_equals_that_computed_by_hand() -> None:
     g = handmade_summary().goodput
+
     # TTFT at most 250: not 3. TPOT at most 100: all that have one. Good: 1, 2, 4, 5 of 8; the
     # cancelled one left out.
     assert (g.good, g.counted, g.share, g.met) == (4, 8, 0.5, None) and g.not_judged, (
@@ -258,6 +260,7 @@ def test_slots_without_a_record_are_lost() -> None:
         MANIFEST, stages=(MANIFEST.stages[0], StagePlan(name="main", slots=12))
     )
     s = summarize(manifest, handmade_records())
+
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
         4,
@@ -300,6 +303,7 @@ def test_requests_of_a_run_cut_off_that_were_sent_without_a_record_are_lost() ->
         WorkerSample(t_s=2, sent=sent),
     ]
     s = summarize(manifest, rows, worker_samples=samples)
+
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
         4,
@@ -335,6 +339,7 @@ def test_the_summary_does_not_depend_on_the_order_of_records() -> None:
         MANIFEST, stages=(MANIFEST.stages[0], StagePlan(name="main"))
     )
     summary = summarize(manifest, rows, [Histogram(), histogram])
+
     assert summary == summarize(manifest, draw.permutation(rows), [Histogram(), halves[0]])
     assert summary.inter_chunk_ms.count == 500
 
@@ -349,6 +354,7 @@ def test_a_conversation_is_ok_if_every_turn_is() -> None:
     cut = summarize(
         RunManifest(turns_per_session=3), rows
     ).sessions  # the same rows, had there been a third turn to come
+
     assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
     sessions = summarize(RunManifest(turns_per_session=2), rows).sessions
     assert sessions is not None
@@ -364,6 +370,7 @@ def test_the_rates_of_targets_add_up_to_the_rate_of_the_run() -> None:
         TargetFacts(url="http://b", gpus=8, model="m"),
     )
     s = summarize(msgspec.structs.replace(MANIFEST, targets=targets), rows)
+
     assert (s.target.gpus, s.target.model, s.target.url) == (12, "m", "")
     assert [part.requests.scheduled for part in s.targets] == [4, 5]
     assert sum(part.tokens.output_per_s or 0 for part in s.targets) == pytest.approx(
@@ -707,6 +714,7 @@ def stopped_client(
 
 def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
     s = stopped_client()
+
     assert s.verdict.valid, s.verdict.reasons  # TTFT p50 is the newest stamp of a read, or nearly
     assert set(s.withheld) >= {"itl", "inter_chunk", "max_gap"}
     assert s.event_error_ms.p99 and s.event_error_ms.p99 > 90
@@ -758,6 +766,7 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
         samples=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
         window=Window(start_s=0.0, end_s=9.0),
     )
+
     assert remedy in timing_evidence.explain_uncertain_times(evidence)
 
 
@@ -769,6 +778,7 @@ def test_three_tokens_in_two_events_have_no_itl() -> None:
 
 def test_one_percent_of_late_reads_withholds_the_tail_of_itl_only() -> None:
     s = stopped_client(stop_ms=11, every_ms=1300)
+
     assert s.event_unsure_share is not None and 0.002 < s.event_unsure_share < 0.014
     assert s.itl_ms is not None
     assert s.itl_ms.p50 == pytest.approx(5, rel=0.01)
@@ -799,6 +809,7 @@ def test_a_rare_stop_of_the_client_withholds_the_largest_gap_only() -> None:
 def test_tpot_is_judged_by_its_own_error() -> None:
     """Five tokens 10 ms apart: the error of either end moves TPOT by a quarter of it."""
     assert "tpot" not in summarize_changed_records({"last_token_error_ns": (1000, 2 * MS)}).withheld
+
     errors = {"last_token_error_ns": (1000, 3 * MS), "stamp_error_ns": (1000, MS)}
     s = summarize_changed_records(errors)
     assert s.verdict.valid and {"tpot", "tpot_mlperf"} <= set(s.withheld)
@@ -845,6 +856,7 @@ def test_a_mean_that_one_late_request_may_have_changed_is_withheld() -> None:
     rows["end_ns"][0] += 1000 * MS
     rows["stamp_error_ns"][0] = 500 * MS
     s = summarize(RunManifest(state="finished"), rows)
+
     assert s.verdict.valid
     assert s.ttft_ms.p50 == pytest.approx(100, rel=0.05)
     assert (s.ttft_ms.mean, s.ttft_ms.max) == (None, None)
@@ -888,6 +900,7 @@ def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
     slo = Slo(terms=(Term(metric="tpot", limit_ns=limit_ms * MS, quantile=0.5),))
     s = summarize(RunManifest(state="finished", slo=slo), rows)
     (term,) = s.goodput.slo
+
     assert (s.verdict.valid, term.met) == (True, met)
     assert (s.tpot_ms.p50 is None) is (first_event == 0)
     if first_event == 0:
@@ -933,6 +946,7 @@ def test_a_term_without_any_possible_value_is_undecided() -> None:
         )
     )
     s = summarize(RunManifest(state="finished", slo=slo), rows)
+
     assert [term.met for term in s.goodput.slo] == [None, None, False]
     assert s.goodput.slo[0].undecided.startswith("no response had two tokens")
     assert s.goodput.met is False, "a missed term decides"
@@ -978,6 +992,7 @@ def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
         is not None
     )  # the end token has no text
     one_event_per_two_tokens = summarize_changed_records({"output_tokens": (1000, 10)})
+
     assert one_event_per_two_tokens.itl_absent.startswith("events carry 2.00 tokens")
     assert (
         "tokens were not counted"
@@ -1016,6 +1031,7 @@ def test_exit_codes_follow_their_precedence(
         verdict=msgspec.structs.replace(summary.verdict, valid=valid),
         goodput=msgspec.structs.replace(summary.goodput, met=met),
     )
+
     assert exit_code(changed) == code
 
 
@@ -1112,6 +1128,7 @@ def test_exactly_the_fields_of_a_summary_are_documented() -> None:
     namespace = {
         kind.__name__: sorted(kind.__struct_encode_fields__) for kind in structs_within(Summary)
     }
+
     assert documented == namespace
 
 
@@ -1126,10 +1143,13 @@ def test_every_code_has_a_sentence_and_is_documented() -> None:
         "times_uncertain",
         "first_event_uncertain",
     }  # in `unsound` of a summary
+
     assert listed == set(reasons.SENTENCES) - only_words
+
     modules = (timing_evidence, untrusted_metrics, validity, validity_warnings)
     source = "".join(Path(module.__file__).read_text() for module in modules)
     raised = re.findall(r'(?:_code\(|code=)\s*"(\w+)"', source)
+
     assert set(raised) <= set(reasons.SENTENCES)
 
 
@@ -1172,6 +1192,7 @@ def test_a_single_request_has_no_completed_rate(tmp_path: Path) -> None:
         out=tmp_path / "run",
     )
     summary = run.summary
+
     assert summary.requests.ok == 1
     assert summary.load.completed_rps is None and summary.load.steady_completed_rps is None
 
@@ -1181,9 +1202,11 @@ def test_an_slo_that_rests_on_too_few_samples_is_inconclusive_under_strict() -> 
     slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
     few = summarize(RunManifest(slo=slo, state="finished"), rows(1, 300))
     enough = summarize(RunManifest(slo=slo, state="finished"), rows(1, 700))
+
     assert few.verdict.valid and few.goodput.met and not few.goodput.slo[0].supported
     assert (exit_code(few), exit_code(few, strict=True)) == (0, 4)
     assert (exit_code(enough), exit_code(enough, strict=True)) == (0, 0)
+
     slow = Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.99),))
     missed = summarize(RunManifest(slo=slow, state="finished"), rows(1, 300))
     assert exit_code(missed, strict=True) == 1, "a miss decides"
@@ -1203,6 +1226,7 @@ def test_the_steady_input_rate_counts_a_prompt_read_at_the_start_of_the_window()
     rows["first_token_ns"] = rows["last_token_ns"] = rows["end_ns"] = due_ns
     s = summarize(RunManifest(state="finished"), rows)
     steady = s.window.steady
+
     assert steady.start_s == due_ns.min() / 1e9
     assert s.tokens.steady_input_per_s is not None and steady.duration_s is not None
     counted = s.tokens.steady_input_per_s * steady.duration_s

@@ -91,6 +91,7 @@ def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
         assert before is not None and not before.grows
         (after,) = trend.find_trends([values + before.detectable_growth * line])
         seen += after is not None and after.grows
+
     assert seen >= 0.85 * len(flat)
 
 
@@ -100,6 +101,7 @@ def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
     series = list(1000 + 20 * correlated_noise(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
     finding = trend.find_trends(series)
+
     assert [
         i
         for i, growth_trend in enumerate(finding)
@@ -323,22 +325,27 @@ def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
     for name in ("last_token_ns", "end_ns", "done_ns"):
         rows[name] = rows["first_token_ns"] + 100 * MS
     judgement = judge_records(rows)
+
     assert (judgement.sustained, judgement.code) == (True, "steady")
 
 
 def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
     rows = simulate_queues([0.5])
     few = judge_records(rows[::200])
+
     assert (few.sustained, few.code) == (None, "too_few")
     little = judge_records(simulate_queues([1.03]))  # grows, and a random walk could do the same
     assert (little.sustained, little.code) == (None, "may_grow")
+
     slow = rows.copy()
     for name in ("last_token_ns", "end_ns", "done_ns"):
         slow[name] += 300 * S
     too_short = judge_records(slow)
+
     assert (too_short.sustained, too_short.code) == (None, "too_short")
     ramp = judge_records(rows, rate=None, arrival="ramp 1/s to 40/s")
     assert ramp.sustained is None and "ramp 1/s to 40/s" in ramp.reason
+
     at_once = rows.copy()
     at_once["due_ns"] = 0
     assert judge_records(at_once).sustained is None
@@ -391,6 +398,7 @@ def test_a_peak_is_sustained_if_a_longer_trial_passes() -> None:
 
 def test_a_growing_peak_is_refused_and_the_steady_knee_is_reported() -> None:
     answer = run_search(steady=96, sustain_length_factor=2.0).result
+
     assert answer.confirmed_load == pytest.approx(100, rel=0.02)
     assert answer.sustained_load is not None and answer.unsustained_load is not None
     assert (
@@ -500,6 +508,7 @@ def interval_of_search(run_spread: float) -> float:
 def test_the_text_says_what_an_interval_covers_the_largest_first() -> None:
     simulated = run_search(steady=200).result
     coverage_text = search_text.describe_interval_coverage(simulated, simulated=True)
+
     assert coverage_text.index("model error") < coverage_text.index("seed variation")
     measured = run_search(steady=200, run_spread=None).result
     assert measured.run_spread is not None and measured.run_spread_source == "learned"
@@ -518,6 +527,7 @@ def test_an_interval_says_which_changes_it_was_long_enough_for(trial_s: float, w
     coverage_text = search_text.describe_interval_coverage(
         run_search(steady=200, run_spread=None, real_trial_s=trial_s).result, simulated=False
     )
+
     assert f"every {within}" in coverage_text
     assert ("rarer ones" in coverage_text) is (trial_s < 2700)
     assert ("trials of 45 min 00 s" in coverage_text) is (trial_s < 2700)
@@ -535,6 +545,7 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
         input_tokens=ListedTokens(values=lengths), output_tokens=ListedTokens(values=lengths)
     )
     finding = resonance.find_resonance(data, None, 6, "replica", 1000)
+
     assert finding == {
         "samples": 24,
         "servers": 6,
@@ -546,9 +557,11 @@ def test_round_robin_that_resonates_with_the_data_set_is_named() -> None:
     (text,) = make_note("resonance", finding)
     assert "50.0%" in text
     assert resonance.find_resonance(data, None, 5, "replica", 1000) is None  # no common factor
+
     data_set = Synthetic(
         input_tokens=EmpiricalTokens(values=lengths), output_tokens=EmpiricalTokens(values=lengths)
     )
+
     assert resonance.find_resonance(data_set, None, 6, "replica", 1000) is None  # no cycle
     assert (
         resonance.find_resonance(data, None, 6, "replica", 24) is None
@@ -581,14 +594,17 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     settings = Settings(url=f"sim:{preset}", out=tmp_path / "o")
     summary, folder = run.execute(mlperf_run.build_workload(test, data, qps=RATE), settings)
     result = mlperf_run.judge_run(folder, test, summary, data_name=data.name, qps=RATE)
+
     assert (result.valid, result.sustained, result.is_valid_by_rules_only) == (True, False, True)
     assert summary.sustainable.growing == ("replica 3",)
     out = " ".join(as_text.render(mlperf_text.create_report(result), full=True).split())
     assert "VALID by MLPerf rules" in out and "replica 3" in out
+
     nothing_grew = msgspec.structs.replace(
         result, sustained=None, sustained_reason="nothing grows", longer_minutes=24.0
     )
     out = " ".join(as_text.render(mlperf_text.create_report(nothing_grew), full=True).split())
+
     assert "stability not verified" in out and "nothing grows" in out
     stored = mlperf_run.read_result(folder)
     assert (stored.sustained, stored.sustained_reason) == (False, summary.sustainable.reason)
@@ -622,12 +638,14 @@ def test_the_search_finds_the_steady_knee_and_the_capacity_says_so(
         "--out",
         str(tmp_path / "s"),
     ]
+
     assert exits("search", "rag", *flags, "--full") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert ("Passed once" if lower else "Confirmed") in out
     assert "Sustained" in out
     assert "2 times the trial length" in out
     assert out.index("model error") < out.index("seed variation")
+
     capacity = load_capacity((tmp_path / "s" / "capacity.json").read_bytes())
     answer = json.loads((tmp_path / "s" / "search.json").read_text())["answer"]
     assert capacity.sustained is answer["sustained"] and capacity.sustained_reason
@@ -654,6 +672,7 @@ def test_a_run_without_a_steady_state_is_called_too_short(tmp_path: Path) -> Non
         "-o",
         str(tmp_path / "r"),
     ]
+
     with pytest.raises(SystemExit):
         main(main_arguments)
     sustained = json.loads((tmp_path / "r" / "summary.json").read_text())["sustainable"]
@@ -685,6 +704,7 @@ def test_a_load_with_any_session_is_judged_by_first_tokens_alone() -> None:
     rows["end_ns"][140:] = 10_000 * MS
     rows["done_ns"] = rows["end_ns"]
     finding = shortfall.find_shortfall([Columns(rows)])
+
     assert finding is not None and finding.events == "responses"
     rows["session"][0] = 0
     assert shortfall.find_shortfall([Columns(rows)]) is None

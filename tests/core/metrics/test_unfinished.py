@@ -162,6 +162,7 @@ def test_an_unfinished_request_is_over_a_term_if_its_least_value_is(
 def test_unfinished_requests_are_neither_ok_nor_failed() -> None:
     summary = summary_of(1000, 10, 4)
     counts = summary.requests
+
     assert (counts.ok, counts.failed, counts.unfinished, counts.scheduled) == (1000, 0, 10, 1010)
     assert counts.decided == 1000 and not counts.by_error
     assert summary.verdict.valid and exit_code(summary) == OK
@@ -188,6 +189,7 @@ def test_unfinished_requests_are_neither_ok_nor_failed() -> None:
 
 def test_above_one_percent_unfinished_requests_no_term_is_met() -> None:
     summary = summary_of(1000, 11)
+
     assert summary.goodput.met is None and [term.met for term in summary.goodput.slo] == [
         None,
         None,
@@ -245,15 +247,18 @@ def test_a_stored_interrupted_run_is_reported_as_not_valid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
+
     assert (
         exits("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--seed", "1", "-o", str(folder))
         == OK
     )
+
     manifest = decode_manifest((folder / "run.json").read_bytes())
     (folder / "run.json").write_bytes(
         encode_manifest(msgspec.structs.replace(manifest, state="interrupted"))
     )
     capsys.readouterr()
+
     assert exits("report", str(folder), "--no-html") == UNSOUND
     out = capsys.readouterr().out
     assert out.startswith("INVALID") and "INTERRUPTED" in out
@@ -383,6 +388,7 @@ def test_a_contract_is_inconclusive_if_its_grace_cut_too_many_requests(
 ) -> None:
     contract = tmp_path / "c.yaml"
     contract.write_text(CONTRACT.format(grace="grace: 10s"))
+
     assert (
         exits(
             "validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "a"), "--json"
@@ -396,9 +402,11 @@ def test_a_contract_is_inconclusive_if_its_grace_cut_too_many_requests(
             and "unfinished" in term["reason"]
             and "grace" in term["reason"]
         )
+
     contract.write_text(CONTRACT.format(grace=""))
     exits("validate", str(contract), "--url", "sim:gb300-vm", "-o", str(tmp_path / "b"), "--json")
     verdict = json.loads(capsys.readouterr().out)
+
     assert verdict["levels"][0]["ok"] == verdict["levels"][0]["requests"]
     assert {term["term"].split()[0]: term["verdict"] for term in verdict["levels"][0]["terms"]}[
         "errors"
@@ -427,6 +435,7 @@ def test_a_search_stops_at_a_trial_that_its_grace_left_undecided(
         str(tmp_path / "v"),
     )
     printed = capsys.readouterr().out
+
     assert code == UNSOUND and "unfinished" in printed and "--grace" in printed
 
 

@@ -86,6 +86,7 @@ def test_bodies_are_read_back_in_any_order() -> None:
         order = list(range(prefetched.built_count(0)))
         draw.shuffle(order)
         assert all(prefetched.take_body(0, number)[0] == written[number] for number in order)
+
     assert prefetched.late_bodies == 0
     prefetched.close()
 
@@ -186,10 +187,12 @@ def test_bodies_are_the_same_with_and_without_prefetching(
     prefetched_bodies, wanted, before = go(tmp_path / "ahead", Tuning(), turns, **flags)
     rolling = Tuning(most_ahead=10, window=150 if "max_in_flight" in flags else 20)
     summary, received, after = go(tmp_path / "rolling", rolling, turns, **flags)
+
     assert received == wanted or "max_in_flight" in flags
     assert sum(received.values()) > 20
     assert summary.requests.scheduled == prefetched_bodies.requests.scheduled
     assert summary.requests.ok > 20
+
     for name in ("built_tokens", "asked_output", "input_source", "slot"):
         if (
             name == "input_source" and "max_in_flight" in flags

@@ -62,6 +62,7 @@ def test_a_contract_names_the_load_point_above_the_context_length(tmp_path: Path
     checked = load_contract(tmp_path / "c.yaml", env={})
     options = prediction.ForecastOptions(execute=execute, seed=1, max_length_factor=1.0)
     (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm"), options)
+
     assert level.fault_codes == ("over_context",)
     assert "context length of llama-2-70b" in level.failure_reason
     (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm-128k"), options)
@@ -78,10 +79,12 @@ def test_the_context_length_is_read_from_the_server(
     with start(Options(max_seq_len=512, ttft="1ms", itl="0.1ms")) as server:
         fits = ("run", *SHORT.split(), "--url", server.url, "--out")
         code, _, stderr = ends(capsys, *fits, str(tmp_path / "fits"))
+
         assert code in (0, 3), "on a busy machine the run is not valid"
         code, _, stderr = ends(capsys, *fits, str(tmp_path / "long"), "--isl", "506")
         assert code == 2
         assert "20 of the 20 requests" in stderr and "512" in stderr
+
         few = tmp_path / "few.yaml"
         few.write_text(
             "name: few\nlimits: {failure_share: 40%}\nrequests: {output_tokens: 8, input_tokens: "
@@ -101,11 +104,14 @@ def test_the_context_length_is_read_from_the_server(
             "--json",
         )
         failed = json.loads(out)["requests"]["by_error"]["http_4xx"]["count"]
+
         assert f"Warning: {failed} of the 60 requests" in stderr
+
         findings_by_name = {
             finding.check: finding
             for finding in asyncio.run(doctor.collect_findings(Settings(url=server.url)))
         }
+
         assert "512 tokens" in findings_by_name["context"].observed
 
 
@@ -132,6 +138,7 @@ def test_a_dry_run_lists_the_lengths_of_tasks_and_classes(
     code, stdout, _ = ends(
         capsys, "run", "coding-agent", "--dry-run", "--seed", "1", "--url", "sim:gb300-vm-128k"
     )
+
     assert code == 0
     assert "load: poisson 0.5/s: 60 tasks, 967 requests" in stdout
     assert "a task: 7 to 25 requests" in stdout
@@ -145,7 +152,9 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
     workload = load("mixed", read_flags(seed="1"))
     prompts = build_prompts(workload, 1, 1, load_tokenizer())
     first = lengths.first_request_lengths(prompts, 100)
+
     assert len(first) == 100
+
     for number, requested_lengths in first.items():
         request = prompts[number]
         assert (requested_lengths.input_tokens, requested_lengths.output_tokens) == (
@@ -153,6 +162,7 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
             request.max_tokens,
         )
     tasks = lengths.task_lengths(prompts, first)
+
     assert {task.requests for task in tasks} == {4} and {task.input_tokens for task in tasks} == {
         9000
     }

@@ -114,6 +114,7 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
         steps = STEPS | {"embed": STEPS["embed"] | {"model": "e"}}
         summary, _ = execute(workload(RAG | {"steps": steps}, slo={"ttft": "5s"}), settings)
     texts = {load_request.body["input"] for load_request in loads(embedder.heard)}
+
     assert (
         len(loads(embedder.heard))
         == len(loads(ranker.heard))
@@ -134,21 +135,25 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
         "Bearer sk-run"
     }
     assert {load_request.body["model"] for load_request in loads(ranker.heard)} == {"r"}
+
     ranked = {
         load_request.body["query"]: load_request.body["documents"]
         for load_request in loads(ranker.heard)
     }
+
     assert ranked.keys() == texts and {len(documents) for documents in ranked.values()} <= {
         3,
         4,
         5,
         6,
     }
+
     for received_request in loads(model.heard):
         system, user_message = received_request.body["messages"]
         assert (system["role"], received_request.body["temperature"]) == ("system", 0)
         *documents, question = user_message["content"].split("\n\n")
         assert documents == ranked[question][:3]
+
     assert all("temperature" not in load_request.body for load_request in loads(embedder.heard))
     step_metrics = steps_of(summary)
     assert [step_metrics[name].requests.ok for name in ("embed", "rank", "answer")] == [6, 6, 6]
@@ -169,6 +174,7 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
     assert summary.goodput.share == 1.0 and summary.rack is None
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
     assert sum(part.requests.ok for part in summary.targets) == 18 == summary.requests.ok
+
     book = price_file.parse_prices(PRICES, "prices.yaml", env={})
     evidence = Evidence(name="run", folder="", summaries=(summary,))
     priced = with_step_costs(
@@ -179,6 +185,7 @@ def test_each_step_uses_its_own_endpoint_with_the_same_query(
         step_metrics["answer"].tokens.input or 0,
         step_metrics["embed"].tokens.input or 0,
     )
+
     assert (
         per_task["answer"]
         == Decimal(prompt + 2 * 12) / 6 / 10**6
@@ -207,6 +214,7 @@ def test_a_step_that_fails_ends_the_task_and_is_counted_there(tmp_path: Path) ->
         summary, _ = execute(workload(RAG | {"steps": steps}, 30), settings)
     step_metrics = steps_of(summary)
     answered, failed = step_metrics["rank"].requests.ok, step_metrics["rank"].requests.failed
+
     assert step_metrics["embed"].requests.ok == 30 == answered + failed and failed >= 20
     assert (step_metrics["answer"].requests.ok, step_metrics["answer"].requests.dropped) == (
         answered,
@@ -227,6 +235,7 @@ def test_the_shipped_pipeline_runs_against_one_simulated_server(
         settings,
     )
     steps = steps_of(summary)
+
     assert [*steps] == ["embed", "rerank", "answer", "check"]
     assert {step.requests.ok for step in summary.steps} == {12} and summary.requests.failed == 0
     assert [steps[name].targets for name in steps] == [("embedder",), ("reranker",), (), ()]
@@ -284,6 +293,7 @@ def test_the_shares_are_of_the_tasks_time_and_add_up(tmp_path: Path) -> None:
         workload(RAG | {"steps": steps}, 30), Settings(url="sim:gb300-vm", out=tmp_path / "o")
     )
     step_metrics, expected = steps_of(summary), by_hand(folder)
+
     for name, step in step_metrics.items():
         assert step.time_share == pytest.approx(expected.get(name, 0.0))
         assert step.pause_share == pytest.approx(expected.get(f"before {name}", 0.0))
@@ -307,9 +317,11 @@ def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
         for difference in compare(sides).differences
         if difference.metric.startswith("steps.")
     }
+
     assert {metric.split(".")[1] for metric in differences_by_name} == set(
         STEPS
     ) and "steps.embed.tokens.output_per_s" not in differences_by_name
+
     summaries = [run_folder.read_summary(tmp_path / name) for name in ("a", "b")]
     ranked = differences_by_name["steps.rank.e2e_ms.p50"]
     assert [ranked.before, ranked.after] == [
@@ -346,6 +358,7 @@ def test_steps_of_different_classes_are_distinguished(tmp_path: Path) -> None:
     expected = {("rag", name): starts["rag"] for name in STEPS} | {
         ("agent", name): starts["agent"] for name in ("a", "embed")
     }
+
     assert rows == expected and starts["rag"] and starts["agent"]
 
 
@@ -428,12 +441,15 @@ def test_targets_of_steps_are_all_specified_or_none(urls: list[str], code: str) 
 
 def test_steps_are_sent_to_their_targets() -> None:
     plain = workload({"input_tokens": 5, "output_tokens": 5})
+
     with refused(CombinedError, "unknown_name", "--url"):
         resolve_step_targets(plain, targets("http://a", "embedder=http://b"))
     assert resolve_step_targets(plain, targets("http://a")) == targets("http://a")
+
     settings = resolve_step_targets(
         workload(), targets("http://a", extra_body='{"x": 1}', model="m")
     )
+
     assert [(each.url, each.api, each.serves) for each in settings.endpoints] == [
         ("http://a", None, ""),
         ("http://a", "embeddings", "embedder"),
@@ -452,20 +468,26 @@ def test_steps_are_sent_to_their_targets() -> None:
         "r",
         None,
     )
+
     steps = STEPS | {
         "embed": STEPS["embed"] | {"target": {"url": "http://e", "api_key_env": "E_KEY"}}
     }
+
     with refused(CombinedError, "unset_variable", "E_KEY"):
         resolve_step_targets(workload({**RAG, "steps": steps}), targets("http://a"), {})
+
     step_settings = resolve_step_targets(
         workload({**RAG, "steps": steps}), targets("http://a"), {"E_KEY": "k"}
     )
+
     assert step_settings.endpoints[1] == Endpoint(
         url="http://e", api_key="k", name="embed", api="embeddings", serves="embed"
     )
+
     several = resolve_step_targets(
         workload(), targets("http://a", "embedder=http://b", "embedder=http://c", "ranker=http://d")
     )
+
     assert several.step_targets["", "embed"] == (1, 2)
 
 

@@ -186,6 +186,7 @@ def test_heads_are_unique_within_a_run_and_between_runs():
         for built_one in (built(salt=1), built(salt=2))
         for number in range(8_000)
     ]
+
     assert len(set(heads)) == 16_000
     assert (
         len({head[0] for head in heads[:4096]}) == 4096
@@ -204,6 +205,7 @@ def test_the_seed_decides_lengths_and_the_salt_decides_texts():
         built(seed, salt, **KINDS["talk"]) for seed, salt in ((1, 2), (1, 3), (2, 2))
     )
     numbers = range(1, 60)
+
     assert [prompts.requested_input_tokens(n) for n in numbers] == [
         other.requested_input_tokens(n) for n in numbers
     ]
@@ -217,6 +219,7 @@ def test_only_shared_prefixes_are_shared():
     prompts = built(input_tokens=FixedTokens(value=40), shared_prefix_tokens=30, prefixes=3)
     word_lists = [prompts[number].prompt.split(" ") for number in range(300)]
     groups = {tuple(word_list[:30]) for word_list in word_lists}
+
     assert len(groups) == 3
     assert len({tuple(word_list[30:34]) for word_list in word_lists}) == 300
     assert (
@@ -271,6 +274,7 @@ def replies(*texts: str) -> dict[int, AssistantTurn]:
 def test_real_replies_take_the_place_of_scripted_ones():
     prompts = built(system_tokens=3, turns=talk(3, history="server"))
     request, scripted = prompts.with_replies(5, replies("first", "second")), prompts[5]
+
     assert prompts.history == "server"
     assert [m["content"] for m in request.messages if m["role"] == "assistant"] == [
         "first",
@@ -304,6 +308,7 @@ def test_fingerprint_depends_on_texts_requested_lengths_order_and_number():
     ]
     swapped = digests.Digest()
     swapped.add((number, built()[number ^ 1]) for number in range(10))
+
     assert len({base, *other_fingerprints, swapped.hexdigest()}) == 6
     assert digests.fingerprint(built(), 10) == base
 
@@ -332,6 +337,7 @@ def test_fingerprint_of_server_history_leaves_the_replies_out():
 def test_length_samplers_follow_their_distributions(length, mean, low, high):
     law, key = sampling.length_sampler(length), sampling.derive_key(5)
     lengths = [law(key, "input", index) for index in range(2000)]
+
     assert sampling.sample_lengths(length, key, "input", range(2000)) == lengths
     assert low <= min(lengths) <= max(lengths) <= high
     assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.05)
@@ -353,6 +359,7 @@ def test_a_length_outside_its_bounds_is_clamped():
 def test_a_tokenizer_of_its_own_is_matched_exactly(tmp_path):
     local = tokens.load_tokenizer(str(train(tmp_path / "tokenizer.json")))
     prompts = built(tokenizer=local, **KINDS["prefix"])
+
     for number in range(100):
         assert (
             true_count(prompts[number], local)

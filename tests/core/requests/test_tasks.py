@@ -162,8 +162,10 @@ def test_steps_that_form_no_graph_are_refused_with_their_location(
 def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> None:
     task = workload(tmp_path).requests
     graphs, repeated_graphs, other = TaskGraphs(task, 7), TaskGraphs(task, 7), TaskGraphs(task, 8)
+
     assert [graphs[n] for n in range(50)] == [repeated_graphs[n] for n in range(49, -1, -1)][::-1]
     assert [graphs[n] for n in range(50)] != [other[n] for n in range(50)]
+
     copies, turns = set(), set()
     for number in range(200):
         nodes = graphs[number]
@@ -190,19 +192,24 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
             )
             if nodes[turn].tool_of_result == "search":
                 assert 100_000_000 <= nodes[turn].pause_ns <= 900_000_000
+
     assert copies == {1, 2, 3} and turns == {1, 2, 3, 4}
+
     fetched = [
         node.pause_ns
         for number in range(200)
         for node in graphs[number]
         if node.tool_of_result == "fetch"
     ]
+
     assert 1.5e9 < float(np.median(fetched)) < 2.5e9
 
 
 def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Path) -> None:
     task_prompts, count = prompts(workload(tmp_path)), load_tokenizer().count
+
     assert isinstance(task_prompts, TaskPrompts)
+
     for number in task_prompts.request_ids(60):
         request, (task, turn) = task_prompts[number], task_prompts.task_and_turn(number)
         node = task_prompts.graphs[task][turn]
@@ -294,6 +301,7 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
                 message is other
                 for message, other in zip(before.messages, request.messages, strict=False)
             )
+
     assert continued > 80
     assert {number: repeated_prompts[number] for number in reversed(numbers)} == requests
 
@@ -305,12 +313,14 @@ def test_a_request_starts_after_its_predecessors_and_its_tool(tmp_path: Path, st
     ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
     graphs, width = TaskGraphs(requested_workload.requests, 7), requested_workload.requests.width
     tasks = requested_workload.stages[0].count or 0
+
     assert (
         sorted(ran.starts)
         == sorted(schedule.slot_ids())
         == sorted(schedule.columns().slot_id.tolist())
     )
     assert len(ran.starts) == schedule.slot_count == sum(len(graphs[task]) for task in range(tasks))
+
     for number, start in ran.starts.items():
         nodes = graphs[start.session]
         assert number == start.session * width + (
@@ -349,7 +359,9 @@ def test_a_join_is_due_after_the_latest_end_in_any_order_of_reading(tmp_path: Pa
     )
     dispatcher.take_due_slots(0)
     dispatcher.report_finished(0, 100, True)
+
     assert [start.slot_id for start in dispatcher.take_due_slots(100)] == [1, 2]
+
     dispatcher.report_finished(1, 900, True)
     dispatcher.report_finished(2, 800, True)
     assert dispatcher.next_due_ns() == 900 and dispatcher.take_due_slots(900)[0].due_ns == 900
@@ -391,6 +403,7 @@ def test_a_stopped_run_reports_each_slot_once(tmp_path: Path, stages: str, after
             dispatcher.report_finished(in_flight.pop(0), due or 10**9, True)
     dispatcher.stop()
     reported_slots += [start.slot_id for start in dispatcher.unsent_slots()]
+
     assert sorted(reported_slots) == sorted(schedule.slot_ids())
 
 
@@ -401,6 +414,7 @@ def test_shards_contain_complete_tasks_and_together_all_of_them(
     schedule = build_schedule(workload(tmp_path), 7)
     parts = [shard(schedule, i, shares) for i in range(shares)]
     numbers = [list(part.slot_ids()) for part in parts]
+
     assert [len(shard_numbers) for shard_numbers in numbers] == [part.slot_count for part in parts]
     assert sorted(number for shard_numbers in numbers for number in shard_numbers) == sorted(
         schedule.slot_ids()
@@ -420,7 +434,9 @@ def test_due_times_and_cached_tokens_of_the_simulated_rack_follow_the_graph(
     rows = store.read_run(folder).rows
     task_prompts = prompts(requested_workload)
     by_number = {int(row["slot"]): row for row in rows}
+
     assert sorted(by_number) == sorted(build_schedule(requested_workload, 7).slot_ids())
+
     for number, row in by_number.items():
         task, turn = task_prompts.task_and_turn(number)
         node = task_prompts.graphs[task][turn]
@@ -436,6 +452,7 @@ def test_due_times_and_cached_tokens_of_the_simulated_rack_follow_the_graph(
                 for before in node.predecessors
             ]
             assert row["due_ns"] == max(ends) + node.pause_ns
+
     assert summary.sessions is not None and summary.sessions.count == summary.sessions.ok == 40
     assert summary.requests.scheduled == len(rows)
     for slow in summary.slowest:
@@ -444,11 +461,13 @@ def test_due_times_and_cached_tokens_of_the_simulated_rack_follow_the_graph(
             f"session {slow.session}, turn {(slow.turn or 0) + 1}" in render(summary)
             or slow.by == "e2e"
         )
+
     first = {task: by_number[task * task_prompts.turns]["due_ns"] for task in range(40)}
     times = sorted(
         by_number[task * task_prompts.turns + task_prompts.turns - 1]["end_ns"] - first[task]
         for task in range(40)
     )
+
     assert summary.sessions.duration_ms.max == times[-1] / 1e6
 
 
@@ -515,10 +534,12 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
             number: headers["x-session-id"] for number, _, headers in heard_requests(server)
         }
     rows = {int(row["slot"]): row for row in store.read_run(folder).rows}
+
     assert store.read_run(folder).manifest.session_header == "X-Session-ID"
     task_prompts = prompts(requested_workload)
     assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
     assert sessions == {number: f"wire-{number // task_prompts.turns}" for number in heard}
+
     for number, body in heard.items():
         task, turn = task_prompts.task_and_turn(number)
         node, messages = task_prompts.graphs[task][turn], body["messages"]
@@ -567,17 +588,21 @@ def test_conversations_and_tasks_can_be_classes_of_a_mix(tmp_path: Path) -> None
         tmp_path, MIX, STAGES.replace("count: 40", "count: 400").replace("5/s", "20/s")
     )
     task_prompts = prompts(requested_workload)
+
     assert isinstance(task_prompts, MixPrompts)
+
     summary, folder = execute(
         requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
     )
     rows = store.read_run(folder).rows
+
     assert (
         sorted(rows["slot"].tolist())
         == sorted(build_schedule(requested_workload, 7).slot_ids())
         == sorted(task_prompts.request_ids(len(rows)))
     )
     assert (rows["status"] == STATUS["ok"]).all()
+
     started = np.array([task_prompts.class_of(start) for start in range(400)])
     for index, (part, turns) in enumerate(zip(summary.classes, (1, 1, 3, None), strict=True)):
         class_records = rows[started[rows["slot"] // task_prompts.turns] == index]
@@ -588,6 +613,7 @@ def test_conversations_and_tasks_can_be_classes_of_a_mix(tmp_path: Path) -> None
             assert (class_records["session"] >= 0).all() == (turns > 1) and class_records[
                 "turn"
             ].max() == turns - 1
+
     assert summary.sessions is not None
     assert summary.sessions.count == summary.sessions.ok == (started >= 2).sum()
 
@@ -616,13 +642,16 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
     each = {part: of_class.costs["request"] for part, of_class in offer.class_costs.items()}
     request_cost = offer.costs["request"]
+
     assert request_cost is not None and offer.costs["task"] is None and set(each) == set(counts)
     total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
     assert total == pytest.approx(float(request_cost.total) * sum(counts.values()), rel=1e-6)
+
     task, request = (
         offer.class_costs["agentic"].costs["task"],
         offer.class_costs["agentic"].costs["request"],
     )
+
     assert task is not None and request is not None and task.total > 5 * request.total
     rendered_text = as_text.render(cost_report(compare_costs([offer], book)), full=True)
     assert "mix: agentic" in rendered_text and offer.class_costs["qa"].costs["task"] is None
@@ -630,6 +659,7 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
 
 def test_the_recipe_of_a_task_depends_on_its_steps_and_tools(tmp_path: Path) -> None:
     fingerprint = recipe_fingerprint(workload(tmp_path), "server")
+
     assert (
         recipe_fingerprint(workload(tmp_path, RESEARCH.replace("900ms", "0.9s")), "server")
         == fingerprint
@@ -670,6 +700,7 @@ LEAVING = RESEARCH.replace("requests:", "requests:\n  abandoned: 30%")
 def test_the_requested_share_of_users_abandons_its_tasks(tmp_path: Path) -> None:
     graphs = TaskGraphs(workload(tmp_path, LEAVING).requests, 7)
     leaving = [graphs.abandonment(number) for number in range(2000)]
+
     assert (
         abs(sum(user_abandonment is not None for user_abandonment in leaving) / 2000 - 0.3)
         < 4 * (0.3 * 0.7 / 2000) ** 0.5
@@ -693,9 +724,11 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
         for task in range(60)
         if (abandonment := task_prompts.graphs.abandonment(task))
     }
+
     assert summary.sessions is not None and summary.requests.failed == summary.requests.dropped == 0
     assert (summary.sessions.abandoned, summary.sessions.ok) == (len(leaving), 60 - len(leaving))
     assert len(rows) == build_schedule(requested_workload, 7).slot_count
+
     for task, left in leaving.items():
         task_records = rows[rows["session"] == task]
         cut = task_records[task_records["turn"] == left.turn][0]
@@ -705,6 +738,7 @@ def test_abandoned_tasks_end_in_the_middle_of_the_drawn_answer_and_have_not_fail
         assert (task_records["due_ns"] <= cut["done_ns"]).all() and (
             task_records["done_ns"] <= cut["done_ns"]
         ).all()
+
     assert (
         (rows["status"] == STATUS["cancelled"]).sum() == summary.requests.cancelled > len(leaving)
     )
@@ -722,10 +756,13 @@ def test_users_abandon_tasks_over_http(tmp_path: Path) -> None:
     )
     rows, task_prompts = store.read_run(folder).rows, prompts(requested_workload)
     leaving = [task for task in range(12) if task_prompts.graphs.abandonment(task)]
+
     assert summary.sessions is not None and summary.requests.failed == 0
+
     gone = (
         summary.sessions.abandoned
     )  # an answer of a few tokens may be over before its user has left
+
     assert 0 < gone <= len(leaving) and summary.sessions.ok == 12 - gone
     assert set(rows["session"][rows["status"] == STATUS["cancelled"]].tolist()) <= set(leaving)
 
@@ -757,6 +794,7 @@ def test_metrics_of_tasks_equal_those_of_their_records(tmp_path: Path) -> None:
     )
     good = int(((took <= 8e9) & (longest <= 55e6)).sum())
     tasks = summary.sessions
+
     assert tasks is not None and tasks.goodput is not None and 0 < good < 40
     assert (tasks.count, tasks.goodput.good, tasks.goodput.met) == (40, good, good >= 16)
     assert summary.goodput.met == tasks.goodput.met and exit_code(summary) == (

@@ -196,6 +196,7 @@ def test_a_name_of_hugging_face_is_found_in_its_cache_with_its_commit(
     snapshot.mkdir(parents=True)
     file = train(snapshot / "tokenizer.json")
     loaded_tokenizer = tokenizer.load_tokenizer("some/model")
+
     assert loaded_tokenizer.name == "some/model@0123abcd" and loaded_tokenizer.tag == "tokenizer"
     assert loaded_tokenizer.sha256 == tokenizer.load_tokenizer(str(file)).sha256
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -60,6 +60,7 @@ def test_only_new_connections_have_a_connect_time() -> None:
         -1,
     ]  # late on a kept connection; a new one; one opened in advance; none
     rows["reused"] = [1, 0, 0, 0]
+
     assert Columns(rows).measure("connect").tolist() == [0, 4_000, 0, metrics.UNDEFINED]
 
 
@@ -144,9 +145,11 @@ def variation(instants: NDArray[np.int64]) -> float:
 
 def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
     draw = np.random.default_rng(4)
+
     assert variation(np.arange(1000) * S) == 0
     poisson = draw.permutation(np.cumsum(draw.exponential(S, 20_000)).astype(np.int64))
     assert variation(poisson) == pytest.approx(1, abs=0.02)
+
     two_rates = np.concatenate((np.arange(100) * S, 100 * S + np.arange(100) * S // 10))
     stages = np.repeat([0, 1], 100)
     assert gap_variation(two_rates, stages) == pytest.approx(0, abs=1e-6)
@@ -292,6 +295,7 @@ def test_a_pooled_term_judges_gaps_not_requests() -> None:
     gaps.add(np.array([10_000_000] * 98 + [50_000_000] * 2))
     slo = Slo(terms=(Term(metric="itl", limit_ns=20_000_000),))
     goodput = measure_goodput(slo_sample(answers(slo, [1, 1]), gaps), Window())
+
     assert (goodput.met, goodput.good, goodput.slo[0].over, goodput.slo[0].count) == (
         False,
         2,
@@ -310,6 +314,7 @@ def test_the_most_in_flight_is_found_among_many_starts() -> None:
         (steps, np.concatenate([rows["sent_ns"], rows["done_ns"]]))
     )  # at one instant ends come first
     most = int(np.cumsum(steps[order]).max())
+
     assert (
         count_in_flight([Columns(rows)], Span(start_s=0, end_s=0.002, duration_s=0.002))[1] == most
     )
@@ -361,6 +366,7 @@ def test_rows_in_a_file_are_those_in_memory_in_any_part(tmp_path: Path) -> None:
         row_texts = np.array([*frame.texts, ""])[frame["text"]]
         assert (row_texts == np.array([*texts, ""])[rows["text"]]).all()
         assert (frame.read_range("text", 250, 650) == frame["text"][250:650]).all()
+
     assert summarize(manifest, frame) == summarize(manifest, rows)
 
 
@@ -374,6 +380,7 @@ def test_a_summary_of_a_file_keeps_few_columns_and_reads_equal_ones_once(
     )
     frame = CountedFrame([tmp_path / "rows.parquet"])
     manifest = RunManifest(stages=(StagePlan(measured=False), StagePlan()))
+
     assert summarize(manifest, cast("NDArray[np.void]", frame)) == summarize(manifest, rows)
     assert frame.most_kept <= CACHED_BYTES_PER_ROW * len(rows)
     read = {name for name, _ in frame.reads}
@@ -397,6 +404,7 @@ def test_columns_of_one_size_in_a_file_are_not_taken_for_the_same(tmp_path: Path
     write_tables(tmp_path / "r.parquet", [to_table(rows, [])])
     row_group = pq.ParquetFile(tmp_path / "r.parquet").metadata.row_group(0)
     chunks = [row_group.column(at) for at in range(row_group.num_columns)]
+
     assert len(
         {chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in FIELDS}
     ) < len(FIELDS)
@@ -422,6 +430,7 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
     )
     frame = Frame([tmp_path / "rows.parquet"], by_stage=True)
     expected = rows[np.argsort(rows["stage"], kind="stable")]
+
     for name in set(ROW.names or ()) - {"text"}:
         assert (frame[name] == expected[name]).all() and frame[name].dtype == ROW[name]
         assert (frame.read_range(name, 250, 650) == expected[name][250:650]).all()
@@ -429,6 +438,7 @@ def test_rows_of_a_file_by_stage_stand_side_by_side_and_are_not_copied(tmp_path:
         np.array([*frame.texts, ""])[frame["text"]]
         == np.array(["a", "b", "c", ""])[expected["text"]]
     ).all()
+
     for stage in range(3):
         of_stage = Columns(cast("NDArray[np.void]", frame), frame["stage"] == stage)
         assert np.shares_memory(of_stage["due_ns"], frame["due_ns"])
@@ -497,6 +507,7 @@ def test_successful_requests_without_a_scheduled_time_are_refused(tmp_path: Path
     write_tables(
         tmp_path / "requests" / "requests.parquet", [to_table(rows, []).drop_columns(["due_ns"])]
     )
+
     for most in (math.inf, 0):
         with pytest.raises(UserError) as raised:
             store.read_run(tmp_path, max_rows=most)
@@ -546,6 +557,7 @@ def test_rows_side_by_side_are_not_copied() -> None:
     rows["due_ns"], rows["stage"][:10] = np.arange(100), 1
     columns = RecordColumns(100, {name: rows[name].copy() for name in ROW.names or ()})
     part = Columns(cast(Any, columns), columns["stage"] == 0)
+
     assert np.shares_memory(part["due_ns"], columns["due_ns"]) and part["due_ns"].tolist() == [
         *range(10, 100)
     ]
@@ -563,6 +575,7 @@ def test_a_file_has_no_dictionary_of_instants(tmp_path: Path) -> None:
         column.path_in_schema: column.has_dictionary_page
         for column in map(group.column, range(group.num_columns))
     }
+
     assert not has["due_ns"] and not has["slot"] and has["status"] and has["text"]
     assert Frame([tmp_path / "a.parquet"])["due_ns"].tolist() == rows["due_ns"].tolist()
 
@@ -576,6 +589,7 @@ def test_parquet_statistics_that_contradict_the_values_are_an_error(tmp_path: Pa
     content = path.read_bytes()
     start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     footer = content[start:]
+
     assert largest in footer
     path.write_bytes(content[:start] + footer.replace(largest, (100).to_bytes(8, "little")))
     with pytest.raises(UserError, match="due_ns has values outside the range 0 to 100"):
@@ -618,6 +632,7 @@ def test_quotients_are_computed_from_integers(largest: int) -> None:
             for s, t in zip(spans, tokens, strict=True)
         ]
     )
+
     assert quotients.tolist() == expected.tolist()
 
 

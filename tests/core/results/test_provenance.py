@@ -75,6 +75,7 @@ def test_every_results_folder_has_its_hashes(
 ) -> None:
     folder = tmp_path / "out"
     exits(*command, "-o", str(folder))
+
     assert sound(folder)
     runs = [file.parent for file in folder.rglob("run.json")]
     assert runs and all(sound(run_dir) for run_dir in runs)
@@ -99,6 +100,7 @@ def test_an_mlperf_run_and_a_real_run_have_hashes(tmp_path: Path) -> None:
         "8",
     ]
     exits("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
+
     assert sound(tmp_path / "m")
     assert "mlperf.json" in (checksums.read_checksums(tmp_path / "m") or {})
     notes = json.loads((tmp_path / "m" / "mlperf.json").read_bytes())["notes"]
@@ -114,6 +116,7 @@ def test_a_changed_file_is_reported_with_the_metrics(
     stored = (tmp_path / "a" / "summary.json").read_text()
     (tmp_path / "a" / "summary.json").write_text(stored.replace('"schema": 1', '"schema":  1', 1))
     (tmp_path / "a" / "seconds.jsonl").unlink()
+
     assert checksums.find_changes(tmp_path / "a") == {
         "seconds.jsonl": "gone",
         "summary.json": "changed",
@@ -154,6 +157,7 @@ def test_an_unfinished_sweep_has_no_hashes(tmp_path: Path) -> None:
 def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = ["--metadata", "driver=580.65", "--metadata", "note=two words, and = too"]
     folder = str(tmp_path / "a")
+
     assert exits("run", *FLAGS, "-c", "2", "-n", "20", *pairs, "--full", "-o", folder) == 0
     expected = {"driver": "580.65", "note": "two words, and = too"}
     assert decode_manifest((tmp_path / "a" / "run.json").read_bytes()).metadata == expected
@@ -192,6 +196,7 @@ def test_no_secret_reaches_metadata(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "KEY-OF-MINE")
     pairs, faults = parse_metadata([text], ["KEY-OF-MINE"])
+
     assert pairs == () and len(faults) == 1
     secret = text.partition("=")[2]
     assert secret not in str(faults[0])
@@ -245,6 +250,7 @@ def test_metadata_without_a_value_is_refused(text: str) -> None:
 def test_every_output_form_has_tokens_per_gpu(tmp_path: Path) -> None:
     summary = run(tmp_path / "a", gpus=4).summary
     tokens = summary.tokens
+
     assert tokens.output_per_s is not None and tokens.steady_output_per_s is not None
     assert tokens.output_per_s_per_gpu == tokens.output_per_s / 4
     assert tokens.steady_output_per_s_per_gpu == tokens.steady_output_per_s / 4
@@ -259,6 +265,7 @@ def test_every_output_form_has_tokens_per_gpu(tmp_path: Path) -> None:
 def test_the_embedded_endpoint_reports_version_engine_and_precision(tmp_path: Path) -> None:
     flags = {"url": None, "num_requests": 5, "embedded": {"preset": "gb300-vm"}}
     target = run(tmp_path / "a", **flags).summary.target
+
     assert (target.server, target.version, target.engine, target.precision) == (
         "trtllm",
         "1.3.0",
@@ -266,9 +273,11 @@ def test_the_embedded_endpoint_reports_version_engine_and_precision(tmp_path: Pa
         "nvfp4, KV cache fp8",
     )
     assert sound(tmp_path / "a")
+
     timed = run(
         tmp_path / "b", **(flags | {"embedded": {"ttft": "3ms", "itl": "1ms"}})
     ).summary.target
+
     assert (timed.version, timed.engine, timed.precision) == ("1.3.0", "simulated", "")
 
 

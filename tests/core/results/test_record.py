@@ -107,6 +107,7 @@ def test_every_value_of_a_completion_is_in_its_column() -> None:
         "tcp_ns": 11,
         "tls_ns": 12,
     }
+
     assert {name: int(record[name]) for name in expected} == expected
 
 
@@ -116,6 +117,7 @@ def test_a_timestamp_of_zero_is_kept_and_an_absent_one_is_minus_one(name: str) -
     zero = completion(**{name: 0})
     absent = completion(**{name: -1})
     column = f"{name}_ns"
+
     assert (
         record_of(encode_sent_record(KEY, zero, 0, text_index=-1, request_facts=BUILT))[column] == 0
     )
@@ -137,6 +139,7 @@ def test_a_failure_is_recorded_with_its_kind_and_its_text() -> None:
 
 def test_a_slot_that_was_not_sent_has_its_place_and_its_due_time_only() -> None:
     record = record_of(encode_unsent_record(KEY, 77, "in_flight_cap", "dropped", BUILT))
+
     assert {name: int(record[name]) for name in KEY.__struct_fields__} == msgspec.structs.asdict(
         KEY
     )

@@ -98,9 +98,11 @@ def test_record_log_and_parquet_have_the_same_records(tmp_path: Path, long_s: fl
     written(tmp_path)
     spooled = store.read_run(tmp_path)
     recorder = Compactor(tmp_path, long_s)
+
     assert recorder.finish()
     store.delete_record_log(tmp_path)
     assert [file.name for file in (tmp_path / "requests").iterdir()] == ["requests.parquet"]
+
     stored_run = store.read_run(tmp_path)
     left, right = by_slot(spooled.rows), by_slot(stored_run.rows)
     assert len(left) == 102
@@ -175,7 +177,9 @@ def test_a_record_has_every_field_of_its_completion() -> None:
         "output_source": 1,
         "finish_reason": 2,
     }
+
     assert {name: seen[name] for name in expected} == expected
+
     estimated = np.frombuffer(
         encode_sent_record(
             RecordKey(*range(8)),
@@ -186,6 +190,7 @@ def test_a_record_has_every_field_of_its_completion() -> None:
         ),
         ROW,
     )[0]
+
     assert (estimated["input_tokens"], estimated["input_source"]) == (10, 3)
     assert (estimated["output_tokens"], estimated["output_source"]) == (7, 4)
 

@@ -39,6 +39,7 @@ def test_the_official_runs_are_reproduced_to_the_nanosecond(run: dict[str, int])
         min_count=1,
         multiple_of=24_576,
     )
+
     assert (len(arrival_times.offsets_ns), arrival_times.end_ns) == (
         run["queries"],
         run["duration_ns"],
@@ -111,6 +112,7 @@ def test_minimum_length_follows_the_stop_rule_of_loadgen(
     )
     while expected < count or longer[expected - 1] < duration_s * S or expected % multiple:
         expected += 1
+
     assert np.array_equal(arrival_times.offsets_ns, longer[:expected])
     assert arrival_times.end_ns == longer[expected]
 
@@ -119,6 +121,7 @@ def test_minimum_length_follows_the_stop_rule_of_loadgen(
 def test_arrivals_end_at_the_duration_or_the_count_whichever_is_first(law: str) -> None:
     make = LAWS[law]
     both = make(duration_ns=4 * S, count=10_000)
+
     assert both.end_ns == 4 * S
     assert both.offsets_ns.dtype == np.int64
     assert 850 < len(both.offsets_ns) < 1150
@@ -127,10 +130,12 @@ def test_arrivals_end_at_the_duration_or_the_count_whichever_is_first(law: str) 
     few = make(duration_ns=4 * S, count=17)
     assert np.array_equal(few.offsets_ns, both.offsets_ns[:17])
     assert few.end_ns == both.offsets_ns[17]  # n gaps belong to n arrivals
+
     if law != "ramp":  # whose speed of rising comes from the duration
         alone = make(count=17)
         assert np.array_equal(alone.offsets_ns, few.offsets_ns)
         assert alone.end_ns == few.end_ns
+
     assert len(make(count=0).offsets_ns) == 0
     assert make(duration_ns=4 * S).offsets_ns.tolist() == both.offsets_ns.tolist()
     with pytest.raises(ValueError, match="need a duration or a count"):
@@ -215,9 +220,11 @@ def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
     arrival_times = arrivals.ramp_arrivals(low, high, rng=rng(3), duration_ns=100 * S)
     t = arrival_times.offsets_ns / 1e9
     integral = low * t + (high - low) / 100 * t * t / 2  # expected arrivals up to t
+
     assert len(t) == pytest.approx(20_000, abs=4 * math.sqrt(20_000))
     assert furthest(np.diff(integral), exponential) < 1.63
     assert furthest(integral / 20_000, lambda share: share) < 1.63
+
     counted = arrivals.ramp_arrivals(low, high, rng=rng(4), count=20_000)
     t = counted.offsets_ns / 1e9
     assert len(t) == 20_000

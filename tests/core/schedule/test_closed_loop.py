@@ -131,6 +131,7 @@ def test_an_open_loop_completes_no_more_than_it_offers() -> None:
     dense = warm(constant(40.0, duration_ns=3 * S))
     summary = summary_of(dense, poisson(6.0, duration_ns=60 * S))
     load = summary.load
+
     assert summary.window.steady.start_s == pytest.approx(3 + TAKES_NS / S, abs=0.05)
     assert load.offered_rps is not None and load.steady_completed_rps is not None
     assert load.steady_completed_rps == pytest.approx(load.offered_rps, rel=0.03)
@@ -197,6 +198,7 @@ def test_virtual_users_start_over_one_response_time_and_their_first_requests_are
         "all requests of -n count"
     )
     by_time = begun(auto(4, duration_ns=60 * S))
+
     assert by_time == [
         (FIRST, False, E_NS, None, E_NS, "probe"),
         ("load", True, 60 * S, None, 0, "stage"),
@@ -214,6 +216,7 @@ def test_virtual_users_start_over_one_response_time_and_their_first_requests_are
 
 def test_requested_start_of_virtual_users_is_kept() -> None:
     herd = Stage(name="load", arrival=Closed(concurrency=4, ramp_ns=0), duration_ns=60 * S)
+
     assert begun(herd) == [
         (FIRST, False, MS, None, 0, "asked"),
         ("load", True, 60 * S, None, 0, "stage"),
@@ -228,6 +231,7 @@ def test_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
     before = Stage(
         name="warm-up", arrival=Closed(concurrency=4), duration_ns=10 * S, measured=False
     )
+
     assert begun(before, auto(4, duration_ns=60 * S)) == [
         ("warm-up", False, 10 * S, None, E_NS, "probe"),
         ("load", True, 60 * S, None, 0, "stage"),
@@ -242,6 +246,7 @@ def test_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
 
 def test_start_of_virtual_users_is_described() -> None:
     measured_by_probe = staggered_start.describe_start(1.24, "probe", 4)
+
     assert measured_by_probe.startswith("starts staggered over 1.24 s")
     assert "preflight request" in measured_by_probe
     assert staggered_start.describe_start(0.0, "asked", 4) == "all start at once"
@@ -264,6 +269,7 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ("run", "rag", *VM, "-c", "8", "--output-tokens", "64", "--warmup", "0")
+
     assert exits(*common, "-n", "64", "-o", str(tmp_path / "n")) == 0
     captured = capsys.readouterr()
     assert "starts staggered over" in captured.err and "computed from the preset" in captured.err
@@ -273,15 +279,19 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
     assert "starts staggered over" in capsys.readouterr().err
     assert exits(*common, "-n", "64", "--stagger", "0", "-o", str(tmp_path / "herd")) == 0
     assert "all start at once" in capsys.readouterr().err
+
     for name in ("n", "d", "herd"):
         rows = store.read_run(tmp_path / name).rows
         changes = sorted([(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["done_ns"]])
         assert max(np.cumsum([change for _, change in changes])) == 8
     first = store.read_run(tmp_path / "d").rows
+
     assert (first["stage"] == 0).sum() >= 8
+
     lanes_first = {
         int(row["virtual_user"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]
     }
+
     assert set(lanes_first.values()) == {0}, "the first request of every user is not measured"
 
 
@@ -336,7 +346,9 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
     short.write_text(re.sub(r"output_tokens: *\d+", "output_tokens: 128", profile))
     common = (str(short), *VM, "--slo", "ttft:2s:p95", "--slo", "tpot:40ms:p95")
     search = ("search", *common, "-d", "25s", "--low", "20", "--high", "400", "--precision", "0.1")
+
     assert exits(*search, "-o", str(tmp_path / "search")) == 0
+
     search_capacity = capacity.load_capacity(
         (tmp_path / "search" / capacity.CAPACITY_FILE).read_bytes()
     )
@@ -347,10 +359,12 @@ def test_a_sweep_finds_what_a_search_finds_or_says_that_it_is_a_bound(
         search_capacity.rate_per_s * (evidence.e2e_ms.mean or 0) / 1e3
     )  # in flight at that rate
     levels = f"{users // 2},{round(users * 0.9)},{users * 3}"
+
     assert (
         exits("sweep", *common, "-c", levels, "-n", str(users * 6), "-o", str(tmp_path / "sweep"))
         == 0
     )
+
     stdout = capsys.readouterr().out
     swept = capacity.load_capacity((tmp_path / "sweep" / capacity.CAPACITY_FILE).read_bytes())
     assert swept.rate_per_s == pytest.approx(search_capacity.rate_per_s, rel=0.15), (
@@ -377,7 +391,9 @@ def test_synchronous_virtual_users_give_only_a_bound(
         "--warmup",
         "0",
     )
+
     assert exits(*common, "-c", "8,32", "-n", "200", "--stagger", "0", "-o", out) == 0
+
     capsys.readouterr()
     swept = capacity.load_capacity((tmp_path / "s" / capacity.CAPACITY_FILE).read_bytes())
     assert swept.lower_bound and "started at once" in swept.lower_bound_reason

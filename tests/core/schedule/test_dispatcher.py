@@ -177,6 +177,7 @@ def test_every_slot_is_returned_exactly_once(
         late_ns=late_ns,
     )
     columns = schedule.columns()
+
     assert numbers(run.all) == columns.slot_id.tolist()
     assert len(run.all) == schedule.slot_count
     by_status = Counter(start.drop_reason for start in run.all)
@@ -185,6 +186,7 @@ def test_every_slot_is_returned_exactly_once(
         assert not by_status["interrupted"]
     if cap is None:
         assert not by_status["in_flight_cap"]
+
     for start in run.all:  # the dispatcher's own arithmetic is that of the columns
         slot = schedule.slot(start.slot_id)
         assert astuple(start)[:5] == (
@@ -281,6 +283,7 @@ def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> N
     run = drive(
         Dispatcher(schedule), lambda start: (10 * MS, start.slot_id != 5)
     )  # conversation 1 fails in turn 1
+
     assert [start.slot_id for start in run.all if start.drop_reason == "previous_turn_failed"] == [
         6,
         7,
@@ -290,9 +293,11 @@ def test_a_dropped_or_failed_turn_drops_the_rest_of_its_conversation_once() -> N
         *[(1, turn) for turn in range(2)],
         *[(2, turn) for turn in range(4)],
     ]
+
     capped = drive(
         Dispatcher(schedule, max_in_flight=1), lasting(900 * MS)
     )  # turn 1 of each overlaps the next turn 0
+
     assert Counter(start.drop_reason for start in capped.all).keys() == {
         "",
         "in_flight_cap",
@@ -318,6 +323,7 @@ def test_virtual_users_wait_in_order_for_room_in_prefill() -> None:
         lasting(70 * MS),
         prefill_ns=10 * MS,
     )
+
     assert [(now, start.due_ns, start.virtual_user) for now, start in run.starts] == [
         (10 * MS * n, 10 * MS * n, n % 8) for n in range(24)
     ]
@@ -328,6 +334,7 @@ def test_open_loop_drops_requests_above_the_limit_in_prefill() -> None:
     """At one arrival per 100 ms and 250 ms of prefill, two places drop one of three."""
     schedule = build_schedule(workload(constant(10.0, count=20)), 1)
     run = drive(Dispatcher(schedule, max_in_prefill=2), lasting(900 * MS), prefill_ns=250 * MS)
+
     assert [start.drop_reason for _, start in run.starts][:6] == [
         "",
         "",
@@ -364,6 +371,7 @@ def test_a_cap_on_prefill_loses_no_slot(
         stop_ns=stop_ns,
         prefill_ns=20 * MS,
     )
+
     assert numbers(ran.all) == schedule.columns().slot_id.tolist()
     assert ran.most_in_prefill <= cap
     assert {start.drop_reason for start in ran.all if start.virtual_user is not None} <= {
@@ -384,6 +392,7 @@ def test_virtual_users_that_wait_for_prefill_end_with_their_stage() -> None:
 def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_reached() -> None:
     schedule = build_schedule(workload(closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(schedule), lambda start: ((1 + start.virtual_user) * 100 * MS, True))
+
     assert all(start.due_ns < S for start in run.all)
     assert not run.unsent
     starts_by_user = Counter(start.virtual_user for start in run.sent)
@@ -393,10 +402,12 @@ def test_a_closed_loop_with_a_duration_ends_there_and_schedules_only_what_it_rea
     stopped = drive(Dispatcher(schedule), lasting(100 * MS), stop_ns=S // 2)
     assert len(stopped.sent) == 15
     assert not stopped.unsent
+
     both = workload(
         closed(3, count=100, duration_ns=S), closed(2, count=100, duration_ns=S)
     )  # nor with a count
     stopped = drive(Dispatcher(build_schedule(both, 1)), lasting(100 * MS), stop_ns=S // 2)
+
     assert len(stopped.all) == 15
 
 
@@ -411,12 +422,15 @@ def test_virtual_users_start_one_after_the_other(parts: int) -> None:
         for start in run.sent:
             if start.virtual_user is not None:
                 begun.setdefault(start.virtual_user, start.due_ns)
+
     assert begun == {0: S, 1: S + 50 * MS, 2: S + 100 * MS, 3: S + 150 * MS}
+
     slots = (
         [slot for slot in schedule if slot.stage == 1 and slot.due_ns >= 0]
         if schedule.slot_count
         else []
     )
+
     assert [slot.due_ns for slot in slots] in ([], list(begun.values()))
     at_once = workload(constant(2.0, duration_ns=S), closed(4, duration_ns=S))
     assert schedule_fingerprint(schedule) != schedule_fingerprint(build_schedule(at_once, 1))
@@ -435,6 +449,7 @@ def test_turns_after_the_end_of_a_closed_loop_are_never_scheduled(
         for start in run.all
         if start.virtual_user == 0
     ]
+
     assert user == [
         (0, 0, 0),
         (0, 1, 350),
@@ -452,6 +467,7 @@ def test_virtual_user_sends_one_conversation_after_another() -> None:
         (start.session, start.turn, now) for now, start in run.starts if start.virtual_user == 1
     ]
     expected = [0, 150, 300, 400, 550, 700]  # no pause between conversations
+
     assert user == [(1 + 2 * (i // 3), i % 3, at * MS) for i, at in enumerate(expected)]
     failing = drive(Dispatcher(schedule), lambda _start: (100 * MS, False))
     assert [
@@ -508,8 +524,10 @@ def test_late_driver_does_not_change_due_times() -> None:
     dispatcher.report_finished(
         0, 2 * S, True
     )  # told before it was asked again: the stage had ended at its duration
+
     assert dispatcher.next_due_ns() == S
     assert [start.due_ns for start in dispatcher.take_due_slots(5 * S)] == [S, 1100 * MS, 1200 * MS]
+
     talk = Dispatcher(
         build_schedule(
             workload(constant(2.0, count=1), closed(1, count=1), turns=2, tool_ns=100 * MS), 1
@@ -517,10 +535,13 @@ def test_late_driver_does_not_change_due_times() -> None:
     )
     talk.take_due_slots(0)
     talk.report_finished(0, 100 * MS, True)
+
     assert [(start.slot_id, start.due_ns) for start in talk.take_due_slots(S)] == [(1, 200 * MS)]
+
     talk.report_finished(
         1, 300 * MS, True
     )  # told late: the user that waited for the conversation begins at its stage's start
+
     assert [(start.slot_id, start.due_ns) for start in talk.take_due_slots(S)] == [(2, 500 * MS)]
 
 
@@ -541,6 +562,7 @@ def test_conversations_continue_after_the_end_of_an_open_loop_stage() -> None:
         1,
     )
     run = drive(Dispatcher(schedule), lasting(100 * MS))
+
     assert len(run.sent) == 12
     assert max(start.due_ns for start in run.sent if start.stage == 0) == 1500 * MS
 
@@ -572,13 +594,17 @@ def test_shards_together_start_the_slots_of_one_worker(
 def test_after_stop_nothing_starts_and_unsent_slots_have_a_reason() -> None:
     schedule = build_schedule(workload(constant(10.0, count=5), closed(2, count=6)), 1)
     dispatcher = Dispatcher(schedule)
+
     with pytest.raises(RuntimeError):
         next(dispatcher.unsent_slots())
+
     first, second = dispatcher.take_due_slots(100 * MS)
     dispatcher.stop()
     dispatcher.stop()
+
     assert dispatcher.next_due_ns() is None
     assert not dispatcher.is_done
+
     dispatcher.report_finished(second.slot_id, 200 * MS, True)
     dispatcher.report_finished(first.slot_id, 210 * MS, False)
     assert dispatcher.is_done
@@ -599,6 +625,7 @@ def test_only_the_next_unsent_slot_of_a_virtual_user_has_a_due_time() -> None:
     dispatcher.take_due_slots(0)
     dispatcher.report_finished(0, 5 * MS, True)
     dispatcher.stop()
+
     assert [(start.slot_id, start.due_ns) for start in dispatcher.unsent_slots()] == [
         (1, 5 * MS),
         (2, -1),
@@ -685,6 +712,7 @@ def test_warm_up_with_a_count_leaves_no_virtual_user_idle() -> None:
     warm = closed(3, count=7).model_copy(update={"measured": False})
     schedule = build_schedule(workload(warm, closed(3, count=9)), 1)
     run = drive(Dispatcher(schedule), lasting(100 * MS))
+
     assert [start.due_ns // MS for start in run.sent if start.stage == 1] == [
         200,
         200,
@@ -703,12 +731,15 @@ def test_stage_with_fewer_users_waits_and_new_users_start_staggered() -> None:
     down = build_schedule(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.virtual_user) * MS, True))
     second = [start for start in run.sent if start.stage == 1]
+
     assert second and most_in_flight(run, second[0].due_ns) <= 3
+
     up = build_schedule(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
     run = drive(Dispatcher(up), lasting(300 * MS))
     begun = {
         start.virtual_user: start.due_ns // MS for start in reversed(run.sent) if start.stage == 1
     }
+
     assert begun == {0: 1200, 1: 1200, 2: 1000, 3: 1100, 4: 1200, 5: 1300}
 
 
@@ -716,11 +747,14 @@ def test_a_closed_loop_after_an_open_one_waits_for_its_requests() -> None:
     schedule = build_schedule(workload(constant(10.0, duration_ns=S), closed(2, count=6)), 1)
     run = drive(Dispatcher(schedule), lasting(500 * MS))  # five in flight when the stage ends
     second = [start.due_ns // MS for start in run.sent if start.stage == 1]
+
     assert second[:2] == [1300, 1400] and most_in_flight(run, 1300 * MS) == 2
+
     talks = build_schedule(
         workload(constant(2.0, count=2), closed(1, count=1), turns=2, tool_ns=300 * MS), 1
     )
     run = drive(Dispatcher(talks), lasting(100 * MS))
+
     assert next(start.due_ns for start in run.sent if start.stage == 1) == 1000 * MS, (
         "after the last turn of both"
     )
@@ -751,6 +785,7 @@ def test_task_that_the_end_of_its_stage_cuts_drops_nothing_when_a_branch_fails(
     (fast_branch,) = dispatcher.take_due_slots(10 * MS)
     dispatcher.report_finished(fast_branch.slot_id, 20 * MS, False)
     (next_task,) = dispatcher.take_due_slots(20 * MS)
+
     assert (next_task.session, next_task.turn, next_task.drop_reason) == (plan.session + 1, 0, "")
 
 
@@ -760,11 +795,14 @@ def test_the_first_conversation_ends_when_its_second_turn_meets_the_limit_in_fli
     (first,) = dispatcher.take_due_slots(0)
     dispatcher.report_finished(first.slot_id, MS, True)
     (second,) = dispatcher.take_due_slots(5 * MS)
+
     assert second.session != first.session
+
     dropped = [
         (start.session, start.turn, start.drop_reason)
         for start in dispatcher.take_due_slots(6 * MS)
     ]
+
     assert dropped == [
         (first.session, 1, "in_flight_cap"),
         (first.session, 2, "previous_turn_failed"),

@@ -106,6 +106,7 @@ TABLES = {
 def test_columns_and_single_slots_agree_with_the_expected_schedule(name: str) -> None:
     requested_workload, expected = TABLES[name]
     schedule = build_schedule(requested_workload, 1)
+
     assert lines(schedule) == expected
     assert [schedule.slot(number) for number in range(len(expected))] == expected
     assert list(schedule.slot_ids()) == list(range(len(expected)))
@@ -146,6 +147,7 @@ def test_explicit_schedule_seed_reproduces_the_schedule_of_loadgen(run: dict[str
         workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99
     )
     first, second = schedule.stages
+
     assert second.length_ns == run["duration_ns"]
     assert schedule.columns().due_ns[1000] == first.length_ns == second.start_ns
     assert second.offered_rps == pytest.approx(run["queries"] / (run["duration_ns"] / 1e9))
@@ -174,6 +176,7 @@ def test_session_numbers_continue_through_the_stages() -> None:
         workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
     )
     first, second, third = schedule.stages
+
     assert (first.first_session, second.first_session, third.first_session) == (
         0,
         4,
@@ -255,13 +258,16 @@ def test_shards_have_complete_sessions_and_add_up_to_the_schedule(
     schedule = build_schedule(workload(*stages, turns=turns, tool_time=tool_time), seed)
     parts = [shard(shard(schedule, i, n), j, m) for i in range(n) for j in range(m)]
     shares = [lines(part) for part in parts]
+
     assert sorted(line for share in shares for line in share) == lines(schedule)
+
     for part, share in zip(parts, shares, strict=True):
         slot_ids = {line.slot_id for line in share}
         assert part.slot_count == len(share)
         assert sorted(part.slot_ids()) == sorted(slot_ids)
         assert all(line.predecessor in slot_ids for line in share if line.predecessor >= 0)
         assert [part.slot(line.slot_id) for line in share] == share
+
     with pytest.raises(ValueError, match="no shard"):
         shard(schedule, n, n)
 
@@ -302,6 +308,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     few = build_schedule(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
     many = build_schedule(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
     pauses = many.columns().pause_ns.reshape(-1, 5)
+
     assert np.array_equal(few.columns().pause_ns.reshape(-1, 5), pauses[:300])
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
@@ -309,6 +316,7 @@ def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     assert [many.sessions.pauses_ns(session) for session in (0, 203, 204, 2999)] == pauses[
         [0, 203, 204, 2999], 1:
     ].tolist()
+
     if low != high:
         assert len(np.unique(pauses[:, 1:])) > 1
         other = build_schedule(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 2)
@@ -344,6 +352,7 @@ def test_fingerprint_depends_on_the_schedule_only() -> None:
 
 def test_two_million_slots_use_memory_for_their_arrivals_only() -> None:
     schedule = build_schedule(workload(constant(3500.0, duration_ns=600 * S)), 1)
+
     assert schedule.slot_count == 2_100_000
     assert sum(span.arrivals_ns.nbytes for span in schedule.stages) == 8 * 2_100_000
     assert (

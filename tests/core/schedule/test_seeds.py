@@ -73,23 +73,28 @@ def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:
         run(tmp_path / name, seed=3, **more).summary
         for name, more in (("a", {}), ("b", {}), ("c", {"salt": "fresh"}))
     )
+
     assert summary.fingerprints == repeated_summary.fingerprints
     assert summary.run.salt == repeated_summary.run.salt == seeds.resolve_salt(3, None)
     assert summary.fingerprints.prompts != fresh.fingerprints.prompts
     assert summary.fingerprints.schedule == fresh.fingerprints.schedule
+
     notes = compare(
         [
             Side(name=name, runs=(ComparedRun(name=name, summary=s),))
             for name, s in (("a", summary), ("b", repeated_summary))
         ]
     )
+
     assert any("the prompts are equal" in note for note in notes.notes)
+
     notes = compare(
         [
             Side(name=name, runs=(ComparedRun(name=name, summary=s),))
             for name, s in (("a", summary), ("c", fresh))
         ]
     )
+
     assert any("different texts" in note for note in notes.notes) and not any(
         "the prompts are equal" in n for n in notes.notes
     )
@@ -104,12 +109,15 @@ def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
         run(tmp_path / name, seed=3, tokenizer=file).summary
         for name, file in (("a", files[0]), ("b", files[1]), ("c", None))
     )
+
     assert len({s.fingerprints.recipe for s in (summary, other, packaged)}) == 3
     assert summary.run.tokenizer == other.run.tokenizer
+
     sides = [
         Side(name=name, runs=(ComparedRun(name=name, summary=s),))
         for name, s in (("a", summary), ("b", other))
     ]
+
     assert any(
         text.startswith("tokenizer file: tokenizer.json (")
         for text in compare(sides).work_differences
@@ -131,6 +139,7 @@ def test_levels_of_one_seed_send_different_prompts(command: str, tmp_path: Path)
         "--output-tokens",
         "4",
     ]
+
     assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
     manifest, two = headers(tmp_path / "a")
     assert manifest.seed == two.seed == 3
@@ -162,11 +171,14 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     ]
     exits("sweep", *flags, "-o", str(tmp_path / "a"))
     seed = experiment.read_plan(tmp_path / "a").seed
+
     assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
+
     exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, repeated_fingerprints = (
         [h.fingerprints for h in headers(tmp_path / name)] for name in "ab"
     )
+
     assert first == repeated_fingerprints and len(first) == 2
 
 
@@ -188,8 +200,10 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     ]
     exits("search", *flags, "-o", str(tmp_path / "a"))
     seed = experiment.read_plan(tmp_path / "a").seed
+
     assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
     assert experiment.choose_seed(tmp_path / "a", None) == seed
+
     exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
     first, repeated_manifests = (headers(tmp_path / name) for name in "ab")
     assert len({h.fingerprints.prompts for h in first}) == len(first)
@@ -205,6 +219,7 @@ def test_runs_of_a_contract_and_of_a_peak_have_different_prompts() -> None:
         for level in ("a", "b")
         for repeat in (1, 2)
     ]
+
     assert (
         len({(requested_workload.seed, requested_workload.salt) for requested_workload in runs})
         == 4
@@ -212,9 +227,11 @@ def test_runs_of_a_contract_and_of_a_peak_have_different_prompts() -> None:
     assert runs[0].seed == 3 != runs[1].seed
     assert prepare_workload_of_run(load("qa"), "a", 2, None, None).seed is None
     assert prepare_workload_of_run(load("qa"), "a", 1, 5, "blue").salt == "blue.a.r1"
+
     test = rules.create_test("llama2-70b", "server", None)
     data = mlperf.synthetic_data(test)._replace(seed=9)
     requested_workload = mlperf.build_workload(test, data, qps=10)
+
     assert (requested_workload.seed, requested_workload.salt, requested_workload.schedule_seed) == (
         9,
         None,
@@ -227,6 +244,7 @@ def test_a_salt_that_changes_nothing_or_is_no_word_is_refused(tmp_path: Path) ->
     rows.write_text('{"prompt": "hello"}\n')
     file = tmp_path / "w.yaml"
     file.write_text("name: t\nrequests: {from: rows.jsonl, output_tokens: 4}\n")
+
     with pytest.raises(CombinedError, match="--> --salt blue"):
         load(str(file), read_flags(request_rate=1, num_requests=1, salt="blue"))
     with pytest.raises(CombinedError, match="--> --salt two words"):

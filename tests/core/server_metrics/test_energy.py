@@ -62,6 +62,7 @@ WATTS = "nvidia_smi_power_watts"
 
 def test_only_energy_samples_of_a_page_are_kept() -> None:
     hardware_values = energy.select_hardware_values(parse_page(DCGM))
+
     assert hardware_values["DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 'gpu="0",UUID="GPU-1"'] == 4
     assert len(hardware_values) == 6 and not [
         name for name, _ in hardware_values if name.startswith("something")
@@ -69,11 +70,13 @@ def test_only_energy_samples_of_a_page_are_kept() -> None:
     assert energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3}') == {
         (COUNTER, ""): 12.5
     }
+
     line = (
         "0, 612.40, 700.00, 1410, 131072, 0x0000000000000004\n"
         "1, [N/A], 700.00, 1980, 5, 0x0000000000000001\n"
     )
     smi = energy.parse_nvidia_smi("garbage\n0, 1.0, 2\n" + line)
+
     assert smi[WATTS, 'gpu="0"'] == 612.4 and (WATTS, 'gpu="1"') not in smi
     assert smi["nvidia_smi_throttle_reasons", 'gpu="0"'] == 4
 
@@ -136,6 +139,7 @@ def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
     lines += read("nvidia_smi_throttle_reasons", marks, page="a")
     lines.sort(key=lambda sample: (sample.t_s, sample.name == UP))
     used = energy.measure_energy(lines, 0.0, 20.0)
+
     assert used is not None
     assert used.throttled == {
         "power cap": pytest.approx(10 / 21, abs=0.03),
@@ -219,12 +223,15 @@ def test_unusual_pages_disturb_nothing_and_the_verdict_names_them(tmp_path: Path
             energy=[*urls, good],
             server_metrics="off",
         )
+
     assert run.summary.requests.failed == 0 and run.summary.requests.ok > 20
+
     named = {
         code.values["page"]
         for code in run.summary.verdict.warning_codes
         if code.code == "page_failed"
     }
+
     assert named == set(urls)
     assert run.summary.energy is not None
     read = {page.url: page for page in run.summary.energy.pages}
@@ -244,6 +251,7 @@ def test_the_energy_of_a_run_is_in_summary_report_and_contract(tmp_path: Path) -
         metadata={"system.accelerator.power_limit_w": 750},
     )
     used = run.summary.energy
+
     assert used is not None and used.source == "energy_metrics" and used.declared_watts == 750
     assert used.joules is not None and used.window_s is not None and used.error_j is not None
     assert used.watts == pytest.approx(700, abs=used.error_j / used.window_s)
@@ -278,6 +286,7 @@ def test_nvidia_smi_of_this_machine_is_read_where_the_target_is_here(
         out=tmp_path / "run",
     )
     used = run.summary.energy
+
     assert used is not None and (used.source, used.devices) == ("nvidia-smi", 2)
     assert (
         used.watts == pytest.approx(1200)

@@ -168,9 +168,11 @@ def test_each_server_type_gets_its_own_request_for_timing() -> None:
         (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
         None,
     )
+
     _, fields = with_timing_request(
         SERVER_PROFILES["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True
     )
+
     assert fields == {"nvext": {"extra_fields": ["timing"], "use_raw_prompt": True}}
     assert with_timing_request(SERVER_PROFILES["llamacpp"], (), None, stream=True) == ((), None)
     assert with_timing_request(SERVER_PROFILES["sglang"], (), None, stream=True) == ((), None)
@@ -219,7 +221,9 @@ def test_server_timing_of_the_embedded_server_is_in_the_records(
     columns = (
         table(tmp_path / "run").select([*COLUMNS, "due_ns", "first_token_ns", "end_ns"]).to_pylist()
     )
+
     assert run.summary.requests.ok == len(columns) == 12
+
     for row in columns:
         queue, prefill, transfer, decode = (row[name] for name in COLUMNS)
         assert transfer is None and queue is not None and decode >= 0
@@ -237,6 +241,7 @@ def test_a_server_gives_no_timing_without_a_request_for_it(tmp_path: Path) -> No
         output_tokens=4,
         out=tmp_path / "run",
     )
+
     assert table(tmp_path / "run").column("server_prefill_ns").null_count == 3
 
 
@@ -249,6 +254,7 @@ def test_server_timing_of_a_virtual_run_is_exact(tmp_path: Path) -> None:
         seed=1,
         out=tmp_path / "run",
     )
+
     for row in table(tmp_path / "run").to_pylist():
         assert (
             row["server_queue_ns"] + row["server_prefill_ns"]
@@ -273,6 +279,7 @@ def test_missing_server_timing_is_reported_before_the_load(
         server_timing=True,
     )
     codes = [code.code for code in run.summary.verdict.warning_codes]
+
     assert codes.count("server_timing_missing") == 1
     assert any(
         "generic" in note and "--server-timing" in note
@@ -317,6 +324,7 @@ def test_a_record_of_perf_metrics_is_read_in_both_forms() -> None:
     timing_breakdown, other = request_accounts.parse_breakdowns(
         msgspec.json.encode([alone, apart]), 1
     )
+
     assert (timing_breakdown.queue, timing_breakdown.prefill, timing_breakdown.decode) == (
         10 * MS,
         40 * MS,
@@ -368,6 +376,7 @@ def test_timings_match_their_requests_despite_lost_and_foreign_ones(lost: int) -
     theirs = (ours + network + offset)[lost:]
     foreign = theirs[::4] + random.integers(60 * MS, 900 * MS, (len(theirs[::4]), 3))
     request_of = account_join.match_breakdowns(np.concatenate([theirs, foreign]), ours)
+
     assert request_of is not None
     assert (request_of[: len(theirs)] == np.arange(lost, 2_000)).mean() > 0.995
     assert (request_of[len(theirs) :] >= 0).mean() < 0.01
@@ -394,10 +403,12 @@ def test_timings_of_an_older_server_are_read_from_its_page(
         warmup=0,
         server_timing=True,
     )
+
     assert (
         run.summary.requests.ok == 40 and run.summary.splits.accounted >= 20
     )  # a busy host hides some
     assert "server_timing_missing" not in [code.code for code in run.summary.verdict.warning_codes]
+
     for row in table(tmp_path / "run").to_pylist():
         if row["server_queue_ns"] is None:
             continue

@@ -55,6 +55,7 @@ def go(
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_records_of_many_small_files_are_kept(tmp_path: Path, workers: int) -> None:
     summary, out = go(tmp_path, workers, 30, request_rate="300", num_requests="150")
+
     assert summary.requests.ok == summary.requests.scheduled == 300
     assert summary.warmup.ok == 40
     assert summary.sessions is not None
@@ -99,9 +100,11 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
             store.read_run(tmp_path).rows
         )
     record_log.close()
+
     assert taken == 24
     assert sorted(store.read_run(tmp_path).rows["slot"].tolist()) == list(range(28))
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(28))
+
     reopened_log = RecordLog(tmp_path, 3)  # of a worker that died: its file goes on
     reopened_log.add_record(
         encode_unsent_record(
@@ -109,6 +112,7 @@ def test_segments_are_created_and_removed_during_a_run(tmp_path: Path) -> None:
         )
     )
     reopened_log.close()
+
     assert sorted(recorded_slots(tmp_path, 3)["slot"].tolist()) == list(range(29))
 
 

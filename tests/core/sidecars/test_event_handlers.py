@@ -101,6 +101,7 @@ def test_a_run_in_virtual_time_emits_its_events(tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
+
     assert [event for _, event in heard] == [
         "RunPlanned",
         "SimulationStarted",
@@ -160,6 +161,7 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
     names.handle_event(TargetsProbed(Path(), Settings(), (probe_result,)))
     names.handle_event(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
     ended = names.handle_event(LoadEnded(manifest("x", 1)))
+
     assert ended is not None
     assert [reason.code for reason in ended.warning_codes.values()] == codes
 

@@ -51,6 +51,7 @@ def test_one_connection_serves_several_requests() -> None:
             )
         connection.close()
     host = f"Host: 127.0.0.1:{port}\r\nAccept-Encoding: identity\r\n"
+
     assert {*heard} == {
         f"GET /page?x=1 HTTP/1.1\r\n{host}Accept: text/plain\r\nX-Of: me\r\n\r\n".encode()
     }
@@ -61,6 +62,7 @@ def test_a_post_declares_an_empty_body_and_a_host_header_of_the_user_is_kept() -
         connection = PageConnection("localhost", port, None, 20.0)
         assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
         connection.close()
+
     assert heard == [
         b"POST /stop HTTP/1.1\r\n"
         b"Accept-Encoding: identity\r\n"

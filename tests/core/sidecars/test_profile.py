@@ -74,6 +74,7 @@ def test_the_profiler_runs_around_a_stage_and_the_verdict_says_so(tmp_path: Path
             limit="failure_share:9%",
         )
         after = stats(server.url)
+
     assert (after["profiling"], after["profiles"]) == (0, 1)
     (code,) = [code for code in run.summary.verdict.warning_codes if code.code == "profiled"]
     assert 0.9 < code.values["from_s"] < 2.0 and code.values["to_s"] > 1.9
@@ -122,6 +123,7 @@ def test_a_server_without_a_profiler_is_refused_before_the_load(tmp_path: Path) 
         loadgen.run(
             WORKLOAD, embedded={"api_flavor": "openai"}, profile="steady", out=tmp_path / "a"
         )
+
     with start(Options(api_flavor="openai")) as server, refused(LoadgenError, "unsupported"):
         loadgen.run(
             WORKLOAD,
@@ -131,5 +133,6 @@ def test_a_server_without_a_profiler_is_refused_before_the_load(tmp_path: Path) 
             profile="steady",
             out=tmp_path / "b",
         )
+
     with refused(LoadgenError, "unsupported", "--profile"):
         loadgen.run(WORKLOAD, url="sim:gb300-vm", profile="steady", out=tmp_path / "c")

@@ -105,6 +105,7 @@ def row(number: int, active: int = 2) -> dict[str, Any]:
 def test_drained_iterations_and_those_that_another_reader_took() -> None:
     page = IterationParser()
     first = page.parse(json.dumps([row(1), row(2), row(3, active=9)]).encode())
+
     assert first["trtllm_iteration:numActiveRequests", ""] == 9
     assert first["trtllm_iteration:iterLatencyMS", ""] == 20
     assert first["trtllm_iteration:kvCacheStats.usedShare", ""] == 0.25
@@ -152,6 +153,7 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
         (4.0, {TOKENS: 50, RUN: 1}),
     )
     server_totals = series.summarize(samples, 350)
+
     assert server_totals is not None
     assert (
         server_totals.output_tokens,
@@ -180,6 +182,7 @@ def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
     other = samples_of_reads((0.0, {TOKENS: 5}), (1.0, {TOKENS: 25}), page="http://b/metrics")
     samples = sorted([*first, *other], key=lambda sample: sample.t_s)
     server_totals = series.summarize(samples, 100)
+
     assert server_totals is not None and server_totals.output_tokens == 60
     assert series.find_token_difference(server_totals) == {
         "server_tokens": 60,
@@ -200,6 +203,7 @@ def test_the_page_draws_the_server_over_the_client(tmp_path: Path) -> None:
         chart.title: chart
         for chart in run_charts.build_server_charts(chart_data, series.compute_curves(samples))
     }
+
     assert list(charts) == [
         "Requests in the server",
         "Output throughput, server and client",
@@ -257,6 +261,7 @@ def test_a_server_under_two_keys_has_one_page() -> None:
         )
         for url in urls
     ]
+
     assert [
         place.target for place in page_addresses.find_page_addresses(settings.pages, probe_results)
     ] == [0, 2, 3]
@@ -340,6 +345,7 @@ def test_a_run_stores_the_samples_of_the_metrics_page(
         go(tmp_path / "r", server.url, "--url", two.url, "--workers", workers)
     result = loadgen.load(tmp_path / "r")
     server_metrics = result.summary.server
+
     assert server_metrics is not None and len(server_metrics.pages) == 2
     assert server_metrics.output_tokens == server_metrics.client_output_tokens == 12 * 8
     assert server_metrics.requests_ok == 12 and all(
@@ -378,6 +384,7 @@ def test_samples_of_a_truncated_run_are_read(tmp_path: Path) -> None:
     )
     (folder / series.FILE).write_bytes(data[:-9])
     summary = run_folder.summary(folder)
+
     assert summary.server is not None and summary.server.kv_use_max == 0.25
     assert run_fixtures.says(summary.verdict.warning_codes, "server_counts") == (
         summary.server.output_tokens is not None

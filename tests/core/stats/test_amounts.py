@@ -18,13 +18,16 @@ def test_curves_of_all_lengths_take_the_same_memory(hours: float) -> None:
     amount = draw.integers(1, 9, 5000)
     curve = TimeCurve()
     curve.add(start, end, amount)
+
     assert len(curve._rate_changes) == BINS
+
     span_s = hours * 3600
     low, high = span_s * 0.2, span_s * 0.8
     length = np.maximum(end - start, 1)
     share = np.clip(np.minimum(end, high * 1e9) - np.maximum(start, low * 1e9), 0, None) / length
     at_once = (start >= low * 1e9) & (start <= high * 1e9)
     exact = float((np.where(end > start, share, at_once) * amount).sum())
+
     assert curve.between(low, high) == pytest.approx(exact, rel=0.005)
     assert curve.between(0, span_s + 100) == pytest.approx(amount.sum(), rel=1e-6)
 

@@ -87,12 +87,14 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
             resamples=200,
         )
         covered += _holds(interval, truth)
+
     assert covered >= 34
 
 
 def test_a_ratio_has_the_interval_of_fieller() -> None:
     above, below = [20.0, 22.0, 24.0], [10.0, 11.0, 12.0]
     exact = intervals.ratio_of_means(above, below, paired=True)
+
     assert (exact.low, exact.high) == (pytest.approx(2.0), pytest.approx(2.0))
     apart = intervals.ratio_of_means(above, below)
     assert apart.low < 2.0 < apart.high
@@ -145,6 +147,7 @@ def test_marks_in_few_clusters_have_a_small_effective_size() -> None:
     alone[3000], once[3000:3060] = 1, 1
     for start in range(0, 6000, 300):
         often[start : start + 3] = 1
+
     assert quantile_interval.estimate_effective_sample_size([alone]) == pytest.approx(
         6000, rel=0.01
     ), "a single one is no cluster"
@@ -164,6 +167,7 @@ def test_tolerance_limits_cover_correlated_values(memory: float) -> None:
         for value in draw[1:]:
             values.append(memory * values[-1] + math.sqrt(1 - memory**2) * value)
         below += intervals.upper_tolerance_limit(values, 0.99) < NormalDist().inv_cdf(0.99)
+
     assert below <= (16 if memory == 0 else 24)
     assert intervals.upper_tolerance_limit([1.0, 2.0], 0.99) == math.inf
     assert intervals.upper_tolerance_limit(np.arange(20.0), 0.99) == math.inf, (
@@ -179,6 +183,7 @@ def test_ratios_of_intervals_cover_the_true_ratio() -> None:
         under = intervals.replications(rng.exponential(1.0, 40))
         _, low, high = intervals.divide_intervals(over, under)
         covered += low <= 2.0 <= high
+
     assert 184 <= covered <= 198
     assert (
         intervals.divide_intervals(Interval(1.0, 0.9, math.inf), Interval(1.0, 0.9, 1.1)).high

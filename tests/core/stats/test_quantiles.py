@@ -61,6 +61,7 @@ def test_quantiles_of_values_are_elements_of_the_sample() -> None:
     # 1..200 ms, so that every quantile is its place + 1: p50 at 100, p90 at 180, p95 at 190, p99
     # at 198, p99.9 at 199
     shuffled = np.random.default_rng(1).permutation(np.arange(1, 201) * 1_000_000)
+
     assert distribution_of(shuffled) == Distribution(
         count=200,
         mean=100.5,
@@ -98,10 +99,12 @@ def test_merged_histograms_equal_the_whole_in_any_order(
     random.shuffle(shards)  # type: ignore[attr-defined]
     for shard in [*shards, []]:
         merged.merge(Histogram.from_bytes(histogram(shard).to_bytes()))
+
     assert merged.to_bytes() == combined_histogram.to_bytes()
     assert merged.distribution() == combined_histogram.distribution()
     numbers = [number for shard in shards for number in shard]
     assert merged.count == len(numbers)
+
     if numbers:
         expected = (sum(numbers), min(numbers), max(numbers))
         assert (merged.total_ns, merged.smallest_ns, merged.largest_ns) == expected

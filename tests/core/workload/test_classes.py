@@ -89,6 +89,7 @@ def test_seed_and_number_determine_the_class_with_the_requested_shares(
     mix_prompts = prompts(workload(tmp_path))
     numbers = np.arange(200_000)
     class_indexes = seeds.draw_classes(7, list(SHARES.values()), numbers)
+
     assert [mix_prompts.class_of(number) for number in (0, 1, 5000, 1023, 1024, 199_999)] == [
         class_indexes[number] for number in (0, 1, 5000, 1023, 1024, 199_999)
     ]
@@ -96,6 +97,7 @@ def test_seed_and_number_determine_the_class_with_the_requested_shares(
         seeds.draw_classes(7, list(SHARES.values()), numbers[::-1]) == class_indexes[::-1]
     ).all()
     assert (seeds.draw_classes(8, list(SHARES.values()), numbers) != class_indexes).any()
+
     for index, share in enumerate(SHARES.values()):
         spread = math.sqrt(share * (1 - share) * len(numbers))
         assert abs(int((class_indexes == index).sum()) - share * len(numbers)) < 4 * spread
@@ -103,6 +105,7 @@ def test_seed_and_number_determine_the_class_with_the_requested_shares(
         4, 4
     ) / len(numbers)
     expected = np.outer(list(SHARES.values()), list(SHARES.values()))
+
     assert np.abs(pairs - expected).max() < 0.005  # neighbours are independent
 
 
@@ -124,6 +127,7 @@ def test_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Pa
     beginnings = {
         name: {class_name[:120] for class_name in of_class} for name, of_class in texts.items()
     }
+
     assert len(beginnings["rag"]) == len(beginnings["summary"]) == 1
     assert beginnings["rag"] != beginnings["summary"]
     assert len({class_name for of_class in texts.values() for class_name in of_class}) == 300
@@ -174,6 +178,7 @@ def test_equal_weights_and_percentages_have_the_same_fingerprint(
         CLASSES.replace("60%", "12").replace("25%", "5").replace("10%", "2").replace("5%", "1")
     )
     fingerprint = recipe_fingerprint(workload(tmp_path), "server")
+
     assert recipe_fingerprint(workload(tmp_path, relative), "server") == fingerprint
     assert (
         recipe_fingerprint(workload(tmp_path, relative.replace("12", "11")), "server")
@@ -234,12 +239,15 @@ def test_an_slo_of_all_classes_is_the_slo_of_the_run(tmp_path: Path) -> None:
         tmp_path, plain, STAGES + "slo: {ttft: 500ms, at: p90}\n", seed="3", num_requests="400"
     )
     summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+
     assert summary.goodput.met and len(summary.goodput.slo) == 1
     assert sum(part.goodput.good or 0 for part in summary.classes) == summary.goodput.good == 400
+
     mixed = workload(
         tmp_path, CLASSES, STAGES + "slo: {ttft: 1ms, at: p90}\n", seed="3", num_requests="400"
     )
     summary, _ = execute(mixed, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+
     assert [part.goodput.slo[0].limit_ms for part in summary.classes] == [500, 1, 1, 1]
 
 
@@ -247,9 +255,11 @@ def test_limits_by_flag_that_no_class_is_judged_by_are_refused(tmp_path: Path) -
     for flags in ({"slo": ("ttft:1s",)}, {"slo": ("attainment:99%",)}):
         with refused(CombinedError, "no_effect", "--slo"):
             load("mixed", read_flags(**flags))
+
     requested_workload = workload(
         tmp_path, slo=("ttft:1s",)
     )  # rag and summary have none of their own
+
     assert requested_workload.slo is not None and [
         term.metric for term in requested_workload.slo.terms
     ] == ["ttft"]
@@ -271,6 +281,7 @@ def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) ->
     rows = store.read_run(folder).rows
     class_indexes = seeds.draw_classes(5, list(SHARES.values()), rows["request"])
     lengths = np.array(list(LENGTHS.values()))[class_indexes]
+
     assert len(rows) == summary.requests.ok == 80
     assert (rows["output_tokens"] == lengths[:, 1]).all()
     assert (rows["built_tokens"] == lengths[:, 0]).all()
@@ -324,6 +335,7 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
             for received_request in of_load
         )
     model_summaries_by_name = {part.model: part for part in summary.models}
+
     assert {model: part.requests.ok for model, part in model_summaries_by_name.items()} == dict(
         heard
     )
@@ -341,6 +353,7 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
         "d": ("d",),
     }
     assert summary.fairness.ok_index == summary.fairness.good_index == 1
+
     rows = store.read_run(folder).rows
     share = [plan.share for plan in store.read_run(folder).manifest.classes]
     class_indexes = seeds.draw_classes(2, share, rows["request"])
@@ -355,6 +368,7 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
         assert part.ttft_ms.max == pytest.approx(waits[-1])
         assert part.ttft_ms.count == len(waits) == part.goodput.good
         assert part.tokens.output == 2 * len(model_records) and part.load.completed_rps
+
     assert sum(part.load.completed_rps or 0 for part in summary.models) == pytest.approx(
         summary.load.completed_rps
     )
@@ -365,8 +379,8 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
 def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
     sides = []
     for name, preset in (("a", "gb300-vm"), ("b", "h100x8")):
-        one = workload(tmp_path, seed="3", request_rate="8")
-        _, folder = execute(one, Settings(url=f"sim:{preset}", out=tmp_path / name))
+        requested_workload = workload(tmp_path, seed="3", request_rate="8")
+        _, folder = execute(requested_workload, Settings(url=f"sim:{preset}", out=tmp_path / name))
         sides.append(Side(name=name, runs=(load_compared_run(folder),)))
     differences_by_name = {
         difference.metric: difference for difference in compare(sides).differences
@@ -376,13 +390,16 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
         for difference in compare([sides[0], sides[0]]).differences
         if difference.change
     }
+
     assert not alone
+
     for index, name in enumerate(SHARES):
-        one = differences_by_name[f"classes.{name}.ttft_ms.p50"]
-        assert one.name == f"{name}: TTFT p50"
-        assert (one.before, one.after) == tuple(
+        class_difference = differences_by_name[f"classes.{name}.ttft_ms.p50"]
+        assert class_difference.name == f"{name}: TTFT p50"
+        assert (class_difference.before, class_difference.after) == tuple(
             side.runs[0].summary.classes[index].ttft_ms.p50 for side in sides
         )
+
     assert differences_by_name["classes.qa.tpot_ms.p50"].detailed_outcome == "these two runs differ"
     assert (
         differences_by_name["classes.qa.goodput.share"].is_fraction
@@ -410,6 +427,7 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
     options = ValidationOptions(execute=execute, show_status=str, seed=3)
     validation, _ = run_validation(load_contract(contract), settings, tmp_path / "out", options)
     terms = validation.levels[0].terms
+
     assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [
         t.reason for t in terms
     ]
@@ -447,10 +465,12 @@ def test_a_class_from_a_trace_keeps_its_weight_lengths_and_times(
     built_prompts: Any = build_prompts(requested_workload, 5, 1, load_tokenizer())
     due_ns = build_schedule(requested_workload, 5).columns().due_ns
     heard = {int(entry.id.rpartition("-")[2]): entry for entry in log.requests if "-" in entry.id}
+
     assert sorted(heard) == list(range(120))
     of_trace = [number for number in heard if built_prompts.class_and_id(number)[0] == 1]
     assert abs(len(of_trace) - 48) < 3 * (120 * 0.4 * 0.6) ** 0.5
     assert [part.starts for part in summary.classes] == [120 - len(of_trace), len(of_trace)]
+
     for number, entry in heard.items():
         row = rows[number % len(rows)]
         expected_lengths = (
@@ -460,15 +480,18 @@ def test_a_class_from_a_trace_keeps_its_weight_lengths_and_times(
             "the server's count, template and all"
         )
     sent = {int(row["slot"]): row for row in store.read_run(folder).rows}
+
     assert all(sent[number]["due_ns"] == due_ns[number] for number in heard), (
         "by the law, not the instants of the trace"
     )
+
     first = min(heard)
     ahead_ns = (
         heard[first].arrival_ns
         - due_ns[first]
         - int(sent[first]["sent_ns"] - sent[first]["due_ns"])
     )
+
     assert all(
         entry.arrival_ns - ahead_ns > due_ns[number] - 100_000_000
         for number, entry in heard.items()

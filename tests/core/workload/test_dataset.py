@@ -63,6 +63,7 @@ def test_rows_are_sent_as_written(written):
         output_tokens=FixedTokens(value=30),
     )
     first_request, two, three = (prompts[number] for number in range(3))
+
     assert (
         first_request.prompt,
         first_request.messages,
@@ -86,6 +87,7 @@ def test_input_is_counted_only_on_demand(written):
             {"messages": [{"role": "user", "content": [picture]}]},
         ]
     )
+
     assert [prompts[number].input_tokens for number in range(4)] == [None] * 4
     assert [prompts.input_tokens(number) for number in range(4)] == [2, 3, 2, None]
 
@@ -112,6 +114,7 @@ def test_order_is_the_files_or_shuffled_once_by_the_seed(written):
     inorder, other = (
         [prompts[number].prompt for number in range(100)] for prompts in (plain, shuffled)
     )
+
     assert inorder == [str(i) for i in range(50)] * 2
     assert other != inorder
     assert sorted(other[:50]) == sorted(inorder[:50])
@@ -356,6 +359,7 @@ def test_data_sets_of_other_formats_are_read(tmp_path, name, write, rows, length
         tokenizer.load_tokenizer(None),
     )
     requests = [prompts[number] for number in range(2)]
+
     assert [
         request.prompt or request.messages[-1]["content"] for request in requests
     ] == DATA_SET_QUESTIONS
@@ -446,6 +450,7 @@ def test_data_sets_of_hugging_face_are_found_in_its_caches(tmp_path, monkeypatch
         name: len(dataset.read_rows(name))
         for name in ("hf:some/sums", "hf:some/sums:test", "hf:some/sums/main:test", "hf:some/sums2")
     }
+
     assert list(sizes.values()) == [2, 1, 1, 2], sizes
     assert (
         dataset.read_rows("hf:some/sums").notes[0]
@@ -526,6 +531,7 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
         write, rows = FORMS[name]
         write(tmp_path / name, rows)
         source = str(tmp_path / name)
+
     with pytest.raises(SystemExit) as caught:
         main(
             [
@@ -558,6 +564,7 @@ def test_the_commit_of_a_snapshot_is_in_the_fingerprint(tmp_path, monkeypatch):
             checked = workload_from_dataset(f"hf:some/sums:{split}", base="qa")
             fingerprints[commit, len(rows), split] = recipe_fingerprint(checked, "server")
         assert f"at {commit}, split train" in dataset.read_rows("hf:some/sums").notes[0]
+
     assert fingerprints["one", 2, "test"] == fingerprints["one", 1, "test"], (
         "the same file of the same commit"
     )
@@ -570,6 +577,7 @@ def test_body_fields_of_servers_are_sent_and_the_model_is_not() -> None:
         b'"guided_json": {"type": "object"}, "model": "other"}'
     )
     parsed = dataset_rows.parse_row(row)
+
     assert parsed.extra == {"priority": 2, "min_tokens": 5, "guided_json": {"type": "object"}}
     assert parsed.ignored_fields == ("model",)
     with pytest.raises(row_errors.BadRowError, match="priority"):

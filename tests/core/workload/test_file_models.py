@@ -37,6 +37,7 @@ def test_a_model_is_immutable() -> None:
 
 def test_values_from_python_are_validated() -> None:
     length = FixedTokens(value=3)
+
     with pytest.raises(ValidationError, match="prefixes"):
         Synthetic(input_tokens=length, output_tokens=length, prefixes=0)
     with pytest.raises(ValidationError, match="greater than or equal to 1"):

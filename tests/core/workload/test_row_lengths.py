@@ -67,6 +67,7 @@ def test_a_row_without_a_length_is_limited_and_named(tmp_path: Path) -> None:
 def test_a_user_may_ask_for_rows_without_a_limit(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b", "output_tokens": 5}]
     prompts = prompts_of(tmp_path, rows, output_tokens="unlimited")
+
     assert [prompts[number].max_tokens for number in (0, 1)] == [None, 5]
     assert prompts.warnings(2) == []
     flags = read_flags(output_tokens="unlimited", concurrency=1)

@@ -143,6 +143,7 @@ def test_both_percentiles_of_a_metric_decide_a_run(
     code = exits("run", "qa", *load_options, *terms, "--json", "-o", tmp_path / "run")
     captured = capsys.readouterr()
     slo = msgspec.json.decode(captured.out)["goodput"]["slo"]
+
     assert code == 1
     assert [(slo_term["metric"], slo_term["quantile"], slo_term["met"]) for slo_term in slo] == [
         ("ttft", 0.5, False),

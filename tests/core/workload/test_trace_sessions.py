@@ -183,6 +183,7 @@ def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
     file.write_text("\n".join(csv) + "\n")
     warning_text = "the trace does not record which prompts share"
     built_prompts: Any = build_prompts(sessions(file), 7, 1, load_tokenizer())
+
     assert warning_text in " ".join(built_prompts.warnings(3))
     other: Any = build_prompts(workload_from_trace(file, read_flags()), 7, 1, load_tokenizer())
     assert warning_text not in " ".join(other.warnings(3)), "instants promise no conversation"
@@ -226,10 +227,13 @@ def test_later_rows_of_aiperf_sessions_contain_only_new_messages(tmp_path: Path)
     by_session = {
         session: trace.input_tokens[trace.session == session].tolist() for session in range(3)
     }
+
     assert by_session == {0: [1536, 1536 + 320 + 768, 2624 + 180 + 100], 1: [1600], 2: [200, 320]}
+
     first, second, third, other, talk, more = (
         list(trace.block_hashes(row)) for row in np.lexsort((trace.due_ns, trace.session))
     )
+
     assert (
         second[: len(first)] == first
         and third[: len(second)] == second
@@ -250,6 +254,7 @@ def test_spans_of_agents_are_read_as_they_are_published(
     file = tmp_path / "agents.json"
     file.write_text(json.dumps([agent_spans()] if listed else agent_spans(), indent=indent))
     trace = traces.read_trace(file)
+
     assert (trace.format, trace.input_tokens.tolist()) == (
         "OpenTelemetry GenAI",
         [100, 120, 130, 50, 70, 400],
@@ -282,9 +287,11 @@ def test_requests_of_a_session_are_due_after_responses_and_the_recorded_pause(
     summary, folder = execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     records_by_slot = {int(row["slot"]): row for row in store.read_run(folder).rows}
     built_prompts: Any = build_prompts(workload, 7, 1, load_tokenizer())
+
     assert len(records_by_slot) == 2 * len(trace) == summary.requests.ok
     assert summary.sessions is not None and summary.sessions.count == 2 * len(built_sessions)
     assert sorted(records_by_slot) == sorted(built_prompts.request_ids(2 * len(trace)))
+
     (starts,) = (stage.arrivals_ns.tolist() for stage in build_schedule(workload, 7).stages)
     for number, row in records_by_slot.items():
         chain, turn = int(row["session"]), int(row["turn"])
@@ -329,6 +336,7 @@ def test_a_server_receives_the_requests_of_a_session_in_order(tmp_path: Path) ->
             )
             arrived[place] = heard.arrival_ns
             answered[place] = int(log.sent_ns[log.request == heard.number].max())
+
     assert sorted(arrived) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
     for turn, (before, pause_ns) in enumerate(zip(*built_sessions.graph(0), strict=True)):
         assert all(arrived[0, turn] > answered[0, other] + pause_ns for other in before)
@@ -340,12 +348,15 @@ def test_a_server_receives_the_requests_of_a_session_in_order(tmp_path: Path) ->
 
 def test_sessions_without_durations_are_refused(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
+
     with refused((LoadgenError, CombinedError), "unsupported") as raised:
         sessions(silent)
     assert "replay instants" in str(raised.value)
+
     chats = written(
         tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl"
     )
+
     with refused((LoadgenError, CombinedError), "unsupported"):
         sessions(chats)
     with refused(CombinedError, "no_effect", "--set trace_replay"):
@@ -363,13 +374,16 @@ def test_sessions_begin_by_any_law_and_a_class_of_them_is_refused(tmp_path: Path
     )
     workload = load(str(tmp_path / "w.yaml"), read_flags(seed="3"))
     schedule = build_schedule(workload, 3)
+
     assert schedule.slot_count == 3 * 7
     summary, _ = execute(workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     assert summary.sessions is not None and (summary.sessions.ok, summary.requests.ok) == (6, 21)
+
     (tmp_path / "m.yaml").write_text(
         "name: m\nclasses: {a: {weight: 1, requests: {trace: trace.jsonl, replay: sessions}}}\n"
         "stages: [{arrival: {poisson: 2/s}, count: 6}]\n"
     )
+
     with refused(CombinedError, "unsupported", "classes.a.requests"):
         load(str(tmp_path / "m.yaml"))
 
@@ -385,4 +399,5 @@ def test_the_recipe_says_whether_sessions_are_replayed(tmp_path: Path) -> None:
         recipe_fingerprint(requested_workload, "server")
         for requested_workload in (plain, replayed_workload, chains)
     ]
+
     assert recipes[0] == recipes[1] != recipes[2]

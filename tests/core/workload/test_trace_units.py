@@ -139,6 +139,7 @@ def test_sessions_that_are_sent_as_unrelated_requests_are_named(tmp_path: Path) 
         {"t": at, "type": "n", "model": "m", "in": 90, "out": 5, "api_time": 0.5} for at in (0, 2)
     ]
     weka = {"id": "a", "block_size": 64, "requests": calls}
+
     assert any(
         "1 session " in note for note in prompts_of(write_jsonl(tmp_path, [weka])).warnings(2)
     )

@@ -77,6 +77,7 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
         mooncake(9, 6, 2),
     ]
     path = written(tmp_path / "t", *rows)
+
     with pytest.raises(CombinedError) as caught:
         traces.read_trace(path)
     assert [(fault.where, fault.code) for fault in caught.value.errors] == [
@@ -102,6 +103,7 @@ def test_errors_of_a_trace_are_reported_up_to_a_limit(tmp_path: Path) -> None:
     with refused(LoadgenError, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")
+
     with refused(LoadgenError, "wrong_encoding"):
         traces.read_trace(tmp_path / "latin")
 
@@ -119,6 +121,7 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
     )
     prompts = TracePrompts(trace, 5, 6, tokenizer)
     texts = [prompts[number].prompt for number in range(8)]
+
     assert all(isinstance(text, str) for text in texts)
     lengths = [tokenizer.count(str(text)) for text in texts]
     assert lengths == [1200, 1300, 700, 40] * 2
@@ -147,12 +150,14 @@ def test_a_trace_is_loaded_as_a_workload(tmp_path: Path) -> None:
         tmp_path / "busy.day.jsonl", *(mooncake(100 * number, 10, 2) for number in range(11))
     )
     workload = workload_from_trace(path)
+
     assert workload.name == "busy" and isinstance(workload.requests, FromTrace)
     assert isinstance(workload.stages[0].arrival, Replay) and workload.stages[0].count == 11
     schedule = build_schedule(workload, 1)
     assert schedule.columns().due_ns.tolist() == [100 * MS * number for number in range(11)]
     assert schedule.stages[0].offered_rps == pytest.approx(10)
     assert len(build_prompts(workload, 1, 2, tokens.load_tokenizer(None)).trace) == 11  # type: ignore[attr-defined]
+
     moved = tmp_path / "elsewhere.jsonl"
     moved.write_bytes(path.read_bytes())
     assert recipe_fingerprint(workload_from_trace(moved), "server") == recipe_fingerprint(
@@ -168,6 +173,7 @@ def test_a_trace_in_options_equals_one_in_a_file(tmp_path: Path) -> None:
         "requests: {trace: t.jsonl}\n"
         "stages: [{arrival: {trace: {file: t.jsonl, speed: 4}}}]\n"
     )
+
     assert build_schedule(load(str(file)), 1).columns().due_ns.tolist() == [
         25 * MS * n for n in range(11)
     ]
@@ -289,6 +295,7 @@ def test_written_arrivals_ascend_and_end(
     arrival_times = arrivals.replayed_arrivals(
         offsets, end, speed=speed, duration_ns=duration, count=count
     )
+
     assert (np.diff(arrival_times.offsets_ns) >= 0).all()
     if count is not None:
         assert len(arrival_times.offsets_ns) <= count and (

@@ -138,6 +138,7 @@ limits: {cpu_share: 95%}
         tmp_path,
     )
     requests = workload.requests
+
     assert requests.input_tokens.values == (3, 70) and isinstance(requests.input_tokens, Empirical)
     assert isinstance(requests.output_tokens, Normal) and requests.output_tokens.mean == 200.5
     assert isinstance(requests.turns.tool_result_tokens, Uniform)
@@ -175,18 +176,21 @@ requests: {input_tokens: "${ISL}", output_tokens: "${OSL:-200}"}
 stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
 """
     workload = of(text, tmp_path, ISL="77", RATE="5/s", EMPTY="")
+
     assert workload.name == "nobody-x" and workload.source_text == text
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (
         77,
         200,
     )
     assert workload.stages[0].arrival == Poisson(rate=5)
+
     errors = faults(
         text.replace("nobody", "n").replace("30s", "'${SECRET}'"),
         tmp_path,
         ISL="1",
         SECRET="sk-hush",
     )
+
     assert "sk-hush" not in str(errors) and "${SECRET}" in errors[0][1].message
     assert errors[0][0] == "4:58 (stages[0].duration)"
 
@@ -198,6 +202,7 @@ def test_merge_keys_and_anchors_of_yaml_are_resolved(tmp_path: Path) -> None:
         "  - {<<: *a, name: two, count: 6}\n",
         tmp_path,
     )
+
     assert [(stage.name, stage.count, stage.arrival) for stage in workload.stages] == [
         ("one", 5, Poisson(rate=10)),
         ("two", 6, Poisson(rate=10)),
@@ -384,6 +389,7 @@ def test_all_errors_are_reported_in_the_order_of_lines_then_options(tmp_path: Pa
         TWO_LINES + "\n".join(one_per_key), tmp_path, read_flags(seed="x", slo=("ttft:2x",))
     )
     places = [int(place.partition(":")[0]) for place, _ in errors if place[0].isdecimal()]
+
     assert places == sorted(places) == [3 + index for index in range(len(one_per_key))]
     assert [place for place, _ in errors if not place[0].isdecimal()] == [
         "--seed x",
@@ -589,6 +595,7 @@ def test_options_change_their_own_fields_only(tmp_path: Path) -> None:
         limit=("cpu_share:95%",),
     )
     before, after = of(THREE, tmp_path), of(THREE, tmp_path, flags)
+
     assert after.slo.terms == (
         Term(metric="ttft", limit_ns=3 * S // 2, quantile=0.99),
         Term(metric="e2e", limit_ns=30 * S, quantile=0.5),
@@ -651,11 +658,14 @@ def test_a_load_too_large_to_plan_is_refused_before_anything_is_planned(tmp_path
     ((_, fault),) = faults(
         "name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n", tmp_path, flags
     )
+
     assert fault.code == "too_large"
+
     stages = "stages:\n" + "- {arrival: {poisson: 1/s}, count: 1}\n" * 1001
     ((place, fault),) = faults(
         "name: x\nrequests: {input_tokens: 1, output_tokens: 1}\n" + stages, tmp_path
     )
+
     assert (place, fault.code) == ("4:1 (stages)", "too_large")
 
 
@@ -680,7 +690,9 @@ def test_prompts_from_a_file_go_through_it_once(tmp_path: Path) -> None:
 
 def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
     base = recipe_fingerprint(of(STAGES, tmp_path), "server")
+
     assert re.fullmatch("[0-9a-f]{16}", base)
+
     same = [
         STAGES.replace("30s", "0.5m").replace("10/s", "600/min"),
         STAGES.replace("truth", "other") + "seed: 5\ndescription: x\nschedule_seed: 3\n",
@@ -689,7 +701,9 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
         ),
         STAGES + "grace: 600000ms\nlimits: {failure_share: 1%}\n",
     ]
+
     assert [recipe_fingerprint(of(text, tmp_path), "server") for text in same] == [base] * len(same)
+
     other = [
         STAGES.replace("30s", "31s"),
         STAGES.replace("poisson", "constant"),
@@ -700,12 +714,15 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
         STAGES.replace("duration", "measured: true, count: 5, duration"),
     ]
     closed = STAGES.replace("poisson: 10/s", "closed: 4")
+
     assert closed != STAGES
+
     spelt = [
         closed.replace("closed: 4", f"closed: {{concurrency: 4{ramp}}}")
         for ramp in ("", ", ramp: 0", ", ramp: 2s")
     ]
     fingerprints = [recipe_fingerprint(of(text, tmp_path), "server") for text in (closed, *spelt)]
+
     assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 3, (
         "spread over an answer, all at once, spread over 2 s"
     )
@@ -722,7 +739,9 @@ def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
     workload, two = (
         of(f"name: n\nrequests: {{from: {name}.jsonl}}\n", tmp_path, TEN_S) for name in "ab"
     )
+
     assert recipe_fingerprint(workload, "server") == recipe_fingerprint(two, "server")
+
     before = recipe_fingerprint(workload, "server")
     (tmp_path / "a.jsonl").write_text('{"prompt": "y"}\n')
     assert recipe_fingerprint(workload, "server") != before
@@ -744,10 +763,12 @@ def test_the_shipped_workloads_load(name: str, tokens: int) -> None:
     )
     first, out = requests.input_tokens.value, requests.output_tokens.value
     step = out + requests.turns.tool_result_tokens.value if requests.turns else 0
+
     assert sum(first + turn * step + out for turn in range(turns)) == tokens
     *warm_up, measured = workload.stages
     assert warm_up and not any(stage.measured for stage in warm_up) and measured.measured
     assert measured.count * turns >= 200 and measured.count >= 50
+
     tool_s = requests.turns.tool_time.max / S if requests.turns else 0
     drain_s = turns * (TTFT_S + out * TPOT_S) + (turns - 1) * tool_s
     late_s = (
@@ -759,6 +780,7 @@ def test_the_shipped_workloads_load(name: str, tokens: int) -> None:
         + late_s
         + drain_s
     )
+
     assert total_s < 66
     assert workload.slo.terms and workload.name == name
 
@@ -921,6 +943,7 @@ def test_random_streams_are_reproducible_and_independent() -> None:
         (0, "aa"),
     ]
     draws = [seeds.generator(*name).integers(0, 2**63, 4).tolist() for name in names]
+
     assert draws == [seeds.generator(*name).integers(0, 2**63, 4).tolist() for name in names]
     assert len({tuple(draw) for draw in draws}) == len(names)
     # frozen: a stored seed must mean the same run in every later version
@@ -949,6 +972,7 @@ def test_two_lengths_on_the_command_line_define_a_workload() -> None:
     workload = loading.load_from_options(
         None, None, read_flags(input_tokens="1000", output_tokens="200", concurrency="16")
     )
+
     assert workload.stages[0].duration_ns == 60 * S
     assert workload.name == "1000 in, 200 out"
     assert (workload.requests.input_tokens.value, workload.requests.output_tokens.value) == (
