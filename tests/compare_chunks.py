@@ -32,17 +32,17 @@ def check_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     The compiled version leaves a size line with an extension or a blank to the HTTP parser.
     """
     template = (BEFORE, AFTER) if templated else (b"", b"")
-    chunks, events, used = compiled.parse_whole_chunks(data, *template)
+    chunks, events, used_bytes = compiled.parse_whole_chunks(data, *template)
     response, decoder = http1.ResponseParser(), sse.SseDecoder()
     response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     decoder.has_started = True
-    bodies = response.feed(data[:used])
+    bodies = response.feed(data[:used_bytes])
     assert (len(bodies), response.between_chunks, response.missing_chunk_bytes) == (chunks, True, 0)
     expected = decoder.feed(b"".join(bodies))
     assert decoder.between_events
     assert with_plain_events_replaced(events) == with_plain_events_replaced(expected)
     assert templated or events == expected
-    assert not templated or used >= _sized_by_digits(
+    assert not templated or used_bytes >= _sized_by_digits(
         data, plain_events.scan_plain_chunks(data, BEFORE, AFTER)[2]
     )
 

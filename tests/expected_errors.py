@@ -21,10 +21,10 @@ def refused(
     `where`.
     """
     assert code in get_args(Code), f"{code} is no code"
-    with pytest.raises(kind) as caught:
-        yield caught
-    errors = getattr(caught.value, "errors", [caught.value])
-    assert any(_matches(error, code, key, where) for error in errors), str(caught.value)
+    with pytest.raises(kind) as exc_info:
+        yield exc_info
+    errors = getattr(exc_info.value, "errors", [exc_info.value])
+    assert any(_matches(error, code, key, where) for error in errors), str(exc_info.value)
 
 
 def _matches(error: Any, code: str, key: str | None, where: str) -> bool:

@@ -111,7 +111,7 @@ class ReaderShell:
     def run(self, command: str) -> list[str]:
         """Run a command line and return the lines of its standard output."""
         script = f"(exit {self._exit_code}); {command}"  # so that the command can show `$?`
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-o", "pipefail", "-c", script],
             cwd=self.folder,
             env=self.environment,
@@ -120,10 +120,10 @@ class ReaderShell:
             timeout=TIMEOUT_S,
             check=False,
         )
-        self._exit_code = done.returncode
-        if not done.stdout and done.returncode:
-            raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}")
-        output = TIMESTAMP.sub(SHOWN_TIMESTAMP, done.stdout)
+        self._exit_code = process.returncode
+        if not process.stdout and process.returncode:
+            raise SystemExit(f"{command}: exit code {process.returncode}\n{process.stderr}")
+        output = TIMESTAMP.sub(SHOWN_TIMESTAMP, process.stdout)
         return [line.rstrip() for line in output.rstrip().splitlines()]
 
 

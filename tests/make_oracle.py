@@ -137,10 +137,10 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(name: str, where: Path) -> dict[str, Any]:
+def run(name: str, directory: Path) -> dict[str, Any]:
     """Return all records and all figures of a run in virtual time."""
-    result = loadgen.run(**RUNS[name], seed=1, out=where / name)
-    summary = stable_values(json.loads((where / name / "summary.json").read_bytes()))
+    result = loadgen.run(**RUNS[name], seed=1, out=directory / name)
+    summary = stable_values(json.loads((directory / name / "summary.json").read_bytes()))
     return {
         "exit": result.exit_code,
         "columns": oracle_values.columns(result.rows),
@@ -148,7 +148,7 @@ def run(name: str, where: Path) -> dict[str, Any]:
     }
 
 
-def due(where: Path) -> dict[str, Any]:
+def due(directory: Path) -> dict[str, Any]:
     """Return the first 1,000 arrivals of a Poisson process, from the records of a run."""
     flags: dict[str, Any] = {
         "request_rate": "100",
@@ -156,7 +156,7 @@ def due(where: Path) -> dict[str, Any]:
         "seed": 3,
         "schedule_seed": 11,
     }
-    table = loadgen.run(PLAIN, url="sim:gb300-vm", **flags, out=where / "poisson").rows.sort_by(
+    table = loadgen.run(PLAIN, url="sim:gb300-vm", **flags, out=directory / "poisson").rows.sort_by(
         "slot"
     )
     instants = table["due_ns"].to_pylist()
@@ -188,7 +188,7 @@ SENT = (
 """Columns that the clock has no part in."""
 
 
-def sent(where: Path) -> dict[str, Any]:
+def sent(directory: Path) -> dict[str, Any]:
     """Return the reproducible fields of a run over HTTP, in real time, to the embedded server."""
     flags: dict[str, Any] = {
         "request_rate": "100",
@@ -196,7 +196,9 @@ def sent(where: Path) -> dict[str, Any]:
         "seed": 5,
         "embedded": {"ttft": "3ms"},
     }
-    table = loadgen.run({**PLAIN, "requests": OPEN["requests"]}, **flags, out=where / "sent").rows
+    table = loadgen.run(
+        {**PLAIN, "requests": OPEN["requests"]}, **flags, out=directory / "sent"
+    ).rows
     return oracle_values.columns(
         table.select([name for name in SENT if name in table.column_names])
     )
@@ -356,11 +358,11 @@ levels:
 """
 
 
-def inputs(where: Path) -> None:
+def inputs(directory: Path) -> None:
     """Write the files that the command lines name."""
     for name in ("open.yaml", "trace.jsonl"):
-        shutil.copy(DATA / name, where)
-    (where / "carried.yaml").write_text(CONTRACT)
+        shutil.copy(DATA / name, directory)
+    (directory / "carried.yaml").write_text(CONTRACT)
     rows = [
         {
             "prompt": f"tell me {'more ' * (n % 7)}",
@@ -369,32 +371,32 @@ def inputs(where: Path) -> None:
         }
         for n in range(40)
     ]
-    (where / "set.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (directory / "set.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def ended(where: Path, call: Sequence[str], keep: Callable[[Any], Any]) -> dict[str, Any]:
+def ended(directory: Path, call: Sequence[str], keep: Callable[[Any], Any]) -> dict[str, Any]:
     """How a command line ends, and what is kept of the JSON that it prints."""
-    ending, out = run_in_directory(where, *call)
+    ending, out = run_in_directory(directory, *call)
     return ending | ({"json": keep(json.loads(out))} if "--json" in call and out else {})
 
 
-def typed(where: Path) -> dict[str, Any]:
+def typed(directory: Path) -> dict[str, Any]:
     """Return what the commands print and write, and the figures of a sweep and a search."""
-    inputs(where)
-    initial_paths = set(where.iterdir())
+    inputs(directory)
+    initial_paths = set(directory.iterdir())
     outputs: dict[str, Any] = {}
     for call in TYPED:
         outputs[" ".join(call)] = ended(
-            where, call, stable_values if call[:-1] in (SWEEP, SEARCH) else shape
+            directory, call, stable_values if call[:-1] in (SWEEP, SEARCH) else shape
         )
     for folder in ("sweep", "search"):
-        levels = sorted(path.parent for path in (where / folder).glob("*/run.json"))
+        levels = sorted(path.parent for path in (directory / folder).glob("*/run.json"))
         outputs[f"rows of {folder}"] = {
             path.name: sha(oracle_values.columns(loadgen.load(path).rows)) for path in levels
         }
     files = [
         file
-        for path in where.iterdir()
+        for path in directory.iterdir()
         if path not in initial_paths
         for file in (path, *path.rglob("*"))
         if file.is_file()
@@ -403,7 +405,7 @@ def typed(where: Path) -> dict[str, Any]:
         path.name: sorted(
             file.relative_to(path).as_posix() for file in files if path in file.parents
         )
-        for path in sorted({where / file.relative_to(where).parts[0] for file in files})
+        for path in sorted({directory / file.relative_to(directory).parts[0] for file in files})
     }
     return outputs | {"formats": formats(files)}
 
@@ -431,32 +433,32 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def record_endpoint_commands(where: Path) -> dict[str, Any]:
+def record_endpoint_commands(directory: Path) -> dict[str, Any]:
     """Return what the commands without virtual time print and write."""
-    inputs(where)
+    inputs(directory)
     with embedded.start(Options(ttft="1ms", itl="0", seed=3)) as server:
         url = {"answers": ["--url", server.url], "mlperf": ["--url", server.url]}
         outputs = {
-            " ".join(call): ended(where, [*call, *url.get(call[0], [])], shape)
+            " ".join(call): ended(directory, [*call, *url.get(call[0], [])], shape)
             for call in ENDPOINT_COMMANDS
         }
-    return outputs | {"formats": formats([*where.glob("*/*")])}
+    return outputs | {"formats": formats([*directory.glob("*/*")])}
 
 
-def planned(where: Path) -> dict[str, Any]:
+def planned(directory: Path) -> dict[str, Any]:
     """Fingerprints of the plan of packaged workloads: the recipe of all requests, the schedule."""
     outputs = {}
     for name in ("qa", "rag", "summarization", "agentic"):
         ending, out = run_in_directory(
-            where, "run", name, "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"
+            directory, "run", name, "--dry-run", "--url", "http://127.0.0.1:9", "--seed", "1"
         )
         printed = dict(re.findall(r"(config|schedule) fingerprint: (\w+)", out))
         outputs[name] = ending | {"recipe": printed["config"], "timetable": printed["schedule"]}
     return outputs
 
 
-def wrong(where: Path) -> dict[str, Any]:
-    return {" ".join(call): run_in_directory(where, *call)[0] for call in WRONG}
+def wrong(directory: Path) -> dict[str, Any]:
+    return {" ".join(call): run_in_directory(directory, *call)[0] for call in WRONG}
 
 
 # -- stored folders --------------------------------------------------------------------------------
@@ -478,27 +480,27 @@ READ: dict[str, list[list[str]]] = {
 """The folders, and what is asked of each beside `report`, `cost` and `load`."""
 
 
-def read(name: str, where: Path) -> dict[str, Any]:
+def read(name: str, directory: Path) -> dict[str, Any]:
     """Return what the commands print about a stored directory, and what `loadgen.load` returns.
 
     All figures are included, because nothing is measured here.
     """
-    repository_paths.unpack(name, where)
-    shutil.copy(DATA / "open.yaml", where)
+    repository_paths.unpack(name, directory)
+    shutil.copy(DATA / "open.yaml", directory)
     outputs: dict[str, Any] = {}
     for call in (["report", name, "--json"], ["cost", name, *priced(name)], *READ[name]):
-        ending, out = run_in_directory(where, *call)
+        ending, out = run_in_directory(directory, *call)
         with contextlib.suppress(ValueError):
             ending["json"] = stable_values(json.loads(out))
         if "csv" in call:
             ending["csv"] = {"columns": next(csv.reader(out.splitlines())), "all": sha(out)}
         outputs[" ".join(call)] = ending
-    for run in sorted(path.parent for path in (where / name).rglob("run.json")):
+    for run in sorted(path.parent for path in (directory / name).rglob("run.json")):
         result = loadgen.load(run)
         document: dict[str, Any] = {"exit": result.exit_code, "ok": result.summary.requests.ok}
         if any(run.rglob("*.parquet")):
             document |= oracle_values.columns(result.rows)
-        outputs[f"load {run.relative_to(where).as_posix()}"] = document
+        outputs[f"load {run.relative_to(directory).as_posix()}"] = document
     return outputs
 
 

@@ -28,13 +28,17 @@ from loadgen.core import errors
 NOT_OURS = {*sys.stdlib_module_names, "msgspec"}
 
 
-def run_in_directory(where: Path, *call: str) -> tuple[dict[str, Any], str]:
+def run_in_directory(directory: Path, *call: str) -> tuple[dict[str, Any], str]:
     """Run a command line in the directory `where`.
 
     Returns its exit code with the codes of its errors, and what it printed on stdout.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with contextlib.chdir(where), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.chdir(directory),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             ending: dict[str, Any] = {"exit": run_command_line(call)}
         except errors.CombinedError as faults:

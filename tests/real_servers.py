@@ -318,8 +318,8 @@ BY_NAME = {row.name: row for row in ROWS}
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening_server:
+        port: int = listening_server.getsockname()[1]
     return port
 
 
@@ -339,10 +339,10 @@ def lacks(row: Row) -> str:
 
 
 def version(row: Row) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         filled(row, row.version), shell=True, capture_output=True, text=True, check=False
     )
-    return " ".join((done.stdout or done.stderr).split())
+    return " ".join((process.stdout or process.stderr).split())
 
 
 def install(row: Row) -> None:

@@ -82,13 +82,13 @@ class Relay:
                 writer.write(self.instead)
                 await writer.drain()
                 return
-            theirs, up = await asyncio.open_connection(*self.server)
+            their_stream_reader, up = await asyncio.open_connection(*self.server)
             mine.add(up)
             self._writers.add(up)
             await asyncio.wait(
                 {
                     asyncio.ensure_future(_pass(reader, up, lambda: 0)),
-                    asyncio.ensure_future(_pass(theirs, writer, lambda: self.hold)),
+                    asyncio.ensure_future(_pass(their_stream_reader, writer, lambda: self.hold)),
                 },
                 return_when=asyncio.FIRST_COMPLETED,
             )

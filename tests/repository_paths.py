@@ -8,9 +8,9 @@ DATA = TESTS / "data"
 ROOT = TESTS.parent
 
 
-def unpack(name: str, where: Path) -> None:
+def unpack(name: str, directory: Path) -> None:
     """Unpack a stored directory of the oracle into `where`."""
     with tarfile.open(DATA / "oracle" / "folders" / f"{name}.tar.xz") as packed:
         packed.extractall(
-            where, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+            directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
         )  # from 3.11.4 on

@@ -81,7 +81,7 @@ def frozen_at_birth(module: str, count: int) -> Iterator[list[int]]:
         watching.join()
 
 
-def manifest(name: str, n: int, **changed: object) -> RunManifest:
+def manifest(name: str, n: int, **changes: object) -> RunManifest:
     """Of one measured stage with an SLO that queueing's rows meet."""
     fields: dict[str, object] = {
         "run": name,
@@ -104,7 +104,7 @@ def manifest(name: str, n: int, **changed: object) -> RunManifest:
         "tokenizer": "cl100k",
         "tokenizer_tag": "estimate",
         "host": Host(name="load-1", python="3.12.4", cpus=16),
-        **changed,
+        **changes,
     }
     return RunManifest(**fields)  # type: ignore[arg-type]
 
@@ -127,13 +127,13 @@ def write(
     records: NDArray[np.void] | None = None,
     *,
     texts: tuple[str, ...] = (),
-    **changed: object,
+    **changes: object,
 ) -> Path:
     """Write a run directory for `store.read`, as a worker leaves it."""
     records = rows(1, 300) if records is None else records
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(
-        encode_manifest(manifest(folder.name, len(records), **changed))
+        encode_manifest(manifest(folder.name, len(records), **changes))
     )
     record_log = RecordLog(folder, 0)
     for text in texts:

@@ -87,7 +87,7 @@ def running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 def serving(*answers: bytes) -> Iterator[Canned]:
     """Run a server on a free port of this machine."""
     left = list(answers)
-    heard: list[Heard] = []
+    received_requests: list[Heard] = []
     lock = threading.Lock()
 
     class Talk(socketserver.StreamRequestHandler):
@@ -99,7 +99,7 @@ def serving(*answers: bytes) -> Iterator[Canned]:
                     headers[name.lower()] = value.strip()
                 body = self.rfile.read(int(headers.get("content-length", 0)))
                 with lock:
-                    heard.append(
+                    received_requests.append(
                         Heard(line.decode().split()[1], headers, json.loads(body) if body else None)
                     )
                     response = left[0] if len(left) == 1 else left.pop(0)
@@ -122,7 +122,7 @@ def serving(*answers: bytes) -> Iterator[Canned]:
             """Ignore a client that has closed its connection."""
 
     with answering(Telling(("127.0.0.1", 0), Talk)) as server:
-        yield Canned(f"http://127.0.0.1:{server.server_address[1]}/v1", heard)
+        yield Canned(f"http://127.0.0.1:{server.server_address[1]}/v1", received_requests)
 
 
 def chunk(content: str | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def _nothing_is_judged_by_a_busy_machine() -> Any:
 
 @pytest.mark.processes
 def test_importing_loadgen_imports_no_heavy_module() -> None:
-    seen = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
+    script = "import sys, loadgen, loadgen.pytest_plugin, loadgen_sdk; print(*sys.modules)"
     loaded = subprocess.run(
-        [sys.executable, "-c", seen], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     heavy = {
         "asyncio",

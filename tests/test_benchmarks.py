@@ -55,9 +55,9 @@ def test_every_script_runs_in_its_smallest_form(
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.syspath_prepend((FOLDER / script).parent)
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exc_info:
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
-    assert ended.value.code == 0
+    assert exc_info.value.code == 0
     stdout = capsys.readouterr().out
     assert "--smoke" in stdout and f"benchmarks/{script}.py" in stdout
 

@@ -126,10 +126,10 @@ def test_no_term_of_an_invalid_run_is_judged(tmp_path: Path) -> None:
             ),
         )
     )
-    first, *terms = outcome.build_cases([("r", spoiled)])
+    first_junit_case, *terms = outcome.build_cases([("r", spoiled)])
 
-    assert "SIMULATED" in first.name
-    assert (first.outcome, first.text) == ("error", "spoiled") and {
+    assert "SIMULATED" in first_junit_case.name
+    assert (first_junit_case.outcome, first_junit_case.text) == ("error", "spoiled") and {
         term.outcome for term in terms
     } == {"skipped"}
     assert "INVALID" in outcome.render_markdown([("r", spoiled)])

@@ -94,12 +94,12 @@ def test_the_job_runs_a_valid_command(tmp_path: Path) -> None:
         "--request-rate": "5",
     }
     parts = [argument.partition("=") for argument in container["args"]]
-    typed = [
+    arguments = [
         f"{flag}={changed.get(flag, value)}" if equals else flag for flag, equals, value in parts
     ]
 
     with pytest.raises(SystemExit) as ending:
-        cli.main(typed)
+        cli.main(arguments)
     assert ending.value.code in (0, 1, 3) and (tmp_path / "run" / "summary.json").is_file()
 
 

@@ -134,7 +134,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     answer_sets = [
         [f"the answer is {n}" if n % every else "no idea" for n in range(200)] for every in (10, 12)
     ]
-    judged = summarize_scores(score_prompts(keys, *answer_sets), 0.02)
+    judged_scored_groups = summarize_scores(score_prompts(keys, *answer_sets), 0.02)
     result = AnswersResult(
         dataset="q.jsonl",
         url="http://a",
@@ -144,7 +144,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         prompts=200,
         failed=0,
         allowed_loss=0.02,
-        groups=judged,
+        groups=judged_scored_groups,
     )
     answers.write_result(at / "answers", result, score_prompts(keys, *answer_sets))
     exits("report", at / "answers")

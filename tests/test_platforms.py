@@ -56,8 +56,8 @@ def loadgen_on_macos(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_process_resembles_one_on_macos() -> None:
     program = "import fcntl, os, select, sys; os.listdir('/proc/self')"
-    done = run_on_macos("-c", program)
-    assert "FileNotFoundError" in done.stderr
+    process = run_on_macos("-c", program)
+    assert "FileNotFoundError" in process.stderr
     program = "import select, sys; print(sys.platform, hasattr(select, 'epoll'))"
     assert run_on_macos("-c", program).stdout.split() == ["darwin", "False"]
 
@@ -74,7 +74,7 @@ def test_a_process_resembles_one_on_macos() -> None:
 )
 def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
     with start(SLOW_ENOUGH) as endpoint:
-        done = loadgen_on_macos(
+        process = loadgen_on_macos(
             "run",
             "--url",
             endpoint.url,
@@ -90,7 +90,7 @@ def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
         )
     summary = json.loads((tmp_path / "out/summary.json").read_text("utf-8"))
 
-    assert summary["requests"]["ok"] >= 60, done.stderr
+    assert summary["requests"]["ok"] >= 60, process.stderr
     assert summary["requests"]["failed"] == 0
     assert summary["client"]["kernel_stamp_share"] == 0
     assert summary["unsound"] == dict.fromkeys(
@@ -99,22 +99,22 @@ def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
     assert summary["client_lag_ms"]["p50"] is None
     assert summary["stalls"]["requests"] is None
     assert summary["ttft_ms"]["min"] >= 20
-    caveat = " ".join(done.stdout.split())
+    caveat = " ".join(process.stdout.split())
     assert "Receive delay, stalls not reported" in caveat
 
 
 @pytest.mark.processes
 def test_doctor_says_on_macos_that_kernel_timestamps_are_missing() -> None:
     with start(SLOW_ENOUGH) as endpoint:
-        done = loadgen_on_macos("doctor", "--url", endpoint.url, "--full")
-    assert "timestamps responses when" in " ".join(done.stdout.split()), done
+        process = loadgen_on_macos("doctor", "--url", endpoint.url, "--full")
+    assert "timestamps responses when" in " ".join(process.stdout.split()), process
 
 
 @pytest.mark.processes
 def test_the_sdk_calls_a_server_on_macos() -> None:
     with start(SLOW_ENOUGH) as endpoint:
-        done = run_on_macos("-c", CALL_WITH_SDK, endpoint.url)
-    assert done.stdout.strip(), done.stderr
+        process = run_on_macos("-c", CALL_WITH_SDK, endpoint.url)
+    assert process.stdout.strip(), process.stderr
 
 
 @pytest.mark.processes
@@ -124,9 +124,9 @@ def test_what_is_stored_can_be_read_on_macos(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "summary.json").write_bytes(summary)
     for command in (("report", "a"), ("compare", "a", "b")):
-        done = loadgen_on_macos(command[0], *(str(tmp_path / name) for name in command[1:]))
-        assert done.returncode in (0, 1, 3), done.stderr
-        assert "TTFT" in done.stdout.upper()
+        process = loadgen_on_macos(command[0], *(str(tmp_path / name) for name in command[1:]))
+        assert process.returncode in (0, 1, 3), process.stderr
+        assert "TTFT" in process.stdout.upper()
     virtual = loadgen_on_macos(
         "run", "qa", "--url", "sim:gb300-vm", "-n", "20", "-o", str(tmp_path / "out")
     )
@@ -138,7 +138,7 @@ def test_windows_is_refused_with_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exc_info:
         main(["report", "x"])
-    assert left.value.code == 2
+    assert exc_info.value.code == 2
     assert "WSL2" in capsys.readouterr().err

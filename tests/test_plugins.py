@@ -147,10 +147,10 @@ def test_a_failing_plugin_is_named_and_stops_nothing(
         f"plug-in {name} of kitchen-b 1.0 is not used: {fault}"
     )
     if name != "soup":
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError) as exc_info:
             dishes.find(name)
-        assert raised.value.code == "plugin_failed" and raised.value.key == "kitchen-b"
-        assert fault in raised.value.message
+        assert exc_info.value.code == "plugin_failed" and exc_info.value.key == "kitchen-b"
+        assert fault in exc_info.value.message
 
 
 def test_an_exception_of_a_plugin_is_reported_as_its_error(packages: Path) -> None:
@@ -160,11 +160,11 @@ def test_an_exception_of_a_plugin_is_reported_as_its_error(packages: Path) -> No
 
     assert stew is not None
     assert stew.cook is not None
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError) as exc_info:
         dishes.guard(stew, stew.cook)("")
     assert (
-        "stew of kitchen-a 1.0" in raised.value.message
-        and "ZeroDivisionError" in raised.value.message
+        "stew of kitchen-a 1.0" in exc_info.value.message
+        and "ZeroDivisionError" in exc_info.value.message
     )
     assert dishes.guard(stew, stew.cook, check_type(str))("pea") == "pea stew"
     with pytest.raises(
@@ -204,9 +204,15 @@ def test_used_plugins_are_recorded_with_their_version(packages: Path) -> None:
     assert dishes.names() == ("soup", "bread", "stew") and plugins.used_plugins() == ()
 
     dishes.find("stew")
-    (used,) = plugins.used_plugins()
-    assert used == (GROUP, "stew", "kitchen-a", "1.0") and plugins.version_differences([used]) == []
-    other_packages = [used._replace(version="2.0"), used._replace(package="kitchen-z")]
+    (used_plugin,) = plugins.used_plugins()
+    assert (
+        used_plugin == (GROUP, "stew", "kitchen-a", "1.0")
+        and plugins.version_differences([used_plugin]) == []
+    )
+    other_packages = [
+        used_plugin._replace(version="2.0"),
+        used_plugin._replace(package="kitchen-z"),
+    ]
     assert plugins.version_differences(other_packages) == [
         "kitchen-a 1.0 here, 2.0 there",
         "kitchen-z none here, 1.0 there",

@@ -75,7 +75,7 @@ def test_a_page_follows_the_outline_and_says_what_was_executed(recipe: Recipe) -
 
 @all_recipes
 def test_a_page_shows_all_four_commands(recipe: Recipe) -> None:
-    names = {words[0] for words in _commands(recipe.path.read_text("utf-8"))}
+    names = {arguments[0] for arguments in _commands(recipe.path.read_text("utf-8"))}
     assert names == {"doctor", "run", "search", "cost"}
 
 
@@ -95,11 +95,11 @@ def test_the_commands_of_a_page_run_in_virtual_time(
     text = text.replace("example-large", SIMULATED_MODEL)
     for name, content in NAMED_YAML_BLOCK.findall(text):
         (tmp_path / name).write_text(content, "utf-8")
-    for words in _commands(text):
-        if words[0] == "doctor":
+    for arguments in _commands(text):
+        if arguments[0] == "doctor":
             continue  # the next test runs it on a server that it can examine
-        exit_codes = {0, SEARCH_STOPPED} if words[0] == "search" else {0}
-        assert exits(*words) in exit_codes, f"{words}: {capsys.readouterr().err}"
+        exit_codes = {0, SEARCH_STOPPED} if arguments[0] == "search" else {0}
+        assert exits(*arguments) in exit_codes, f"{arguments}: {capsys.readouterr().err}"
 
 
 @pytest.mark.processes
@@ -110,7 +110,7 @@ def test_doctor_of_a_page_finds_no_problem_in_a_simulated_server(
     url = servers.shared().url
     text = re.sub(r"http://localhost:\d+", url, recipe.path.read_text("utf-8"))
     text = text.replace("--tokenizer tiny-model", "")
-    doctor = next(words for words in _commands(text) if words[0] == "doctor")
+    doctor = next(arguments for arguments in _commands(text) if arguments[0] == "doctor")
     assert exits(*doctor, "--json") == 0, capsys.readouterr().out
 
 

@@ -631,10 +631,10 @@ def test_a_file_without_a_required_value_is_refused_as_damaged(
     content = json.loads((folder / file).read_bytes())
     del content[field]
     (folder / file).write_text(json.dumps(content))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         assert opened(folder).text
-    assert caught.value.exit_code == 2
-    assert caught.value.where == str(folder / file) and f"`{field}`" in str(caught.value)
+    assert exc_info.value.exit_code == 2
+    assert exc_info.value.where == str(folder / file) and f"`{field}`" in str(exc_info.value)
 
 
 def test_a_report_leaves_the_files_of_a_verdict_unchanged(results: Path) -> None:
@@ -785,7 +785,7 @@ def test_a_failure_on_unchanged_files_is_reported_as_a_bug(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "typed",
+    "command_line",
     [
         "report",
         "compare other",
@@ -802,15 +802,15 @@ def test_a_failure_on_unchanged_files_is_reported_as_a_bug(tmp_path: Path) -> No
     ],
 )
 def test_a_url_in_place_of_a_result_is_an_error_that_says_so(
-    typed: str, capsys: pytest.CaptureFixture[str]
+    command_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
-        assert exits(*typed.split(), url) == 2
+        assert exits(*command_line.split(), url) == 2
         assert "not a URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "typed",
+    "command_line",
     [
         "run qa --dataset",
         "run qa --trace",
@@ -837,9 +837,9 @@ def test_a_url_in_place_of_a_result_is_an_error_that_says_so(
     ],
 )
 def test_a_url_in_place_of_a_file_is_an_error_that_says_so(
-    typed: str, capsys: pytest.CaptureFixture[str]
+    command_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without its password."""
-    assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
+    assert exits(*command_line.split(), "https://user:secret@h/x.jsonl") == 2
     stderr = capsys.readouterr().err
     assert "not a URL" in stderr and "secret" not in stderr

@@ -39,8 +39,8 @@ def test_the_stored_schema_equals_the_printed_schema() -> None:
 
 @pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "name", value))
 def test_shipped_files_conform_to_their_schema(kind: str, file: Path) -> None:
-    written = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
-    jsonschema.Draft202012Validator(schema(kind)).validate(written)
+    written_document = json.loads(json.dumps(yaml.safe_load(file.read_text()), default=str))
+    jsonschema.Draft202012Validator(schema(kind)).validate(written_document)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_schemas_accept_valid_and_refuse_invalid_documents(
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected_text"),
+    ("arguments", "expected_text"),
     [
         (["export"], "the directory of a run is missing"),
         (["export", "r"], "--as is missing"),
@@ -77,8 +77,8 @@ def test_schemas_accept_valid_and_refuse_invalid_documents(
     ],
 )
 def test_export_names_a_missing_schema(
-    typed: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ending:
-        cli.main(typed)
+        cli.main(arguments)
     assert ending.value.code == 2 and expected_text in capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_the_file_format_of_the_package_is_read_written_and_replayed(
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "typed", "expected_text"),
+    ("ours", "theirs", "arguments", "expected_text"),
     [
         (
             'return columns["first_answer_ns"] - columns["first_token_ns"]',
@@ -188,7 +188,7 @@ def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
     monkeypatch: pytest.MonkeyPatch,
     ours: str,
     theirs: str,
-    typed: tuple[str, ...],
+    arguments: tuple[str, ...],
     expected_text: str,
 ) -> None:
     assert ours in ROWS
@@ -196,7 +196,7 @@ def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
     installed(site, ROWS.replace(ours, theirs))
     monkeypatch.chdir(tmp_path)
     Path("acme.json").write_text('{"acme_bench": 1, "ttft_s": 0.25, "requests": 7}')
-    if typed == ("doctor",):
+    if arguments == ("doctor",):
         assert any(
             expected_text in finding.observed
             for finding in plugin_checks.check_plugins()
@@ -204,7 +204,7 @@ def test_a_mistake_in_a_row_is_reported_as_that_of_the_plugin(
         )
         return
 
-    assert exits(*typed) == USAGE
+    assert exits(*arguments) == USAGE
     assert expected_text in capsys.readouterr().err
 
 
@@ -377,9 +377,9 @@ def test_a_worker_with_another_version_refuses_the_run() -> None:
     wanted = plugins.UsedPlugin("loadgen.backends", "acme", "acme-loadgen", "2.0")
     job: Any = SimpleNamespace(plugins=(wanted,))
 
-    with pytest.raises(UserError, match=r"acme-loadgen 1.0 here, 2.0 there") as raised:
+    with pytest.raises(UserError, match=r"acme-loadgen 1.0 here, 2.0 there") as exc_info:
         build_plan(job)
-    assert raised.value.code == "nodes_differ"
+    assert exc_info.value.code == "nodes_differ"
 
     here = node_facts.read_local_facts([], ["acme-loadgen"])
     there = here._replace(versions=here.versions | {"acme-loadgen": "2.0"})

@@ -100,8 +100,8 @@ def test_similarity_of_two_answers_equals_values_by_hand() -> None:
     assert scores.score_pair("abc", "abd")["similarity"] == pytest.approx(2 / 3)
 
 
-def _question(reference: str | None, **changed: Any) -> Question:
-    return Question(row=DatasetRow(prompt="x"), reference=reference, **changed)
+def _question(reference: str | None, **changes: Any) -> Question:
+    return Question(row=DatasetRow(prompt="x"), reference=reference, **changes)
 
 
 def test_a_quality_loss_is_found_and_undecided_with_few_prompts() -> None:
@@ -174,11 +174,11 @@ def endpoints() -> Iterator[tuple[str, str, str]]:
     """Yield the URLs of an endpoint, of an equal one, and of one with 10 % other words."""
     fast = {"ttft": "1ms", "itl": "0", "seed": 3}
     with (
-        start(Options(**fast)) as good,  # type: ignore[arg-type]
+        start(Options(**fast)) as good_server,  # type: ignore[arg-type]
         start(Options(**fast)) as same,  # type: ignore[arg-type]
-        start(Options(**fast, worse=0.1)) as worse,  # type: ignore[arg-type]
+        start(Options(**fast, worse=0.1)) as worse_server,  # type: ignore[arg-type]
     ):
-        yield good.url, same.url, worse.url
+        yield good_server.url, same.url, worse_server.url
 
 
 def run_answers_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
@@ -298,9 +298,9 @@ def test_two_tokenizers_are_reported_and_token_ids_are_refused() -> None:
     with serving(responses[0]) as server, serving(responses[1]) as other:
         ends = [Settings(url=url, model="m", server="openai") for url in (server.url, other.url)]
         check_same_tokenizer(*ends, [_question("text")])
-        with refused(UserError, "mismatch") as caught:
+        with refused(UserError, "mismatch") as exc_info:
             check_same_tokenizer(*ends, ids)
-        assert "A counts 30 tokens" in caught.value.message
+        assert "A counts 30 tokens" in exc_info.value.message
 
 
 @pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])
@@ -363,9 +363,9 @@ def test_an_answer_term_that_cannot_be_proved_is_refused(
 def test_an_invalid_data_set_is_refused_with_the_contract(tmp_path: Path, data: str | None) -> None:
     if data is not None:
         _write(tmp_path / "d.jsonl", [data])
-    with pytest.raises(CombinedError) as raised:
+    with pytest.raises(CombinedError) as exc_info:
         load_contract(_contract(tmp_path, "exact: 50%"), env={})
-    assert "d.jsonl" in str(raised.value) or "c.yaml:5:12" in str(raised.value)
+    assert "d.jsonl" in str(exc_info.value) or "c.yaml:5:12" in str(exc_info.value)
 
 
 @pytest.mark.processes

@@ -79,15 +79,15 @@ def asking(command: str, *numbers: int) -> Callable[[Scene], None]:
 
     def do(scene: Scene) -> None:
         laid_out(scene)
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            silent.setblocking(False)
-            scene.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as silent_server:
+            silent_server.setblocking(False)
+            scene.url = f"http://127.0.0.1:{silent_server.getsockname()[1]}"
             scene.go(command)
             connections: list[Any] = []
 
             def has_connection() -> bool:
                 try:
-                    connections.append(silent.accept())
+                    connections.append(silent_server.accept())
                 except BlockingIOError:
                     return False
                 return True

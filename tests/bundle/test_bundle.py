@@ -276,9 +276,9 @@ def test_missing_and_damaged_files_are_named_without_a_traceback(
     results_dir: Path, tmp_path: Path
 ) -> None:
     bundle = bundled(results_dir / "validation", tmp_path)
-    gone = verify_bundle(changed(bundle, "result/verdict.html", None))
+    gone_verification = verify_bundle(changed(bundle, "result/verdict.html", None))
 
-    assert [(mismatch.file, mismatch.code) for mismatch in gone.differences] == [
+    assert [(mismatch.file, mismatch.code) for mismatch in gone_verification.differences] == [
         ("result/verdict.html", "missing")
     ]
 
@@ -547,8 +547,8 @@ def test_a_signature_is_verified_by_its_key_only(
     assert "--signed-by KEY.pub" in as_text.render(report(verification))
     signed_verification = verify_bundle(path, signed_by=key.with_suffix(".pub"))
     assert (signed_verification.verified, signed_verification.signature) == ("all", "given key")
-    wrong = verify_bundle(path, signed_by=other.with_suffix(".pub"))
-    assert (wrong.verified, wrong.signature) == ("no", "other key")
+    wrong_verification = verify_bundle(path, signed_by=other.with_suffix(".pub"))
+    assert (wrong_verification.verified, wrong_verification.signature) == ("no", "other key")
 
 
 @pytest.mark.processes

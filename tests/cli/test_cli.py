@@ -222,11 +222,11 @@ def test_each_value_of_an_option_is_preceded_by_its_name(
 def test_two_endpoints_for_a_command_with_one_target_are_refused() -> None:
     arguments = ["doctor", "--url", "http://127.0.0.1:1", "-u", "http://127.0.0.1:2"]
     code = "from loadgen.cli.app import main; main()"
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "--url" in ended.stderr
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "--url" in process.stderr
 
 
 def test_dry_run_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,9 +292,9 @@ def test_progress_as_json_has_the_step_and_the_number_of_steps(
 def test_progress_states_the_time_left() -> None:
     steps = StepCounter(4)
     steps._start_ns -= 30_000_000_000
-    first, second = steps.begin_step(), steps.begin_step()
-    assert first.left_s is None and second.left_s == pytest.approx(90, abs=1)
-    assert re.fullmatch(r"c2: 2 of 4, .* 1 min 30 s .* \d\d:\d\d", describe_step("c2", second))
+    first_step, second_step = steps.begin_step(), steps.begin_step()
+    assert first_step.left_s is None and second_step.left_s == pytest.approx(90, abs=1)
+    assert re.fullmatch(r"c2: 2 of 4, .* 1 min 30 s .* \d\d:\d\d", describe_step("c2", second_step))
 
 
 def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
@@ -302,14 +302,14 @@ def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
     steps = StepCounter(40, at_most=True)
     steps._start_ns -= 30_000_000_000
     steps.begin_step()
-    second = steps.begin_step()
+    second_step = steps.begin_step()
 
-    assert second.left_s is None and second.mean_s == pytest.approx(30, abs=1)
-    assert describe_step("8/s", second).startswith("8/s: 2 of at most 40, about 30.0 s")
-    third = steps.begin_step(RemainingSteps(8.4, 240.0))
-    assert (third.number, third.expected_count, third.left_s) == (3, 10, 240.0)
+    assert second_step.left_s is None and second_step.mean_s == pytest.approx(30, abs=1)
+    assert describe_step("8/s", second_step).startswith("8/s: 2 of at most 40, about 30.0 s")
+    third_step = steps.begin_step(RemainingSteps(8.4, 240.0))
+    assert (third_step.number, third_step.expected_count, third_step.left_s) == (3, 10, 240.0)
     assert re.fullmatch(
-        r"8/s: 3 of about 10, .* 4 min 00 s .* \d\d:\d\d", describe_step("8/s", third)
+        r"8/s: 3 of about 10, .* 4 min 00 s .* \d\d:\d\d", describe_step("8/s", third_step)
     )
 
 
@@ -318,8 +318,8 @@ def test_a_step_that_is_known_to_be_longer_counts_for_more() -> None:
     steps = StepCounter(4, weights=[1, 2, 4, 8])
     steps._start_ns -= 30_000_000_000
     steps.begin_step(), steps.begin_step()
-    third = steps.begin_step()
-    assert third.left_s == pytest.approx(120, abs=1)
+    third_step = steps.begin_step()
+    assert third_step.left_s == pytest.approx(120, abs=1)
 
 
 def test_progress_without_a_terminal_is_a_plain_line() -> None:
@@ -415,7 +415,7 @@ def test_every_option_of_the_table_names_its_value() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("typed", "completed"),
+    ("command_line", "completed"),
     [
         ("loadgen re", ["report"]),
         ("loadgen run --pro", ["--profile", "--progress", "--prometheus"]),
@@ -423,10 +423,12 @@ def test_every_option_of_the_table_names_its_value() -> None:
         ("loadgen mlperf s", ["server"]),
     ],
 )
-def test_shell_completion_lists_commands_and_options(typed: str, completed: list[str]) -> None:
+def test_shell_completion_lists_commands_and_options(
+    command_line: str, completed: list[str]
+) -> None:
     environment = {
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(typed.count(" ")),
+        "COMP_WORDS": command_line,
+        "COMP_CWORD": str(command_line.count(" ")),
         "_LOADGEN_COMPLETE": "complete_bash",
     }
     code = "import sys; sys.argv = ['loadgen']; from loadgen.cli.app import main; main()"
@@ -450,8 +452,8 @@ def test_shell_completion_lists_commands_and_options(typed: str, completed: list
     ],
 )
 def test_a_busy_host_gets_a_suggested_next_command(settings: Settings, expected_text: str) -> None:
-    typed = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
-    assert expected_text in suggest_next_step(typed, settings)
+    arguments = ["run", "qa", "-c", "4", *(["--out", str(settings.out)] if settings.out else [])]
+    assert expected_text in suggest_next_step(arguments, settings)
 
 
 def test_no_contract_is_offered_as_a_workload(

@@ -35,7 +35,7 @@ def _typed_command(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("command_line", "expected"),
     [
         (
             "run --base-url http://h:8000 --model m --dataset-name random --random-input-len 1024"
@@ -75,15 +75,15 @@ def _typed_command(text: str) -> list[str]:
     ],
 )
 def test_an_error_shows_the_whole_translated_command_line(
-    typed: str, expected: str, capsys: pytest.CaptureFixture[str]
+    command_line: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exits(*shlex.split(typed)) == USAGE
+    assert exits(*shlex.split(command_line)) == USAGE
     assert _typed_command(capsys.readouterr().err) == shlex.split(expected)
 
 
 def test_all_unknown_options_are_in_one_error(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ("--nope", "1", "--base-url", "http://h", "--bogus", "--num-prompts", "5")
-    assert exits("run", "qa", *typed) == USAGE
+    arguments = ("--nope", "1", "--base-url", "http://h", "--bogus", "--num-prompts", "5")
+    assert exits("run", "qa", *arguments) == USAGE
     text = capsys.readouterr().err
     assert text.count("error:") == 1
     first_line = text.splitlines()[0]
@@ -93,7 +93,7 @@ def test_all_unknown_options_are_in_one_error(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("arguments", "expected"),
     [
         (("run", "qa", "-u", "10"), "-c 10"),
         (("run", "qa", "--url", "http://h", "-c", "0"), "--request-rate"),
@@ -104,9 +104,9 @@ def test_all_unknown_options_are_in_one_error(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_frequent_mistake_gets_a_hint_that_says_what_to_type(
-    typed: tuple[object, ...], expected: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[object, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exits(*typed) == USAGE
+    assert exits(*arguments) == USAGE
     assert expected in capsys.readouterr().err.partition("hint:")[2]
 
 
@@ -116,12 +116,12 @@ def test_what_replaces_an_option_of_another_tool_is_accepted(flag: str) -> None:
     command = "export" if flag == "--format" else "run"
     value = {"--goodput": "ttft:500 tpot:50", "--endpoint": "/v1/completions"}.get(flag, "5")
     arguments = [] if replacement.translate is None else replacement.translate(value)
-    known = _options_of(command)
+    known_options_by_name = _options_of(command)
 
-    assert {word for word in arguments if word.startswith("-")} <= known.keys()
+    assert {word for word in arguments if word.startswith("-")} <= known_options_by_name.keys()
     assert set(re.findall(r"--set ([a-z_]+)=", replacement.hint)) <= set(SET_KEYS)
     named = set(re.findall(r"(?<![a-z-])--[a-z-]+", replacement.hint))
-    assert named <= known.keys() | _options_of("export").keys()
+    assert named <= known_options_by_name.keys() | _options_of("export").keys()
 
 
 def test_an_option_of_another_tool_has_one_replacement() -> None:

@@ -79,7 +79,7 @@ def test_run_has_at_most_60_options() -> None:
     )
 
 
-def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
+def modules_after(*command_line: str, completing: str = "") -> tuple[set[str], str]:
     """Return the modules that a process has imported after a command, and what it printed."""
     code = (
         "import sys\nfrom loadgen.cli.app import main\nsys.argv[0] = 'loadgen'\n"
@@ -91,7 +91,7 @@ def modules_after(*typed: str, completing: str = "") -> tuple[set[str], str]:
         "_LOADGEN_COMPLETE": "complete_bash",
     }
     process = subprocess.run(
-        [sys.executable, "-c", code, *typed],
+        [sys.executable, "-c", code, *command_line],
         env=os.environ | (environment if completing else {}),
         capture_output=True,
         text=True,

@@ -38,35 +38,35 @@ def ended(*arguments: str, shell: str = "", **more: str) -> subprocess.Completed
 @pytest.mark.processes
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
-    done = ended(*RUN, "--out", str(tmp_path / "out"), shell=closed)
-    assert done.returncode == 0, done.stderr
+    process = ended(*RUN, "--out", str(tmp_path / "out"), shell=closed)
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "out" / "summary.json").exists()
 
 
 @pytest.mark.processes
 def test_unprintable_text_is_reported_without_a_traceback() -> None:
-    done = ended("--version", shell="> /dev/full")
-    assert done.returncode == 2 and done.stderr.startswith("error: the host refused: ")
-    assert done.stderr.count("\n") == 2
+    process = ended("--version", shell="> /dev/full")
+    assert process.returncode == 2 and process.stderr.startswith("error: the host refused: ")
+    assert process.stderr.count("\n") == 2
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("slo", ["e2e:1ms", "e2e:100s"])
 def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path, slo: str) -> None:
     """The command writes more than a pipe holds, and `| true` reads nothing of it."""
-    done = ended(*RUN, "--slo", slo, "--out", str(tmp_path / "out"), shell="| true")
-    assert done.returncode == (1 if slo == "e2e:1ms" else 0), done.stderr
+    process = ended(*RUN, "--slo", slo, "--out", str(tmp_path / "out"), shell="| true")
+    assert process.returncode == (1 if slo == "e2e:1ms" else 0), process.stderr
     report = ended("report", str(tmp_path / "out"), "--json", shell="| head -c 1")
-    assert report.returncode == done.returncode, report.stderr
+    assert report.returncode == process.returncode, report.stderr
     assert "error" not in report.stderr
 
 
 @pytest.mark.processes
 def test_a_terminal_without_utf_8_gets_the_same_text(tmp_path: Path) -> None:
-    done = ended(
+    process = ended(
         *RUN, "--out", str(tmp_path / "out"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"
     )
-    assert (done.returncode, "bug" in done.stderr) == (0, False), done.stderr
+    assert (process.returncode, "bug" in process.stderr) == (0, False), process.stderr
 
 
 @pytest.mark.processes
@@ -98,10 +98,10 @@ def test_a_path_that_the_host_refuses_is_a_user_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exc_info:
         main([*RUN, "--out", out])
     stderr = capsys.readouterr().err
-    assert caught.value.code == 2, stderr
+    assert exc_info.value.code == 2, stderr
     assert expected_text in stderr and "hint:" in stderr
     assert "bug" not in stderr and "Traceback" not in stderr
 
@@ -133,10 +133,10 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
 def test_absurd_numbers_are_refused(
     flags: tuple[str, ...], expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exc_info:
         main(["run", "qa", "--url", "sim:gb300-vm", *flags])
     stderr = capsys.readouterr().err
-    assert (caught.value.code, expected_text in stderr) == (2, True), stderr[:500]
+    assert (exc_info.value.code, expected_text in stderr) == (2, True), stderr[:500]
 
 
 def test_a_damaged_run_exits_with_code_2(
@@ -150,9 +150,9 @@ def test_a_damaged_run_exits_with_code_2(
             b"",
         ):
             (tmp_path / name).write_bytes(data)
-            with pytest.raises(SystemExit) as caught:
+            with pytest.raises(SystemExit) as exc_info:
                 main(["report", str(tmp_path)])
-            assert caught.value.code == 2, capsys.readouterr().err[:500]
+            assert exc_info.value.code == 2, capsys.readouterr().err[:500]
         (tmp_path / name).unlink()
 
 
@@ -168,10 +168,10 @@ def on_a_full_disk(most_bytes: int, *arguments: str) -> subprocess.CompletedProc
 @pytest.mark.processes
 def test_a_full_disk_is_reported_with_what_was_saved(tmp_path: Path) -> None:
     load = (*RUN[:4], "-n", "500", "--request-rate", "50")
-    done = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
-    assert done.returncode == 2, done.stderr
-    assert "free some space" in done.stderr and "kept" in done.stderr
-    assert "bug" not in done.stderr
+    process = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
+    assert process.returncode == 2, process.stderr
+    assert "free some space" in process.stderr and "kept" in process.stderr
+    assert "bug" not in process.stderr
 
 
 @pytest.mark.processes
@@ -182,9 +182,9 @@ def test_a_disk_that_is_full_for_worker_processes_is_reported_as_a_full_disk(
     out = tmp_path / "out"
     with embedded.start(Options(ttft="5ms", itl="1ms")) as server:
         load = ("run", "qa", "--url", server.url, "-n", "400", "--request-rate", "200")
-        done = on_a_full_disk(20_000, *load, "--workers", "2", "--out", str(out))
-    assert done.returncode == 2, done.stderr
-    assert "free some space" in done.stderr and "kept" in done.stderr
+        process = on_a_full_disk(20_000, *load, "--workers", "2", "--out", str(out))
+    assert process.returncode == 2, process.stderr
+    assert "free some space" in process.stderr and "kept" in process.stderr
     assert not (out / "summary.json").is_file(), "the failures were not the server's"
 
 
@@ -203,9 +203,9 @@ def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
     tmp_path: Path,
 ) -> None:
     load = (*RUN[:4], "-n", "5", "--request-rate", "50")
-    done = on_a_full_disk(100, *load, "--out", str(tmp_path / "out"))
-    assert done.returncode == 2, done.stderr
-    assert "free some space" in done.stderr and "nothing was recorded" in done.stderr
+    process = on_a_full_disk(100, *load, "--out", str(tmp_path / "out"))
+    assert process.returncode == 2, process.stderr
+    assert "free some space" in process.stderr and "nothing was recorded" in process.stderr
 
 
 def test_a_folder_moved_during_a_run_is_reported_as_missing(
@@ -249,9 +249,9 @@ def test_a_thread_that_arrow_cannot_start_is_a_user_error(
             "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"
         )
 
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exc_info:
         sys.exit(run_to_exit_code(work))
-    assert caught.value.code == 2 and "out of memory" in capsys.readouterr().err
+    assert exc_info.value.code == 2 and "out of memory" in capsys.readouterr().err
 
 
 INTERRUPTED_AT_ITS_END = """
@@ -310,10 +310,10 @@ def test_the_password_of_a_url_in_a_wrong_place_is_not_shown(
 ) -> None:
     """Whatever repeats what was typed: the screen of a build is read by many."""
     for typed in ("run qa {}", "run {}/w.yaml", "run qa --dry-run --prometheus {}"):
-        with pytest.raises(SystemExit) as caught:
+        with pytest.raises(SystemExit) as exc_info:
             main(typed.format("http://user:s3cret@h").split())
         stderr = capsys.readouterr().err
-        assert caught.value.code == 2 and "s3cret" not in stderr and "://***@h" in stderr, stderr
+        assert exc_info.value.code == 2 and "s3cret" not in stderr and "://***@h" in stderr, stderr
 
 
 @pytest.mark.parametrize("twice", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])

@@ -137,14 +137,14 @@ def _wrote(file: Path, data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("sound")
+    directory = tmp_path_factory.mktemp("sound")
     for name in ("raw", "contract"):
-        repository_paths.unpack(name, where)
-    return where
+        repository_paths.unpack(name, directory)
+    return directory
 
 
 @pytest.fixture
-def theirs(sound: Path, tmp_path: Path) -> Path:
+def foreign_dir(sound: Path, tmp_path: Path) -> Path:
     """Return a results folder that has a user's file named `secret` as its neighbour."""
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "out").mkdir()
@@ -168,29 +168,29 @@ def test_every_command_has_a_case_in_this_file() -> None:
 @pytest.mark.parametrize("animal", ZOO)
 def test_no_command_reads_or_writes_outside_a_foreign_folder(
     animal: str,
-    theirs: Path,
+    foreign_dir: Path,
     sound: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(repository_paths.ROOT)
-    ZOO[animal](theirs)
+    ZOO[animal](foreign_dir)
     for arguments in TAKERS.values():
         _ends(
             *(
-                word.format(its=theirs, good=sound / "raw", out=theirs.parent / "out")
+                word.format(its=foreign_dir, good=sound / "raw", out=foreign_dir.parent / "out")
                 for word in arguments
             )
         )
     output = "".join(capsys.readouterr())
 
-    assert (theirs.parent / "secret").read_text() == SECRET
+    assert (foreign_dir.parent / "secret").read_text() == SECRET
     assert SECRET not in output
     assert "\x1b" not in output and "\r" not in output
     assert not any(
         line.lstrip().startswith("VALID: a forged verdict") for line in output.splitlines()
     )
-    written = [path for path in (theirs.parent / "out").rglob("*") if path.is_file()]
+    written = [path for path in (foreign_dir.parent / "out").rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
 
 
@@ -214,20 +214,22 @@ def test_a_page_is_written_over_a_link_and_not_through_it(tmp_path: Path) -> Non
 
 
 def test_links_inside_a_folder_and_on_the_users_own_path_are_followed(
-    theirs: Path, tmp_path: Path
+    foreign_dir: Path, tmp_path: Path
 ) -> None:
-    (theirs / "notes").symlink_to("run.json")
-    (tmp_path / "disk").symlink_to(theirs)
+    (foreign_dir / "notes").symlink_to("run.json")
+    (tmp_path / "disk").symlink_to(foreign_dir)
     files.refuse_links(tmp_path / "disk")
-    (theirs / "out").symlink_to("..")
+    (foreign_dir / "out").symlink_to("..")
     with refused(UserError, "unsafe_file", where="disk"):
         files.refuse_links(tmp_path / "disk")
 
 
-def test_report_leaves_no_page_in_a_folder_that_is_no_result(theirs: Path, tmp_path: Path) -> None:
+def test_report_leaves_no_page_in_a_folder_that_is_no_result(
+    foreign_dir: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "clone"
-    shutil.copytree(theirs, root / "results" / "a")
-    shutil.copytree(theirs, root / "results" / "b")
+    shutil.copytree(foreign_dir, root / "results" / "a")
+    shutil.copytree(foreign_dir, root / "results" / "b")
     _ends("report", str(root))
     assert not (root / "report.html").exists()
     _ends("report", str(root / "results"))
@@ -235,15 +237,15 @@ def test_report_leaves_no_page_in_a_folder_that_is_no_result(theirs: Path, tmp_p
 
 
 @pytest.fixture
-def server(theirs: Path, sound: Path) -> Iterator[ResultsServer]:
-    shutil.copytree(sound / "raw", theirs.parent / "good")
-    with answering(ResultsServer(theirs.parent, 0, None)) as running:
+def server(foreign_dir: Path, sound: Path) -> Iterator[ResultsServer]:
+    shutil.copytree(sound / "raw", foreign_dir.parent / "good")
+    with answering(ResultsServer(foreign_dir.parent, 0, None)) as running:
         yield running
 
 
 @pytest.mark.parametrize("animal", ZOO)
-def test_ui_survives_every_folder(animal: str, theirs: Path, server: ResultsServer) -> None:
-    ZOO[animal](theirs)
+def test_ui_survives_every_folder(animal: str, foreign_dir: Path, server: ResultsServer) -> None:
+    ZOO[animal](foreign_dir)
     for path in (
         "",
         "result?r=theirs",
@@ -283,7 +285,7 @@ def _plan(folder: Path, *command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begun", "typed"),
+    ("begun", "arguments"),
     [
         (("search", "qa", "--slo", "ttft:2s"), ("search", "--resume", "{its}")),
         (
@@ -304,15 +306,15 @@ def _plan(folder: Path, *command: str) -> None:
 )
 def test_no_key_is_sent_to_a_host_that_only_a_folder_names(
     begun: tuple[str, ...],
-    typed: tuple[str, ...],
+    arguments: tuple[str, ...],
     where: tuple[str, ...],
     sound: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    with socket.create_server(("127.0.0.1", 0)) as theirs:
-        port = theirs.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as their_server:
+        port = their_server.getsockname()[1]
         command = ("loadgen", *begun, *(word.format(port=port) for word in where))
         its = tmp_path / "its"
         if begun[0] == "validate":
@@ -322,12 +324,12 @@ def test_no_key_is_sent_to_a_host_that_only_a_folder_names(
         else:
             _plan(its, *command)
 
-        with refused(UserError, "missing_option", where=typed[-2]) as fault:
-            run_command_line([word.format(its=its) for word in typed])
+        with refused(UserError, "missing_option", where=arguments[-2]) as fault:
+            run_command_line([word.format(its=its) for word in arguments])
         assert f"127.0.0.1:{port}" in fault.value.hint
-        theirs.setblocking(False)
+        their_server.setblocking(False)
         with pytest.raises(BlockingIOError):
-            theirs.accept()
+            their_server.accept()
 
 
 @pytest.mark.parametrize(
@@ -396,18 +398,20 @@ def test_options_with_addresses_or_key_files_are_those_that_reach_out() -> None:
 
 
 def test_a_page_that_loadgen_did_not_write_is_named(
-    theirs: Path, capsys: pytest.CaptureFixture[str]
+    foreign_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (theirs / "report.html").write_text("<script>steal()</script>")
-    (theirs / "more").mkdir()
-    (theirs / "more" / "notes.HTM").write_text("<script>steal()</script>")
-    _ends("report", str(theirs))
+    (foreign_dir / "report.html").write_text("<script>steal()</script>")
+    (foreign_dir / "more").mkdir()
+    (foreign_dir / "more" / "notes.HTM").write_text("<script>steal()</script>")
+    _ends("report", str(foreign_dir))
     stderr = capsys.readouterr().err
 
     assert "more/notes.HTM in" in stderr and "report.html in" not in stderr, "that one is made anew"
 
-    (theirs / "more" / "notes.HTM").write_text(page.build_page_head() + "<script>steal()</script>")
-    _ends("report", str(theirs))
+    (foreign_dir / "more" / "notes.HTM").write_text(
+        page.build_page_head() + "<script>steal()</script>"
+    )
+    _ends("report", str(foreign_dir))
     assert "notes.HTM" not in capsys.readouterr().err, (
         "the browser runs no script in it but that of our pages"
     )
@@ -446,9 +450,13 @@ def test_an_endpoint_that_a_contract_alone_names_gets_no_key(tmp_path: Path) -> 
     mine = Settings(url="http://mine:1", api_key=SECRET, headers=(("X-Api-Key", SECRET),))
     request = command.ValidateRequest(checked, mine, Overrides(), None)
     options = command.OtherEndpointOptions(url=None, model=None, key_file=None)
-    theirs = command._create_other_endpoint_settings(request, options, dry_run=False)
-    assert theirs is not None
-    assert (theirs.url, theirs.api_key, theirs.headers) == ("http://theirs:1", None, ())
+    their_settings = command._create_other_endpoint_settings(request, options, dry_run=False)
+    assert their_settings is not None
+    assert (their_settings.url, their_settings.api_key, their_settings.headers) == (
+        "http://theirs:1",
+        None,
+        (),
+    )
     named_by_user = command._create_other_endpoint_settings(
         request, options._replace(url="http://theirs:1"), dry_run=False
     )

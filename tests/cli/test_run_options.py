@@ -141,14 +141,14 @@ def test_command_line_and_python_refuse_the_same_values(
 
     if name in ONLY_PYTHON:
         return
-    typed = [
+    arguments = [
         f"--set={name}={option_value}"
         if option.set_metavar
         else f"{option.flags[0]}={option_value}"
         for option_value in values
     ]
 
-    assert exits("run", "qa", *typed) == 2
+    assert exits("run", "qa", *arguments) == 2
     assert str(faults.value) == capsys.readouterr().err.rstrip("\n")
 
 
@@ -362,12 +362,12 @@ def test_commands_with_undecided_verdicts_have_the_option_strict(
 # -- what was typed --------------------------------------------------------------------------------
 
 
-def small(**changed: Any) -> list[str]:
-    return [f"{OPTIONS[name].flags[0]}={value}" for name, value in (SIM | changed).items()]
+def small(**changes: Any) -> list[str]:
+    return [f"{OPTIONS[name].flags[0]}={value}" for name, value in (SIM | changes).items()]
 
 
 def test_the_stored_command_has_no_secrets(tmp_path: Path) -> None:
-    typed = [
+    arguments = [
         "run",
         "qa",
         *small(),
@@ -379,7 +379,7 @@ def test_the_stored_command_has_no_secrets(tmp_path: Path) -> None:
         "tpot:200ms",
     ]
 
-    assert exits(*typed, "-o", str(tmp_path / "a")) == 0
+    assert exits(*arguments, "-o", str(tmp_path / "a")) == 0
     stored = json.loads((tmp_path / "a" / "run.json").read_bytes())["command"]
     assert stored[:3] == ["loadgen", "run", "qa"] and stored[-4:-2] == ["ttft:2s", "tpot:200ms"]
     assert "X-Key: ***" in stored and "sesame" not in str(stored)

@@ -49,8 +49,8 @@ def test_an_export_of_a_simulated_run_says_simulated(
 
 def test_the_capacity_of_a_simulated_search_says_simulated(tmp_path: Path) -> None:
     folder = tmp_path / "search"
-    typed = ("search", "qa", *SIM, "--slo", "ttft:2s:p90", "-d", "30s", "-o", folder)
-    assert exits(*typed, "--max-probes", "2") in (0, 1, 3)
+    arguments = ("search", "qa", *SIM, "--slo", "ttft:2s:p90", "-d", "30s", "-o", folder)
+    assert exits(*arguments, "--max-probes", "2") in (0, 1, 3)
     assert json.loads((folder / "capacity.json").read_bytes())["simulated"] is True
 
 

@@ -19,17 +19,21 @@ def test_a_targets_file_sets_every_field_of_an_endpoint(tmp_path: Path) -> None:
         "- {name: a, url: 'http://h1:8000', api_key_env: KEY_A, gpus: 4, shape: S, region: R}\n"
         "- {url: 'http://h2:8000/v1', api_key_file: key}\n"
     )
-    first, second = targets.load_targets(file, {"KEY_A": "k-env"})
+    first_endpoint, second_endpoint = targets.load_targets(file, {"KEY_A": "k-env"})
 
-    assert first == Endpoint(
+    assert first_endpoint == Endpoint(
         url="http://h1:8000", name="a", api_key="k-env", gpus=4, shape="S", region="R"
     )
-    assert (second.name, second.api_key, second.gpus) == ("h2:8000", "k-file", None)
-    assert "k-env" not in repr(first)
+    assert (second_endpoint.name, second_endpoint.api_key, second_endpoint.gpus) == (
+        "h2:8000",
+        "k-file",
+        None,
+    )
+    assert "k-env" not in repr(first_endpoint)
 
     common = Endpoint(url="", api_key="k-all", gpus=8, shape="T", region="Q")
     file.write_text(file.read_text() + "- {name: c, url: 'http://h3'}\n")
-    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[0] == first
+    assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[0] == first_endpoint
     assert targets.load_targets(file, {"KEY_A": "k-env"}, common)[2] == replace(
         common, url="http://h3", name="c"
     )
@@ -97,9 +101,9 @@ def test_a_simulated_target_in_a_file_gives_the_same_error_as_an_option(tmp_path
     (tmp_path / "t.yaml").write_text(
         "- {name: a, url: 'sim:gb300-vm'}\n- {name: b, url: 'http://h'}\n"
     )
-    with pytest.raises(CombinedError) as refused:
+    with pytest.raises(CombinedError) as exc_info:
         targets.load_targets(tmp_path / "t.yaml", {}, Endpoint(url=""))
-    (fault,) = refused.value.errors
+    (fault,) = exc_info.value.errors
     assert "the only target" in str(fault) and "http://sim" not in str(fault)
 
 

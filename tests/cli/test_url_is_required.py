@@ -37,23 +37,23 @@ def test_a_command_that_sends_a_load_needs_a_url(
 
 def test_an_empty_url_fails_the_gate_and_writes_no_result(tmp_path: Path) -> None:
     junit = tmp_path / "j.xml"
-    typed = ("run", "qa", "--url", "", "--strict", "--junit", junit, "-o", tmp_path / "out")
-    assert exits(*typed) == 2
+    arguments = ("run", "qa", "--url", "", "--strict", "--junit", junit, "-o", tmp_path / "out")
+    assert exits(*arguments) == 2
     assert not (tmp_path / "out").exists()
     assert not junit.exists()
 
 
 @pytest.mark.parametrize("url", [None, "", []])
 def test_python_needs_a_url_too(url: object) -> None:
-    with pytest.raises((UserError, CombinedError)) as raised:
+    with pytest.raises((UserError, CombinedError)) as exc_info:
         loadgen.run("qa", url=url, concurrency=1, num_requests=1)  # type: ignore[arg-type]
-    assert "sim:gb300-vm" in str(raised.value)
+    assert "sim:gb300-vm" in str(exc_info.value)
 
 
 @pytest.mark.parametrize("option", ["--model", "--tokenizer", "--shape", "--slo", "--prices"])
 def test_no_empty_option_means_its_default(option: str, tmp_path: Path) -> None:
-    typed = ("run", "qa", "--url", "sim:gb300-vm", "-c", "1", "-n", "12", option, "")
-    assert exits(*typed, "-o", tmp_path / "out") == 2
+    arguments = ("run", "qa", "--url", "sim:gb300-vm", "-c", "1", "-n", "12", option, "")
+    assert exits(*arguments, "-o", tmp_path / "out") == 2
 
 
 def test_an_empty_url_beside_another_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,8 +71,8 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as taken_server:
+        return int(taken_server.getsockname()[1])
 
 
 def ended(process: subprocess.Popen[str]) -> None:
@@ -94,7 +94,7 @@ def typed(line: str, folder: Path, **more: str) -> Done:
     The output goes to a file, because a node that the line leaves running would keep a pipe open.
     """
     with open(folder / "said", "w+") as output_file:
-        done = subprocess.run(
+        process = subprocess.run(
             line,
             shell=True,
             executable="/bin/bash",
@@ -108,7 +108,7 @@ def typed(line: str, folder: Path, **more: str) -> Done:
     text = (folder / "said").read_text("utf-8", "replace")
     print(f"{line}\n{text}")
     assert "Traceback" not in text
-    return Done(done.returncode, text)
+    return Done(process.returncode, text)
 
 
 def shorter(line: str, url: str) -> str:

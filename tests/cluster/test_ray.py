@@ -103,12 +103,12 @@ def test_records_never_precede_their_texts_and_a_lost_response_loses_none(tmp_pa
     from loadgen.core.results.record import ROW
     from loadgen.core.stats.histogram import Histogram
 
-    there, here = tmp_path / "there", tmp_path / "here"
+    remote_dir, local_dir = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent()
-    sender._folder, sender._worker_index = there, 0
-    record_log = RecordLog(there, 0)
-    sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
-    copy = node_agent.WorkerFileCopy(here, 0)
+    sender._folder, sender._worker_index = remote_dir, 0
+    record_log = RecordLog(remote_dir, 0)
+    sender._counters = node_agent.SharedCounters(remote_dir / "spool" / "board", 1)
+    copy = node_agent.WorkerFileCopy(local_dir, 0)
     histogram, draw = Histogram(), np.random.default_rng(1)
     bins = np.zeros(0, np.int64)
     for step in range(60):
@@ -126,52 +126,52 @@ def test_records_never_precede_their_texts_and_a_lost_response_loses_none(tmp_pa
         taken = _now(sender.read_update(copy.copied, 0))
         if step % 2:
             copy.write_chunks(taken.chunks)
-            texts = worker_texts(here, 0)
-            records = complete_rows(here / "spool" / "w0.rows")
+            texts = worker_texts(local_dir, 0)
+            records = complete_rows(local_dir / "spool" / "w0.rows")
             assert (records["text"] < len(texts)).all()
     record_log.close()
     copy.write_chunks(_now(sender.read_update(copy.copied, 0)).chunks)
     files = {
-        path.relative_to(there)
-        for path in there.rglob("*")
+        path.relative_to(remote_dir)
+        for path in remote_dir.rglob("*")
         if path.is_file() and path.name != "board"
     }
     assert len(files) == 7
     for file in files:
-        assert (here / file).read_bytes() == (there / file).read_bytes(), file
+        assert (local_dir / file).read_bytes() == (remote_dir / file).read_bytes(), file
 
 
 def test_segments_are_deleted_from_the_node_after_their_transfer(tmp_path: Path) -> None:
     from loadgen.core.results.record import ROW
 
-    there, here = tmp_path / "there", tmp_path / "here"
+    remote_dir, local_dir = tmp_path / "there", tmp_path / "here"
     sender = node_agent.NodeAgent(max_record_bytes=7 * ROW.itemsize)
-    sender._folder, sender._worker_index = there, 0
-    record_log = RecordLog(there, 0, segment_rows=10)
-    sender._counters = node_agent.SharedCounters(there / "spool" / "board", 1)
+    sender._folder, sender._worker_index = remote_dir, 0
+    record_log = RecordLog(remote_dir, 0, segment_rows=10)
+    sender._counters = node_agent.SharedCounters(remote_dir / "spool" / "board", 1)
     for number in range(35):
         row = np.zeros(1, ROW)
         row["slot"] = number
         record_log.add_record(row.tobytes())
         record_log.flush()
     record_log.close()
-    copy = node_agent.WorkerFileCopy(here, 0)
+    copy = node_agent.WorkerFileCopy(local_dir, 0)
     more = True
     while more:
         taken = _now(sender.read_update(copy.copied, 0))
         copy.write_chunks(taken.chunks)
         more = taken.has_more
-    assert recorded_slots(here, 0)["slot"].tolist() == list(range(35))
+    assert recorded_slots(local_dir, 0)["slot"].tolist() == list(range(35))
     _now(sender.read_update(copy.copied, 0))
-    assert len(segments(there, 0)) == 1 < len(segments(here, 0))
+    assert len(segments(remote_dir, 0)) == 1 < len(segments(local_dir, 0))
 
 
 def _now(call: Any) -> Any:
     """Return the value of a coroutine that waits for nothing."""
     try:
         call.send(None)
-    except StopIteration as done:
-        return done.value
+    except StopIteration as error:
+        return error.value
     raise AssertionError("it waited")
 
 
@@ -194,13 +194,13 @@ def test_the_run_directory_is_in_the_store_at_the_end(
         "out": f"file://{tmp_path}/bucket/run-1",
     }
     result = loadgen.run(requested_workload, **flags)
-    there = tmp_path / "bucket" / "run-1"
-    assert {path.name for path in there.rglob("*.*")} >= {
+    remote_dir = tmp_path / "bucket" / "run-1"
+    assert {path.name for path in remote_dir.rglob("*.*")} >= {
         "run.json",
         "summary.json",
         "requests.parquet",
     }
-    assert store.read_run(there).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
+    assert store.read_run(remote_dir).rows.tobytes() == store.read_run(result.folder).rows.tobytes()
     with refused(UserError, "file_exists", "--out"):
         loadgen.run(requested_workload, **flags)
 
@@ -222,9 +222,9 @@ def test_an_unwritable_directory_is_reported_before_the_first_request(url: str, 
 
 def test_an_error_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with refused(UserError, "not_installed", "ray") as caught:
+    with refused(UserError, "not_installed", "ray") as exc_info:
         ray_process.RayDriver().connect("auto", "alice", "--ray auto")
-    assert "pip install 'loadgen[ray]'" in caught.value.hint
+    assert "pip install 'loadgen[ray]'" in exc_info.value.hint
 
 
 @pytest.mark.parametrize(
@@ -234,38 +234,46 @@ def test_an_error_without_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 def test_an_address_without_a_cluster_is_reported_at_once(address: str, hint: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'loadgen[ray]'")
     with (
-        refused(UserError, "no_cluster") as caught,
+        refused(UserError, "no_cluster") as exc_info,
         cluster.open_worker_group(Settings(ray=address)),
     ):
         pass
-    assert hint in caught.value.hint
+    assert hint in exc_info.value.hint
 
 
 @pytest.mark.parametrize("differing", ["loadgen", "Python", "numpy"])
 def test_nodes_that_differ_are_refused(differing: str, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}")
-    ours = node_facts.read_local_facts([str(data)])
+    our_node_facts = node_facts.read_local_facts([str(data)])
 
     assert (
-        list(node_facts.find_differences(ours, node_facts.read_local_facts([str(data)]), "node"))
+        list(
+            node_facts.find_differences(
+                our_node_facts, node_facts.read_local_facts([str(data)]), "node"
+            )
+        )
         == []
     )
 
     (fault,) = node_facts.find_differences(
-        ours, ours._replace(versions=ours.versions | {differing: "other"}), "node"
+        our_node_facts,
+        our_node_facts._replace(versions=our_node_facts.versions | {differing: "other"}),
+        "node",
     )
 
     assert (fault.code, fault.key) == ("nodes_differ", differing)
 
     (fault,) = node_facts.find_differences(
-        ours, ours._replace(file_digests={str(data): ""}), "node"
+        our_node_facts, our_node_facts._replace(file_digests={str(data): ""}), "node"
     )
 
     assert (fault.code, fault.key) == ("nodes_differ", str(data))
 
     data.write_text("[]")
-    (fault,) = node_facts.find_differences(ours, node_facts.read_local_facts([str(data)]), "node")
+    (fault,) = node_facts.find_differences(
+        our_node_facts, node_facts.read_local_facts([str(data)]), "node"
+    )
     assert (fault.code, fault.key) == ("nodes_differ", str(data))
 
 
@@ -281,15 +289,15 @@ def test_nodes_that_differ_are_refused(differing: str, tmp_path: Path) -> None:
 def test_a_loopback_address_is_another_server_on_another_machine(
     tmp_path: Path, url: str, simulated: bool, faults: int, notes: int
 ) -> None:
-    planned: list[Plan] = []
+    planned_plans: list[Plan] = []
 
     def hear(event: RunEvent) -> None:
         if isinstance(event, RunPlanned):
-            planned.append(event.plan)
+            planned_plans.append(event.plan)
 
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
     run.execute(workload(tmp_path, concurrency="1", num_requests="1"), settings, (hear,))
-    job = planned[0].job
+    job = planned_plans[0].job
     probe_result = msgspec.structs.replace(job.probe_results[0], target=Target.parse(url))
     job = msgspec.structs.replace(job, simulated=simulated, probe_results=(probe_result,))
     here = node_facts.read_local_facts([])
@@ -374,9 +382,9 @@ def build_settings(
     where: dict[str, Any] = (
         {} if url is None else {"url": url, "model": "sim", "server": "trtllm", "api_key": SECRET}
     )
-    typed = {"command": ("loadgen", "run")}  # a command keeps its connection from run to run
+    arguments = {"command": ("loadgen", "run")}  # a command keeps its connection from run to run
     return Settings(
-        ray=nodes.address, workers=workers, out=out, **(where | typed | NO_PAGES | more)
+        ray=nodes.address, workers=workers, out=out, **(where | arguments | NO_PAGES | more)
     )
 
 
@@ -465,13 +473,13 @@ def _a_lost_node_leaves_what_it_had_finished(tmp_path: Path, nodes: Any) -> None
     ]
     rows = store.read_run(out).rows
     worker_records = rows[rows["worker"] == gone]
-    completed_records, lost = (
+    completed_records, lost_worker_record = (
         worker_records[worker_records["status"] == 0],
         worker_records[worker_records["status"] == 4],
     )
     assert len(rows) == len(set(rows["slot"].tolist())) == summary.requests.scheduled
-    assert summary.requests.lost == len(lost) > 0
-    assert summary.requests.ok == len(rows) - len(lost)
+    assert summary.requests.lost == len(lost_worker_record) > 0
+    assert summary.requests.ok == len(rows) - len(lost_worker_record)
     assert len(completed_records) > 0
     sent = {
         int(logged_request.id.rpartition("-")[2])
@@ -544,9 +552,9 @@ def _a_node_lost_before_the_load_is_left_out(tmp_path: Path, nodes: Any) -> None
 
 def _one_command_at_a_time(nodes: Any) -> None:
     with cluster.open_worker_group(Settings(ray=nodes.address, command=("loadgen.run",))):
-        with refused(UserError, "cluster_in_use", "--ray") as caught:
+        with refused(UserError, "cluster_in_use", "--ray") as exc_info:
             ray_process.acquire_lease("bob", f"--ray {nodes.address}")
-        assert f"(process {os.getpid()}), loadgen.run, since 20" in caught.value.message
+        assert f"(process {os.getpid()}), loadgen.run, since 20" in exc_info.value.message
 
 
 def _no_key_is_written_by_ray(nodes: Any) -> None:

@@ -35,9 +35,11 @@ class LineAgent:
 
     def call(self, name: str, *_arguments: Any) -> asyncio.Future[WorkerUpdate]:
         assert name == "read_update"
-        taken: asyncio.Future[WorkerUpdate] = asyncio.get_running_loop().create_future()
-        taken.set_result(WorkerUpdate([], self._lines, self._board, has_more=False, has_ended=True))
-        return taken
+        future: asyncio.Future[WorkerUpdate] = asyncio.get_running_loop().create_future()
+        future.set_result(
+            WorkerUpdate([], self._lines, self._board, has_more=False, has_ended=True)
+        )
+        return future
 
 
 async def follow(folder: Path, lines: Sequence[bytes]) -> RemoteWorker:
@@ -64,7 +66,7 @@ def test_a_full_disk_before_the_start_is_an_error_and_no_endless_wait(tmp_path: 
         remote = await follow(tmp_path, [FULL_DISK])
         await asyncio.wait_for(remote.ready, 1)
 
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError) as exc_info:
         asyncio.run(start())
-    assert caught.value.code == "host_refused"
-    assert os.strerror(errno.ENOSPC) in caught.value.message
+    assert exc_info.value.code == "host_refused"
+    assert os.strerror(errno.ENOSPC) in exc_info.value.message

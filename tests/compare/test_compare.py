@@ -62,17 +62,17 @@ def slower(records: NDArray[np.void], by: float) -> NDArray[np.void]:
     return scaled
 
 
-def run(records: NDArray[np.void], name: str = "r", **changed: object) -> ComparedRun:
-    manifest = run_fixtures.manifest(name, len(records), **changed)
+def run(records: NDArray[np.void], name: str = "r", **changes: object) -> ComparedRun:
+    manifest = run_fixtures.manifest(name, len(records), **changes)
     return ComparedRun(
         name=name, summary=summarize(manifest, records), manifest=manifest, rows=records
     )
 
 
-def side(name: str, *records: NDArray[np.void], **changed: object) -> Side:
+def side(name: str, *records: NDArray[np.void], **changes: object) -> Side:
     return Side(
         name=name,
-        runs=tuple(run(run_records, f"r{i}", **changed) for i, run_records in enumerate(records)),
+        runs=tuple(run(run_records, f"r{i}", **changes) for i, run_records in enumerate(records)),
     )
 
 
@@ -175,8 +175,10 @@ def test_failure_shares_of_repeats_without_a_failure_are_uncertain() -> None:
 def test_failures_are_compared_as_shares() -> None:
     bad = rows(12, 1000)
     fail(bad, 0.009)  # under the limit of the verdict
-    few = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
-    share = next(difference for difference in few.differences if difference.metric == "ok_share")
+    few_comparison = comparison.compare([side("a", rows(11, 1000)), side("b", bad)])
+    share = next(
+        difference for difference in few_comparison.differences if difference.metric == "ok_share"
+    )
 
     assert share.is_fraction and share.change == pytest.approx(-0.009, abs=0.006)
     assert share.detectable is not None and 0.005 < share.detectable < 0.05
@@ -281,8 +283,14 @@ def test_a_result_compared_with_itself_or_a_copy_decides_nothing(repeats: int) -
     } == {("inconclusive", comparison.SAME_RUN)}
 
     conditions = thresholds.parse_thresholds(["ttft_ms.p99 > +5%", "ttft_ms.p99 > 900s"])
-    changed, value = thresholds.check_thresholds(conditions, result, beyond_noise=False)
-    assert changed.failed is None and comparison.SAME_RUN in changed.text and value.failed is False
+    changed_threshold_outcome, value = thresholds.check_thresholds(
+        conditions, result, beyond_noise=False
+    )
+    assert (
+        changed_threshold_outcome.failed is None
+        and comparison.SAME_RUN in changed_threshold_outcome.text
+        and value.failed is False
+    )
 
 
 def test_too_few_samples_are_inconclusive() -> None:
@@ -552,10 +560,14 @@ def test_the_interval_of_a_relative_condition_is_in_percent() -> None:
 
 
 def test_the_change_of_a_share_is_bounded_by_the_share() -> None:
-    known = ScaledEstimate(value=-0.1, error=2.0, degrees_of_freedom=3)
+    known_scaled_estimate = ScaledEstimate(value=-0.1, error=2.0, degrees_of_freedom=3)
     share = make_difference(metric="goodput.share", before=0.5, after=0.4, change=-0.1)
-    judged = judgement.judge(share, known, 1, 0.05, 0.05)
-    assert (judged.low, judged.high, judged.detectable) == (-0.5, 0.5, None)
+    judged_difference = judgement.judge(share, known_scaled_estimate, 1, 0.05, 0.05)
+    assert (judged_difference.low, judged_difference.high, judged_difference.detectable) == (
+        -0.5,
+        0.5,
+        None,
+    )
 
 
 @pytest.mark.parametrize("text", ["ttft_ms.p99 > +5%", "ttft_ms.p99 > +10ms"])
@@ -605,9 +617,9 @@ def test_an_undecided_condition_names_the_runs_that_would_decide_it() -> None:
 def test_a_difference_is_different_equivalent_or_inconclusive(
     value: float, error: float, word: str
 ) -> None:
-    known = ScaledEstimate(value=value, error=error, degrees_of_freedom=1000)
+    known_scaled_estimate = ScaledEstimate(value=value, error=error, degrees_of_freedom=1000)
     difference = judgement.judge(
-        make_difference(before=1.0, after=1.0, change=0.0), known, -1, 0.05, 0.05
+        make_difference(before=1.0, after=1.0, change=0.0), known_scaled_estimate, -1, 0.05, 0.05
     )
 
     assert difference.detailed_outcome == word
@@ -621,9 +633,9 @@ def test_a_difference_is_different_equivalent_or_inconclusive(
 
 
 def test_the_named_additional_load_decides_a_condition() -> None:
-    known = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
+    known_scaled_estimate = ScaledEstimate(value=0.02, error=0.1, degrees_of_freedom=1000)
     base = make_difference(before=1.0, after=1.0, change=0.0)
-    difference = judgement.judge(base, known, -1, 0.05, 0.05)
+    difference = judgement.judge(base, known_scaled_estimate, -1, 0.05, 0.05)
 
     assert difference.outcome == "inconclusive" and difference.needed_load_factor is not None
 
@@ -665,11 +677,15 @@ def test_both_sides_are_named_with_what_was_measured_where_and_when() -> None:
         reported_facts=SideFacts(tool="GuideLLM", model="m2", url="http://b", load="4 in flight"),
     )
     result = comparison.compare([a, foreign])
-    first, other = result.facts
+    first_side_facts, other = result.facts
 
-    assert (first.workload, first.model, first.url) == ("qa", "m", "http://a:8000")
-    assert (first.server, first.started[:10]) == ("vllm 0.32.0", "2026-11-01")
-    assert first.slo and first.load
+    assert (first_side_facts.workload, first_side_facts.model, first_side_facts.url) == (
+        "qa",
+        "m",
+        "http://a:8000",
+    )
+    assert (first_side_facts.server, first_side_facts.started[:10]) == ("vllm 0.32.0", "2026-11-01")
+    assert first_side_facts.slo and first_side_facts.load
     assert (other.tool, other.model, other.load) == ("GuideLLM", "m2", "4 in flight")
 
     report = compared.build_report(result)
@@ -763,7 +779,7 @@ def test_recovery_times_of_both_sides_are_shown_side_by_side() -> None:
     """The nth event of a kind beside the nth; of repeats each run; a side without one has none."""
 
     def of(name: str, *backs: float | None) -> Side:
-        ran = run(rows(1, 60))
+        compared_run = run(rows(1, 60))
         ways = [
             Recovery(
                 event="loss",
@@ -777,19 +793,20 @@ def test_recovery_times_of_both_sides_are_shown_side_by_side() -> None:
             )
             for back_s in backs
         ]
-        ended = Recovery(
+        ended_recovery = Recovery(
             load_before="poisson 160/s",
             load_after="poisson 20/s",
             at_s=80,
             slo_missed=True,
             recovered_after_s=15.4,
         )
-        recoveries = (*ways[:1], ended, *ways[1:])
+        recoveries = (*ways[:1], ended_recovery, *ways[1:])
         return Side(
             name=name,
             runs=(
                 ComparedRun(
-                    name="r", summary=msgspec.structs.replace(ran.summary, recovery=recoveries)
+                    name="r",
+                    summary=msgspec.structs.replace(compared_run.summary, recovery=recoveries),
                 ),
             ),
         )

@@ -74,12 +74,12 @@ def test_all_errors_of_a_contract_are_reported_with_their_positions(tmp_path: Pa
     file = tmp_path / "bad.yaml"
     file.write_text(CONTRACT_WITH_ERRORS)
 
-    with pytest.raises(CombinedError) as raised:
+    with pytest.raises(CombinedError) as exc_info:
         load_contract(file)
 
     errors = [
         f"{error.where.removeprefix(f'{file}:').partition(' ')[0]} {error.code} {error.key}"
-        for error in raised.value.errors
+        for error in exc_info.value.errors
     ]
 
     assert errors == EXPECTED_ERRORS.strip().splitlines()
@@ -87,9 +87,9 @@ def test_all_errors_of_a_contract_are_reported_with_their_positions(tmp_path: Pa
 
 def test_load_that_is_too_short_has_a_hint_with_the_needed_duration(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(CONTRACT_WITH_ERRORS)
-    with pytest.raises(CombinedError) as raised:
+    with pytest.raises(CombinedError) as exc_info:
         load_contract(tmp_path / "bad.yaml")
-    hints = [error.hint for error in raised.value.errors if error.code == "too_few"]
+    hints = [error.hint for error in exc_info.value.errors if error.code == "too_few"]
     assert "duration: 2656s or more" in hints[0]
 
 
@@ -196,9 +196,9 @@ def test_load_that_is_too_small_is_an_error(tmp_path: Path, text: str) -> None:
 def assert_refused(tmp_path: Path, text: str, code: str) -> None:
     """Assert that a contract has an error with this code, and that its hints are complete."""
     (tmp_path / "c.yaml").write_text(text)
-    with refused(CombinedError, code) as raised:
+    with refused(CombinedError, code) as exc_info:
         load_contract(tmp_path / "c.yaml", env={})
-    assert not any(error.hint.startswith(";") for error in raised.value.errors)
+    assert not any(error.hint.startswith(";") for error in exc_info.value.errors)
 
 
 def test_binary_or_missing_file_is_a_user_error(tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test_errors_in_options_and_contract_are_reported_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.yaml").write_text(CONTRACT_WITH_ERRORS)
-    with pytest.raises(SystemExit) as raised:
+    with pytest.raises(SystemExit) as exc_info:
         main(["validate", str(tmp_path / "bad.yaml"), "--server", "nobody"])
     stderr = capsys.readouterr().err
-    assert raised.value.code == 2
+    assert exc_info.value.code == 2
     assert "unknown value 'nobody'" in stderr
     assert 'unknown term "tttf"' in stderr
     assert "Traceback" not in stderr

@@ -143,8 +143,8 @@ def halve_output_tokens(part: Records) -> None:
 def test_term_does_not_pass_on_a_load_other_than_requested(
     change: Callable[[Records], None], term: str, verdict: str, code: str
 ) -> None:
-    judged = judge_records(term, change_every_fifth_request(change))
-    assert (judged.verdict, judged.code) == (verdict, code), judged.reason
+    run_verdict = judge_records(term, change_every_fifth_request(change))
+    assert (run_verdict.verdict, run_verdict.code) == (verdict, code), run_verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,12 @@ def test_runs_closer_in_time_than_required_are_inconclusive(second: str, verdict
         with_times(second_run, day.format(second), day.format("12:50:00")),
     )
     options = "repeats: 2, apart: 30m,"
-    judged = judge_runs("{tpot: {limit: 30ms, at: p50}}", runs, horizon="5s", options=options)
+    run_verdict = judge_runs("{tpot: {limit: 30ms, at: p50}}", runs, horizon="5s", options=options)
 
-    assert judged.verdict == verdict, judged.reason
+    assert run_verdict.verdict == verdict, run_verdict.reason
     if verdict == INCONCLUSIVE:
-        assert judged.code == "not_judged"
-        assert "load/r2" in judged.reason
+        assert run_verdict.code == "not_judged"
+        assert "load/r2" in run_verdict.reason
 
 
 def with_times(recorded_run: RecordedRun, started: str, ended: str) -> RecordedRun:
@@ -185,9 +185,9 @@ def with_times(recorded_run: RecordedRun, started: str, ended: str) -> RecordedR
 
 def test_one_run_is_not_apart_in_time() -> None:
     options = "repeats: 2, apart: 30m,"
-    judged = judge_records("{errors: 5%}", rows(1, 1500), horizon="5s", options=options)
-    assert judged.code == "not_judged"
-    assert "only one run" in judged.reason
+    verdict = judge_records("{errors: 5%}", rows(1, 1500), horizon="5s", options=options)
+    assert verdict.code == "not_judged"
+    assert "only one run" in verdict.reason
 
 
 # -- valid runs --------------------------------------------------------------------------------
@@ -224,12 +224,12 @@ def test_one_run_is_not_apart_in_time() -> None:
     ],
 )
 def test_verdict_on_a_valid_run(term: str, verdict: str) -> None:
-    judged = judge_records(term, VALID_RECORDS)
-    assert judged.verdict == verdict, judged.reason
+    run_verdict = judge_records(term, VALID_RECORDS)
+    assert run_verdict.verdict == verdict, run_verdict.reason
     if verdict != INCONCLUSIVE:
-        assert judged.value is not None
-        assert judged.low is None or judged.low <= judged.value
-        assert judged.high is None or judged.value <= judged.high
+        assert run_verdict.value is not None
+        assert run_verdict.low is None or run_verdict.low <= run_verdict.value
+        assert run_verdict.high is None or run_verdict.value <= run_verdict.high
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_energy_term_uses_the_reading_error_as_its_interval(term: str, verdict: 
     )
     recorded_run = run(VALID_RECORDS, slo=SLO)
     measured = replace(recorded_run, summary=replace(recorded_run.summary, energy=energy))
-    judged = judge_runs(term, (measured,))
+    run_verdict = judge_runs(term, (measured,))
 
-    assert judged.verdict == verdict, (judged.low, judged.value, judged.high)
+    assert run_verdict.verdict == verdict, (run_verdict.low, run_verdict.value, run_verdict.high)
 
 
 def test_energy_term_is_inconclusive_without_a_reading() -> None:
@@ -287,17 +287,17 @@ def test_terms_fail_if_all_requests_fail(term: str) -> None:
 
 
 def test_percentile_of_too_few_requests_is_inconclusive() -> None:
-    judged = judge_records("{tpot: {limit: 1s, at: p95}}", VALID_RECORDS[:100])
-    assert (judged.verdict, judged.code) == (INCONCLUSIVE, "no_figure")
-    assert "100 " in judged.reason
-    assert "130" in judged.reason
+    verdict = judge_records("{tpot: {limit: 1s, at: p95}}", VALID_RECORDS[:100])
+    assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "no_figure")
+    assert "100 " in verdict.reason
+    assert "130" in verdict.reason
 
 
 def test_term_is_not_judged_if_the_client_was_the_bottleneck() -> None:
     records = VALID_RECORDS.copy()
     records["sent_ns"] += 50_000_000
-    judged = judge_records("{tpot: {limit: 1s, at: p50}}", records)
-    assert (judged.verdict, judged.code) == (INCONCLUSIVE, "not_judged")
+    verdict = judge_records("{tpot: {limit: 1s, at: p50}}", records)
+    assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "not_judged")
 
 
 def test_term_of_a_level_that_was_not_run_has_the_reason() -> None:
@@ -328,8 +328,8 @@ def records_without_some_token_counts() -> Records:
     ids=["no_tpot", "uncounted_tokens", "unknown_gpus"],
 )
 def test_unknown_metric_is_inconclusive(term: str, records: Records, gpus: int | None) -> None:
-    judged = judge_records(term, records, gpus=gpus)
-    assert judged.code == "no_figure", judged.reason
+    verdict = judge_records(term, records, gpus=gpus)
+    assert verdict.code == "no_figure", verdict.reason
 
 
 def test_missing_rate_is_explained() -> None:
@@ -348,8 +348,8 @@ def test_cached_prompts_are_not_a_cold_cache() -> None:
 
 
 def test_prompts_without_cached_tokens_are_not_a_warm_cache() -> None:
-    judged = judge_records("{errors: 1%}", VALID_RECORDS, options="cache: warm,")
-    assert judged.code == "not_judged"
+    verdict = judge_records("{errors: 1%}", VALID_RECORDS, options="cache: warm,")
+    assert verdict.code == "not_judged"
 
 
 @pytest.mark.parametrize(("slowdown", "verdict"), [(1.0, PASS), (1.25, FAIL)])
@@ -379,16 +379,16 @@ def test_drift_term_fails_if_the_second_half_is_slower() -> None:
 def test_drift_to_failed_requests_is_infinite() -> None:
     records = rows(5, 4000, 8.0)
     fail(records[2000:], 0.3)
-    judged = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
-    assert (judged.verdict, judged.value) == (FAIL, None)
-    assert "only failed requests" in judged.reason
+    verdict = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
+    assert (verdict.verdict, verdict.value) == (FAIL, None)
+    assert "only failed requests" in verdict.reason
 
 
 def test_drift_from_failed_requests_is_unknown() -> None:
     records = rows(5, 4000, 8.0)
     fail(records[:2000], 0.3)
-    judged = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
-    assert (judged.verdict, judged.code) == (INCONCLUSIVE, "no_figure")
+    verdict = judge_records("{drift: {of: tpot, at: p95, limit: 15%, window: 2m}}", records)
+    assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "no_figure")
 
 
 def records_with_start_up(initial_factor: float, *, share: float, n: int = 6000) -> Records:
@@ -410,15 +410,15 @@ def records_with_start_up(initial_factor: float, *, share: float, n: int = 6000)
 def test_fast_start_up_is_excluded(limit_ms: float, verdict: str) -> None:
     """The true value is 11.8 ms. The faster start would make it look better."""
     records = records_with_start_up(0.5, share=0.25)
-    judged = judge_records(f"{{tpot: {{limit: {limit_ms}ms, at: p50}}}}", records)
-    assert judged.verdict == verdict, judged.reason
-    assert "steady state from" in judged.reason
+    run_verdict = judge_records(f"{{tpot: {{limit: {limit_ms}ms, at: p50}}}}", records)
+    assert run_verdict.verdict == verdict, run_verdict.reason
+    assert "steady state from" in run_verdict.reason
 
 
 def test_load_that_never_settles_does_not_pass() -> None:
     records = records_with_start_up(0.5, share=1.0)
-    judged = judge_records("{tpot: {limit: 12.4ms, at: p50}}", records)
-    assert (judged.verdict, judged.code) == (INCONCLUSIVE, "one_sided")
+    verdict = judge_records("{tpot: {limit: 12.4ms, at: p50}}", records)
+    assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "one_sided")
     # What exceeds the limit already during the start-up fails.
     assert judge_records("{tpot: {limit: 3ms, at: p50}}", records).verdict == FAIL
 
@@ -451,24 +451,24 @@ def test_tail_from_a_few_slow_fluctuations_is_not_decided() -> None:
     """The limit is the true value, from thousands of requests but only dozens of fluctuations."""
     true_p99_ms = 11 * np.exp(0.02 * 2.3263)
     term = f"{{tpot: {{limit: {true_p99_ms:.5f}ms, at: p99}}}}"
-    judged = [
+    verdicts = [
         judge_records(term, records_with_slow_fluctuation(seed), horizon="1m") for seed in range(24)
     ]
-    counts = Counter(verdict.verdict for verdict in judged)
+    counts = Counter(verdict.verdict for verdict in verdicts)
 
     assert counts["PASS"] <= 2
     assert counts["FAIL"] <= 2
-    reasons = [verdict.reason for verdict in judged if verdict.verdict == INCONCLUSIVE]
+    reasons = [verdict.reason for verdict in verdicts if verdict.verdict == INCONCLUSIVE]
     assert "368 needed" in reasons[0]
 
 
 def test_tail_well_below_the_limit_passes_in_spite_of_fluctuations() -> None:
     true_p99_ms = 11 * np.exp(0.02 * 2.3263)
     term = f"{{tpot: {{limit: {true_p99_ms * 1.15:.5f}ms, at: p99}}}}"
-    judged = [
+    verdicts = [
         judge_records(term, records_with_slow_fluctuation(seed), horizon="1m") for seed in range(10)
     ]
-    passed = [verdict.reason for verdict in judged if verdict.verdict == PASS]
+    passed = [verdict.reason for verdict in verdicts if verdict.verdict == PASS]
     assert len(passed) >= 8
     assert "variation over time" in passed[0]
 
@@ -494,8 +494,8 @@ def test_rate_is_inconclusive_if_no_request_ended_under_load() -> None:
     token_time_ns = records["last_token_ns"] - records["first_token_ns"]
     for field in ("last_token_ns", "end_ns", "done_ns"):
         records[field] += 10_000_000_000 - token_time_ns
-    judged = judge_records("{requests: 5/s}", records)
-    assert (judged.verdict, judged.code, judged.value) == (INCONCLUSIVE, "one_sided", 0.0)
+    verdict = judge_records("{requests: 5/s}", records)
+    assert (verdict.verdict, verdict.code, verdict.value) == (INCONCLUSIVE, "one_sided", 0.0)
 
 
 def test_rate_fails_if_all_requests_fail() -> None:
@@ -521,8 +521,8 @@ def test_terms_ten_percent_off_the_truth_are_decided_correctly(
     verdicts: Counter[Verdict] = Counter()
     for seed in range(1, 41):
         level = MeasuredLevel(runs=(run(rows(seed, 2000, 8.0)),))
-        (judged,) = judge_levels(contract, {"load": level})
-        verdicts.update(term.verdict for term in judged.terms)
+        (level_verdict,) = judge_levels(contract, {"load": level})
+        verdicts.update(term.verdict for term in level_verdict.terms)
 
     assert verdicts[expected] >= 72  # of 80
     assert verdicts["PASS" if expected == FAIL else "FAIL"] <= (0 if expected == FAIL else 4)
@@ -536,8 +536,11 @@ def test_short_load_near_saturation_passes_no_queueing_latency(requests: int) ->
     # With these seeds the load looks like one of 87 %.
     for seed in (42, 47, 54, 56, 84, 86, 88, 90, 94):
         level = MeasuredLevel(runs=(run(rows(seed, requests, 11.0)),))
-        (judged,) = judge_levels(contract, {"load": level})
-        assert PASS not in {term.verdict for term in judged.terms}, (seed, judged.terms)
+        (level_verdict,) = judge_levels(contract, {"load": level})
+        assert PASS not in {term.verdict for term in level_verdict.terms}, (
+            seed,
+            level_verdict.terms,
+        )
 
 
 def records_of_switching_server(
@@ -567,28 +570,28 @@ def test_short_load_does_not_pass_a_server_that_changes_every_few_minutes(
     """The limit is 10 % below the true value, that of the slow state, in runs of two minutes."""
     true_ms = 11 * slowdown if metric == "tpot" else 11 * 0.199 * slowdown * 1e3
     term = f"{{{metric}: {{limit: {true_ms * 0.9:.3f}ms, at: {at}}}}}"
-    judged = [
+    verdicts = [
         judge_records(
             term, records_of_switching_server(seed, 120, fast_s, slow_s, slowdown), horizon="2m"
         )
         for seed in range(12)
     ]
 
-    assert PASS not in {verdict.verdict for verdict in judged}
-    reasons = [verdict.reason for verdict in judged if verdict.verdict == INCONCLUSIVE]
+    assert PASS not in {verdict.verdict for verdict in verdicts}
+    reasons = [verdict.reason for verdict in verdicts if verdict.verdict == INCONCLUSIVE]
     if metric == "tpot":
         assert any("recur within 3" in reason for reason in reasons)
 
 
 def test_pass_reports_its_horizon_and_effective_sample_size() -> None:
-    judged = judge_records("{tpot: {limit: 12.4ms, at: p50}}", VALID_RECORDS)
+    verdict = judge_records("{tpot: {limit: 12.4ms, at: p50}}", VALID_RECORDS)
     load_s = (VALID_RECORDS["due_ns"][-1] - VALID_RECORDS["due_ns"][0]) / 1e9
-    assert judged.horizon_s == pytest.approx(load_s / np.log(40), rel=1e-3)
-    assert judged.effective_size is not None
-    assert 10 < judged.effective_size < 400
-    text = verdict_text.format_coverage(judged)
-    assert f" {format.duration(judged.horizon_s)};" in text
-    assert text.endswith(f" {judged.effective_size:,}")
+    assert verdict.horizon_s == pytest.approx(load_s / np.log(40), rel=1e-3)
+    assert verdict.effective_size is not None
+    assert 10 < verdict.effective_size < 400
+    text = verdict_text.format_coverage(verdict)
+    assert f" {format.duration(verdict.horizon_s)};" in text
+    assert text.endswith(f" {verdict.effective_size:,}")
 
 
 @pytest.mark.parametrize("term", ["{errors: 1%}", "{requests: 7/s}", "{goodput: 60%}"])
@@ -599,15 +602,15 @@ def test_every_verdict_has_a_horizon(term: str) -> None:
 def test_short_load_passes_only_with_a_short_horizon() -> None:
     """Six minutes decide nothing about a server that may be slow for minutes."""
     term = "{tpot: {limit: 12.4ms, at: p50}}"
-    judged = judge_records(term, VALID_RECORDS, horizon="12m")
+    verdict = judge_records(term, VALID_RECORDS, horizon="12m")
 
-    assert (judged.verdict, judged.code) == (INCONCLUSIVE, "one_sided")
-    assert "1 min 40 s" in judged.reason
-    assert "12 min 00 s" in judged.reason
+    assert (verdict.verdict, verdict.code) == (INCONCLUSIVE, "one_sided")
+    assert "1 min 40 s" in verdict.reason
+    assert "12 min 00 s" in verdict.reason
 
     load_s = (VALID_RECORDS["due_ns"][-1] - VALID_RECORDS["due_ns"][0]) / 1e9
     needed_s = intervals.length_to_meet_s(720, intervals.next_interim_level(0.95))
-    assert judged.additional_load_s == pytest.approx(needed_s - load_s, rel=0.2)
+    assert verdict.additional_load_s == pytest.approx(needed_s - load_s, rel=0.2)
     assert judge_records(term, VALID_RECORDS, horizon="90s").verdict == PASS
 
 
@@ -621,8 +624,8 @@ def test_default_horizon_is_twelve_minutes() -> None:
 
 def test_three_repeats_give_pooled_gaps_an_interval() -> None:
     runs = tuple(run(rows(seed, 800, 8.0), slo=SLO) for seed in (1, 2, 3))
-    judged = judge_runs("{itl: {limit: 16ms, at: p50}}", runs, options="repeats: 3,")
-    assert judged.verdict == PASS, judged.reason
+    verdict = judge_runs("{itl: {limit: 16ms, at: p50}}", runs, options="repeats: 3,")
+    assert verdict.verdict == PASS, verdict.reason
 
 
 def judge_repeats(term: str, repeats: list[Records], *, nodes: int = 1) -> TermVerdict:
@@ -640,10 +643,10 @@ def test_differences_between_repeats_widen_the_interval() -> None:
     term = "{tpot: {limit: 12ms, at: p50}}"
 
     assert judge_repeats(term, equal).verdict == PASS
-    judged = judge_repeats(term, different)
-    assert judged.verdict == INCONCLUSIVE
-    assert judged.high is not None
-    assert judged.high > 11 * np.exp(2 * 0.1)  # Student's t with two degrees of freedom
+    verdict = judge_repeats(term, different)
+    assert verdict.verdict == INCONCLUSIVE
+    assert verdict.high is not None
+    assert verdict.high > 11 * np.exp(2 * 0.1)  # Student's t with two degrees of freedom
 
 
 @pytest.mark.parametrize(
@@ -683,9 +686,11 @@ def test_each_interim_analysis_uses_a_higher_confidence(
     contract = contract_with(f"{{tpot: {{limit: {limit}, at: p50}}}}", horizon="20s")
     level = MeasuredLevel(runs=tuple(run(rows(seed, 1000)) for seed in (1, 2, 3)))
     run_counts = [{"load": 1}, {"load": 2}, {"load": 3}]
-    (judged,) = judge_interim_analyses(contract, {"load": level}, run_counts)
-    (term,) = judged.terms
-    assert (term.verdict, term.analysis, len(judged.runs)) == (verdict, analysis, 3), term.reason
+    (level_verdict,) = judge_interim_analyses(contract, {"load": level}, run_counts)
+    (term,) = level_verdict.terms
+    assert (term.verdict, term.analysis, len(level_verdict.runs)) == (verdict, analysis, 3), (
+        term.reason
+    )
     confidence_percent = (95, 97.5, 98.75)[analysis - 1]
     assert f"{confidence_percent:g} % CI" in term.reason
 

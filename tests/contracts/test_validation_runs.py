@@ -205,9 +205,9 @@ def test_unreachable_target_is_inconclusive_and_its_directory_is_kept(tmp_path: 
     assert get_exit_code(validation) == 3
     assert validation.levels[0].fault_codes == ("connect",)
     assert verify_checksums(directory) == {}
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError) as exc_info:
         run_contract(tmp_path, qa_contract(), url="http://127.0.0.1:1")
-    assert (raised.value.code, raised.value.key) == ("folder_in_use", "--out")
+    assert (exc_info.value.code, exc_info.value.key) == ("folder_in_use", "--out")
 
 
 @pytest.mark.processes
@@ -247,14 +247,17 @@ limits: {send_lag_share: 100%, stamp_error_share: 100%, cpu_share: 100%}
         ("{tpot: {limit: 1s, at: p97.5}}", FAIL),
         ("{tpot: {limit: 1s, at: p99.9}}", INCONCLUSIVE),
     ):
-        (judged,) = judge_levels(
+        (level_verdict,) = judge_levels(
             parse_contract(contract.replace("MUST", term), "c.yaml", {}), measured_levels
         )
         # Other work on this machine may slow the tokens or the reading of their timestamps.
-        reason = judged.terms[0].reason
+        reason = level_verdict.terms[0].reason
         is_disturbed = "start-up was not over" in reason or "too uncertain" in reason
-        is_expected = judged.verdict == verdict
-        assert is_expected or (judged.verdict == INCONCLUSIVE and is_disturbed), (term, reason)
+        is_expected = level_verdict.verdict == verdict
+        assert is_expected or (level_verdict.verdict == INCONCLUSIVE and is_disturbed), (
+            term,
+            reason,
+        )
 
 
 # -- costs -------------------------------------------------------------------------------------
@@ -368,14 +371,17 @@ def test_task_terms_are_judged_by_whole_tasks(
     *judged_terms, cost = msgspec.json.decode(result.out)["levels"][0]["terms"]
     summary = msgspec.json.decode((tmp_path / "out/agents/r1/summary.json").read_bytes())
     sessions: dict[str, Any] = summary["sessions"]
-    for term, judged in zip(TASK_TERMS, judged_terms, strict=True):
-        assert judged["verdict"] == term.verdict, (term, judged["reason"])
+    for term, judged_judged_term in zip(TASK_TERMS, judged_terms, strict=True):
+        assert judged_judged_term["verdict"] == term.verdict, (term, judged_judged_term["reason"])
         value: Any = reduce(lambda block, name: block[name], term.field.split("."), sessions)
-        scale = 100 if judged["unit"] == "%" else 1
+        scale = 100 if judged_judged_term["unit"] == "%" else 1
         # The verdict leaves the start-up out, the summary does not.
-        assert judged["value"] == pytest.approx(value * scale, rel=0.06)
-        assert judged["low"] <= judged["value"]
-        assert judged["high"] is None or judged["value"] <= judged["high"]
+        assert judged_judged_term["value"] == pytest.approx(value * scale, rel=0.06)
+        assert judged_judged_term["low"] <= judged_judged_term["value"]
+        assert (
+            judged_judged_term["high"] is None
+            or judged_judged_term["value"] <= judged_judged_term["high"]
+        )
     good_tasks_per_s = sessions["goodput"]["rps"]
 
     assert cost["verdict"] == PASS
@@ -428,9 +434,9 @@ def test_changed_and_missing_files_are_errors(tmp_path: Path) -> None:
     _, directory = run_contract(tmp_path, qa_contract(), url="sim:gb300-vm")
     (directory / "verdict.json").write_text("{}")
     (directory / "contract.yaml").unlink()
-    with pytest.raises(CombinedError) as raised:
+    with pytest.raises(CombinedError) as exc_info:
         judge_again(directory)
-    assert {error.code for error in raised.value.errors} == {"changed_file", "missing_file"}
+    assert {error.code for error in exc_info.value.errors} == {"changed_file", "missing_file"}
 
 
 def test_corrupt_files_with_new_checksums_are_user_errors(tmp_path: Path) -> None:
@@ -453,9 +459,9 @@ def test_corrupt_files_with_new_checksums_are_user_errors(tmp_path: Path) -> Non
         (directory / name).write_bytes(b"\xff\xfe not this")
         if name != "SHA256SUMS":
             write_checksums(directory)
-        with pytest.raises((UserError, CombinedError)) as raised:
+        with pytest.raises((UserError, CombinedError)) as exc_info:
             judge_again(directory)
-        assert Path(name).name in str(raised.value)
+        assert Path(name).name in str(exc_info.value)
 
 
 def test_original_command_is_that_of_the_first_run(tmp_path: Path) -> None:
@@ -612,14 +618,14 @@ def test_extension_decides_a_shortened_validation(
     (tmp_path / "c.yaml").write_text(SHORT_CONTRACT)
     directory = tmp_path / "the poc"
     target = f"'{tmp_path}/c.yaml' --url sim:gb300-vm --seed 1"
-    first = run_validate_command(f"{target} -o '{directory}' --duration 80s", capsys)
-    assert first.code == 4
-    assert "from 3 min 00 s to 1 min 20 s" in first.err
+    first_command_result = run_validate_command(f"{target} -o '{directory}' --duration 80s", capsys)
+    assert first_command_result.code == 4
+    assert "from 3 min 00 s to 1 min 20 s" in first_command_result.err
     # Two windows of 80 s, and a tenth.
-    assert f"loadgen validate --extend '{directory}' --add 176s" in first.err
+    assert f"loadgen validate --extend '{directory}' --add 176s" in first_command_result.err
 
-    second = run_validate_command(f"--extend '{directory}' --add 176s", capsys)
-    assert second.code == 0, second.out
+    second_command_result = run_validate_command(f"--extend '{directory}' --add 176s", capsys)
+    assert second_command_result.code == 0, second_command_result.out
     validation = read_verdict(directory)
     assert (validation.analyses, validation.verdict) == (2, PASS)
     # Level b was decided, so it is not run again.
@@ -631,9 +637,9 @@ def test_extension_decides_a_shortened_validation(
     assert "95 % CI" in errors.reason
     assert judge_again(directory) == validation
 
-    third = run_validate_command(f"--extend '{directory}' --add 1m", capsys)
-    assert third.code == 2
-    assert "required terms have passed" in third.err
+    third_command_result = run_validate_command(f"--extend '{directory}' --add 1m", capsys)
+    assert third_command_result.code == 2
+    assert "required terms have passed" in third_command_result.err
 
 
 @pytest.mark.commands
@@ -656,14 +662,16 @@ def test_suggested_extension_decides_the_validation(
     (tmp_path / "c.yaml").write_text(f"name: c\ngpus: 4\nhorizon: 30s\nlevels: [{level}]\n")
     target = f"--url sim:gb300-vm --seed {seed}"
     directory = tmp_path / "out"
-    first = run_validate_command(f"'{tmp_path}/c.yaml' {target} -o '{directory}'", capsys)
+    first_command_result = run_validate_command(
+        f"'{tmp_path}/c.yaml' {target} -o '{directory}'", capsys
+    )
 
-    assert first.code == 4, first.out
-    (judged,) = read_verdict(directory).levels[0].terms
-    assert judged.additional_load_s
-    suggestion = re.search(r"loadgen validate (--extend .+ --add (\d+)m)", first.err)
-    assert suggestion is not None, first.err
-    assert int(suggestion[2]) == math.ceil(judged.additional_load_s / 60)
+    assert first_command_result.code == 4, first_command_result.out
+    (verdict,) = read_verdict(directory).levels[0].terms
+    assert verdict.additional_load_s
+    suggestion = re.search(r"loadgen validate (--extend .+ --add (\d+)m)", first_command_result.err)
+    assert suggestion is not None, first_command_result.err
+    assert int(suggestion[2]) == math.ceil(verdict.additional_load_s / 60)
     assert suggestion[0] in run_validate_command(f"'{directory}'", capsys).err
     extended = run_validate_command(f"{suggestion[1]} {target}", capsys)
     assert extended.code == 0, extended.out

@@ -26,6 +26,6 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
     [("30sec", "30s"), ("5 mins", "5m"), ("1hr", "1h"), ("3Days", "3d"), ("250MS", "250ms")],
 )
 def test_an_unknown_unit_has_a_hint_with_the_known_unit(text: str, did_you_mean: str) -> None:
-    with pytest.raises(units.InvalidValueError) as caught:
+    with pytest.raises(units.InvalidValueError) as exc_info:
         units.duration_ns(text)
-    assert f'"{did_you_mean}"' in caught.value.hint
+    assert f'"{did_you_mean}"' in exc_info.value.hint

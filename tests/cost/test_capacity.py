@@ -72,9 +72,9 @@ def test_a_capacity_is_read_as_it_was_written_and_a_bare_one_has_no_interval():
     ],
 )
 def test_an_impossible_capacity_is_refused(change: dict[str, Any], code: str):
-    with refused(UserError, code) as caught:
+    with refused(UserError, code) as exc_info:
         load_capacity(json.dumps(GOOD | change).encode(), "x/capacity.json")
-    assert caught.value.where.startswith("x/capacity.json")
+    assert exc_info.value.where.startswith("x/capacity.json")
 
 
 @given(st.binary(max_size=40))
@@ -145,6 +145,6 @@ def test_an_offline_run_says_nothing_about_users():
 def test_a_capacity_names_its_evidence(tmp_path: Path):
     (tmp_path / "summary.json").write_bytes(dump_summary(RAG))
     (tmp_path / "capacity.json").write_bytes(json.dumps(GOOD | {"evidence": "confirm"}).encode())
-    with refused(CombinedError, "no_result") as caught:
+    with refused(CombinedError, "no_result") as exc_info:
         read_evidence([tmp_path], allow_invalid=False)
-    assert "capacity.json" in caught.value.errors[0].hint
+    assert "capacity.json" in exc_info.value.errors[0].hint

@@ -243,7 +243,7 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
 
 def test_measured_energy_is_shown_and_changes_no_cost():
     """0.2 J a token; at 0.10 per kWh and PUE 1.2 a million of them cost 0.2e6 / 3.6e6 * 0.12."""
-    used = EnergyUse(
+    energy_use = EnergyUse(
         watts=1200.0,
         joules=12_000.0,
         error_j=600.0,
@@ -252,7 +252,9 @@ def test_measured_energy_is_shown_and_changes_no_cost():
     )
     without = priced(GPUS, rent("60", energy=POWER), capacity=knee(20))
     priced_result = priced(
-        msgspec.structs.replace(GPUS, energy=used), rent("60", energy=POWER), capacity=knee(20)
+        msgspec.structs.replace(GPUS, energy=energy_use),
+        rent("60", energy=POWER),
+        capacity=knee(20),
     )
 
     assert (priced_result.costs, priced_result.declared_power) == (
@@ -269,7 +271,7 @@ def test_measured_energy_is_shown_and_changes_no_cost():
     )
 
     unpriced = priced(
-        msgspec.structs.replace(GPUS, energy=used), rent("60"), capacity=knee(20)
+        msgspec.structs.replace(GPUS, energy=energy_use), rent("60"), capacity=knee(20)
     ).measured_energy
 
     assert unpriced is not None and unpriced.money[OUTPUT] is None
@@ -326,11 +328,11 @@ def test_missing_values_have_a_message():
         "different regions: unknown, eastus",
     )
 
-    bare, known = (
+    bare, known_reason_code = (
         reasons.make_note("egress_unpriced", request_kb=None),
         reasons.make_note("egress_unpriced", request_kb=12.34),
     )
-    without_size, with_size = reasons.render_notes([bare, known])
+    without_size, with_size = reasons.render_notes([bare, known_reason_code])
 
     assert "kB" not in without_size
     assert "(12.3 kB per request)" in with_size
@@ -375,10 +377,10 @@ def test_the_cost_of_a_request_uses_the_tokens_of_the_run_at_capacity():
     """10 requests/s, of which 90 % are good, are 9 good ones; each has 1,200 tokens."""
     summary = changed(GPUS, goodput={"good": 1350, "share": 0.9})
     costs = priced(summary, rent("36"), capacity=knee(10)).costs
-    request, good, output = costs[REQUEST], costs[GOOD], costs[OUTPUT]
-    assert request and good and output
+    request, good_unit_cost, output = costs[REQUEST], costs[GOOD], costs[OUTPUT]
+    assert request and good_unit_cost and output
     assert request.total == Decimal("0.001")
-    assert good.total == (Decimal("0.001") / Decimal("0.9")).quantize(Decimal("1e-12"))
+    assert good_unit_cost.total == (Decimal("0.001") / Decimal("0.9")).quantize(Decimal("1e-12"))
     assert output.total == (Decimal("0.001") / Decimal("0.0012")).quantize(Decimal("1e-12"))
 
 
@@ -446,9 +448,9 @@ def test_gpus_that_contradict_the_run_are_refused(results: Path):
     rack = changed(GPUS, target={"gpus": 72})
     (results / "azure" / "summary.json").write_bytes(dump_summary(rack))
     how: dict[str, Any] = {"prices": results / "prices.yaml", "utilization": "1"}
-    with refused(CombinedError, "conflict", "--gpus") as caught:
+    with refused(CombinedError, "conflict", "--gpus") as exc_info:
         command([results / "azure"], gpus=["azure=4"], **how)
-    assert caught.value.exit_code == 2
+    assert exc_info.value.exit_code == 2
     assert command([results / "azure"], gpus=["azure=72"], **how) == 0
 
 
@@ -546,11 +548,11 @@ def test_utilization_without_a_capacity_is_refused():
 
 
 def test_cached_tokens_without_a_price_are_refused():
-    with refused(UserError, "no_price") as caught:
+    with refused(UserError, "no_price") as exc_info:
         priced(
             GPUS, "per_token: provider: P, model: m, per_million_input: 1, per_million_output: 1"
         )
-    assert "per_million_cached" in caught.value.hint
+    assert "per_million_cached" in exc_info.value.hint
 
 
 def test_a_single_run_says_that_it_is_priced_at_its_load():
@@ -565,9 +567,9 @@ def test_good_requests_are_priced_by_those_that_were_completed():
     priced_result = priced(
         changed(GPUS, load={"steady_completed_rps": 10.0}, goodput={"steady_rps": 8.0}), rent("60")
     )
-    all_requests, good = priced_result.costs[REQUEST], priced_result.costs[GOOD]
-    assert all_requests is not None and good is not None
-    assert good.total == pytest.approx(all_requests.total * 10 / 8)
+    all_requests, good_unit_cost = priced_result.costs[REQUEST], priced_result.costs[GOOD]
+    assert all_requests is not None and good_unit_cost is not None
+    assert good_unit_cost.total == pytest.approx(all_requests.total * 10 / 8)
 
 
 MISSED = changed(GPUS, goodput={"met": False})
@@ -672,10 +674,12 @@ def test_offers_of_different_work_get_no_ratio(
 
 
 def test_different_seeds_are_a_note_only():
-    first = priced(GPUS, rent("60"), name="a")
-    second = priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
-    assert find_differences(first, second) == ()
-    assert [note.code for note in find_remarks(first, second)] == ["seed_differs"]
+    first_priced_result = priced(GPUS, rent("60"), name="a")
+    second_priced_result = priced(changed(GPUS, run={"seed": 3}), rent("60"), name="b")
+    assert find_differences(first_priced_result, second_priced_result) == ()
+    assert [note.code for note in find_remarks(first_priced_result, second_priced_result)] == [
+        "seed_differs"
+    ]
 
 
 def test_a_capacity_is_not_compared_with_a_load():
@@ -687,7 +691,7 @@ def test_a_capacity_is_not_compared_with_a_load():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "word"),
+    ("first_capacity", "second_capacity", "word"),
     [
         (knee(20, 19, 21), knee(21, 20, 22), "no significant difference"),
         (knee(20, 19, 21), knee(26, 25, 27), "b is cheaper"),
@@ -696,11 +700,11 @@ def test_a_capacity_is_not_compared_with_a_load():
     ],
 )
 def test_two_offers_differ_if_the_interval_of_their_ratio_excludes_one(
-    first: Capacity, second: Capacity, word: str
+    first_capacity: Capacity, second_capacity: Capacity, word: str
 ):
     a, b = (
-        priced(GPUS, rent("60"), capacity=first, name="a"),
-        priced(GPUS, rent("60"), capacity=second, name="b"),
+        priced(GPUS, rent("60"), capacity=first_capacity, name="a"),
+        priced(GPUS, rent("60"), capacity=second_capacity, name="b"),
     )
     (pair,) = two(a, b).ratios
 
@@ -961,11 +965,11 @@ def test_the_command_prints_the_same_numbers_in_every_form(
 def test_an_invalid_result_is_refused_with_its_line_and_marked_when_allowed(
     results: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with refused(CombinedError, "unsound", "verdict.valid") as caught:
+    with refused(CombinedError, "unsound", "verdict.valid") as exc_info:
         command([results / "broken"], prices=results / "prices.yaml", utilization="1")
-    assert caught.value.exit_code == 3
+    assert exc_info.value.exit_code == 3
 
-    at = caught.value.errors[0].where
+    at = exc_info.value.errors[0].where
     line = int(at.removeprefix(str(results / "broken" / "summary.json:")).split(":")[0])
     assert (
         '"valid": false' in (results / "broken" / "summary.json").read_text().splitlines()[line - 1]
@@ -989,17 +993,17 @@ def test_a_sweep_in_which_no_load_met_the_slo_has_no_capacity_to_price(tmp_path:
         (tmp_path / f"r{rate}").mkdir()
         (tmp_path / f"r{rate}" / "summary.json").write_bytes(dump_summary(missed))
         (tmp_path / f"r{rate}" / "run.json").write_text("{}")
-    with refused(CombinedError, "unsound") as caught:
+    with refused(CombinedError, "unsound") as exc_info:
         evidence_reader.read_evidence([tmp_path])
-    assert caught.value.exit_code == 3 and "none of these loads" in str(caught.value)
+    assert exc_info.value.exit_code == 3 and "none of these loads" in str(exc_info.value)
 
 
 def test_a_result_that_counted_no_tokens_is_refused_with_its_line(results: Path):
     bare = changed(GPUS, tokens={"output": None})
     (results / "azure" / "summary.json").write_bytes(dump_summary(bare))
-    with refused(CombinedError, "no_figure", "tokens.output") as caught:
+    with refused(CombinedError, "no_figure", "tokens.output") as exc_info:
         evidence_reader.read_evidence([results / "azure"])
-    assert "summary.json:" in caught.value.errors[0].where
+    assert "summary.json:" in exc_info.value.errors[0].where
 
 
 @pytest.mark.parametrize(("responses", "is_refused"), [(1, False), (100, True)])
@@ -1070,9 +1074,9 @@ def test_folders_without_a_result_are_refused(results: Path, folders: list[str],
 
 
 def test_all_errors_are_reported_together(results: Path):
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         evidence_reader.read_evidence([results / "nowhere", results / "broken", results / "azure"])
-    assert len(caught.value.errors) == 2
+    assert len(exc_info.value.errors) == 2
 
 
 def test_a_single_result_accepts_the_name_of_a_price(
@@ -1080,9 +1084,9 @@ def test_a_single_result_accepts_the_name_of_a_price(
 ):
     how = {"prices": results / "prices.yaml", "utilization": "1"}
     assert command([results / "azure"], price=["azure=Azure ND128isr_GB300_v6"], **how) == 0
-    named = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert command([results / "azure"], price=["Azure ND128isr_GB300_v6"], **how) == 0
-    assert capsys.readouterr().out == named
+    assert capsys.readouterr().out == stdout
     with pytest.raises(UserError, match="--price"):
         command([results / "azure", results / "other"], price=["Azure ND128isr_GB300_v6"], **how)
 
@@ -1090,11 +1094,11 @@ def test_a_single_result_accepts_the_name_of_a_price(
 def test_a_killed_run_has_a_hint_how_to_create_its_summary(tmp_path: Path):
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "run.json").touch()
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         evidence_reader.read_evidence([tmp_path / "killed"])
     assert (
         f"loadgen report {shlex.quote(str(tmp_path / 'killed'))} --json >"
-        in caught.value.errors[0].hint
+        in exc_info.value.errors[0].hint
     )
 
 
@@ -1115,8 +1119,8 @@ def test_a_simulated_result_is_marked_first_and_at_its_numbers():
 
 
 def test_many_offers_fit_the_terminal():
-    many = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
-    text = printed(compare_costs(many, book(rent("60"))))
+    many_priced_results = [priced(GPUS, rent("60"), name=f"results/number-{i}") for i in range(9)]
+    text = printed(compare_costs(many_priced_results, book(rent("60"))))
     tables = [
         line
         for line in text.splitlines()
@@ -1136,16 +1140,16 @@ def test_cache_writes_are_billed():
         priced(GPUS, f"{plain}, per_million_cache_write: 1.25"),
         priced(GPUS, plain),
     )
-    written, fresh = priced_result.costs[REQUEST], other.costs[REQUEST]
+    written_unit_cost, fresh = priced_result.costs[REQUEST], other.costs[REQUEST]
 
-    assert written and fresh
+    assert written_unit_cost and fresh
     assert (
-        written.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25")
-        and "input" not in written.parts
+        written_unit_cost.parts["cache_write"] == fresh.parts["input"] * Decimal("1.25")
+        and "input" not in written_unit_cost.parts
     )
-    assert {name: amount for name, amount in written.parts.items() if name != "cache_write"} == {
-        name: amount for name, amount in fresh.parts.items() if name != "input"
-    }
+    assert {
+        name: amount for name, amount in written_unit_cost.parts.items() if name != "cache_write"
+    } == {name: amount for name, amount in fresh.parts.items() if name != "input"}
     assert "all_written" in noted(priced_result) and "all_written" not in noted(other)
 
     half = (
@@ -1154,12 +1158,12 @@ def test_cache_writes_are_billed():
     summary = msgspec.structs.replace(
         GPUS, tokens=msgspec.structs.replace(GPUS.tokens, cache_written=half)
     )
-    known = priced(summary, f"{plain}, per_million_cache_write: 1.25")
-    parts = known.costs[REQUEST].parts
+    known_priced_result = priced(summary, f"{plain}, per_million_cache_write: 1.25")
+    parts = known_priced_result.costs[REQUEST].parts
 
     assert parts["cache_write"] == Decimal(half) * Decimal("1.25") / 10**6 / GPUS.requests.ok
     assert parts["input"] + parts["cache_write"] / Decimal("1.25") == fresh.parts["input"]
-    assert "all_written" not in noted(known)
+    assert "all_written" not in noted(known_priced_result)
 
 
 def test_a_commitment_is_cheaper_above_a_share_of_hours():
@@ -1285,10 +1289,10 @@ def test_a_hint_repeats_no_command_stored_in_a_result(stored: str, is_said: bool
         resume_command=stored,
     )
 
-    with pytest.raises(evidence_reader.UnsoundEvidenceError) as caught:
+    with pytest.raises(evidence_reader.UnsoundEvidenceError) as exc_info:
         evidence_reader._refuse_unfinished_search(unfinished, Path("s"), allow_invalid=False)
 
-    hint = caught.value.hint
+    hint = exc_info.value.hint
     unsaid = "loadgen report . shows why it stopped"
     if stored:
         unsaid = "loadgen search --resume resumes it;"

@@ -333,9 +333,9 @@ def test_validate_accepts_the_contract_of_one_machine(
     assert "validate c.yaml --url https://MACHINE" in capsys.readouterr().err
 
     checked = load_contract(Path("c.yaml"))
-    (planned,) = checked.levels
-    assert (planned.rate, checked.contract.gpus) == (pytest.approx(15), 4)
-    slo = planned.workload.slo
+    (planned_level_plan,) = checked.levels
+    assert (planned_level_plan.rate, checked.contract.gpus) == (pytest.approx(15), 4)
+    slo = planned_level_plan.workload.slo
     assert slo is not None and slo.goodput_share == RAG.goodput.share_limit
     assert [(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms] == [
         (term_result.metric, term_result.quantile, term_result.limit_ms)
@@ -349,7 +349,7 @@ def test_validate_accepts_the_contract_of_one_machine(
 
     assert {
         (contract_term.kind, contract_term.percentile, contract_term.limit)
-        for contract_term in planned.level.must
+        for contract_term in planned_level_plan.level.must
     } == promised
     for wrong, reason in (
         (arguments, "the file exists"),
@@ -585,10 +585,10 @@ def test_a_search_without_a_capacity_is_reported_with_its_reason(reason: str) ->
         (out / CAPACITY_FILE).write_bytes(dump_capacity(with_search_state(None, answer)))
         return 1
 
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         run_search("sim:gb300-vm", "rag", ["ttft:2s"], search)
-    assert caught.value.code == "no_figure"
-    assert ("no load passed" in str(caught.value)) == (reason == "none")
+    assert exc_info.value.code == "no_figure"
+    assert ("no load passed" in str(exc_info.value)) == (reason == "none")
 
 
 @pytest.mark.usefixtures("folder")
@@ -628,9 +628,9 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
     assert RAG.goodput.share_limit is not None
     slo_arguments += ["--slo", f"attainment:{RAG.goodput.share_limit * 100:g}%"]
     assert _called("rag", "vm", "--users", "5000", *slo_arguments) == 0
-    with refused(CombinedError, "no_effect") as caught:
+    with refused(CombinedError, "no_effect") as exc_info:
         _called("rag", "vm", "--users", "5000", "--slo", "ttft:1ms")
-    assert RAG.goodput.slo[0].objective in str(caught.value)
+    assert RAG.goodput.slo[0].objective in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
@@ -703,9 +703,9 @@ def test_an_ambiguous_price_is_reported_before_a_search() -> None:
         "--accept-sample-prices",
     )
 
-    with refused(CombinedError, "ambiguous") as caught:
+    with refused(CombinedError, "ambiguous") as exc_info:
         _called(*arguments)
-    assert "--price 'sim:gb300-vm=NAME'" in str(caught.value)
+    assert "--price 'sim:gb300-vm=NAME'" in str(exc_info.value)
     assert not list(Path("results").glob("size-*"))
 
 

@@ -465,10 +465,10 @@ def test_expiring_certificates_and_different_clocks_are_findings() -> None:
         target_checks.check_tls("TLSv1.3", True, now + timedelta(days=3), now, 1.0).state == WARNING
     )
     assert target_checks.check_tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
-    late = target_checks.check_wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
-    assert late is not None
-    assert late.state == WARNING
-    assert late.observed.endswith(" +60 s")
+    finding = target_checks.check_wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
+    assert finding is not None
+    assert finding.state == WARNING
+    assert finding.observed.endswith(" +60 s")
     assert target_checks.check_wall_clock("yesterday", now) is None
 
 

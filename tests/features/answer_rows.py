@@ -73,13 +73,13 @@ def raw_gaps(bench: Bench) -> dict[str, bool]:
     family, records, table = (
         bench.do(f"export {folder} --as {form}").out for form in ("vllm", "aiperf-records", "csv")
     )
-    listed = [
+    documents = [
         json.loads(line)["metrics"]["inter_chunk_latency"]["value"] for line in records.splitlines()
     ]
     cells = [json.loads(row["inter_chunk_ms"]) for row in csv.DictReader(io.StringIO(table))]
     gaps_by_format = {
         "vLLM's itls": json.loads(family).get("itls"),
-        "AIPerf's records": listed,
+        "AIPerf's records": documents,
         "csv": cells,
     }
     return {
@@ -131,10 +131,10 @@ def written(bench: Bench) -> dict[str, bool]:
     }
 
 
-def prices(bench: Bench, **changed: Any) -> bool:
+def prices(bench: Bench, **changes: Any) -> bool:
     """Return whether a price file with these keys in its first rented machine can be read."""
     text = yaml.safe_load(PRICES.read_text("utf-8"))
-    text["rented"][0] |= changed
+    text["rented"][0] |= changes
     try:
         load_prices(bench.file("prices.json", json.dumps(text, default=str)))
     except CombinedError:

@@ -217,7 +217,7 @@ def row_fields(bench: Bench) -> dict[str, bool]:
             f"--trace {file.name} --model m --server vllm --server-metrics off --energy off",
             url=server.url,
         )
-    bodies = [heard.body for heard in server.heard if heard.body]
+    bodies = [received_request.body for received_request in server.heard if received_request.body]
     sent = {
         name: any(body.get(name) == value for body in bodies)
         for name, value in fields.items()
@@ -244,9 +244,9 @@ def parts_of_messages(bench: Bench) -> dict[str, bool]:
         bench.do(f"run --dataset {file.name} --url {server.url} --seed 1 --json {flags}")
     sent = [
         part
-        for heard in server.heard
-        if heard.body
-        for message in heard.body.get("messages", ())
+        for received_request in server.heard
+        if received_request.body
+        for message in received_request.body.get("messages", ())
         for part in message["content"]
     ]
     return {name: part in sent for name, part in parts.items()}

@@ -80,7 +80,7 @@ def leaves_nothing(rounds: int = 300) -> None:
 
     The module allocates only by Python's allocator, whose blocks are counted.
     """
-    inputs = [bytes([first]) + seed for seed in SEEDS for first in (0, 1, 3, 129)]
+    inputs = [bytes([first_literal]) + seed for seed in SEEDS for first_literal in (0, 1, 3, 129)]
     for data in inputs:
         compare(data)
     before = sys.getallocatedblocks()
@@ -101,8 +101,8 @@ def main() -> None:
         corpus = Path(folder, "corpus")
         corpus.mkdir()
         for i, seed in enumerate(SEEDS):
-            for first in (0, 1, 3, 129, 139):
-                (corpus / f"{i}-{first}").write_bytes(bytes([first]) + seed)
+            for first_literal in (0, 1, 3, 129, 139):
+                (corpus / f"{i}-{first_literal}").write_bytes(bytes([first_literal]) + seed)
         entries = ("".join(f"\\x{byte:02x}" for byte in word) for word in TOKENS)
         Path(folder, "words").write_text("".join(f'"{word}"\n' for word in entries))
         seed = os.environ.get(

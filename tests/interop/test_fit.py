@@ -59,9 +59,11 @@ def test_only_the_true_distribution_fits() -> None:
             right += fits[law]
             wrong += sum(fits[other] for other in samples_by_name if other != law)
         bursty, even = rng.gamma(0.5, 2, 2000), rng.exponential(1, 2000)
-        [first, second] = fit_interarrival_times(bursty / bursty.mean())
-        right += first.distribution == "gamma" and first.is_good
-        wrong += second.is_good
+        [first_distribution_fit, second_distribution_fit] = fit_interarrival_times(
+            bursty / bursty.mean()
+        )
+        right += first_distribution_fit.distribution == "gamma" and first_distribution_fit.is_good
+        wrong += second_distribution_fit.is_good
         right += fit_interarrival_times(even / even.mean())[0].distribution == "poisson"
 
     assert right >= 97 and wrong == 0
@@ -94,29 +96,42 @@ GENERATED: dict[str, object] = {
 
 
 def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
-    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", GENERATED, 3)))
+    fitted_trace_fit = fit_trace(read_trace(trace_of(tmp_path / "t.csv", GENERATED, 3)))
 
-    assert not fitted.arrivals.is_hourly and fitted.arrivals.rates_per_s[0] == pytest.approx(
-        4, rel=0.1
-    )
-    assert (fitted.arrivals.gaps[0].distribution, fitted.arrivals.gaps[0].is_good) == (
+    assert not fitted_trace_fit.arrivals.is_hourly and fitted_trace_fit.arrivals.rates_per_s[
+        0
+    ] == pytest.approx(4, rel=0.1)
+    assert (
+        fitted_trace_fit.arrivals.gaps[0].distribution,
+        fitted_trace_fit.arrivals.gaps[0].is_good,
+    ) == (
         "gamma",
         True,
     )
-    assert fitted.arrivals.gaps[0].parameters["burstiness"] == pytest.approx(0.4, rel=0.15)
-    read, write = fitted.input_tokens[0], fitted.output_tokens[0]
-    assert (read.distribution, read.is_good, write.distribution, write.is_good) == (
+    assert fitted_trace_fit.arrivals.gaps[0].parameters["burstiness"] == pytest.approx(
+        0.4, rel=0.15
+    )
+    read_distribution_fit, write = (
+        fitted_trace_fit.input_tokens[0],
+        fitted_trace_fit.output_tokens[0],
+    )
+    assert (
+        read_distribution_fit.distribution,
+        read_distribution_fit.is_good,
+        write.distribution,
+        write.is_good,
+    ) == (
         "lognormal",
         True,
         "normal",
         True,
     )
-    assert read.parameters["median"] == pytest.approx(800, rel=0.1) and read.parameters[
-        "sigma"
-    ] == pytest.approx(0.9, rel=0.1)
+    assert read_distribution_fit.parameters["median"] == pytest.approx(
+        800, rel=0.1
+    ) and read_distribution_fit.parameters["sigma"] == pytest.approx(0.9, rel=0.1)
     assert write.parameters["mean"] == pytest.approx(300, rel=0.05)
 
-    (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
+    (tmp_path / "w.yaml").write_text(render_workload(fitted_trace_fit, "t"))
     fitted_workload = load(str(tmp_path / "w.yaml"))
     assert (
         fitted_workload.stages[0].arrival.tag == "gamma"
@@ -126,11 +141,11 @@ def test_fitting_a_trace_restores_its_workload(tmp_path: Path) -> None:
 
 def test_rounded_times_do_not_hide_the_distribution(tmp_path: Path) -> None:
     poisson = {**GENERATED, "stages": [{"arrival": {"poisson": "50/s"}, "count": 4000}]}
-    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
+    fitted_trace_fit = fit_trace(read_trace(trace_of(tmp_path / "t.csv", poisson, 5, step_s=0.001)))
     assert (
-        fitted.arrivals.gaps[0].distribution,
-        fitted.arrivals.gaps[0].is_good,
-        fitted.arrivals.clock_step_ns,
+        fitted_trace_fit.arrivals.gaps[0].distribution,
+        fitted_trace_fit.arrivals.gaps[0].is_good,
+        fitted_trace_fit.arrivals.clock_step_ns,
     ) == ("poisson", True, 1_000_000)
 
 
@@ -144,25 +159,25 @@ def test_changing_rates_become_stages_and_other_lengths_become_values(tmp_path: 
             {"arrival": {"poisson": f"{rate}/min"}, "duration": "1h"} for rate in (10, 60, 20)
         ],
     }
-    fitted = fit_trace(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
+    fitted_trace_fit = fit_trace(read_trace(trace_of(tmp_path / "t.csv", hours, 4)))
 
-    assert [round(rate * 60) for rate in fitted.arrivals.rates_per_s] == pytest.approx(
+    assert [round(rate * 60) for rate in fitted_trace_fit.arrivals.rates_per_s] == pytest.approx(
         [10, 60, 20], abs=3
     )
-    chosen = fitted.input_tokens[0]
+    chosen_distribution_fit = fitted_trace_fit.input_tokens[0]
     assert (
-        chosen.distribution,
-        chosen.parameters["values"],
-        fitted.output_tokens[0].distribution,
+        chosen_distribution_fit.distribution,
+        chosen_distribution_fit.parameters["values"],
+        fitted_trace_fit.output_tokens[0].distribution,
     ) == (
         "empirical",
         [100, 5000],
         "fixed",
     )
-    assert chosen.parameters["weights"][0] / sum(chosen.parameters["weights"]) == pytest.approx(
-        0.75, abs=0.05
-    )
-    (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
+    assert chosen_distribution_fit.parameters["weights"][0] / sum(
+        chosen_distribution_fit.parameters["weights"]
+    ) == pytest.approx(0.75, abs=0.05)
+    (tmp_path / "w.yaml").write_text(render_workload(fitted_trace_fit, "t"))
     assert [stage.name for stage in load(str(tmp_path / "w.yaml")).stages] == [
         "hour-00",
         "hour-01",
@@ -205,14 +220,14 @@ def test_labels_become_classes_with_their_own_distributions(tmp_path: Path) -> N
             )
         rare = shape.begin(91 * 10**8, {"messages": [{"role": "user", "content": "Hello"}]})
         shape.end(rare, build_measurement(91 * 10**8, "rare"))
-    fitted = fit_trace(read_trace(tmp_path / "traffic.jsonl"))
-    assert sorted((part.name, part.requests) for part in fitted.classes) == [
+    fitted_trace_fit = fit_trace(read_trace(tmp_path / "traffic.jsonl"))
+    assert sorted((part.name, part.requests) for part in fitted_trace_fit.classes) == [
         ("Chat-beta", 30),
         ("other", 1),
         ("search", 60),
     ]
-    (tmp_path / "w.yaml").write_text(render_workload(fitted, "t"))
-    assert any("search: 60 requests" in line for line in fit_text.render_fit(fitted))
+    (tmp_path / "w.yaml").write_text(render_workload(fitted_trace_fit, "t"))
+    assert any("search: 60 requests" in line for line in fit_text.render_fit(fitted_trace_fit))
     result = loadgen.run(str(tmp_path / "w.yaml"), url="sim:gb300-vm", out=str(tmp_path / "out"))
     ran = {part.name: part.requests.ok for part in result.summary.classes}
     assert ran["search"] > ran["Chat-beta"] > ran["other"] - 1
@@ -332,11 +347,13 @@ def test_conversations_become_distributions(tmp_path: Path) -> None:
             [talk(n, 1 + (n < 2), at) for n, at in begins],
         ),
     ):
-        lost = fitted(f"{name}.jsonl", talks_of)
+        lost_trace_fit = fitted(f"{name}.jsonl", talks_of)
         assert (
-            reason in lost.conversations_lost_reason and not lost.conversations and not lost.classes
+            reason in lost_trace_fit.conversations_lost_reason
+            and not lost_trace_fit.conversations
+            and not lost_trace_fit.classes
         )
-        assert reason in " ".join(" ".join(fit_text.render_fit(lost)).split())
+        assert reason in " ".join(" ".join(fit_text.render_fit(lost_trace_fit)).split())
 
 
 def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -> None:
@@ -351,18 +368,24 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
         trace_rows.weka(f"a{number}", calls[0], *([inner] if number % 2 else []), *calls[1:])
         for number in range(30)
     ]
-    fitted = fit_trace(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
+    fitted_trace_fit = fit_trace(read_trace(trace_rows.written(tmp_path / "weka.jsonl", *rows)))
 
-    assert (fitted.conversations_lost_reason, fitted.conversations, fitted.subagents) == (
+    assert (
+        fitted_trace_fit.conversations_lost_reason,
+        fitted_trace_fit.conversations,
+        fitted_trace_fit.subagents,
+    ) == (
         "",
         45,
         15,
     )
-    rendered_text = " ".join(fit_text.render_fit(fitted))
+    rendered_text = " ".join(fit_text.render_fit(fitted_trace_fit))
     assert "15 sub-agent conversations" in rendered_text
     assert "cache hit rate" not in rendered_text, "a workload of conversations alone asks for none"
     assert (
-        load(str(trace_rows.written(tmp_path / "w.yaml", render_workload(fitted, "w")))).requests
+        load(
+            str(trace_rows.written(tmp_path / "w.yaml", render_workload(fitted_trace_fit, "w")))
+        ).requests
         is not None
     )
 
@@ -388,7 +411,7 @@ def test_recorded_traffic_sizes_what_it_replays(
                     *messages,
                     {"role": "user", "content": f"{number} {turn} " + "word " * (60 + number % 9)},
                 ]
-                seen = shape.begin(at, {"messages": messages})
+                call_shape = shape.begin(at, {"messages": messages})
                 done = at + 10**9
                 measurement = Measurement(
                     api="chat",
@@ -401,7 +424,7 @@ def test_recorded_traffic_sizes_what_it_replays(
                     token_source="server",
                     labels={"feature": feature},
                 )
-                shape.end(seen, measurement)
+                shape.end(call_shape, measurement)
                 messages = [*messages, {"role": "assistant", "content": "answer " * 20}]
                 at = done + 2 * 10**9
 

@@ -101,8 +101,8 @@ def test_irregularities_of_a_file_are_reported() -> None:
     negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
 
     assert any("negative" in note for note in negative)
-    late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
-    assert len(late) == 1 and "2,611 ms (p99)" in late[0]
+    late_notes = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
+    assert len(late_notes) == 1 and "2,611 ms (p99)" in late_notes[0]
 
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
     metrics = reader.parse_result(
@@ -311,11 +311,15 @@ def test_an_export_is_read_back_as_a_file_of_that_tool(
     assert back.metrics["requests.ok"] == summary.requests.ok
     assert back.metrics["requests.failed"] == summary.requests.failed
     assert back.metrics["tokens.output_per_s"] > 0
-    theirs = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)[tool]
+    their_tool_samples = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)[tool]
     if form != "mlcommons":  # which takes elements of the sample
-        assert back.metrics["ttft_ms.p99"] == pytest.approx(theirs.ttft.statistics()["p99"])
-    assert back.metrics["ttft_ms.p50"] == pytest.approx(theirs.ttft.statistics()["p50"], rel=0.01)
-    assert back.metrics["e2e_ms.mean"] == pytest.approx(theirs.e2e.statistics()["mean"])
+        assert back.metrics["ttft_ms.p99"] == pytest.approx(
+            their_tool_samples.ttft.statistics()["p99"]
+        )
+    assert back.metrics["ttft_ms.p50"] == pytest.approx(
+        their_tool_samples.ttft.statistics()["p50"], rel=0.01
+    )
+    assert back.metrics["e2e_ms.mean"] == pytest.approx(their_tool_samples.e2e.statistics()["mean"])
 
 
 def keys(value: Any) -> set[str]:
@@ -340,9 +344,9 @@ def test_exports_have_the_fields_of_real_files(
     assert keys(VALUES[file]) - set(exported) == lacking
 
     if form == "inference-perf":
-        theirs = VALUES[file]["successes"]
-        assert keys(theirs["latency"]) == keys(exported["successes"]["latency"])
-        for name, block in theirs["latency"].items():
+        their_successes = VALUES[file]["successes"]
+        assert keys(their_successes["latency"]) == keys(exported["successes"]["latency"])
+        for name, block in their_successes["latency"].items():
             assert set(block) <= set(exported["successes"]["latency"][name])
         assert keys(VALUES[file]["load_summary"]) <= set(exported["load_summary"])
 
@@ -535,7 +539,7 @@ def test_exported_files_are_read_by_report_and_compare(
 
 
 @pytest.mark.parametrize(
-    "typed",
+    "arguments",
     [
         ("report", "b.zip"),
         ("compare", "b.zip", "b.zip"),
@@ -548,12 +552,12 @@ def test_a_bundle_instead_of_a_folder_is_an_error_with_a_hint(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    typed: tuple[str, ...],
+    arguments: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with zipfile.ZipFile("b.zip", "w") as archive:
         archive.writestr("result/run.json", "{}")
-    assert exits(*typed) == 2
+    assert exits(*arguments) == 2
     assert "unzip b.zip" in capsys.readouterr().err
 
 
@@ -674,8 +678,8 @@ def test_exported_durations_end_with_the_last_response_also_of_a_failed_request(
     tmp_path: Path,
 ) -> None:
     summary, stored = run_whose_last_request_fails_late(tmp_path)
-    sent, done = stored.rows["sent_ns"], stored.rows["done_ns"]
-    duration_s = (done.max() - sent.min()) / 1e9
+    sent_ns, done_ns = stored.rows["sent_ns"], stored.rows["done_ns"]
+    duration_s = (done_ns.max() - sent_ns.min()) / 1e9
 
     assert duration_s > (summary.window.duration_s or 0) + 4
     vllm = export.export_vllm(summary, stored)

@@ -380,10 +380,11 @@ def test_parquet_tables_are_read_as_traces(tmp_path: Path) -> None:
     }
     times = [1.5, 2.0, 3.0, 4.0, 0.5, 6.5]
 
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         traces.read_trace(parquet(tmp_path / "bad", timestamp=times, **bad))
     assert [
-        (fault.where.partition(", row ")[2], fault.code, fault.key) for fault in caught.value.errors
+        (fault.where.partition(", row ")[2], fault.code, fault.key)
+        for fault in exc_info.value.errors
     ] == [
         ("2", "invalid_value", "input_length"),
         ("3", "invalid_value", "output_length"),
@@ -410,9 +411,9 @@ def test_a_date_beyond_64_bits_is_an_error_with_its_line(tmp_path: Path) -> None
         "TIMESTAMP,ContextTokens,GeneratedTokens",
         "1103-11-16 18:15:46.805900,374,44",
     )
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         traces.read_trace(path)
-    assert f"{path}:2" in str(caught.value)
+    assert f"{path}:2" in str(exc_info.value)
 
 
 @settings(deadline=None)

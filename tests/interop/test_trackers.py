@@ -31,9 +31,9 @@ def test_missing_tracker_package_is_an_error_that_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "summary.json").write_bytes(EXAMPLE.read_bytes())
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exc_info:
         main(["export", str(tmp_path), "--as", "mlflow"])
-    assert caught.value.code == 2 and "pip install 'loadgen[mlflow]'" in capsys.readouterr().err
+    assert exc_info.value.code == 2 and "pip install 'loadgen[mlflow]'" in capsys.readouterr().err
 
 
 @pytest.mark.processes

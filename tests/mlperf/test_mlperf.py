@@ -47,15 +47,17 @@ OFFICIAL_RUNS = [
 def test_schedules_equal_those_of_official_runs(
     scenario: Any, qps: float, min_s: int, queries: int, duration_ns: int
 ) -> None:
-    planned = rules.create_schedule(
+    planned_arrivals = rules.create_schedule(
         rules.create_test("llama2-70b", scenario, "v5.1", min_duration_s=min_s), qps
     )
-    assert (len(planned.offsets_ns), planned.end_ns) == (queries, duration_ns)
+    assert (len(planned_arrivals.offsets_ns), planned_arrivals.end_ns) == (queries, duration_ns)
 
 
 def test_last_query_of_the_first_official_run_has_its_time() -> None:
-    planned = rules.create_schedule(rules.create_test("llama2-70b", "server", "v5.1"), 170.0)
-    assert int(planned.offsets_ns[-1]) == 722654092626
+    planned_arrivals = rules.create_schedule(
+        rules.create_test("llama2-70b", "server", "v5.1"), 170.0
+    )
+    assert int(planned_arrivals.offsets_ns[-1]) == 722654092626
 
 
 @pytest.mark.parametrize(
@@ -131,9 +133,9 @@ def test_every_number_of_the_rules_has_a_source() -> None:
     ],
 )
 def test_unknown_names_are_refused(arguments: tuple[Any, ...], code: str) -> None:
-    with refused(UserError, code) as caught:
+    with refused(UserError, code) as exc_info:
         rules.create_test(*arguments)
-    assert caught.value.hint
+    assert exc_info.value.hint
 
 
 SMALL = structs.replace(
@@ -175,17 +177,17 @@ def test_rates_equal_those_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "met", "checker_met"),
+    ("ttft_ms", "is_met", "checker_met"),
     [(1999, True, True), (2000, True, False), (2001, False, False)],
 )
 def test_at_exactly_the_limit_loadgen_passes_and_the_checker_does_not(
-    ttft_ms: int, met: bool, checker_met: bool
+    ttft_ms: int, is_met: bool, checker_met: bool
 ) -> None:
     result = mlperf.judge_trace(trace(1000, ttft=ttft_ms * MS, latency=3 * S), SMALL)
     check = result.checks[0]
-    assert (check.is_within_limit, check.is_below_limit) == (met, checker_met)
-    assert (result.valid, result.checker_valid) == (met, checker_met)
-    assert check.violations == (0 if met else 1000)
+    assert (check.is_within_limit, check.is_below_limit) == (is_met, checker_met)
+    assert (result.valid, result.checker_valid) == (is_met, checker_met)
+    assert check.violations == (0 if is_met else 1000)
 
 
 def test_early_stopping_fails_where_the_percentile_passes() -> None:
@@ -309,8 +311,8 @@ def test_test06_counts_one_token_and_early_end_failures(
 STARTED = datetime(2026, 11, 22, 2, 22, 40, 791_000, tzinfo=UTC)
 
 
-def _written(**changed: Any) -> tuple[mlperf.MlperfResult, str, str]:
-    run = trace(1000, **changed)
+def _written(**changes: Any) -> tuple[mlperf.MlperfResult, str, str]:
+    run = trace(1000, **changes)
     result = mlperf.judge_trace(
         run, SMALL, mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0)
     )

@@ -98,14 +98,14 @@ class Hostile:
 def test_invalid_data_files_are_refused(tmp_path: Path, name: str, data: bytes, code: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    with refused((UserError, CombinedError), code) as caught:
+    with refused((UserError, CombinedError), code) as exc_info:
         read(path)
-    assert name in str(caught.value)
+    assert name in str(exc_info.value)
 
 
 def test_all_rows_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     path.write_text("\n".join(json.dumps({"tok_input": [1] * 2000}) for _ in range(50)))
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         read(path)
-    assert len(caught.value.errors) == MAX_ERRORS + 1
+    assert len(exc_info.value.errors) == MAX_ERRORS + 1

@@ -143,16 +143,21 @@ def test_offline_run_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
         read=_offline_trace,
         **settings,
     )
-    ours = result.judge_trace(official_run.trace, mlperf_test)
+    our_mlperf_result = result.judge_trace(official_run.trace, mlperf_test)
 
     assert (
-        ours.queries == official_run.log.queries == rules.offline_samples(mlperf_test, qps) == 600
+        our_mlperf_result.queries
+        == official_run.log.queries
+        == rules.offline_samples(mlperf_test, qps)
+        == 600
     )
-    assert official_run.log.latency == ours.latency
-    assert ours.completed_tokens_per_s is not None
-    assert official_run.log.tokens_per_s == float(f"{ours.completed_tokens_per_s:.6g}")
-    assert official_run.log.samples_per_s == float(f"{ours.completed_samples_per_s:.6g}")
-    assert official_run.log.valid == ours.valid
+    assert official_run.log.latency == our_mlperf_result.latency
+    assert our_mlperf_result.completed_tokens_per_s is not None
+    assert official_run.log.tokens_per_s == float(f"{our_mlperf_result.completed_tokens_per_s:.6g}")
+    assert official_run.log.samples_per_s == float(
+        f"{our_mlperf_result.completed_samples_per_s:.6g}"
+    )
+    assert official_run.log.valid == our_mlperf_result.valid
 
 
 @pytest.mark.parametrize("scenario", ["server", "offline"])
@@ -173,11 +178,11 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
         read=_trace if scenario == "server" else _offline_trace,
         wanted=wanted,
     )
-    ours = result.judge_trace(
+    our_mlperf_result = result.judge_trace(
         official_run.trace, mlperf_test, result.MlperfRunFacts(dataset="none", target_qps=qps)
     )
     text = log_files.format_detail(
-        ours, mlperf_test, log_files.LogContext("PySUT", "0", datetime.now(UTC))
+        our_mlperf_result, mlperf_test, log_files.LogContext("PySUT", "0", datetime.now(UTC))
     )
     pairs = [
         _keys_and_values(text),
@@ -212,7 +217,10 @@ def test_the_detail_log_has_loadgens_keys_in_its_order(tmp_path: Any, scenario: 
     ):
         assert our_values.get(key, 0) == pytest.approx(their_values.get(key, 0), rel=1e-4)
 
-    sides = (log_files.format_summary(ours, mlperf_test, sut="PySUT"), official_run.text)
+    sides = (
+        log_files.format_summary(our_mlperf_result, mlperf_test, sut="PySUT"),
+        official_run.text,
+    )
     settings = [
         side.partition("Test Parameters Used")[2].partition("samples_per_query value")[0]
         for side in sides
@@ -244,37 +252,41 @@ def _agree(
     official_run: Official, mlperf_test: rules.Test, *, with_one_token_defect: bool = False
 ) -> result.MlperfResult:
     """Everything that LoadGen prints, equal to the nanosecond."""
-    ours = result.judge_trace(
+    our_mlperf_result = result.judge_trace(
         official_run.trace, mlperf_test, with_one_token_defect=with_one_token_defect
     )
     log = official_run.log
-    assert (log.latency, log.ttft, log.tpot) == (ours.latency, ours.ttft, ours.tpot)
-    assert log.queries == ours.queries
+    assert (log.latency, log.ttft, log.tpot) == (
+        our_mlperf_result.latency,
+        our_mlperf_result.ttft,
+        our_mlperf_result.tpot,
+    )
+    assert log.queries == our_mlperf_result.queries
     for theirs, rate in (
-        (log.samples_per_s, ours.completed_samples_per_s),
-        (log.tokens_per_s, ours.completed_tokens_per_s),
-        (log.scheduled_samples_per_s, ours.scheduled_samples_per_s),
+        (log.samples_per_s, our_mlperf_result.completed_samples_per_s),
+        (log.tokens_per_s, our_mlperf_result.completed_tokens_per_s),
+        (log.scheduled_samples_per_s, our_mlperf_result.scheduled_samples_per_s),
     ):
         assert rate is not None
         assert theirs == float(f"{rate:.2f}")
     assert log.detail["result_completed_tokens_per_second"] == float(
-        f"{ours.completed_tokens_per_s:.6g}"
+        f"{our_mlperf_result.completed_tokens_per_s:.6g}"
     )
-    assert log.valid == ours.valid
-    assert log.detail["result_validity"] == ("VALID" if ours.valid else "INVALID")
+    assert log.valid == our_mlperf_result.valid
+    assert log.detail["result_validity"] == ("VALID" if our_mlperf_result.valid else "INVALID")
     assert log.detail["result_perf_constraints_met"] == all(
-        check.is_within_limit for check in ours.checks
+        check.is_within_limit for check in our_mlperf_result.checks
     )
-    assert log.detail["result_min_duration_met"] == ours.min_duration_met
-    assert log.detail["result_min_queries_met"] == ours.min_queries_met
-    assert log.detail["early_stopping_met"] == log_files.is_early_stopping_met(ours)
-    for check in ours.checks:
+    assert log.detail["result_min_duration_met"] == our_mlperf_result.min_duration_met
+    assert log.detail["result_min_queries_met"] == our_mlperf_result.min_queries_met
+    assert log.detail["early_stopping_met"] == log_files.is_early_stopping_met(our_mlperf_result)
+    for check in our_mlperf_result.checks:
         theirs_text = log.detail[f"early_stopping_{check.metric}_result"]
-        if check.metric == "ttft" and not ours.checks[1].early_stopping_met:
+        if check.metric == "ttft" and not our_mlperf_result.checks[1].early_stopping_met:
             assert theirs_text == ""  # LoadGen's && never comes to TTFT
         else:
             assert theirs_text == log_files.early_stopping_text(check).replace("\n", " ")
-    return ours
+    return our_mlperf_result
 
 
 @pytest.fixture(scope="module")
@@ -284,17 +296,19 @@ def passing(tmp_path_factory: pytest.TempPathFactory) -> Official:
 
 
 def test_schedule_equals_that_of_mlperf_loadgen(passing: Official) -> None:
-    planned = rules.create_schedule(BASE, 2000.0)
-    assert passing.log.detail["generated_query_count"] == len(planned.offsets_ns)
-    assert passing.log.detail["generated_query_duration"] == planned.end_ns
+    planned_arrivals = rules.create_schedule(BASE, 2000.0)
+    assert passing.log.detail["generated_query_count"] == len(planned_arrivals.offsets_ns)
+    assert passing.log.detail["generated_query_duration"] == planned_arrivals.end_ns
     # the trace has thousandths of a microsecond, counted from another origin
-    assert np.abs(passing.trace.due_ns - planned.offsets_ns).max() <= 1
+    assert np.abs(passing.trace.due_ns - planned_arrivals.offsets_ns).max() <= 1
 
 
 def _exact(official_run: Official) -> Official:
     """Replace the scheduled times of the trace, which are rounded, by those of the schedule."""
-    planned = rules.create_schedule(BASE, 2000.0).offsets_ns[: len(official_run.trace.due_ns)]
-    return official_run._replace(trace=official_run.trace._replace(due_ns=planned))
+    planned_offsets_ns = rules.create_schedule(BASE, 2000.0).offsets_ns[
+        : len(official_run.trace.due_ns)
+    ]
+    return official_run._replace(trace=official_run.trace._replace(due_ns=planned_offsets_ns))
 
 
 def test_passing_run_agrees_with_mlperf_loadgen(passing: Official) -> None:
@@ -319,29 +333,33 @@ def test_run_that_fails_a_limit_agrees_with_mlperf_loadgen(
     limits = {"ttft_ns": TOO_LONG_NS, "tpot_ns": TOO_LONG_NS}
     limits[f"{metric}_ns"] = _limit(passing.trace.ttft_ns if metric == "ttft" else tpots, over)
     mlperf_test = structs.replace(BASE, **limits)
-    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
-    (other,) = (check for check in ours.checks if check.metric != metric)
+    our_mlperf_result = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
+    (other,) = (check for check in our_mlperf_result.checks if check.metric != metric)
     assert other.violations == 0
 
 
 def test_both_limits_failing_leaves_loadgens_ttft_text_blank(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=1, tpot_ns=1)
-    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
-    assert not ours.valid
-    assert {reason.kind for reason in ours.reasons} == {"limit"}
-    assert ours.checks[0].missing_queries > 0
+    our_mlperf_result = _agree(_exact(official(tmp_path, mlperf_test, 2000.0)), mlperf_test)
+    assert not our_mlperf_result.valid
+    assert {reason.kind for reason in our_mlperf_result.reasons} == {"limit"}
+    assert our_mlperf_result.checks[0].missing_queries > 0
 
 
 def test_run_with_too_few_queries_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS, min_queries=700)
-    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0, max_query_count=600)), mlperf_test)
-    assert (ours.min_queries_met, ours.exit_code) == (False, 3)
+    our_mlperf_result = _agree(
+        _exact(official(tmp_path, mlperf_test, 2000.0, max_query_count=600)), mlperf_test
+    )
+    assert (our_mlperf_result.min_queries_met, our_mlperf_result.exit_code) == (False, 3)
 
 
 def test_run_that_is_too_short_agrees_with_mlperf_loadgen(tmp_path: Any) -> None:
     mlperf_test = structs.replace(BASE, ttft_ns=TOO_LONG_NS, tpot_ns=TOO_LONG_NS)
-    ours = _agree(_exact(official(tmp_path, mlperf_test, 2000.0, max_duration_ms=250)), mlperf_test)
-    assert (ours.min_duration_met, ours.exit_code) == (False, 3)
+    our_mlperf_result = _agree(
+        _exact(official(tmp_path, mlperf_test, 2000.0, max_duration_ms=250)), mlperf_test
+    )
+    assert (our_mlperf_result.min_duration_met, our_mlperf_result.exit_code) == (False, 3)
 
 
 def test_one_token_responses_agree_with_mlperf_loadgen(tmp_path: Any) -> None:
@@ -353,8 +371,12 @@ def test_one_token_responses_agree_with_mlperf_loadgen(tmp_path: Any) -> None:
     assert lenient.tpot is not None
     assert lenient.tpot.min is not None
     assert lenient.tpot.min < 0
-    ours = result.judge_trace(official_run.trace, mlperf_test)
-    assert ours.tpot is not None
-    assert ours.one_token_replies == ours.queries - ours.tpot.count > 0
-    assert ours.tpot.min is not None
-    assert ours.tpot.min >= 0
+    our_mlperf_result = result.judge_trace(official_run.trace, mlperf_test)
+    assert our_mlperf_result.tpot is not None
+    assert (
+        our_mlperf_result.one_token_replies
+        == our_mlperf_result.queries - our_mlperf_result.tpot.count
+        > 0
+    )
+    assert our_mlperf_result.tpot.min is not None
+    assert our_mlperf_result.tpot.min >= 0

@@ -43,10 +43,13 @@ def _small_data(folder: Path, rows: int = 300) -> Path:
 
 def test_the_workload_of_an_official_run_has_its_schedule() -> None:
     mlperf_test = rules.create_test("llama2-70b", "server", "v5.1")
-    planned = build_schedule(
+    planned_scheduled_stage = build_schedule(
         mlperf_run.build_workload(mlperf_test, mlperf_run.synthetic_data(mlperf_test), qps=182.0), 5
     ).stages[0]
-    assert (planned.session_count, planned.length_ns) == (122880, 675012366669)
+    assert (planned_scheduled_stage.session_count, planned_scheduled_stage.length_ns) == (
+        122880,
+        675012366669,
+    )
 
 
 def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
@@ -77,8 +80,10 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
 def _judged(folder: Path, qps: float, mlperf_test: rules.Test = SMALL) -> mlperf.MlperfResult:
     data = mlperf_run.synthetic_data(SERVER)
     settings = Settings(url="sim:gb200-vm", out=folder)
-    summary, where = run.execute(mlperf_run.build_workload(mlperf_test, data, qps=qps), settings)
-    return mlperf_run.judge_run(where, mlperf_test, summary, data_name=data.name, qps=qps)
+    summary, directory = run.execute(
+        mlperf_run.build_workload(mlperf_test, data, qps=qps), settings
+    )
+    return mlperf_run.judge_run(directory, mlperf_test, summary, data_name=data.name, qps=qps)
 
 
 def test_simulated_run_has_a_result_that_says_it_is_simulated(tmp_path: Path) -> None:
@@ -148,9 +153,11 @@ def test_tokens_counted_without_server_usage_have_a_warning(tmp_path: Path) -> N
     data = mlperf_run.synthetic_data(SERVER)
     workload = mlperf_run.build_workload(SMALL, data, qps=100.0)
     summary, folder = run.execute(workload, Settings(url="sim:gb200-vm", out=tmp_path))
-    counted = mlperf_run.judge_run(folder, SMALL, summary, data_name=data.name, qps=100.0)
+    counted_mlperf_result = mlperf_run.judge_run(
+        folder, SMALL, summary, data_name=data.name, qps=100.0
+    )
 
-    assert not any("without the server's usage" in text for text in counted.notes)
+    assert not any("without the server's usage" in text for text in counted_mlperf_result.notes)
 
     sources = msgspec.structs.replace(
         summary.tokens.sources, output={"server": 100, "estimate": 500}
@@ -462,12 +469,12 @@ def test_several_endpoints_count_as_one_system(
 ) -> None:
     """The report has the records and totals of each, one verdict, and the disclosure once."""
     flags = ["-b", "llama2-70b", "--dataset", str(_small_data(tmp_path, 40)), "--min-duration", "1"]
-    with start(QUICK) as first_server, start(QUICK) as two:
+    with start(QUICK) as first_server, start(QUICK) as second_server:
         urls = [
             "--url",
             first_server.url,
             "--url",
-            two.url,
+            second_server.url,
             "--server-metrics",
             "off",
             "--energy",
@@ -490,7 +497,7 @@ def test_several_endpoints_count_as_one_system(
         assert exits("mlperf", "offline", *offline) in (0, 3)
         assert "concurrency 6" in capsys.readouterr().err  # three per target
         assert exits("mlperf", "server", *served, "--harness", "loadgen") == 2
-        refused = capsys.readouterr().err
+        stderr = capsys.readouterr().err
 
     assert code in (
         1,
@@ -507,9 +514,9 @@ def test_several_endpoints_count_as_one_system(
     assert "registered and unregistered" in " ".join(lines[:4])
     assert any(note.startswith("served by 2 targets: http://") for note in result.notes)
     assert (
-        "drives one endpoint, but 2" in refused
-        and "not from 2" in refused
-        and "metrics" not in refused
+        "drives one endpoint, but 2" in stderr
+        and "not from 2" in stderr
+        and "metrics" not in stderr
     )
 
 
@@ -520,11 +527,11 @@ INSTALLED = importlib.util.find_spec("mlperf_loadgen") is not None
 
 @pytest.mark.skipif(INSTALLED, reason="about a machine without the package")
 def test_without_the_package_the_harness_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not installed") as caught:
+    with pytest.raises(UserError, match="not installed") as exc_info:
         official_loadgen.run_official_test(
             SMALL, mlperf_run.synthetic_data(SERVER), Settings(), output_dir=tmp_path, qps=1.0
         )
-    assert "loadgen[mlperf]" in caught.value.hint
+    assert "loadgen[mlperf]" in exc_info.value.hint
 
 
 @pytest.mark.processes
@@ -539,10 +546,10 @@ def test_the_official_loadgen_issues_the_queries(tmp_path: Path) -> None:
         mlperf_test, data, settings, output_dir=tmp_path / "run", qps=40.0
     ).result
     log = read_log(tmp_path / "run")
-    planned = rules.create_schedule(mlperf_test, 40.0)
+    planned_arrivals = rules.create_schedule(mlperf_test, 40.0)
 
-    assert result.queries == log.queries == len(planned.offsets_ns)
-    assert log.detail["generated_query_duration"] == planned.end_ns
+    assert result.queries == log.queries == len(planned_arrivals.offsets_ns)
+    assert log.detail["generated_query_duration"] == planned_arrivals.end_ns
     assert not log.unofficial
     assert result.resolved == result.queries
     assert result.ttft is not None and log.ttft is not None

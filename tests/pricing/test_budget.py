@@ -269,9 +269,9 @@ def test_a_simulated_run_costs_nothing(prices: Path, capsys: pytest.CaptureFixtu
 
 def test_the_hint_for_a_run_without_a_price_names_what_a_run_takes(prices: Path) -> None:
     budget = Budget(load_prices(prices))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         budget.forecast_cost(Forecast(1000, 1800, 500, 100), target(model=""))
-    assert "--shape (four" in caught.value.hint and "--price " not in caught.value.hint
+    assert "--shape (four" in exc_info.value.hint and "--price " not in exc_info.value.hint
 
 
 def test_a_load_is_stopped_when_it_reaches_the_limit(

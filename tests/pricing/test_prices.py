@@ -62,9 +62,13 @@ def parse(text: str, **how: object) -> prices.Prices:
 
 
 def faults_of(text: str) -> list[LoadgenError]:
-    with pytest.raises((CombinedError, UserError)) as caught:
+    with pytest.raises((CombinedError, UserError)) as exc_info:
         parse(text)
-    return list(caught.value.errors) if isinstance(caught.value, CombinedError) else [caught.value]
+    return (
+        list(exc_info.value.errors)
+        if isinstance(exc_info.value, CombinedError)
+        else [exc_info.value]
+    )
 
 
 def test_the_documented_example_loads_with_its_stated_prices():
@@ -197,9 +201,9 @@ def test_any_text_loads_as_prices_or_raises_a_reported_error(text: str):
 
 def test_no_rate_is_inverted_or_invented():
     rate = "exchange: [{from: USD, to: EUR, rate: 0.9, as_of: 2026, source: bank}]\n"
-    with refused(CombinedError, "no_exchange_rate", "rented[0].currency") as caught:
+    with refused(CombinedError, "no_exchange_rate", "rented[0].currency") as exc_info:
         parse(RENTED.replace("source: quote", "source: quote\n    currency: EUR") + rate)
-    assert len(caught.value.errors) == 1
+    assert len(exc_info.value.errors) == 1
     (price,) = parse(RENTED + rate, currency="EUR").entries
     assert isinstance(price, Rented) and price.per_hour == Decimal("64.800")
 
@@ -207,9 +211,9 @@ def test_no_rate_is_inverted_or_invented():
 def test_sample_prices_must_be_accepted_and_nothing_is_guessed():
     with refused(UserError, "missing_option", "--prices"):
         price_file.load_prices(None)
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         price_file.load_prices(price_file.SAMPLE, today=TODAY)
-    assert "--accept-sample-prices" in caught.value.errors[0].hint
+    assert "--accept-sample-prices" in exc_info.value.errors[0].hint
     book = price_file.load_prices(None, accept_sample=True, today=TODAY)
 
     assert book.sample
@@ -264,17 +268,17 @@ def test_a_target_finds_its_price_by_shape_then_model_or_by_name():
     assert "shape: b200" in missing.value.hint
     with refused(UserError, "no_price"):
         prices.find_prices(book, TargetFacts(model="other", url="https://x"))
-    with refused(UserError, "unknown_name") as named:
+    with refused(UserError, "unknown_name") as exc_info:
         prices.find_prices(book, TargetFacts(), "Azure gb30")
-    assert '"Azure gb300"' in named.value.hint
+    assert '"Azure gb300"' in exc_info.value.hint
 
 
 def test_two_providers_of_one_shape_are_a_choice_of_the_user():
     entry = RENTED.split("rented:\n")[1]
     book = parse(RENTED + entry.replace("Azure", "Other"))
-    with refused(UserError, "ambiguous") as caught:
+    with refused(UserError, "ambiguous") as exc_info:
         prices.find_prices(book, TargetFacts(shape="gb300"))
-    assert "Azure gb300 (prices.yaml:4:5" in caught.value.hint
+    assert "Azure gb300 (prices.yaml:4:5" in exc_info.value.hint
 
 
 def test_the_price_that_is_valid_on_the_day_is_used():

@@ -73,9 +73,9 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
 def test_recent_numbers_cover_the_last_seconds_only() -> None:
     records = rows(2, 900)
     now_s = float(records["due_ns"].max()) / 1e9 - 20  # in the middle of the load
-    ended = records[records["done_ns"] <= now_s * 1e9]
-    status = status_of(ended, now_s)
-    recent = ended[ended["done_ns"] >= round((now_s - RECENT_S) * 1e9)]
+    ended_records = records[records["done_ns"] <= now_s * 1e9]
+    status = status_of(ended_records, now_s)
+    recent = ended_records[ended_records["done_ns"] >= round((now_s - RECENT_S) * 1e9)]
     ttft_ns = np.sort(recent["first_token_ns"] - recent["due_ns"])
     p50_ns = ttft_ns[len(ttft_ns) // 2]
     p99_ns = ttft_ns[int(len(ttft_ns) * 0.99)]

@@ -55,10 +55,10 @@ def page_of(folder: Path) -> str:
     )
 
 
-def summary_of(records: np.ndarray, **changed: object) -> Summary:
+def summary_of(records: np.ndarray, **changes: object) -> Summary:
     gaps, timeline = run_fixtures.gaps_of(records)
     return summarize(
-        run_fixtures.manifest("r", len(records), **changed), records, [gaps], [timeline]
+        run_fixtures.manifest("r", len(records), **changes), records, [gaps], [timeline]
     )
 
 
@@ -79,7 +79,7 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
 
 
 @pytest.mark.parametrize(
-    ("records", "changed", "expected"),
+    ("records", "changes", "expected"),
     [
         (rows(1, 300), {}, []),
         (rows(1, 300), {"targets": SIMULATED}, ["SIMULATED"]),
@@ -91,9 +91,9 @@ SIMULATED = (TargetFacts(simulated=True, url="http://127.0.0.1:1/v1"),)
     ids=["valid", "simulated", "late client", "errors", "interrupted", "cut off"],
 )
 def test_notices_precede_the_result(
-    records: np.ndarray, changed: dict[str, object], expected: list[str]
+    records: np.ndarray, changes: dict[str, object], expected: list[str]
 ) -> None:
-    summary = summary_of(records, **changed)
+    summary = summary_of(records, **changes)
     assert [notice.label for notice in notices(summary)] == expected
     text = run_page.render(summary)
     assert all(f"<b>{word}</b>" in text for word in expected)
@@ -107,9 +107,13 @@ def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(
     records = rows(1, 300)
     if failing:
         fail(records, 0.5)
-    sent = [] if failing else [WorkerSample(t_s=2, sent=400)]  # 100 of them have no record
+    sent_worker_samples = (
+        [] if failing else [WorkerSample(t_s=2, sent=400)]
+    )  # 100 of them have no record
     summary = summarize(
-        run_fixtures.manifest("r", len(records), state="running"), records, worker_samples=sent
+        run_fixtures.manifest("r", len(records), state="running"),
+        records,
+        worker_samples=sent_worker_samples,
     )
 
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
@@ -158,8 +162,8 @@ def test_percentile_that_falls_on_a_request_without_response_has_no_value() -> N
 
 
 def test_tile_on_too_few_samples_is_marked() -> None:
-    few = headline_tiles(summary_of(rows(1, 300)))[0]  # p99 needs 662 samples
-    assert few.value.startswith("~") and "too few samples for p99" in few.note
+    few_tile = headline_tiles(summary_of(rows(1, 300)))[0]  # p99 needs 662 samples
+    assert few_tile.value.startswith("~") and "too few samples for p99" in few_tile.note
     assert not headline_tiles(summary_of(rows(1, 700)))[0].value.startswith("~")
 
 
@@ -248,7 +252,7 @@ def test_counts_of_loads_tokens_and_errors_add_up() -> None:
 
 
 def test_the_page_size_does_not_grow_with_the_number_of_requests() -> None:
-    few, many = rows(6, 3000), np.tile(rows(6, 3000), 20)
+    few_records, many_records = rows(6, 3000), np.tile(rows(6, 3000), 20)
     sizes = [
         len(
             run_page.render(
@@ -257,7 +261,7 @@ def test_the_page_size_does_not_grow_with_the_number_of_requests() -> None:
                 run_data.compute_chart_data(run_fixtures.manifest("r", len(records)), records),
             )
         )
-        for records in (few, many)
+        for records in (few_records, many_records)
     ]
 
     assert max(sizes) < 400_000 and sizes[1] < 1.3 * sizes[0]
@@ -620,9 +624,14 @@ def test_a_page_may_load_nothing_even_if_it_asks(browser: Browser, tmp_path: Pat
 def test_curves_from_send_and_due_times_are_shared_if_no_send_is_late() -> None:
     """In virtual time, of millions: they were measured and put in order twice."""
     records = rows(2, 50)
-    late = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves
+    late_percentile_curves_by_name = run_data.compute_chart_data(
+        run_fixtures.manifest("r", 50), records
+    ).percentile_curves
 
-    assert late["ttft_from_sent"].values_ms != late["ttft"].values_ms
+    assert (
+        late_percentile_curves_by_name["ttft_from_sent"].values_ms
+        != late_percentile_curves_by_name["ttft"].values_ms
+    )
 
     records["sent_ns"] = records["due_ns"]
     at_once = run_data.compute_chart_data(run_fixtures.manifest("r", 50), records).percentile_curves

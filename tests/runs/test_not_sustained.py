@@ -33,5 +33,5 @@ def test_a_run_that_was_not_sustained_says_so_in_junit_and_in_the_list(
     case = cases["the load is sustained"]
     assert (case.outcome, case.text) == ("skipped", f"NOT SUSTAINED: {summary.sustainable.reason}")
 
-    (listed,) = results_list.results_in(overloaded.parent)
-    assert listed.outcome == "VALID, SLO met, NOT SUSTAINED"
+    (stored_result,) = results_list.results_in(overloaded.parent)
+    assert stored_result.outcome == "VALID, SLO met, NOT SUSTAINED"

@@ -60,11 +60,14 @@ def test_a_stage_without_a_planned_start_spans_its_requests() -> None:
     records["stage"][20:] = 1
     stages = (StagePlan(name="first"), StagePlan(name="second"))
     manifest = run_fixtures.manifest("r", 40, stages=stages)
-    first, second = compute_chart_data(manifest, records).stages
+    first_stage_span, second_stage_span = compute_chart_data(manifest, records).stages
     due_s = records["due_ns"] / 1e9
 
-    assert (first.start_s, first.end_s) == (0, pytest.approx(due_s[19], rel=1e-4))
-    assert (second.start_s, second.end_s) == (
+    assert (first_stage_span.start_s, first_stage_span.end_s) == (
+        0,
+        pytest.approx(due_s[19], rel=1e-4),
+    )
+    assert (second_stage_span.start_s, second_stage_span.end_s) == (
         pytest.approx(due_s[20], rel=1e-4),
         pytest.approx(due_s[39], rel=1e-4),
     )

@@ -47,8 +47,10 @@ def summaries(*seeds: int, by: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Summ
 
 
 def render_repeats(repeat_summary: RepeatSummary, runs: Sequence[Summary]) -> str:
-    named = [NamedSummary(name, run) for name, run in zip(repeat_summary.runs, runs, strict=True)]
-    report = repeats_report.repeats_report(repeat_summary, build_curve(named))
+    named_summaries = [
+        NamedSummary(name, run) for name, run in zip(repeat_summary.runs, runs, strict=True)
+    ]
+    report = repeats_report.repeats_report(repeat_summary, build_curve(named_summaries))
     return as_text.render(report, full=True)
 
 
@@ -113,11 +115,11 @@ def invalid(summary: Summary) -> Summary:
 
 
 def test_an_invalid_repeat_counts_in_no_mean() -> None:
-    first, second, third = summaries(1, 2, 3, by=(1.0, 1.0, 9.0))
+    first_summary, second_summary, third_summary = summaries(1, 2, 3, by=(1.0, 1.0, 9.0))
     repeats = [
-        NamedSummary("r1", first),
-        NamedSummary("r2", second),
-        NamedSummary("r3", invalid(third)),
+        NamedSummary("r1", first_summary),
+        NamedSummary("r2", second_summary),
+        NamedSummary("r3", invalid(third_summary)),
     ]
     summary = summarize_repeats(repeats)
     tpot = next(
@@ -126,9 +128,11 @@ def test_an_invalid_repeat_counts_in_no_mean() -> None:
         if repeated_metric.metric == "tpot_ms.p50"
     )
 
-    assert tpot.values == (first.tpot_ms.p50, second.tpot_ms.p50)
+    assert tpot.values == (first_summary.tpot_ms.p50, second_summary.tpot_ms.p50)
     assert summary.valid and summary.excluded_runs == ("r3",) and summary.runs == ("r1", "r2", "r3")
-    text = " ".join(render_repeats(summary, [first, second, invalid(third)]).split())
+    text = " ".join(
+        render_repeats(summary, [first_summary, second_summary, invalid(third_summary)]).split()
+    )
     assert "1 of 3 runs is INVALID" in text
     assert "means: r3" in text
 

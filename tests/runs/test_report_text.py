@@ -120,8 +120,8 @@ BUSY = {"remedy": "other_processes", "worker": 0, "waited_share": 0.4, "at_s": 7
 def test_run_on_a_busy_host_keeps_its_counts_and_is_not_red(
     remedy: dict[str, Any], busy: bool
 ) -> None:
-    late = ReasonCode(code="sent_late", values=LATE | remedy)
-    verdict = make_verdict(RAG.verdict.limits, [late])
+    late_reason_code = ReasonCode(code="sent_late", values=LATE | remedy)
+    verdict = make_verdict(RAG.verdict.limits, [late_reason_code])
 
     rendered_text = text.render(replace(RAG, verdict=verdict), color=True)
 
@@ -131,12 +131,12 @@ def test_run_on_a_busy_host_keeps_its_counts_and_is_not_red(
 
 
 def test_host_is_not_to_blame_if_requests_failed_too() -> None:
-    late = ReasonCode(code="sent_late", values=LATE | BUSY)
+    late_reason_code = ReasonCode(code="sent_late", values=LATE | BUSY)
     failed = ReasonCode(
         code="client_failures", values={"failed": 5, "requests": 10, "share": 0.5, "limit": 0.01}
     )
 
-    assert not is_host_busy(make_verdict(RAG.verdict.limits, [late, failed]))
+    assert not is_host_busy(make_verdict(RAG.verdict.limits, [late_reason_code, failed]))
     assert not is_host_busy(RAG.verdict)
 
 

@@ -100,14 +100,14 @@ def test_gaps_over_http_equal_those_of_the_endpoint_log(tmp_path: Path, workers:
     """A busy host delays sends after logging, so only half of the gaps must agree within 25 %."""
     endpoint = shared(Options(ttft="5ms", itl="8ms", log_events="all", log_bodies=True))
     folder = ran(tmp_path, PLAIN, endpoint.url, workers=workers, num_requests="40", concurrency="4")
-    gaps_ns_by_slot, seen = agree(folder), log(endpoint)
+    gaps_ns_by_slot, sent_requests = agree(folder), log(endpoint)
     number = {
         logged_request.id.rpartition("-")[2]: logged_request.number
-        for logged_request in seen.requests
+        for logged_request in sent_requests.requests
     }
     differences = []
     for slot, of_request in gaps_ns_by_slot.items():
-        theirs = np.diff(seen.sent_ns[seen.request == number[str(slot)]])
+        theirs = np.diff(sent_requests.sent_ns[sent_requests.request == number[str(slot)]])
         differences.append(
             of_request - theirs[: len(of_request)]
         )  # the end of an answer is an event of theirs
@@ -165,10 +165,10 @@ def test_every_export_has_the_gaps(
         "e2e_ms.mean",
         "tpot_ms.p50",
     ):  # theirs from the records, and from the summary
-        written = reader.parse_result(
+        written_foreign_result = reader.parse_result(
             json.dumps(export.export_aiperf(result.summary, stored)).encode()
         )
-        assert back.metrics[name] == pytest.approx(written.metrics[name])
+        assert back.metrics[name] == pytest.approx(written_foreign_result.metrics[name])
 
 
 def test_a_bundle_has_the_gaps_and_a_damaged_file_is_named(tmp_path: Path) -> None:

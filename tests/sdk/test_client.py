@@ -96,9 +96,9 @@ async def until(true: Callable[[], bool]) -> None:
 def send(
     client: Client, body: bytes | memoryview | None = None
 ) -> tuple[Exchange, asyncio.Future[Completion]]:
-    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     sent = client._pool.prepare(request()) if body is None else body
-    return client._pool.send(None, sent, monotonic_ns(), done.set_result, EventTimeline()), done
+    return client._pool.send(None, sent, monotonic_ns(), future.set_result, EventTimeline()), future
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def test_each_injected_failure_has_its_failure_kind(
                 "timeout_ns": 9 * DAY_NS,
             }
             async with client_of(endpoint.url, fault=fault, **options) as client:
-                exchange, done = send(client)
+                exchange, future = send(client)
                 if fault.startswith("stall"):
                     await until(
                         partial(lambda reading: reading.output_events == 3, exchange.reader)
                     )
                     client._pool.tick(exchange.last_event_read_at + DAY_NS)
-                completions[fault] = await done
+                completions[fault] = await future
                 assert client.in_flight == 0
         return completions
 
@@ -192,31 +192,31 @@ def test_each_injected_failure_has_its_failure_kind(
     plain = completions[""]
     assert plain.text and plain.finish_reason == "length"
     for fault, expected in table.items():
-        done = completions[fault]
-        failure = done.failure or Failure("", "")
-        assert (failure.kind, done.http_status) == (expected.kind, expected.status), (
+        completion = completions[fault]
+        failure = completion.failure or Failure("", "")
+        assert (failure.kind, completion.http_status) == (expected.kind, expected.status), (
             fault,
             failure,
         )
         assert expected.error_text in failure.text, (fault, failure)
         if expected.events is not None:
-            assert done.output_events == expected.events, fault
-        assert done.usage.output == expected.output, fault
+            assert completion.output_events == expected.events, fault
+        assert completion.usage.output == expected.output, fault
         if not expected.kind and fault != "oversized@2":
             assert (
-                plain.text.startswith(done.text or "")
+                plain.text.startswith(completion.text or "")
                 if fault in CUT_SHORT
-                else done.text == plain.text
+                else completion.text == plain.text
             ), fault
-        assert done.done >= done.sent >= done.ready >= done.due
+        assert completion.done >= completion.sent >= completion.ready >= completion.due
         stamps = [
-            done.sent,
-            done.first_byte,
-            done.first_event,
-            done.first_token,
-            done.last_token,
-            done.end,
-            done.done,
+            completion.sent,
+            completion.first_byte,
+            completion.first_event,
+            completion.first_token,
+            completion.last_token,
+            completion.end,
+            completion.done,
         ]
         known = [timestamp for timestamp in stamps if timestamp >= 0]
         assert known == sorted(known), fault
@@ -225,19 +225,24 @@ def test_each_injected_failure_has_its_failure_kind(
 
 @pytest.mark.processes
 def test_a_correct_stream_is_measured(endpoint: EmbeddedServer) -> None:
-    done = ask(endpoint.url, 2)[1]
+    completion = ask(endpoint.url, 2)[1]
 
-    assert done.failure is None
-    assert (done.output_events, done.usage.output, done.usage.cached, done.reused) == (
+    assert completion.failure is None
+    assert (
+        completion.output_events,
+        completion.usage.output,
+        completion.usage.cached,
+        completion.reused,
+    ) == (
         TOKENS,
         TOKENS,
         0,
         True,
     )
-    assert done.kernel_stamp is sys.platform.startswith("linux")
-    assert min(done.client_lag, done.stamp_error) >= 0
-    assert done.bytes_sent > 100
-    assert done.bytes_received > 1000
+    assert completion.kernel_stamp is sys.platform.startswith("linux")
+    assert min(completion.client_lag, completion.stamp_error) >= 0
+    assert completion.bytes_sent > 100
+    assert completion.bytes_received > 1000
 
 
 # -- the pool --------------------------------------------------------------------------------------
@@ -290,15 +295,15 @@ async def scripted(
 ) -> Any:
     server = Scripted(list(answers))
     tasks: list[asyncio.Task[None]] = []
-    listening = await asyncio.start_server(
+    listening_server = await asyncio.start_server(
         lambda *ends: tasks.append(asyncio.ensure_future(server.serve(*ends))), host, 0, ssl=tls
     )
-    port = listening.sockets[0].getsockname()[1]
+    port = listening_server.sockets[0].getsockname()[1]
     server.url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
     try:
         yield server
     finally:
-        listening.close()
+        listening_server.close()
         for writer in list(server.open):
             writer.transport.abort()
         await asyncio.gather(*tasks)
@@ -328,10 +333,10 @@ def talk(answers: list[bytes], count: int, **options: Any) -> tuple[list[Complet
 def test_a_connection_is_reused_as_often_as_the_server_allows(
     more: bytes, connections: int
 ) -> None:
-    done, used = talk([encode_response(more)], 4)
-    assert [completion.failure for completion in done] == [None] * 4
-    assert used == connections
-    assert [completion.reused for completion in done] == [False] + [connections == 1] * 3
+    completions, connection_count = talk([encode_response(more)], 4)
+    assert [completion.failure for completion in completions] == [None] * 4
+    assert connection_count == connections
+    assert [completion.reused for completion in completions] == [False] + [connections == 1] * 3
 
 
 def test_a_body_may_end_with_its_connection() -> None:
@@ -339,44 +344,57 @@ def test_a_body_may_end_with_its_connection() -> None:
 
     async def work() -> Completion:
         async with scripted(answer) as server, client_of(server.url) as client:
-            exchange, done = send(client)
+            exchange, future = send(client)
             await until(lambda: exchange.bytes_received == len(answer))
-            assert not done.done()
+            assert not future.done()
             (writer,) = server.open
             writer.close()
-            return await done
+            return await future
 
     done = run(work())
     assert (done.failure, done.text) == (None, "a")
 
 
 def test_bytes_after_the_end_close_the_connection_and_keep_the_response() -> None:
-    done, used = talk([encode_response() + b"HTTP/1.1 200 OK\r\n\r\n", encode_response()], 2)
-    assert [completion.failure for completion in done] == [None, None]
-    assert used == 2
+    completions, connection_count = talk(
+        [encode_response() + b"HTTP/1.1 200 OK\r\n\r\n", encode_response()], 2
+    )
+    assert [completion.failure for completion in completions] == [None, None]
+    assert connection_count == 2
 
 
 @pytest.mark.parametrize("how", [RESET, END])
 def test_a_request_on_a_silently_closed_connection_is_sent_once_more(how: bytes) -> None:
-    done, used = talk([encode_response(), how, encode_response(), encode_response()], 3)
-    assert [completion.failure for completion in done] == [None] * 3
-    assert [completion.resent for completion in done] == [0, 1, 0]
-    assert used == 2
-    assert done[1].due <= done[1].ready <= done[1].sent < done[1].first_byte
-    assert done[1].bytes_sent == 2 * done[0].bytes_sent
-    assert not done[1].reused  # it was answered on a fresh connection
+    completions, connection_count = talk(
+        [encode_response(), how, encode_response(), encode_response()], 3
+    )
+    assert [completion.failure for completion in completions] == [None] * 3
+    assert [completion.resent for completion in completions] == [0, 1, 0]
+    assert connection_count == 2
+    assert (
+        completions[1].due
+        <= completions[1].ready
+        <= completions[1].sent
+        < completions[1].first_byte
+    )
+    assert completions[1].bytes_sent == 2 * completions[0].bytes_sent
+    assert not completions[1].reused  # it was answered on a fresh connection
 
 
 def test_a_request_is_resent_once_on_a_reused_connection_without_a_response_byte() -> None:
-    (first,), used = talk([RESET], 1)
-    assert (first.failure and first.failure.kind, first.resent, used) == ("reset", 0, 1)
-    done, used = talk([encode_response(), RESET, RESET, encode_response()], 3)
-    assert [completion.failure and completion.failure.kind for completion in done] == [
+    (first_completion,), connection_count = talk([RESET], 1)
+    assert (
+        first_completion.failure and first_completion.failure.kind,
+        first_completion.resent,
+        connection_count,
+    ) == ("reset", 0, 1)
+    completions, connection_count = talk([encode_response(), RESET, RESET, encode_response()], 3)
+    assert [completion.failure and completion.failure.kind for completion in completions] == [
         None,
         "reset",
         None,
     ]
-    assert [completion.resent for completion in done] == [0, 1, 0]
+    assert [completion.resent for completion in completions] == [0, 1, 0]
 
     async def work() -> Completion:
         async with (
@@ -384,11 +402,11 @@ def test_a_request_is_resent_once_on_a_reused_connection_without_a_response_byte
             client_of(server.url) as client,
         ):
             await client.complete(request())
-            exchange, done = send(client)
+            exchange, future = send(client)
             await until(lambda: exchange.bytes_received == 10)
             (writer,) = server.open
             writer.transport.abort()
-            return await done
+            return await future
 
     cut = run(work())
     assert (cut.failure.kind, cut.resent) == ("truncated", 0)  # within the head
@@ -396,9 +414,9 @@ def test_a_request_is_resent_once_on_a_reused_connection_without_a_response_byte
 
 @pytest.mark.processes
 def test_idle_resets_of_the_endpoint_are_survived(endpoint: EmbeddedServer) -> None:
-    done = ask(endpoint.url, 6, fault="idle_reset")
-    assert [completion.failure for completion in done] == [None] * 6
-    assert sum(completion.resent for completion in done) == 5
+    completions = ask(endpoint.url, 6, fault="idle_reset")
+    assert [completion.failure for completion in completions] == [None] * 6
+    assert sum(completion.resent for completion in completions) == 5
 
 
 @pytest.mark.parametrize(
@@ -412,8 +430,8 @@ def test_a_request_is_resent_if_its_idle_connection_closes_as_it_is_sent(
 
     async def work() -> tuple[list[Completion], int]:
         loop, done = asyncio.get_running_loop(), []
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            listening.setblocking(False)
+        with socket.create_server(("127.0.0.1", 0)) as listening_server:
+            listening_server.setblocking(False)
 
             async def answered(client: Client) -> Completion:
                 _, future = send(client)
@@ -421,15 +439,15 @@ def test_a_request_is_resent_if_its_idle_connection_closes_as_it_is_sent(
                 await loop.sock_sendall(peer, encode_response())
                 return await future
 
-            async with client_of(f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
+            async with client_of(f"http://127.0.0.1:{listening_server.getsockname()[1]}") as client:
                 await client.open(1)
-                peer, _ = await loop.sock_accept(listening)
+                peer, _ = await loop.sock_accept(listening_server)
                 if answered_before:
                     done.append(await answered(client))
                 peer.sendall(last_words)
                 peer.close()
                 _, future = send(client)  # before the loop has had a look at the socket
-                peer, _ = await loop.sock_accept(listening)
+                peer, _ = await loop.sock_accept(listening_server)
                 await loop.sock_recv(peer, 1 << 16)
                 await loop.sock_sendall(peer, encode_response())
                 done.append(await future)
@@ -446,17 +464,17 @@ def test_a_request_is_resent_if_its_idle_connection_closes_as_it_is_sent(
 def test_a_connection_that_the_server_closed_while_idle_is_not_used() -> None:
     async def work() -> tuple[list[Completion], int]:
         async with scripted(encode_response()) as server, client_of(server.url) as client:
-            first = await client.complete(request())
+            first_completion = await client.complete(request())
             (writer,) = server.open
             writer.close()
             await until(lambda: all(line.is_closed for line in client._pool._idle))
-            return [first, await client.complete(request())], server.connections
+            return [first_completion, await client.complete(request())], server.connections
 
-    done, used = run(work())
+    done, connection_count = run(work())
     assert [(completion.failure, completion.resent, completion.reused) for completion in done] == [
         (None, 0, False)
     ] * 2
-    assert used == 2
+    assert connection_count == 2
 
 
 def test_idle_connections_are_dropped_before_the_server_would() -> None:
@@ -480,9 +498,9 @@ def test_idle_connections_are_dropped_before_the_server_would() -> None:
             ]
             return idle_count, server.connections
 
-    idle_count, used = run(work())
+    idle_count, connection_count = run(work())
     assert idle_count >= 1
-    assert used >= 2
+    assert connection_count >= 2
 
 
 @pytest.mark.processes
@@ -491,12 +509,12 @@ def test_connections_are_opened_before_they_are_needed(endpoint: EmbeddedServer)
         async with client_of(endpoint.url) as client:
             await client.open(200)
             assert (client._pool.connections_opened, client.in_flight) == (200, 0)
-            done = await asyncio.gather(*(client.complete(request()) for _ in range(200)))
-            assert [completion.failure for completion in done] == [None] * 200
+            completions = await asyncio.gather(*(client.complete(request()) for _ in range(200)))
+            assert [completion.failure for completion in completions] == [None] * 200
             assert client._pool.connections_opened == 200
             assert all(
                 completion.ready - completion.due < completion.first_byte - completion.due
-                for completion in done
+                for completion in completions
             )
 
     run(work())
@@ -568,8 +586,8 @@ def test_the_next_address_is_tried_when_one_refuses(
         async with client_of("http://two.test") as client:
             await client.open(connections)
             for _ in range(2):
-                done = await client.complete(request())
-                assert done.failure is None
+                completion = await client.complete(request())
+                assert completion.failure is None
 
     with asyncio.Runner(loop_factory=TwoAddresses) as runner:
         loop = runner.get_loop()
@@ -597,10 +615,13 @@ def closed_port() -> int:
 
 def test_a_closed_port_is_a_connection_failure() -> None:
     url = f"http://127.0.0.1:{closed_port()}"
-    (done,) = ask(url)
-    assert done.failure is not None
-    assert (done.failure.kind, done.failure.text) == ("connect", os.strerror(errno.ECONNREFUSED))
-    assert (done.sent, done.first_byte, done.bytes_sent) == (-1, -1, 0)
+    (completion,) = ask(url)
+    assert completion.failure is not None
+    assert (completion.failure.kind, completion.failure.text) == (
+        "connect",
+        os.strerror(errno.ECONNREFUSED),
+    )
+    assert (completion.sent, completion.first_byte, completion.bytes_sent) == (-1, -1, 0)
 
     async def work() -> None:
         async with client_of(url) as client:
@@ -641,9 +662,9 @@ def test_a_prompt_larger_than_the_socket_buffer_is_sent() -> None:
         text = " word" * 400_000
         async with scripted(encode_response()) as server, client_of(server.url) as client:
             prepared = [client._pool.prepare(request(text=text + str(i))) for i in range(8)]
-            done = await asyncio.gather(*(send(client, body)[1] for body in prepared))
-            done += [await send(client, prepared[0])[1]]
-            return done, prepared, server.bodies
+            completions = await asyncio.gather(*(send(client, body)[1] for body in prepared))
+            completions += [await send(client, prepared[0])[1]]
+            return completions, prepared, server.bodies
 
     done, prepared, bodies = run(work())
     assert [completion.failure for completion in done] == [None] * 9
@@ -721,12 +742,14 @@ def test_many_simultaneous_requests_leave_no_open_descriptor(endpoint: EmbeddedS
         clients = [client_of(endpoint.url, fault=fault) for fault in faults]
         for client in clients:
             await client.open(4)
-        done = await asyncio.gather(*(clients[i % 8].complete(request()) for i in range(400)))
+        completions = await asyncio.gather(
+            *(clients[i % 8].complete(request()) for i in range(400))
+        )
         for client in clients:
             assert client.in_flight == 0
             client.close()
             client.close()
-        return done
+        return completions
 
     def descriptors() -> int:
         gc.collect()
@@ -761,7 +784,7 @@ def test_the_stall_timeout_restarts_with_events_and_not_with_pings() -> None:
             scripted(head + GOOD.replace(b'"stop"', b"null")) as server,
             client_of(server.url, stall_timeout_ns=stall, timeout_ns=9 * DAY_NS) as client,
         ):
-            exchange, done = send(client)
+            exchange, future = send(client)
             await until(lambda: exchange.reader.output_events == 1)
             fed = exchange.last_event_read_at
             (writer,) = server.open
@@ -769,9 +792,9 @@ def test_the_stall_timeout_restarts_with_events_and_not_with_pings() -> None:
             writer.write(pings)
             await until(lambda: exchange.bytes_received == received + len(pings))
             client._pool.tick(fed + stall - 1)
-            assert not done.done()
+            assert not future.done()
             client._pool.tick(fed + stall)
-            return await done
+            return await future
 
     done = run(work())
     assert (done.failure.kind, done.failure.text) == ("timeout_stall", "no event for 86400 s")
@@ -783,14 +806,14 @@ def test_the_total_timeout_counts_from_the_due_time() -> None:
         limit = DAY_NS
         async with scripted(SILENCE) as server, client_of(server.url, timeout_ns=limit) as client:
             _, early = send(client)
-            exchange, done = send(client)
+            exchange, future = send(client)
             await until(lambda: len(server.bodies) == 2)
             client._pool.tick(exchange.due_at + limit - 1)
             assert early.done() or exchange.due_at == early.result().due
-            assert not done.done()
+            assert not future.done()
             client._pool.tick(exchange.due_at + limit)
             assert client.in_flight == 0
-            return await done
+            return await future
 
     done = run(work())
     assert done.failure.kind == "timeout_total"
@@ -799,22 +822,22 @@ def test_the_total_timeout_counts_from_the_due_time() -> None:
 
 
 def test_timeouts_end_requests_without_further_events() -> None:
-    (done,), _ = talk([SILENCE], 1, timeout_ns=10_000_000)
-    assert done.failure is not None
-    assert done.failure.kind == "timeout_total"
-    (done,), _ = talk([HEAD + b"\r\n" + GOOD], 1, stall_timeout_ns=10_000_000)
-    assert done.failure is not None
-    assert done.failure.kind == "timeout_stall"
+    (completion,), _ = talk([SILENCE], 1, timeout_ns=10_000_000)
+    assert completion.failure is not None
+    assert completion.failure.kind == "timeout_total"
+    (completion,), _ = talk([HEAD + b"\r\n" + GOOD], 1, stall_timeout_ns=10_000_000)
+    assert completion.failure is not None
+    assert completion.failure.kind == "timeout_stall"
 
 
 def test_a_cancelled_request_is_reported_once_and_its_connection_closed() -> None:
     async def work() -> None:
         async with scripted(SILENCE, encode_response()) as server, client_of(server.url) as client:
-            exchange, done = send(client)
+            exchange, future = send(client)
             await until(lambda: len(server.bodies) == 1)
             for _ in range(2):
                 client._pool.cancel(exchange, Failure("interrupted", "enough"))
-            assert (await done).failure == Failure("interrupted", "enough")
+            assert (await future).failure == Failure("interrupted", "enough")
             assert client.in_flight == 0
             await until(lambda: not server.open)
             assert (await client.complete(request())).failure is None
@@ -855,10 +878,10 @@ def test_an_application_receives_events_and_one_error(endpoint: EmbeddedServer) 
     async def failing() -> int:
         async with client_of(endpoint.url, fault="truncate@2") as client:
             seen = 0
-            with pytest.raises(RequestFailed, match=r"^truncated: ") as caught:
+            with pytest.raises(RequestFailed, match=r"^truncated: ") as exc_info:
                 async for _ in client.stream(request()):
                     seen += 1
-            assert caught.value.kind == "truncated"
+            assert exc_info.value.kind == "truncated"
             return seen
 
     assert run(failing()) == 3
@@ -903,22 +926,25 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 def test_tls_accepts_a_known_authority(papers: Papers) -> None:
     with start(Options(**FAST, cert=papers.cert, key=papers.key)) as endpoint:
         assert endpoint.url.startswith("https://")
-        done = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
+        completions = ask(endpoint.url, 3, tls=Tls(ca=papers.ca))
 
         assert [
-            (completion.failure, completion.reused, completion.output_events) for completion in done
+            (completion.failure, completion.reused, completion.output_events)
+            for completion in completions
         ] == [
             (None, False, TOKENS),
             (None, True, TOKENS),
             (None, True, TOKENS),
         ]
-        assert [completion.tcp >= 0 and completion.tls > 0 for completion in done] == [
+        assert [completion.tcp >= 0 and completion.tls > 0 for completion in completions] == [
             True,
             False,
             False,
         ]
-        assert done[0].tcp + done[0].tls <= done[0].ready - done[0].due
-        assert [(completion.tcp, completion.tls) for completion in done[1:]] == [(-1, -1)] * 2
+        assert completions[0].tcp + completions[0].tls <= completions[0].ready - completions[0].due
+        assert [(completion.tcp, completion.tls) for completion in completions[1:]] == [
+            (-1, -1)
+        ] * 2
 
         faults = ("split", "truncate@2", "oversized@2", "reset_after@1", "close_delimited")
         kinds = [
@@ -930,9 +956,11 @@ def test_tls_accepts_a_known_authority(papers: Papers) -> None:
         assert bare.failure is not None
         assert bare.failure.kind == "tls"
         assert bare.failure.text.startswith("certificate verify failed: ")
-        (named,) = ask(endpoint.url.replace("127.0.0.1", "localhost"), tls=Tls(ca=papers.ca))
-        assert named.failure is not None
-        assert named.failure.kind == "tls"
+        (response_completion,) = ask(
+            endpoint.url.replace("127.0.0.1", "localhost"), tls=Tls(ca=papers.ca)
+        )
+        assert response_completion.failure is not None
+        assert response_completion.failure.kind == "tls"
         assert ask(endpoint.url, tls=Tls(verify=False))[0].failure is None
         with refused(TargetUnusable, "tls"):
             run(client_opened(endpoint.url))
@@ -980,14 +1008,14 @@ def test_all_reads_of_a_tls_connection_are_delivered_when_its_end_was_read_with_
         reactor = Reactor(asyncio.get_running_loop())
         tls = TlsStream(Tls(ca=papers.ca).context(), "127.0.0.1")
         records = tls_records(papers, tls, [b"first", b"second"])
-        ours, theirs = socket.socketpair()
-        connection = ClientConnection(ours, cast(Any, Owner()), 0, Route("127.0.0.1"))
+        our_socket, peer_socket = socket.socketpair()
+        connection = ClientConnection(our_socket, cast(Any, Owner()), 0, Route("127.0.0.1"))
         reactor._connections[connection.fd] = connection
         connection.state = "open"
         connection.ended_at = 5
         reads: list[Read | PlainRun] = [Read(record, 3, 4, 2, True) for record in records]
         reactor._deliver_encrypted(connection, tls, reads)
-        theirs.close()
+        peer_socket.close()
         reactor.shut_down()
 
     run(scenario())
@@ -1032,20 +1060,20 @@ def test_tls_without_a_required_client_certificate_is_a_failure(
     server = threading.Thread(target=refuse)
     papers.server.maximum_version = version
     server.start()
-    (done,) = ask(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=Tls(ca=papers.ca))
+    (completion,) = ask(f"https://127.0.0.1:{listener.getsockname()[1]}", tls=Tls(ca=papers.ca))
     server.join()
     listener.close()
     sockets[0].close()
     papers.server.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
-    assert done.failure is not None
-    assert (done.failure.kind, "ALERT" in done.failure.text.upper()) == ("tls", True)
+    assert completion.failure is not None
+    assert (completion.failure.kind, "ALERT" in completion.failure.text.upper()) == ("tls", True)
 
 
 @pytest.mark.processes
 def test_https_to_a_plain_http_server_is_a_failure(endpoint: EmbeddedServer) -> None:
-    (done,) = ask(endpoint.url.replace("http", "https"))
-    assert done.failure is not None
-    assert done.failure.kind == "tls"
+    (completion,) = ask(endpoint.url.replace("http", "https"))
+    assert completion.failure is not None
+    assert completion.failure.kind == "tls"
 
 
 @pytest.mark.parametrize("name", ["ca", "cert"])
@@ -1137,7 +1165,7 @@ def test_both_implementations_send_requests_and_free_connections_alike(
                     partial(getattr(Receiver, n), None) for n in ("try_send_on_idle", "try_recycle")
                 )
             for _ in range(3):
-                exchange, done = send(client, pool.prepare(request(text="a" * size)))
+                exchange, future = send(client, pool.prepare(request(text="a" * size)))
                 busy: Any = exchange.connection
                 seen.append(
                     (
@@ -1148,7 +1176,7 @@ def test_both_implementations_send_requests_and_free_connections_alike(
                         len(pool._open_exchanges),
                     )
                 )
-                completion = await done
+                completion = await future
                 assert completion.due <= completion.ready <= completion.sent < completion.first_byte
                 seen.append(
                     (

@@ -265,14 +265,14 @@ def texts(reads: list[Any]) -> list[Any]:
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
     """Over TCP, where there are stamps of the kernel and resets."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        ours = socket.create_connection(listening.getsockname())
-        theirs, _ = listening.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listening_server:
+        ours = socket.create_connection(listening_server.getsockname())
+        peer_socket, _ = listening_server.accept()
     ours.setblocking(False)
-    theirs.setblocking(False)
-    theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer_socket.setblocking(False)
+    peer_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     ours.setsockopt(socket.SOL_SOCKET, 35, 1)
-    return ours, theirs
+    return ours, peer_socket
 
 
 @settings(RELAXED, max_examples=40)
@@ -328,18 +328,18 @@ def receiving(
     buffers, ends = [], []
     learn(PLAIN)
     for _ in range(sockets):
-        ours, theirs = make_pair()
-        buffer = type("Connection", (classes[0],), {})(ours.fileno(), socket_receiver.now)
+        our_socket, peer_socket = make_pair()
+        buffer = type("Connection", (classes[0],), {})(our_socket.fileno(), socket_receiver.now)
         buffer.sock, buffer.is_readable, buffer.can_batch_reads, buffer.template = (
-            ours,
+            our_socket,
             True,
             True,
             (BEFORE, AFTER),
         )
         socket_receiver.add(buffer)
-        poll.register(ours, select.EPOLLIN)
+        poll.register(our_socket, select.EPOLLIN)
         buffers.append(buffer)
-        ends.append(theirs)
+        ends.append(peer_socket)
     yield socket_receiver, buffers, ends
     for closing in (*(buffer.sock for buffer in buffers), *ends, timer, deferred_poll, poll):
         closing.close()
@@ -352,10 +352,10 @@ def counted(socket_receiver: Any, buffer: Any) -> int:
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_a_stream_is_deferred_until_it_may_end(classes: tuple[Any, Any]) -> None:
-    with receiving(classes, 1) as (socket_receiver, (buffer,), (theirs,)):
+    with receiving(classes, 1) as (socket_receiver, (buffer,), (peer_socket,)):
         socket_receiver.defer(buffer, 2)
         for is_deferred in (True, False, False):
-            theirs.send(PLAIN)
+            peer_socket.send(PLAIN)
             socket_receiver.receive(-1, 0, -1)
             assert buffer.is_deferred is is_deferred
 
@@ -368,16 +368,16 @@ def test_a_stream_is_deferred_until_it_may_end(classes: tuple[Any, Any]) -> None
 
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_nothing_of_a_deferred_socket_is_left_unread(classes: tuple[Any, Any]) -> None:
-    with receiving(classes, 1) as (socket_receiver, (buffer,), (theirs,)):
+    with receiving(classes, 1) as (socket_receiver, (buffer,), (peer_socket,)):
         socket_receiver.defer(buffer, 1 << 40)
-        theirs.send(PLAIN)
-        theirs.shutdown(socket.SHUT_WR)  # the end has no edge of its own
+        peer_socket.send(PLAIN)
+        peer_socket.shutdown(socket.SHUT_WR)  # the end has no edge of its own
         socket_receiver.receive(-1, 0, -1)
         socket_receiver.receive(0, 0, -1)
         assert counted(socket_receiver, buffer) == 1 and buffer.ended_at and not buffer.error
-    with receiving(classes, 1) as (socket_receiver, (buffer,), (theirs,)):
+    with receiving(classes, 1) as (socket_receiver, (buffer,), (peer_socket,)):
         socket_receiver.defer(buffer, 1 << 40)
-        sent = theirs.send(b"x" * (100 << 10))
+        sent = peer_socket.send(b"x" * (100 << 10))
         while sum(len(read[0]) for read in buffer.reads) < sent:
             socket_receiver.receive(-1, 0, -1)
 
@@ -407,10 +407,10 @@ def test_sockets_are_deferred_under_many_events_and_each_event_keeps_its_timesta
             socket_receiver.defer(buffer, 1 << 40)
         until(True, PLAIN)
         ends[0].send(PLAIN)
-        sent = time.monotonic_ns()
-        socket_receiver.receive(-1, sent + 5_000_000, -1)
+        sent_start_ns = time.monotonic_ns()
+        socket_receiver.receive(-1, sent_start_ns + 5_000_000, -1)
         ((stamps, _, read_at),) = socket_receiver.take_reads(buffers[0])
-        assert stamps[-1] <= sent <= read_at, "stamped when it came, read when it was time"
+        assert stamps[-1] <= sent_start_ns <= read_at, "stamped when it came, read when it was time"
         until(False, PLAIN * 2)  # reads of several events have less sure stamps
         until(True, PLAIN)  # another trial, a second later
         for buffer in buffers:
@@ -430,7 +430,7 @@ def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_did_not_watch(
     with receiving(classes, 2) as (socket_receiver, (late, other), (to_late, to_other)):
         socket_receiver.defer(other, 1 << 40)
         late.is_readable, late.template = False, None  # not read, though it is ready
-        sent = time.monotonic_ns()
+        sent_start_ns = time.monotonic_ns()
         to_late.send(b"x" * 100)
         for _ in range(3):
             to_other.send(PLAIN)
@@ -442,7 +442,7 @@ def test_a_poll_does_not_bound_the_arrival_at_a_socket_that_it_did_not_watch(
             socket_receiver.receive(0, 0, -1)
         ((_, timestamp_ns, _, empty_at, _),) = late.reads
 
-        assert empty_at < sent <= timestamp_ns
+        assert empty_at < sent_start_ns <= timestamp_ns
 
 
 def test_reads_have_the_timestamps_of_the_kernel() -> None:
@@ -450,20 +450,20 @@ def test_reads_have_the_timestamps_of_the_kernel() -> None:
         (compiled.SocketBuffer, compiled.Receiver),
         (receiver.SocketBuffer, receiver.Receiver),
     ):
-        poll, deferred_poll, timer, ours, theirs = (
+        poll, deferred_poll, timer, our_socket, peer_socket = (
             select.epoll(),
             select.epoll(),
             TimerFd(),
             *make_pair(),
         )
         socket_receiver = receiver_class(poll, deferred_poll, timer, deque())
-        buffer = type("Connection", (buffer_class,), {})(ours.fileno(), socket_receiver.now)
-        buffer.sock, buffer.is_readable, buffer.can_batch_reads = ours, True, True
+        buffer = type("Connection", (buffer_class,), {})(our_socket.fileno(), socket_receiver.now)
+        buffer.sock, buffer.is_readable, buffer.can_batch_reads = our_socket, True, True
         socket_receiver.add(buffer)
-        poll.register(ours, select.EPOLLIN)
+        poll.register(our_socket, select.EPOLLIN)
         stamps = []
         for _ in range(3):
-            theirs.send(b"x" * 100)
+            peer_socket.send(b"x" * 100)
             socket_receiver.receive(-1, 0, -1)
         stamps = [read[1] for read in socket_receiver.take_reads(buffer)]
         assert len(stamps) == 3 and stamps == sorted(stamps) and not buffer.is_queued
@@ -473,7 +473,7 @@ def test_reads_have_the_timestamps_of_the_kernel() -> None:
         assert socket_receiver.timer_armed_for == socket_receiver.next_poll_at > socket_receiver.now
         assert socket_receiver.receive(-1, FOREVER, FOREVER) == [(timer.fileno(), select.EPOLLIN)]
         assert socket_receiver.now >= socket_receiver.timer_armed_for
-        for closing in (ours, theirs, timer, deferred_poll, poll):
+        for closing in (our_socket, peer_socket, timer, deferred_poll, poll):
             closing.close()
 
 
@@ -511,11 +511,11 @@ def learn(data: bytes) -> None:
 def test_plain_events_of_a_read_are_those_of_its_chunks(pieces: list[bytes]) -> None:
     for data in [*pieces, b"".join(pieces)]:
         learn(data)
-        chunks, events, used = plain_events.scan_plain_chunks(data, BEFORE, AFTER)
+        chunks, events, used_bytes = plain_events.scan_plain_chunks(data, BEFORE, AFTER)
         for _ in range(2):  # the second time its text is known
             counted_events = plain_events.count_plain_events(data, BEFORE, AFTER)
             assert counted_events == (
-                (chunks, events) if used == len(data) else (counted_events[0], 0)
+                (chunks, events) if used_bytes == len(data) else (counted_events[0], 0)
             )
 
 
@@ -635,14 +635,14 @@ def test_an_environment_variable_selects_the_implementation(pure: str, runs: str
         "from loadgen_sdk.transport.connection import ClientConnection\n"
         "print(compiled.RUNS, ClientConnection.__mro__[1].__module__)"
     )
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "LOADGEN_PURE": pure},
         capture_output=True,
         text=True,
         check=True,
     )
-    name, module = ran.stdout.split()
+    name, module = process.stdout.split()
 
     assert name == runs
     assert (module == "loadgen_sdk._compiled") is (runs == "compiled")

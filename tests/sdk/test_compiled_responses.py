@@ -281,17 +281,17 @@ def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference
         "keep_text": True,
         "on_output": print,
     }
-    ours = Exchange(None, b"h", b"b", 5, print, timeline, **options)
-    theirs = ReferenceExchange(None, b"h", b"b", 5, print, timeline, **options)
+    our_exchange = Exchange(None, b"h", b"b", 5, print, timeline, **options)
+    their_reference_exchange = ReferenceExchange(None, b"h", b"b", 5, print, timeline, **options)
     few = (
         response_reader.ResponseReader(timeline, expects_few_events=True),
         ReferenceReading(timeline, expects_few_events=True),
     )
     for state_class, compiled_state, reference_state in (
-        (ExchangeState, ours, theirs),
-        (ResponseState, ours.response, theirs.response),
-        (DecoderState, ours.decoder, theirs.decoder),
-        (ResponseReaderState, ours.reader, theirs.reader),
+        (ExchangeState, our_exchange, their_reference_exchange),
+        (ResponseState, our_exchange.response, their_reference_exchange.response),
+        (DecoderState, our_exchange.decoder, their_reference_exchange.decoder),
+        (ResponseReaderState, our_exchange.reader, their_reference_exchange.reader),
         (ResponseReaderState, *few),
     ):
         base = type(compiled_state).__mro__[1]
@@ -412,25 +412,25 @@ def test_an_event_that_matches_an_earlier_pattern_is_read_like_the_first(
 def test_run_continues_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     check_response(pieces, requested_output_tokens=4)  # its head is known
-    ours, theirs = socket.socketpair()
+    our_socket, peer_socket = socket.socketpair()
     completed: list[Any] = []
-    ours.setblocking(False)
+    our_socket.setblocking(False)
     with (
-        ours,
-        theirs,
+        our_socket,
+        peer_socket,
         select.epoll() as poll,
         select.epoll() as deferred_poll,
         closing(TimerFd()) as timer,
     ):
         poll.register(timer.fileno(), select.EPOLLIN)
         socket_receiver = compiled.Receiver(poll, deferred_poll, timer, deque())
-        short = Connection(ours, an_exchange(), [])
+        short = Connection(our_socket, an_exchange(), [])
         short.is_readable, short.is_queued, short.owner = (
             True,
             False,
             SimpleNamespace(response_completed=completed.append),
         )
-        poll.register(ours.fileno(), select.EPOLLIN)
+        poll.register(our_socket.fileno(), select.EPOLLIN)
         socket_receiver.add(short)
         later = time.monotonic_ns() + 60 * 10**9
 
@@ -439,7 +439,7 @@ def test_run_continues_until_python_is_needed() -> None:
                 0, until, tick_at, {short}, 10**6, completed.append
             )
 
-        theirs.send(pieces[0])
+        peer_socket.send(pieces[0])
         assert (
             go(later, later) is None
             and short.exchange.reader.output_events
@@ -449,7 +449,7 @@ def test_run_continues_until_python_is_needed() -> None:
         assert socket_receiver.timer_armed_for == socket_receiver.next_poll_at < later, (
             "so that no wait is longer than may be"
         )
-        theirs.send(b"".join(pieces[1:]))
+        peer_socket.send(b"".join(pieces[1:]))
         assert go(later, later) is None and completed == [short], "the end is its owner's"
         assert go(later, 0) is None and go(0, later) is None, "the tick is due, or the loop's turn"
         socket_receiver.wake_at = 1
@@ -464,14 +464,14 @@ def test_run_continues_until_python_is_needed() -> None:
         assert socket_receiver.last_poll_at == fires, (
             "what it did not report was empty when it fired"
         )
-        ours.shutdown(socket.SHUT_RDWR)
-        poll.modify(ours.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        our_socket.shutdown(socket.SHUT_RDWR)
+        poll.modify(our_socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
         timer.arm(1)
         select.select([timer], [], [])
         ready_sockets = go(later, later)
-        assert sorted(fd for fd, _ in ready_sockets) == sorted([ours.fileno(), timer.fileno()]), (
-            "with others it is Python's"
-        )
+        assert sorted(fd for fd, _ in ready_sockets) == sorted(
+            [our_socket.fileno(), timer.fileno()]
+        ), "with others it is Python's"
 
 
 @pytest.fixture
@@ -483,13 +483,13 @@ def compiled_receiver() -> Iterator[Any]:
 
 
 def an_exchange(requested_tokens: int = 4) -> Any:
-    heard: list[Any] = []
+    received: list[Any] = []
     return Exchange(
         None,
         b"",
         b"",
         0,
-        heard.append,
+        received.append,
         EventTimeline(),
         is_stream_requested=True,
         requested_output_tokens=requested_tokens,
@@ -499,10 +499,10 @@ def an_exchange(requested_tokens: int = 4) -> Any:
 def test_only_reads_of_short_responses_are_delivered_in_c(compiled_receiver: Any) -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
     reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    our_socket, peer_socket = socket.socketpair()
+    with our_socket, peer_socket:
         check_response(pieces, requested_output_tokens=4)  # its head is known
-        short = Connection(ours, an_exchange(), reads[0])
+        short = Connection(our_socket, an_exchange(), reads[0])
         assert [
             compiled_receiver.deliver(short),
             short.reads,
@@ -523,14 +523,14 @@ def test_only_reads_of_short_responses_are_delivered_in_c(compiled_receiver: Any
         )
         timed_out = [(b"HTTP/1.1 408 Request Timeout\r\n\r\n", 10, 20, 5, True)]
         connections = [
-            Connection(ours, an_exchange(400), reads[0]),
-            Connection(ours, None, reads[0]),
+            Connection(our_socket, an_exchange(400), reads[0]),
+            Connection(our_socket, None, reads[0]),
         ]
         connections += [
-            Connection(ours, an_exchange(), timed_out),
-            Connection(ours, an_exchange(), []),
+            Connection(our_socket, an_exchange(), timed_out),
+            Connection(our_socket, an_exchange(), []),
         ]
-        connections += [Connection(ours, an_exchange(), reads[0]) for _ in range(4)]
+        connections += [Connection(our_socket, an_exchange(), reads[0]) for _ in range(4)]
         (
             connections[-1].is_closed,
             connections[-2].tls,
@@ -538,7 +538,7 @@ def test_only_reads_of_short_responses_are_delivered_in_c(compiled_receiver: Any
             connections[-4].template,
         ) = (
             True,
-            theirs,
+            peer_socket,
             7,
             (b"a", b"b"),
         )
@@ -557,14 +557,16 @@ def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
         compiled_receiver.send,
         lambda buffer, parts: pure(compiled_receiver, buffer, parts),
     ):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.setblocking(False)
-            buffer = Connection(ours, None, [])
+        our_socket, peer_socket = socket.socketpair()
+        with our_socket, peer_socket:
+            our_socket.setblocking(False)
+            buffer = Connection(our_socket, None, [])
             before = time.monotonic_ns()
             at, taken = send(buffer, (b"head", b"", b"body"))
             assert (
-                before <= at <= time.monotonic_ns() and taken == 8 and theirs.recv(9) == b"headbody"
+                before <= at <= time.monotonic_ns()
+                and taken == 8
+                and peer_socket.recv(9) == b"headbody"
             )
             many = bytes(1 << 20)
             taken = send(buffer, (many, many))[1]
@@ -572,7 +574,7 @@ def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
             while taken > 0:
                 taken = send(buffer, (many,))[1]
             assert taken == 0, "it is full"
-            theirs.close()
+            peer_socket.close()
             assert send(buffer, (b"x",))[1] == -1
 
     with pytest.raises(TypeError):
@@ -582,11 +584,14 @@ def test_both_receivers_send_parts_alike(compiled_receiver: Any) -> None:
 def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
     compiled_receiver: Any,
 ) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        connection, exchange = Connection(ours, None, []), an_exchange()
-        idle, awaited = deque([Connection(ours, None, []), connection]), {exchange} - {exchange}
+    our_socket, peer_socket = socket.socketpair()
+    with our_socket, peer_socket:
+        our_socket.setblocking(False)
+        connection, exchange = Connection(our_socket, None, []), an_exchange()
+        idle, awaited = (
+            deque([Connection(our_socket, None, []), connection]),
+            {exchange} - {exchange},
+        )
         exchange.head, exchange.body, connection.template, connection.can_batch_reads = (
             b"head",
             b"body",
@@ -596,7 +601,7 @@ def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
         before = time.monotonic_ns()
         assert (
             compiled_receiver.try_send_on_idle(exchange, idle, 10**9, awaited) == 0
-            and theirs.recv(9) == b"headbody"
+            and peer_socket.recv(9) == b"headbody"
         )
         assert before <= exchange.ready_at <= exchange.sent_at <= time.monotonic_ns() and (
             exchange.tcp_connect_ns,
@@ -665,7 +670,7 @@ def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
         second_exchange.head, second_exchange.body = b"h", bytes(4 << 20)
         for name, value in (
             ("is_closed", True),
-            ("tls", theirs),
+            ("tls", peer_socket),
             ("unsent", [b"x"]),
             ("idle_since", before - 10**9),
         ):
@@ -691,7 +696,7 @@ def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
             compiled_receiver.try_send_on_idle(second_exchange, deque(), 10**9, awaited) == -1
             and compiled_receiver.try_send_on_idle(None, idle, 10**9, awaited) == -1
         )
-        theirs.close()
+        peer_socket.close()
         assert compiled_receiver.try_send_on_idle(second_exchange, idle, 10**9, awaited) == 0, (
             "an error: the next read reports it"
         )
@@ -699,20 +704,22 @@ def test_a_request_takes_the_last_idle_connection_and_returns_it_when_done(
 
 def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
     poll, deferred_poll, timer = select.epoll(), select.epoll(), TimerFd()
-    queue, heard = deque[Any](), list[Any]()
+    queue, received_requests = deque[Any](), list[Any]()
     socket_receiver = compiled.Receiver(poll, deferred_poll, timer, queue)
-    ours, theirs = socket.socketpair()
+    our_socket, peer_socket = socket.socketpair()
     pieces = as_reads([*chunked(USUAL), END], 20)
     check_response(pieces, requested_output_tokens=4)  # its head is known
-    with ours, theirs, poll, deferred_poll:
+    with our_socket, peer_socket, poll, deferred_poll:
 
         class ConnectionOwner:
             def response_completed(self, connection: Any) -> None:
-                heard.append(("over", connection))
+                received_requests.append(("over", connection))
 
         def queued(reads: list[bytes], busy: Any) -> Any:
             connection = Connection(
-                ours, busy, [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)]
+                our_socket,
+                busy,
+                [(data, 10 + at, 20 + at, 5, True) for at, data in enumerate(reads)],
             )
             connection.owner = ConnectionOwner()
             queue.append(connection)
@@ -724,10 +731,12 @@ def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
             queued([HEAD], None),
         )
         before = time.monotonic_ns()
-        now = socket_receiver.deliver_queued(10**9, lambda event: heard.append(("other", event)))
+        now = socket_receiver.deliver_queued(
+            10**9, lambda event: received_requests.append(("other", event))
+        )
         assert before <= now <= time.monotonic_ns() and not queue
         assert (
-            heard == [("over", full_connection), ("other", other)]
+            received_requests == [("over", full_connection), ("other", other)]
             and part.exchange.response.status == 200
         )
         for _ in range(20):

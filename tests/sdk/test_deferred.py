@@ -33,8 +33,10 @@ def as_run(reads: list[tuple[Read, int | EventBatch]]) -> list[PlainRun]:
 def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | EventBatch | None:
     """Return what a receiver keeps of a read of plain events only."""
     data, timestamp_ns, _, empty_at, _ = read
-    chunks, events, used = scan_plain_chunks(data, *template) if template is not None else (0, 0, 0)
-    if not events or used != len(data):
+    chunks, events, used_bytes = (
+        scan_plain_chunks(data, *template) if template is not None else (0, 0, 0)
+    )
+    if not events or used_bytes != len(data):
         return None
     return (
         timestamp_ns
@@ -48,10 +50,10 @@ def read_in_groups(
 ) -> tuple[Completion, EventTimeline, bool]:
     """Return what an exchange reports of reads in groups of these sizes, and if it ended."""
     timeline = EventTimeline()
-    heard: list[Completion] = []
+    completions: list[Completion] = []
     plain_reads: list[Read | PlainRun]
     run: list[tuple[Read, int | EventBatch]]
-    exchange = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
+    exchange = Exchange(None, b"", b"", 0, completions.append, timeline, is_stream_requested=True)
     exchange.sent_at = 1
     if not templates:
         exchange.reader.learned_templates = 1 << 60
@@ -85,7 +87,7 @@ def read_in_groups(
     if not over:
         exchange.end_with_connection(10**9, "")
     exchange.report_completion()
-    return heard[0], timeline, over
+    return completions[0], timeline, over
 
 
 def one_by_one_events(timeline: EventTimeline) -> tuple[list[int], list[int], list[int]]:

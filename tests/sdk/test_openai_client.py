@@ -63,7 +63,7 @@ def meet(
     **options: Any,
 ) -> Heard:
     """Run `drive` with a client and a server that always sends `said`. Return its requests."""
-    heard: Heard = []
+    received_requests: Heard = []
     serving: list[asyncio.Task[None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,7 +74,7 @@ def meet(
                 while field := (await reader.readline()).decode().strip():
                     name, _, value = field.partition(":")
                     headers[name.lower()] = value.strip()
-                heard.append(
+                received_requests.append(
                     (
                         line,
                         headers,
@@ -95,10 +95,12 @@ def meet(
             writer.close()
 
     async def run() -> None:
-        listening = await asyncio.start_server(
+        listening_server = await asyncio.start_server(
             lambda *ends: serving.append(asyncio.create_task(serve(*ends))), "127.0.0.1", 0
         )
-        target = Target.parse(url.format(listening.sockets[0].getsockname()[1]), server=server)
+        target = Target.parse(
+            url.format(listening_server.sockets[0].getsockname()[1]), server=server
+        )
         client = OpenAIClient(target, model="m", server_profile=SERVER_PROFILES[server], **options)
         try:
             await client.open()
@@ -106,37 +108,37 @@ def meet(
             await client.aclose()
             assert client.in_flight == 0
         finally:
-            listening.close()
+            listening_server.close()
             await asyncio.gather(*serving)
 
     asyncio.run(run())
-    return heard
+    return received_requests
 
 
 def send(
     client: OpenAIClient, timeline: EventTimeline | None = None
 ) -> tuple[Any, asyncio.Future[Completion]]:
-    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     task = client.send(
         REQUEST,
         client.prepare(REQUEST),
         monotonic_ns(),
-        done.set_result,
+        future.set_result,
         timeline or EventTimeline(),
     )
-    return task, done
+    return task, future
 
 
 def completion(
     response: bytes | None, timeline: EventTimeline | None = None, **options: Any
 ) -> Completion:
-    got: list[Completion] = []
+    completions: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
-        got.append(await send(client, timeline)[1])
+        completions.append(await send(client, timeline)[1])
 
     meet(response, drive, keep_text=True, **options)
-    return got[0]
+    return completions[0]
 
 
 USAGE = {
@@ -209,49 +211,69 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_openai_client_measures_the_same_as_our_reader(name: str) -> None:
     body = events(*STREAMS[name])
-    ours, theirs = ResponseReader(EventTimeline(), keep_text=True), EventTimeline()
+    our_response_reader, their_event_timeline = (
+        ResponseReader(EventTimeline(), keep_text=True),
+        EventTimeline(),
+    )
     decoder = SseDecoder()
-    ours.feed([*decoder.feed(body), *decoder.end()], 1)
-    got = completion(answer(body), theirs)
-    failure = ours.find_failure(True, False, True)
+    our_response_reader.feed([*decoder.feed(body), *decoder.end()], 1)
+    response_completion = completion(answer(body), their_event_timeline)
+    failure = our_response_reader.find_failure(True, False, True)
 
-    assert (got.failure and got.failure.kind) == (failure and failure.kind)
+    assert (response_completion.failure and response_completion.failure.kind) == (
+        failure and failure.kind
+    )
     assert (
-        "engine died" in got.failure.text
-        if failure and failure.kind == "error_event" and got.failure and name != "abort"
+        "engine died" in response_completion.failure.text
+        if failure
+        and failure.kind == "error_event"
+        and response_completion.failure
+        and name != "abort"
         else True
     )
-    assert (got.text, got.reasoning_text) == (
-        "".join(ours.text_pieces or ()),
-        "".join(ours.reasoning_pieces or ()),
+    assert (response_completion.text, response_completion.reasoning_text) == (
+        "".join(our_response_reader.text_pieces or ()),
+        "".join(our_response_reader.reasoning_pieces or ()),
     )
-    assert (got.finish_reason, got.output_events) == (ours.finish_reason, ours.output_events)
-    assert got.usage == ours.usage()
-    assert got.first_event_tokens == ours.first_event_tokens
-    assert (got.server_timing or {}) == (ours.server_timing or {})
-    assert len(theirs.gaps) == max(0, ours.output_events - 1)
-    assert len(theirs.timestamps) == ours.output_events
-    assert (got.first_answer >= 0) is (ours.first_answer >= 0)
+    assert (response_completion.finish_reason, response_completion.output_events) == (
+        our_response_reader.finish_reason,
+        our_response_reader.output_events,
+    )
+    assert response_completion.usage == our_response_reader.usage()
+    assert response_completion.first_event_tokens == our_response_reader.first_event_tokens
+    assert (response_completion.server_timing or {}) == (our_response_reader.server_timing or {})
+    assert len(their_event_timeline.gaps) == max(0, our_response_reader.output_events - 1)
+    assert len(their_event_timeline.timestamps) == our_response_reader.output_events
+    assert (response_completion.first_answer >= 0) is (our_response_reader.first_answer >= 0)
 
 
 def test_timestamps_are_in_order() -> None:
-    got = completion(answer(events(*STREAMS["reasoning first"])))
+    response_completion = completion(answer(events(*STREAMS["reasoning first"])))
     stamps = (
-        got.due,
-        got.sent,
-        got.first_byte,
-        got.first_event,
-        got.first_answer,
-        got.last_token,
-        got.end,
-        got.done,
+        response_completion.due,
+        response_completion.sent,
+        response_completion.first_byte,
+        response_completion.first_event,
+        response_completion.first_answer,
+        response_completion.last_token,
+        response_completion.end,
+        response_completion.done,
     )
 
     assert list(stamps) == sorted(stamps)
-    assert got.ready == got.sent > got.due
-    assert got.first_token == got.first_event < got.first_answer == got.last_token
-    assert (got.kernel_stamp, got.http_status, got.request) == (False, 200, REQUEST)
-    assert got.bytes_received == len(events(*STREAMS["reasoning first"]))
+    assert response_completion.ready == response_completion.sent > response_completion.due
+    assert (
+        response_completion.first_token
+        == response_completion.first_event
+        < response_completion.first_answer
+        == response_completion.last_token
+    )
+    assert (
+        response_completion.kernel_stamp,
+        response_completion.http_status,
+        response_completion.request,
+    ) == (False, 200, REQUEST)
+    assert response_completion.bytes_received == len(events(*STREAMS["reasoning first"]))
 
 
 def test_a_response_without_streaming_is_measured() -> None:
@@ -261,17 +283,24 @@ def test_a_response_without_streaming_is_measured() -> None:
         "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
         "usage": USAGE,
     }
-    got = completion(
+    response_completion = completion(
         answer(json.dumps(document).encode(), "Content-Type: application/json\r\n"), stream=False
     )
 
-    assert (got.failure, got.text, got.usage.output, got.first_event_tokens) == (
+    assert (
+        response_completion.failure,
+        response_completion.text,
+        response_completion.usage.output,
+        response_completion.first_event_tokens,
+    ) == (
         None,
         "Hello",
         3,
         3,
     )
-    assert got.first_token == got.last_token == got.end
+    assert (
+        response_completion.first_token == response_completion.last_token == response_completion.end
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,11 +335,14 @@ def test_a_response_without_streaming_is_measured() -> None:
 def test_failures_have_standard_kinds_and_no_secrets(
     response: bytes, kind: str, expected_text: str, status: int
 ) -> None:
-    got = completion(response, api_key=KEY)
-    assert got.failure is not None
-    assert (got.failure.kind, got.failure.http_status) == (kind, status)
-    assert expected_text in got.failure.text
-    assert KEY not in got.failure.text
+    response_completion = completion(response, api_key=KEY)
+    assert response_completion.failure is not None
+    assert (response_completion.failure.kind, response_completion.failure.http_status) == (
+        kind,
+        status,
+    )
+    assert expected_text in response_completion.failure.text
+    assert KEY not in response_completion.failure.text
     assert kind in KINDS
 
 
@@ -323,17 +355,17 @@ def test_unreachable_server_and_unknown_host_are_failures() -> None:
 
 
 def test_a_closed_reused_connection_is_retried_and_counted() -> None:
-    got: list[Completion] = []
+    completions: list[Completion] = []
 
     async def drive(client: OpenAIClient) -> None:
-        got.extend([await send(client)[1] for _ in range(2)])
+        completions.extend([await send(client)[1] for _ in range(2)])
 
-    heard = meet(answer(events(*STREAMS["vllm"])), drive, serves=1)
-    assert [(item.failure, item.resent, item.reused) for item in got] == [
+    received = meet(answer(events(*STREAMS["vllm"])), drive, serves=1)
+    assert [(item.failure, item.resent, item.reused) for item in completions] == [
         (None, 0, False),
         (None, 1, False),
     ]
-    assert len(heard) == 3
+    assert len(received) == 3
 
 
 def test_each_timeout_ends_a_call_with_its_failure_kind() -> None:
@@ -418,7 +450,7 @@ def test_openai_client_sends_the_same_body_as_our_client(
         await send(client)[1]
 
     ok = answer(events(*STREAMS["vllm"]))
-    heard = meet(
+    received = meet(
         ok,
         drive,
         url=url,
@@ -427,7 +459,7 @@ def test_openai_client_sends_the_same_body_as_our_client(
         extra_body={"top_k": 5},
         headers=(("X-Mine", "1"),),
     )
-    ((line, headers, body),) = heard
+    ((line, headers, body),) = received
     assert line == f"POST {path} HTTP/1.1"
     assert body == json.loads(prepared[0])
     assert body["temperature"] == 0
@@ -455,11 +487,11 @@ def test_both_clients_receive_the_same_responses(stream: bool) -> None:
         await client.open()
         waiting = []
         for request in requests:
-            done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
             client.send(
-                request, client.prepare(request), monotonic_ns(), done.set_result, EventTimeline()
+                request, client.prepare(request), monotonic_ns(), future.set_result, EventTimeline()
             )
-            waiting.append(done)
+            waiting.append(future)
         return await asyncio.gather(*waiting)
 
     async def both(url: str) -> None:
@@ -471,10 +503,10 @@ def test_both_clients_receive_the_same_responses(stream: bool) -> None:
         }
         target = Target.parse(url)
         pool, reference = Pool(target, **options), OpenAIClient(target, **options)
-        ours, theirs = await run(pool), await run(reference)
+        completions, response_completions = await run(pool), await run(reference)
         pool.close()
         await reference.aclose()
-        for our_completion, other in zip(ours, theirs, strict=True):
+        for our_completion, other in zip(completions, response_completions, strict=True):
             assert (
                 our_completion.failure,
                 our_completion.text,

@@ -411,10 +411,10 @@ def test_the_other_name_of_the_limit_is_learnt() -> None:
 def test_invalid_model_lists_end_the_probe(
     listed: list[Any], model: str | None, code: str, hint: str
 ) -> None:
-    with refused(TargetUnusable, code) as caught:
+    with refused(TargetUnusable, code) as exc_info:
         InMemory(healthy(models=listed)).probe(model=model, api_key=KEY)
-    assert hint in caught.value.hint
-    assert KEY not in f"{caught.value} {caught.value.hint}"
+    assert hint in exc_info.value.hint
+    assert KEY not in f"{exc_info.value} {exc_info.value.hint}"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 500, 503])
@@ -549,9 +549,9 @@ def test_one_object_where_a_stream_was_requested_is_reported() -> None:
 
 def test_a_body_that_is_compressed_is_named() -> None:
     packed = [200, {"content-type": "text/event-stream", "content-encoding": "gzip"}, "?"]
-    with refused(TargetUnusable, "invalid_answer") as caught:
+    with refused(TargetUnusable, "invalid_answer") as exc_info:
         InMemory(healthy(short=packed, long=packed)).probe()
-    assert "gzip" in str(caught.value)
+    assert "gzip" in str(exc_info.value)
 
 
 def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
@@ -565,9 +565,9 @@ def test_counts_that_contradict_each_other_are_named_and_not_used() -> None:
 def test_the_only_listed_model_is_not_suggested_again() -> None:
     gone = [404, JSON, '{"error":{"message":"The model `mine` does not exist."}}']
     listed = [200, JSON, json.dumps({"data": [{"id": "mine"}]})]
-    with pytest.raises(TargetUnusable) as caught:
+    with pytest.raises(TargetUnusable) as exc_info:
         InMemory(healthy(models=listed, short=gone, long=gone)).probe()
-    assert "choose" not in caught.value.hint and "--api" in caught.value.hint
+    assert "choose" not in exc_info.value.hint and "--api" in exc_info.value.hint
 
 
 @pytest.mark.parametrize(
@@ -583,9 +583,9 @@ def test_the_only_listed_model_is_not_suggested_again() -> None:
 )
 def test_a_context_that_is_too_short_is_not_mistaken_for_a_refused_field(message: str) -> None:
     overflow = [400, JSON, json.dumps({"error": {"message": message}})]
-    with pytest.raises(TargetUnusable) as caught:
+    with pytest.raises(TargetUnusable) as exc_info:
         InMemory(healthy(short=overflow, long=overflow)).probe()
-    assert "context" in caught.value.hint and "FIELD" not in caught.value.hint
+    assert "context" in exc_info.value.hint and "FIELD" not in exc_info.value.hint
 
 
 def test_adapters_are_not_offered_as_models() -> None:
@@ -633,29 +633,29 @@ ERRORS = RECORDED["errors"]["answers"]
     ],
 )
 def test_fatal_responses_end_the_probe(answer: list[Any], code: str, hint: str) -> None:
-    with refused(TargetUnusable, code) as caught:
+    with refused(TargetUnusable, code) as exc_info:
         InMemory(healthy(short=answer, long=answer)).probe(model="mine", api_key=KEY)
-    assert hint in caught.value.hint
-    assert KEY not in f"{caught.value} {caught.value.hint}"
+    assert hint in exc_info.value.hint
+    assert KEY not in f"{exc_info.value} {exc_info.value.hint}"
 
 
 def test_unprintable_model_names_are_not_an_empty_list() -> None:
-    with refused(TargetUnusable, "no_model") as caught:
+    with refused(TargetUnusable, "no_model") as exc_info:
         InMemory(healthy(models=served("vllm", "tiny\x1b[31m"))).probe()
-    assert "control characters" in str(caught.value) and "\x1b" not in str(caught.value)
+    assert "control characters" in str(exc_info.value) and "\x1b" not in str(exc_info.value)
 
 
 def test_a_gateway_without_a_server_gets_no_request_for_a_name() -> None:
-    with refused(TargetUnusable, "no_model") as caught:
+    with refused(TargetUnusable, "no_model") as exc_info:
         InMemory(healthy(models=[502, {}, "Bad Gateway"])).probe()
-    assert "502" in str(caught.value) and "the server is running" in caught.value.hint
+    assert "502" in str(exc_info.value) and "the server is running" in exc_info.value.hint
 
 
 def test_a_missing_path_is_named_and_rerank_suggests_no_other_api() -> None:
-    with refused(TargetUnusable, "http_4xx") as caught:
+    with refused(TargetUnusable, "http_4xx") as exc_info:
         InMemory(healthy()).probe(api="rerank", stream=False)
-    assert "/v1/rerank" in str(caught.value)
-    assert "--api chat" not in caught.value.hint and "rerank" in caught.value.hint
+    assert "/v1/rerank" in str(exc_info.value)
+    assert "--api chat" not in exc_info.value.hint and "rerank" in exc_info.value.hint
 
 
 @pytest.mark.parametrize("tokens", ["1e400", str(1 << 40), "-3"])
@@ -715,9 +715,9 @@ def test_the_probe_retries_a_server_that_fails_occasionally() -> None:
 
 
 def test_without_a_key_the_hint_is_to_specify_one() -> None:
-    with pytest.raises(TargetUnusable) as caught:
+    with pytest.raises(TargetUnusable) as exc_info:
         InMemory(healthy(models=[401, JSON, '{"error":"Unauthorized"}'])).probe()
-    assert "OPENAI_API_KEY" in caught.value.hint
+    assert "OPENAI_API_KEY" in exc_info.value.hint
 
 
 # -- real connections ------------------------------------------------------------------------------
@@ -805,25 +805,25 @@ def test_direct_sends_its_arguments_unchanged() -> None:
     ],
 )
 def test_direct_reports_an_invalid_response(text: bytes, code: str) -> None:
-    with refused(TargetUnusable, code) as caught:
+    with refused(TargetUnusable, code) as exc_info:
         ask(saying(text))
-    assert caught.value.hint
+    assert exc_info.value.hint
 
 
 def test_plain_http_at_a_tls_port_is_answered_with_https() -> None:
     for text in (b"", b"\x15\x03\x01\x00\x02\x02\x46"):
-        with pytest.raises(TargetUnusable) as caught:
+        with pytest.raises(TargetUnusable) as exc_info:
             ask(saying(text))
-        assert "https://127.0.0.1" in caught.value.hint
+        assert "https://127.0.0.1" in exc_info.value.hint
 
     for error in (
         "400 The plain HTTP request was sent to HTTPS port",
         "Client sent an HTTP request to an HTTPS server.",
     ):
         server = InMemory({"GET /v1/models": [400, {}, error]})
-        with refused(TargetUnusable, "wrong_protocol") as caught:
+        with refused(TargetUnusable, "wrong_protocol") as exc_info:
             server.probe("http://127.0.0.1:8443")
-        assert "https://127.0.0.1:8443" in caught.value.hint
+        assert "https://127.0.0.1:8443" in exc_info.value.hint
 
 
 def test_direct_does_not_wait_for_ever() -> None:
@@ -862,9 +862,9 @@ def test_a_proxy_that_is_not_used_is_named_where_it_may_be_the_cause(
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with refused(TargetUnusable, "connect") as caught:
+    with refused(TargetUnusable, "connect") as exc_info:
         asyncio.run(HttpFetcher(Target.parse("http://127.0.0.1:1")).connect())
-    assert ("proxy" in caught.value.hint) is is_named
+    assert ("proxy" in exc_info.value.hint) is is_named
 
 
 def test_a_tls_server_with_http_2_only_is_reported() -> None:
@@ -886,16 +886,16 @@ def test_the_probe_accepts_tls() -> None:
     authority.issue_cert("127.0.0.1").configure_cert(server_tls)
     hello = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 
-    with refused(TargetUnusable, "tls") as caught:
+    with refused(TargetUnusable, "tls") as exc_info:
         ask(hello, "https://127.0.0.1", server_tls)
-    assert "--cacert" in caught.value.hint
+    assert "--cacert" in exc_info.value.hint
 
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     assert ask(hello, "https://127.0.0.1", server_tls, tls=trusting).body == b"hi"
-    with refused(TargetUnusable, "tls") as caught:
+    with refused(TargetUnusable, "tls") as exc_info:
         ask(saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https://127.0.0.1", tls=trusting)
-    assert "http://" in caught.value.hint
+    assert "http://" in exc_info.value.hint
 
 
 @pytest.mark.processes
@@ -926,9 +926,9 @@ def test_the_probe_recognises_the_embedded_endpoint() -> None:
         assert probe_result.tokens_per_event is not None
         assert probe_result.tokens_per_event > 2
         assert probe_result.rtt_ms > 0
-        with refused(TargetUnusable, "http_4xx") as caught:
+        with refused(TargetUnusable, "http_4xx") as exc_info:
             asyncio.run(run(endpoint.url, extra_body={"temperatur": 0}))
-        assert "--extra-body" in caught.value.hint
+        assert "--extra-body" in exc_info.value.hint
 
 
 @pytest.mark.parametrize(

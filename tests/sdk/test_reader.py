@@ -23,24 +23,24 @@ TRANSCRIPTS = repository_paths.DATA / "transcripts"
 
 
 def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:
-    heard: list[Completion] = []
+    completions: list[Completion] = []
     exchange_state = Exchange(
         None,
         b"",
         b"",
         0,
-        heard.append,
+        completions.append,
         EventTimeline(),
         is_stream_requested=True,
         keep_text=keep_text,
     )
     exchange_state.sent_at = 1
-    return exchange_state, heard
+    return exchange_state, completions
 
 
 def answered(*pieces: bytes, reset: str = "") -> Completion:
     """Return the completion of a response that arrives in these pieces, 10 ns apart."""
-    exchange_state, heard = exchange()
+    exchange_state, completions = exchange()
     at = 100
     for piece in pieces:
         if piece and exchange_state.feed_reads([(piece, at, at + 3, at - 10, True)]):
@@ -49,7 +49,7 @@ def answered(*pieces: bytes, reset: str = "") -> Completion:
     else:
         exchange_state.end_with_connection(at, reset)
     exchange_state.report_completion()
-    return heard[0]
+    return completions[0]
 
 
 def splits(data: bytes) -> list[list[bytes]]:
@@ -60,16 +60,21 @@ def splits(data: bytes) -> list[list[bytes]]:
     ]
 
 
-def comparable_facts(done: Completion) -> tuple[Any, ...]:
+def comparable_facts(completion: Completion) -> tuple[Any, ...]:
     """All that must not depend on how the bytes were cut."""
-    counts = (done.output_events, done.first_event_tokens, done.bytes_received, done.http_status)
+    counts = (
+        completion.output_events,
+        completion.first_event_tokens,
+        completion.bytes_received,
+        completion.http_status,
+    )
     return (
-        done.text,
-        done.reasoning_text,
-        done.usage,
-        done.finish_reason,
-        done.failure,
-        done.server_timing,
+        completion.text,
+        completion.reasoning_text,
+        completion.usage,
+        completion.finish_reason,
+        completion.failure,
+        completion.server_timing,
         *counts,
     )
 
@@ -181,22 +186,22 @@ FILES = {
 def test_transcripts_of_real_servers_give_the_expected_results(name: str) -> None:
     case, data = FILES[name], (TRANSCRIPTS / f"{name}.http").read_bytes()
     completions = [answered(*pieces) for pieces in splits(data)]
-    done = completions[0]
+    completion = completions[0]
 
-    assert (done.text, done.output_events, done.http_status) == (
+    assert (completion.text, completion.output_events, completion.http_status) == (
         case.text,
         case.events,
         case.status,
     )
-    usage = done.usage
+    usage = completion.usage
     assert (usage.input, usage.output, usage.cached) == (case.usage or (None, None, None))
-    assert done.finish_reason == ("" if case.kind else "length")
-    assert (done.failure.kind if done.failure else "") == case.kind
-    assert case.error_text in (done.failure.text if done.failure else "")
-    assert [comparable_facts(other) for other in completions[1:]] == [comparable_facts(done)] * (
-        len(completions) - 1
-    )
-    assert done.bytes_received == len(data)
+    assert completion.finish_reason == ("" if case.kind else "length")
+    assert (completion.failure.kind if completion.failure else "") == case.kind
+    assert case.error_text in (completion.failure.text if completion.failure else "")
+    assert [comparable_facts(other) for other in completions[1:]] == [
+        comparable_facts(completion)
+    ] * (len(completions) - 1)
+    assert completion.bytes_received == len(data)
 
 
 def test_every_transcript_is_in_the_table() -> None:
@@ -210,10 +215,10 @@ def test_any_truncation_of_a_real_stream_is_a_failure_with_its_partial_output() 
     kinds = set()
     for end in range(0, len(data), 5):
         for reset in ("", "Connection reset by owner"):
-            done = answered(data[:end], reset=reset)
-            assert done.failure is not None, end
-            assert full_text.startswith(done.text or "")
-            kinds.add((done.failure.kind, bool(reset)))
+            completion = answered(data[:end], reset=reset)
+            assert completion.failure is not None, end
+            assert full_text.startswith(completion.text or "")
+            kinds.add((completion.failure.kind, bool(reset)))
 
     assert kinds == {("reset", False), ("truncated", False), ("reset", True)}
 
@@ -712,17 +717,21 @@ TRAPS: dict[
 def test_unusual_streams_give_the_expected_results(name: str) -> None:
     data, text, events, tokens, kind = TRAPS[name]
     completions = [answered(*pieces) for pieces in splits(data)]
-    done = completions[0]
+    completion = completions[0]
 
-    assert (done.failure.kind if done.failure else "") == kind, done.failure
-    assert (done.text, done.output_events, done.usage.output) == (text, events, tokens)
-    assert (done.last_token >= 0) is (events > 0)
-    assert (done.first_token >= 0) is (events > 0 and done.remark != NOT_STREAMED)
-    if kind == "error_event" and not done.finish_reason:
-        assert done.failure is not None and done.failure.text == "engine died"
+    assert (completion.failure.kind if completion.failure else "") == kind, completion.failure
+    assert (completion.text, completion.output_events, completion.usage.output) == (
+        text,
+        events,
+        tokens,
+    )
+    assert (completion.last_token >= 0) is (events > 0)
+    assert (completion.first_token >= 0) is (events > 0 and completion.remark != NOT_STREAMED)
+    if kind == "error_event" and not completion.finish_reason:
+        assert completion.failure is not None and completion.failure.text == "engine died"
     if kind != "malformed":
         assert [comparable_facts(other) for other in completions[1:]] == [
-            comparable_facts(done)
+            comparable_facts(completion)
         ] * (len(completions) - 1)
     else:
         assert {other.failure.kind for other in completions if other.failure} == {"malformed"}
@@ -737,12 +746,19 @@ def test_reasoning_has_its_own_text_and_a_later_first_answer() -> None:
             event(content="42"),
             STOP,
         )
-        done = answered(*(data[:-1].partition(b'"hm"')[i] for i in range(3)), data[-1:])
-        assert (done.text, done.reasoning_text, done.output_events) == ("42", "hmso", 3)
-        assert done.first_answer >= done.first_token >= 0
-    both = answered(stream(event(content="x", reasoning_content=""), STOP))
+        completion = answered(*(data[:-1].partition(b'"hm"')[i] for i in range(3)), data[-1:])
+        assert (completion.text, completion.reasoning_text, completion.output_events) == (
+            "42",
+            "hmso",
+            3,
+        )
+        assert completion.first_answer >= completion.first_token >= 0
+    response_completion = answered(stream(event(content="x", reasoning_content=""), STOP))
 
-    assert (both.first_answer, both.reasoning_text) == (both.first_token, "")
+    assert (response_completion.first_answer, response_completion.reasoning_text) == (
+        response_completion.first_token,
+        "",
+    )
 
 
 def test_first_token_is_the_event_with_output_and_end_is_not_the_end_of_the_body() -> None:
@@ -750,15 +766,26 @@ def test_first_token_is_the_event_with_output_and_end_is_not_the_end_of_the_body
         stream(end=b""),
         *(stream(e, end=b"")[len(stream(end=b"")) :] for e in (ROLE, A, B, STOP, DONE)),
     )
-    seen = answered(head, role, first, last, finish, done, b"0\r\n\r\n")
+    completion = answered(head, role, first, last, finish, done, b"0\r\n\r\n")
 
-    assert (seen.first_byte, seen.first_event, seen.first_token, seen.last_token) == (
+    assert (
+        completion.first_byte,
+        completion.first_event,
+        completion.first_token,
+        completion.last_token,
+    ) == (
         100,
         110,
         120,
         130,
     )
-    assert (seen.end, seen.done, seen.max_gap, seen.client_lag, seen.kernel_stamp) == (
+    assert (
+        completion.end,
+        completion.done,
+        completion.max_gap,
+        completion.client_lag,
+        completion.kernel_stamp,
+    ) == (
         140,
         160,
         10,
@@ -790,21 +817,21 @@ def chunk(*events: Any) -> bytes:
 def test_only_the_last_event_of_a_read_has_an_exact_timestamp(
     pieces: list[bytes], exact: bool
 ) -> None:
-    exchange_state, heard = exchange()
+    exchange_state, completions = exchange()
     exchange_state.feed_reads([(stream(end=b""), 50, 50, 40, True)])
     for i, data in enumerate(pieces):
         exchange_state.feed_reads([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
     exchange_state.end_with_connection(200, "")
     exchange_state.report_completion()
-    assert heard[0].stamp_error == (0 if exact else 7)
+    assert completions[0].stamp_error == (0 if exact else 7)
 
 
 def test_tokens_of_the_first_event_are_read_where_the_server_reports_them() -> None:
-    first = answered(
+    first_completion = answered(
         stream(A | {"usage": counted(3)}, B | {"usage": counted(5)}, STOP | {"usage": counted(5)})
     )
 
-    assert (first.first_event_tokens, first.usage.output) == (3, 5)
+    assert (first_completion.first_event_tokens, first_completion.usage.output) == (3, 5)
     assert answered(stream(A, B, STOP | {"usage": counted(5)})).first_event_tokens == 0
     assert answered(stream(A, STOP | {"usage": counted(5)})).first_event_tokens == 0
     assert (
@@ -817,7 +844,7 @@ def test_tokens_of_the_first_event_are_read_where_the_server_reports_them() -> N
 
 def test_server_timing_is_stored_unchanged() -> None:
     metrics = b'event: trtllm.perf_metrics\ndata: {"server_ttft": 1.5}\n\n'
-    done = answered(
+    completion = answered(
         stream(
             A,
             STOP | {"timings": {"prompt_ms": 2}},
@@ -827,7 +854,7 @@ def test_server_timing_is_stored_unchanged() -> None:
         )
     )
 
-    assert done.server_timing == {
+    assert completion.server_timing == {
         "timings": {"prompt_ms": 2},
         "nvext": {"timing": 1},
         "trtllm.perf_metrics": {"server_ttft": 1.5},
@@ -970,14 +997,16 @@ def one_chunk(*events: Any) -> bytes:
 def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any]:
     """Return the timeline and the completion of reads given as (bytes, timestamp, empty_at)."""
     timeline = EventTimeline()
-    heard: list[Any] = []
-    exchange_state = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
+    received: list[Any] = []
+    exchange_state = Exchange(
+        None, b"", b"", 0, received.append, timeline, is_stream_requested=True
+    )
     exchange_state.sent_at = 1
     for data, timestamp_ns, empty_at in reads:
         exchange_state.feed_reads([(data, timestamp_ns, timestamp_ns, empty_at, True)])
     exchange_state.end_with_connection(10**12, "")
     exchange_state.report_completion()
-    return timeline, heard[0]
+    return timeline, received[0]
 
 
 @pytest.mark.parametrize(
@@ -1095,8 +1124,8 @@ def test_truncated_and_compressed_responses_have_the_right_failure_kind() -> Non
 def test_a_usage_of_another_shape_is_no_count_and_no_error(usage: bytes) -> None:
     events = (b'{"choices":[{"delta":{"content":"a"}}]}', b'{"choices":[],"usage":%s}' % usage)
     ending = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
-    done = answered(stream(*(b"data: " + event + b"\n\n" for event in (*events, ending))))
-    assert (done.failure, done.usage, done.output_events) == (None, Usage(), 1)
+    completion = answered(stream(*(b"data: " + event + b"\n\n" for event in (*events, ending))))
+    assert (completion.failure, completion.usage, completion.output_events) == (None, Usage(), 1)
 
 
 @pytest.mark.parametrize(
@@ -1110,9 +1139,9 @@ def test_an_event_that_only_a_strict_decoder_refuses_keeps_the_response(
     odd: bytes,
 ) -> None:
     ending = b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}'
-    done = answered(stream(*(b"data: " + event + b"\n\n" for event in (odd, ending))))
-    assert done.failure is None and done.usage == Usage()
-    assert done.output_events == 1 + (b"ud800" in odd)
+    completion = answered(stream(*(b"data: " + event + b"\n\n" for event in (odd, ending))))
+    assert completion.failure is None and completion.usage == Usage()
+    assert completion.output_events == 1 + (b"ud800" in odd)
 
 
 def after_usage(**counts: Any) -> Completion:
@@ -1120,13 +1149,13 @@ def after_usage(**counts: Any) -> Completion:
 
 
 def test_whole_numbers_with_a_decimal_point_are_counts() -> None:
-    done = after_usage(
+    completion = after_usage(
         prompt_tokens=12.0,
         completion_tokens=2.0,
         prompt_tokens_details={"cached_tokens": 4.0},
         cache_creation_input_tokens=3.0,
     )
-    assert done.usage == Usage(input=12, output=2, cached=4, cache_written=3)
+    assert completion.usage == Usage(input=12, output=2, cached=4, cache_written=3)
 
 
 @pytest.mark.parametrize(
@@ -1140,8 +1169,8 @@ def test_whole_numbers_with_a_decimal_point_are_counts() -> None:
     ],
 )
 def test_cached_tokens_are_read_under_every_name_that_servers_use(counts: dict[str, Any]) -> None:
-    done = after_usage(**counted(2), **counts)
-    assert done.usage == Usage(input=9, output=2, cached=5)
+    completion = after_usage(**counted(2), **counts)
+    assert completion.usage == Usage(input=9, output=2, cached=5)
 
 
 @pytest.mark.parametrize(
@@ -1181,11 +1210,15 @@ def test_reasoning_tokens_visible_in_the_total_count_as_output() -> None:
 
 def test_output_in_a_field_that_is_not_known_leaves_the_first_token_open() -> None:
     thought = event(thinking="hm")
-    hidden = answered(stream(ROLE, thought, thought, A, B, STOP))
-    assert (hidden.first_token, hidden.output_events, hidden.failure) == (NEVER, 2, None)
+    completion = answered(stream(ROLE, thought, thought, A, B, STOP))
+    assert (completion.first_token, completion.output_events, completion.failure) == (
+        NEVER,
+        2,
+        None,
+    )
     name_beside_the_role = event(role="assistant", content="", channel="final")
-    known = answered(stream(name_beside_the_role, A, B, STOP))
-    assert known.first_token > 0
+    response_completion = answered(stream(name_beside_the_role, A, B, STOP))
+    assert response_completion.first_token > 0
     later = answered(stream(ROLE, A, thought, thought, STOP))
     assert later.first_token > 0
 
@@ -1198,10 +1231,14 @@ def test_one_object_where_a_stream_was_requested_has_no_first_token() -> None:
         }
     ).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
-    done = answered(head + body)
+    completion = answered(head + body)
 
-    assert (done.first_token, done.failure, done.remark) == (NEVER, None, NOT_STREAMED)
-    assert done.end > 0
+    assert (completion.first_token, completion.failure, completion.remark) == (
+        NEVER,
+        None,
+        NOT_STREAMED,
+    )
+    assert completion.end > 0
 
 
 def test_bytes_that_are_not_utf_8_are_noted() -> None:
@@ -1223,5 +1260,5 @@ def test_a_byte_order_mark_before_json_is_skipped() -> None:
             {"choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}]}
         ).encode()
     )
-    done = answered(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + body)
-    assert (done.failure, done.text) == (None, "ab")
+    completion = answered(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + body)
+    assert (completion.failure, completion.text) == (None, "ab")

@@ -112,8 +112,8 @@ def unwrap() -> None:
                 setattr(kind, name, method)
 
 
-def client(way: str, url: str, observers: Any) -> Any:
-    make: Any = openai.OpenAI if way == "blocking" else openai.AsyncOpenAI
+def client(mode: str, url: str, observers: Any) -> Any:
+    make: Any = openai.OpenAI if mode == "blocking" else openai.AsyncOpenAI
     return instrument(make(base_url=url, api_key="k", max_retries=0), observers)
 
 
@@ -121,8 +121,8 @@ def client(way: str, url: str, observers: Any) -> Any:
     "ignore::pydantic.warnings.PydanticDeprecatedSince20"
 )  # the other package's own
 @pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.parametrize("way", WAYS)
-def test_streams_pass_through_another_instrumentation(other: Any, order: str, way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_streams_pass_through_another_instrumentation(other: Any, order: str, mode: str) -> None:
     """`with stream:` and `stream.close()` work, although the proxy has no `close` of its own."""
     measurements: list[Measurement] = []
 
@@ -150,10 +150,10 @@ def test_streams_pass_through_another_instrumentation(other: Any, order: str, wa
     with serving(events(*CHAT_EVENTS)) as server:
         if order == "before":
             other.instrument()
-        measured_client = client(way, server.url, measurements.append)
+        measured_client = client(mode, server.url, measurements.append)
         if order == "after":
             other.instrument()
-        if way == "blocking":
+        if mode == "blocking":
             with measured_client:
                 use(measured_client)
         else:
@@ -183,7 +183,7 @@ def test_no_call_is_reported_twice(
     tracer.add_span_processor(SimpleSpanProcessor(spans))
     meter = metrics.MeterProvider([reader])
     measurements: list[Measurement] = []
-    ours = OpenTelemetry(tracer_provider=tracer, meter_provider=meter)
+    our_open_telemetry = OpenTelemetry(tracer_provider=tracer, meter_provider=meter)
 
     def scopes() -> list[str]:
         data = reader.get_metrics_data()
@@ -201,7 +201,9 @@ def test_no_call_is_reported_twice(
     with serving(answer(CHAT)) as server:
         if order == "before":
             other.instrument(tracer_provider=tracer, meter_provider=meter)
-        with client("blocking", server.url, [ours, measurements.append]) as measured_client:
+        with client(
+            "blocking", server.url, [our_open_telemetry, measurements.append]
+        ) as measured_client:
             if order == "after":
                 other.instrument(tracer_provider=tracer, meter_provider=meter)
             for _ in range(2):

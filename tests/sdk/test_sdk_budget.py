@@ -334,12 +334,12 @@ def test_prices_of_a_file_equal_those_of_the_generator(text: str, tmp_path: Path
         file = tmp_path / "prices.yaml"
         file.write_text(text)
     theirs = [price for price in load_prices(file).entries if isinstance(price, PerToken)]
-    ours = read_prices(file)
+    our_token_prices_by_name = read_prices(file)
 
-    assert theirs and len(ours) == len(theirs)
+    assert theirs and len(our_token_prices_by_name) == len(theirs)
 
     for price in theirs:
-        mine = ours[price.model]
+        mine = our_token_prices_by_name[price.model]
         assert (mine.currency, mine.input, mine.output) == (
             "USD",
             float(price.per_million_input),
@@ -420,10 +420,14 @@ def test_sdk_and_cost_refuse_an_invalid_price_with_the_same_message(
     file = tmp_path / "prices.yaml"
     file.write_text((PRICES_HEADER + ENTRY).replace(old, new))
 
-    with pytest.raises((UserError, CombinedError)) as theirs:
+    with pytest.raises((UserError, CombinedError)) as exc_info:
         load_prices(file)
-    (fault,) = getattr(theirs.value, "errors", [theirs.value])
-    with refused(WrongUse, fault.code) as ours:
+    (fault,) = getattr(exc_info.value, "errors", [exc_info.value])
+    with refused(WrongUse, fault.code) as error_info:
         read_prices(file)
-    assert fault.message.rpartition('" ')[2] in ours.value.message
-    assert fault.place is not None and fault.place.path in ours.value.message and ours.value.hint
+    assert fault.message.rpartition('" ')[2] in error_info.value.message
+    assert (
+        fault.place is not None
+        and fault.place.path in error_info.value.message
+        and error_info.value.hint
+    )

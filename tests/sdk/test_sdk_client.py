@@ -94,14 +94,16 @@ def test_calls_that_start_together_wait_for_one_probe() -> None:
 
     with serving(answer(CHAT)) as server:
         asyncio.run(go(server.url))
-        assert [heard.path for heard in server.heard].count("/v1/models") == 1
+        assert [received_request.path for received_request in server.heard].count("/v1/models") == 1
 
 
 def test_a_stream_is_measured_by_the_kernels_clock() -> None:
     async def use(client: Client) -> list[str]:
         return [event.text async for event in client.stream([{"role": "user", "content": "Hi"}])]
 
-    texts, measurements, heard = run((STREAM,), use, prices=TokenPrice(1, 2), keep_content=True)
+    texts, measurements, received_requests = run(
+        (STREAM,), use, prices=TokenPrice(1, 2), keep_content=True
+    )
     assert texts == ["Hel", "lo ", "there."]
     measured = measurements[0]
     assert (
@@ -124,9 +126,9 @@ def test_a_stream_is_measured_by_the_kernels_clock() -> None:
         measured.started <= measured.sent <= measured.first_token <= measured.end <= measured.done
     )
     assert measured.content is not None and measured.content.output == "Hello there."
-    assert "max_tokens" not in heard[0].body and heard[0].body["messages"] == [
-        {"role": "user", "content": "Hi"}
-    ]
+    assert "max_tokens" not in received_requests[0].body and received_requests[0].body[
+        "messages"
+    ] == [{"role": "user", "content": "Hi"}]
 
 
 def test_attempts_end_once_output_was_delivered() -> None:
@@ -138,8 +140,8 @@ def test_attempts_end_once_output_was_delivered() -> None:
         return got, failed.value.kind
 
     responses = (BUSY, cut(events(chunk("Hel"), done=False)), STREAM)
-    (got, kind), measurements, heard = run(responses, use, retry=quick())
-    assert (got, kind, len(heard)) == (["Hel"], "truncated", 2)
+    (got, kind), measurements, received_requests = run(responses, use, retry=quick())
+    assert (got, kind, len(received_requests)) == (["Hel"], "truncated", 2)
     assert [attempt.failure and attempt.failure.kind for attempt in measurements[0].attempts] == [
         "http_429",
         "truncated",
@@ -151,8 +153,14 @@ def test_complete_retries_and_reports_every_attempt() -> None:
     async def use(client: Client) -> Any:
         return await client.complete("Hi")
 
-    completion, measurements, heard = run((BUSY, cut(STREAM), STREAM), use, retry=quick())
-    assert completion.failure is None and completion.text == "Hello there." and len(heard) == 3
+    completion, measurements, received_requests = run(
+        (BUSY, cut(STREAM), STREAM), use, retry=quick()
+    )
+    assert (
+        completion.failure is None
+        and completion.text == "Hello there."
+        and len(received_requests) == 3
+    )
     assert [attempt.failure and attempt.failure.kind for attempt in measurements[0].attempts] == [
         "http_429",
         "truncated",
@@ -307,8 +315,8 @@ def test_responses_without_streaming_are_measured() -> None:
     async def use(client: Client) -> Any:
         return await client.complete(Request(id="r", prompt="Hi", max_tokens=3))
 
-    completion, measurements, heard = run((answer(CHAT),), use, stream=False)
-    assert completion.text == "Hello there." and heard[0].body["stream"] is False
+    completion, measurements, received_requests = run((answer(CHAT),), use, stream=False)
+    assert completion.text == "Hello there." and received_requests[0].body["stream"] is False
     assert (measurements[0].streamed, measurements[0].output_tokens, measurements[0].tpot_ms) == (
         False,
         3,
@@ -409,9 +417,11 @@ def test_no_call_waits_for_its_throttle_past_its_timeout() -> None:
             await client.complete("Hi")
         permit.done()
 
-    _, measurements, heard = run((STREAM,), use, throttle=Throttle(concurrency=1), timeout_s=0.02)
+    _, measurements, received_requests = run(
+        (STREAM,), use, throttle=Throttle(concurrency=1), timeout_s=0.02
+    )
     assert (
         measurements[0].failure is not None
         and measurements[0].failure.kind == "timeout_total"
-        and not heard
+        and not received_requests
     )

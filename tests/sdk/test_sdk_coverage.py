@@ -37,7 +37,7 @@ def chat_of(text: str) -> dict[str, Any]:
     return {**CHAT, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
-def response_of(text: str, *more: dict[str, Any], **changed: Any) -> dict[str, Any]:
+def response_of(text: str, *more: dict[str, Any], **changes: Any) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": []}
     message = {
         "type": "message",
@@ -46,16 +46,16 @@ def response_of(text: str, *more: dict[str, Any], **changed: Any) -> dict[str, A
         "status": "completed",
         "content": [part],
     }
-    return {**RESPONSE, "output": [message, *more], **changed}
+    return {**RESPONSE, "output": [message, *more], **changes}
 
 
 def call_server(
-    way: str, response: bytes, use: Callable[[Any], Any], **options: Any
+    mode: str, response: bytes, use: Callable[[Any], Any], **options: Any
 ) -> tuple[Any, list[Measurement]]:
     """Return the result of `use(client)`, awaited if it is a coroutine, and the measurements."""
     measurements: list[Measurement] = []
     with serving(response) as server:
-        if way == "blocking":
+        if mode == "blocking":
             with openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
                 return use(instrument(client, measurements.append, **options)), measurements
 
@@ -68,12 +68,12 @@ def call_server(
         return asyncio.run(go()), measurements
 
 
-@pytest.mark.parametrize("way", ["blocking", "async"])
-def test_structured_chat_output_is_measured(way: str) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_structured_chat_output_is_measured(mode: str) -> None:
     def use(client: Any) -> Any:
         return client.chat.completions.parse(model="m", messages=[], response_format=City)
 
-    result, measurements = call_server(way, answer(chat_of(TEXT)), use, keep_content=True)
+    result, measurements = call_server(mode, answer(chat_of(TEXT)), use, keep_content=True)
     assert result.choices[0].message.parsed == City(name="Ulm")
     assert (
         [measurement_of(result)] == measurements
@@ -83,12 +83,12 @@ def test_structured_chat_output_is_measured(way: str) -> None:
     assert measurements[0].content is not None and measurements[0].content.output == TEXT
 
 
-@pytest.mark.parametrize("way", ["blocking", "async"])
-def test_structured_output_of_responses_is_measured(way: str) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_structured_output_of_responses_is_measured(mode: str) -> None:
     def use(client: Any) -> Any:
         return client.responses.parse(model="m", input="Hi", text_format=City)
 
-    result, measurements = call_server(way, answer(response_of(TEXT)), use, keep_content=True)
+    result, measurements = call_server(mode, answer(response_of(TEXT)), use, keep_content=True)
     assert result.output_parsed == City(name="Ulm")
     assert [measurement_of(result)] == measurements and (
         measurements[0].api,
@@ -117,8 +117,8 @@ def test_structured_output_of_a_chat_stream_is_measured() -> None:
     ] == [("ok", "events", 2)]
 
 
-@pytest.mark.parametrize("way", ["blocking", "async"])
-def test_the_stream_helper_of_responses_is_measured(way: str) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_the_stream_helper_of_responses_is_measured(mode: str) -> None:
     def use(client: Any) -> Any:
         with client.responses.stream(model="m", input="Hi") as stream:
             return stream.get_final_response(), stream
@@ -149,7 +149,7 @@ def test_the_stream_helper_of_responses_is_measured(way: str) -> None:
     created = {**created, "response": {**created["response"], "output": []}}
     response = events(created, *opened, *rest, done=False)
     (result, stream), measurements = call_server(
-        way, response, use if way == "blocking" else use_async
+        mode, response, use if mode == "blocking" else use_async
     )
     assert result.output_text == "Hello there." and [measurement_of(stream)] == measurements
     assert (
@@ -195,7 +195,7 @@ def test_two_choices_of_one_call_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "status", "finish_reason"),
+    ("changes", "status", "finish_reason"),
     [
         (
             {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
@@ -211,11 +211,15 @@ def test_two_choices_of_one_call_are_counted() -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_responses_that_end_early_have_their_finish_reason(
-    stream: bool, changed: dict[str, Any], status: str, finish_reason: str
+    stream: bool, changes: dict[str, Any], status: str, finish_reason: str
 ) -> None:
-    ended = response_of("Hel", **changed)
-    last = {"type": f"response.{changed['status']}", "sequence_number": 4, "response": ended}
-    response = events(*RESPONSE_EVENTS[:-1], last, done=False) if stream else answer(ended)
+    ended_response = response_of("Hel", **changes)
+    last = {
+        "type": f"response.{changes['status']}",
+        "sequence_number": 4,
+        "response": ended_response,
+    }
+    response = events(*RESPONSE_EVENTS[:-1], last, done=False) if stream else answer(ended_response)
 
     def use(client: Any) -> Any:
         response = client.responses.create(model="m", input="Hi", stream=stream)
@@ -285,9 +289,9 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("way", ["blocking", "async"])
+@pytest.mark.parametrize("mode", ["blocking", "async"])
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_streamed_response_that_does_not_parse_raises(case: str, way: str) -> None:
+def test_a_streamed_response_that_does_not_parse_raises(case: str, mode: str) -> None:
     """The call fails in the application, but the server bills it. The stream is not read on."""
     api = case.partition(",")[0]
 
@@ -298,30 +302,30 @@ def test_a_streamed_response_that_does_not_parse_raises(case: str, way: str) -> 
 
     def use(client: Any) -> Any:
         with (
-            pytest.raises(Exception, match=r"City|length|expected") as raised,
+            pytest.raises(Exception, match=r"City|length|expected") as exc_info,
             stream_of(client) as stream,
         ):
             stream.until_done()
-        with stream_of(client) as left:  # while the error of another stream is in hand
+        with stream_of(client) as left_stream:  # while the error of another stream is in hand
             try:
-                raise raised.value
-            except raised.type:
-                left.close()
+                raise exc_info.value
+            except exc_info.type:
+                left_stream.close()
 
     async def use_async(client: Any) -> Any:
-        with pytest.raises(Exception, match=r"City|length|expected") as raised:
+        with pytest.raises(Exception, match=r"City|length|expected") as exc_info:
             async with stream_of(client) as stream:
                 await stream.until_done()
-        async with stream_of(client) as left:
+        async with stream_of(client) as left_stream:
             try:
-                raise raised.value
-            except raised.type:
-                await left.close()
+                raise exc_info.value
+            except exc_info.type:
+                await left_stream.close()
 
     _, measurements = call_server(
-        way,
+        mode,
         UNFIT[case],
-        use if way == "blocking" else use_async,
+        use if mode == "blocking" else use_async,
         ask_usage=True,
         prices=TokenPrice(1, 2),
     )

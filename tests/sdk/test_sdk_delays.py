@@ -61,20 +61,20 @@ def test_an_instrumented_call_reports_its_wait_for_a_processor() -> None:
 @pytest.mark.processes
 def test_the_types_of_streamed_responses_are_built_before_the_first_call_is_sent() -> None:
     command = [sys.executable, "-c", FIRST_RESPONSE]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=repository_paths.TESTS, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "True"
+    assert process.stdout.strip() == "True"
 
 
 def test_tpot_with_two_choices_equals_that_of_one_reader() -> None:
     """Eight tokens of two choices over 90 ms are three steps of 30 ms for each choice."""
     times = {"first_token": 100_000_000, "last_token": 190_000_000, "output_tokens": 8}
     measured = measurement(**times)
-    two = measurement(**times, parameters={"n": 2}, instants=tuple(range(8)))
-    assert two.choices == 2 and two.tpot_ms == pytest.approx(30.0)
+    second_measurement = measurement(**times, parameters={"n": 2}, instants=tuple(range(8)))
+    assert second_measurement.choices == 2 and second_measurement.tpot_ms == pytest.approx(30.0)
     assert measured.choices == 1 and measured.tpot_ms == pytest.approx(90 / 7, rel=1e-6)
-    assert two.itl_ms is None
+    assert second_measurement.itl_ms is None
 
 
 def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
@@ -87,10 +87,10 @@ def test_output_in_a_field_that_is_not_known_leaves_ttft_open() -> None:
         ):
             client = instrument(plain_client, measurements.append)
             list(client.chat.completions.create(model="m", messages=MESSAGES, stream=True))
-    hidden, known = measurements
+    hidden, known_measurement = measurements
 
     assert (hidden.status, hidden.ttft_ms, hidden.tpot_ms) == ("ok", None, None)
-    assert hidden.instants and known.ttft_ms is not None
+    assert hidden.instants and known_measurement.ttft_ms is not None
 
 
 def test_the_number_of_choices_comes_from_the_request() -> None:

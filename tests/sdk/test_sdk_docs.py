@@ -77,10 +77,10 @@ def checked(tmp_path: Path, *command: str) -> None:
     for number, example in enumerate(EXAMPLES):
         (tmp_path / f"example_{number}.py").write_text(example, "utf-8")
     files = sorted(file.name for file in tmp_path.glob("*.py"))
-    ran = subprocess.run(
+    process = subprocess.run(
         [*command, *files], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.early

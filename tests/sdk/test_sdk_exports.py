@@ -32,8 +32,8 @@ def test_every_public_name_is_in_the_docs() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["Client", "instrument", "Throttle", "record_shape"])
 def test_using_a_name_imports_no_heavy_module(name: str) -> None:
-    seen = f"import sys; from loadgen_sdk import {name}; print(*sys.modules)"
+    script = f"import sys; from loadgen_sdk import {name}; print(*sys.modules)"
     loaded = subprocess.run(
-        [sys.executable, "-c", seen], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"openai", "httpx", "numpy", "pydantic", "loadgen", "opentelemetry"} & set(loaded)

@@ -52,8 +52,8 @@ def test_a_circuit_opens_waits_and_tries_one_call() -> None:
 
 def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> None:
     measurements = list[Measurement]()
-    with serving(BUSY) as first, serving(answer(CHAT)) as second:
-        with blocking(first.url) as first_client, blocking(second.url) as two:
+    with serving(BUSY) as first_server, serving(answer(CHAT)) as second_server:
+        with blocking(first_server.url) as first_client, blocking(second_server.url) as two:
             behind = Fallback(two, model={"large": "small"}, failures=2, rest_s=1000)
             price = TokenPrice(1, 2)
             client = instrument(
@@ -65,8 +65,10 @@ def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> N
             )
             for _ in range(3):
                 assert client.chat.completions.create(**ASK).choices[0].message.content
-        assert len(first.heard) == 4  # two calls of two attempts, then none
-        assert [heard.body["model"] for heard in second.heard] == ["small"] * 3
+        assert len(first_server.heard) == 4  # two calls of two attempts, then none
+        assert [received_request.body["model"] for received_request in second_server.heard] == [
+            "small"
+        ] * 3
 
     assert [(measurement.model, measurement.status) for measurement in measurements] == [
         ("large", "failed"),
@@ -81,24 +83,28 @@ def test_the_second_endpoint_responds_and_is_used_directly_after_failures() -> N
 
 
 def test_a_request_that_every_endpoint_would_refuse_is_not_sent_again() -> None:
-    with serving(WRONG) as first, serving(answer(CHAT)) as second:
-        with blocking(first.url) as first_client, blocking(second.url) as two:
+    with serving(WRONG) as first_server, serving(answer(CHAT)) as second_server:
+        with blocking(first_server.url) as first_client, blocking(second_server.url) as two:
             client = instrument(first_client, fallback=Fallback(two, failures=1))
             for _ in range(2):
                 with pytest.raises(openai.BadRequestError):
                     client.chat.completions.create(**ASK)
-        assert len(first.heard) == 2 and not second.heard
+        assert len(first_server.heard) == 2 and not second_server.heard
 
 
 def test_each_endpoint_has_its_own_throttle() -> None:
     async def go() -> None:
-        with serving(answer(CHAT)) as first, serving(answer(CHAT)) as second:
+        with serving(answer(CHAT)) as first_server, serving(answer(CHAT)) as second_server:
             async with (
-                openai.AsyncOpenAI(base_url=first.url, api_key="k", max_retries=0) as plain_client,
-                openai.AsyncOpenAI(base_url=second.url, api_key="k", max_retries=0) as two,
+                openai.AsyncOpenAI(
+                    base_url=first_server.url, api_key="k", max_retries=0
+                ) as plain_client,
+                openai.AsyncOpenAI(
+                    base_url=second_server.url, api_key="k", max_retries=0
+                ) as second_client,
             ):
                 limits = {"requests": "1/h", "max_wait_s": 0.01}
-                small = instrument(two, throttle=Throttle(**limits))
+                small = instrument(second_client, throttle=Throttle(**limits))
                 client = instrument(
                     plain_client, throttle=Throttle(**limits), fallback=Fallback(small)
                 )
@@ -106,29 +112,29 @@ def test_each_endpoint_has_its_own_throttle() -> None:
                     await client.chat.completions.create(**ASK)
                 with pytest.raises(ThrottleTimeout):
                     await client.chat.completions.create(**ASK)
-            assert (len(first.heard), len(second.heard)) == (1, 1)
+            assert (len(first_server.heard), len(second_server.heard)) == (1, 1)
 
     asyncio.run(go())
 
 
 def test_streams_and_raw_responses_fall_back_until_output_was_delivered() -> None:
-    with serving(BUSY) as first, serving(events(*CHAT_EVENTS)) as second:
-        with blocking(first.url) as first_client, blocking(second.url) as two:
+    with serving(BUSY) as first_server, serving(events(*CHAT_EVENTS)) as second_server:
+        with blocking(first_server.url) as first_client, blocking(second_server.url) as two:
             client = instrument(first_client, fallback=Fallback(two))
             assert len(list(client.chat.completions.create(**ASK, stream=True))) == len(CHAT_EVENTS)
             raw = client.chat.completions.with_raw_response.create(**ASK, stream=True)
             assert len(list(raw.parse())) == len(CHAT_EVENTS)
-        assert len(second.heard) == 2
+        assert len(second_server.heard) == 2
     with (
-        serving(cut(events(*CHAT_EVENTS, done=False))) as first,
-        serving(events(*CHAT_EVENTS)) as second,
+        serving(cut(events(*CHAT_EVENTS, done=False))) as first_server,
+        serving(events(*CHAT_EVENTS)) as second_server,
     ):
-        with blocking(first.url) as first_client, blocking(second.url) as two:
+        with blocking(first_server.url) as first_client, blocking(second_server.url) as two:
             client = instrument(first_client, fallback=Fallback(two))
             with pytest.raises(Exception, match=r"incomplete|closed|peer|disconnect|Connection"):
                 list(client.chat.completions.create(**ASK, stream=True))
 
-        assert not second.heard
+        assert not second_server.heard
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -142,17 +148,17 @@ def test_the_sdk_client_falls_back(stream: bool) -> None:
 
     async def go() -> None:
         with (
-            serving(BUSY) as first,
-            serving(events(*CHAT_EVENTS)) as second,
-            serving(WRONG) as wrong,
+            serving(BUSY) as first_server,
+            serving(events(*CHAT_EVENTS)) as second_server,
+            serving(WRONG) as wrong_server,
         ):
-            async with Client(second.url, **options) as other:
+            async with Client(second_server.url, **options) as other:
                 async with Client(
-                    first.url, fallback=Fallback(other, failures=2, rest_s=1000), **options
+                    first_server.url, fallback=Fallback(other, failures=2, rest_s=1000), **options
                 ) as client:
                     assert [await text(client) for _ in range(3)] == [await text(other)] * 3
-                assert len(first.heard) == 2
-                async with Client(wrong.url, fallback=Fallback(other), **options) as client:
+                assert len(first_server.heard) == 2
+                async with Client(wrong_server.url, fallback=Fallback(other), **options) as client:
                     with pytest.raises(RequestFailed, match="http_4xx"):
                         await client.complete("Hello", raise_on_failure=True)
 

@@ -68,8 +68,8 @@ def test_messages_from_a_generator_are_sent_whole_by_every_attempt() -> None:
         ] * 4
 
 
-@pytest.mark.parametrize("way", ["blocking", "async"])
-def test_an_unparsable_raw_response_is_returned_to_the_application(way: str) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_an_unparsable_raw_response_is_returned_to_the_application(mode: str) -> None:
     """`with_raw_response` returns a body that cannot be parsed. Only `parse` then fails."""
     measurements: list[Measurement] = []
 
@@ -80,7 +80,7 @@ def test_an_unparsable_raw_response_is_returned_to_the_application(way: str) -> 
             ).chat.completions.with_raw_response.create(**ASK)
 
     with serving(NOT_JSON) as server, blocking(server.url) as client:
-        if way == "blocking":
+        if mode == "blocking":
             raw = instrument(client, measurements.append).chat.completions.with_raw_response.create(
                 **ASK
             )
@@ -243,8 +243,8 @@ def test_usage_that_the_application_asks_for_by_extra_body_reaches_it() -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize("way", ["blocking", "async"])
-def test_leaving_the_block_of_a_stream_returns_its_permit(way: str, api: str) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_leaving_the_block_of_a_stream_returns_its_permit(mode: str, api: str) -> None:
     """An application closes the response and not the stream, which frees the permit, too."""
     measurements: list[Measurement] = []
     throttle = Throttle(concurrency=1, max_wait_s=5)
@@ -270,7 +270,7 @@ def test_leaving_the_block_of_a_stream_returns_its_permit(way: str, api: str) ->
     with serving(response) as server, blocking(server.url) as client:
         if not hasattr(client.chat.completions, "stream"):
             pytest.skip(f"openai {openai.__version__} has no such method")
-        if way == "blocking":
+        if mode == "blocking":
             measured_client = instrument(client, measurements.append, throttle=throttle)
             for _ in range(2):
                 with block(measured_client) as stream:

@@ -91,11 +91,11 @@ def use(*folders: Path) -> str:
     script = (
         f"import sys; sys.path[:0] = {[str(folder) for folder in folders]!r}\n{USE_OF_EVERYTHING}"
     )
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 @pytest.mark.processes
@@ -162,9 +162,9 @@ def test_the_sdk_runs_on_every_installed_python(version: str) -> None:
         pytest.skip(f"there is no python{version} with msgspec")
     sdk = str(repository_paths.ROOT / "sdk")
     code = f"import sys; sys.path.insert(0, {sdk!r})\n{IMPORT_EVERYTHING}"
-    ran = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
+    process = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
 
-    assert ran.returncode == 0, ran.stderr
+    assert process.returncode == 0, process.stderr
 
 
 IMPORT_EVERYTHING = """

@@ -72,8 +72,8 @@ Measurements = list[Measurement]
 Event = TypeVar("Event")
 
 
-def client(way: str, server: Canned, **options: Any) -> Any:
-    make: Any = openai.OpenAI if way == "blocking" else openai.AsyncOpenAI
+def client(mode: str, server: Canned, **options: Any) -> Any:
+    make: Any = openai.OpenAI if mode == "blocking" else openai.AsyncOpenAI
     return make(base_url=server.url, api_key="sk-the-key-1234", **{"max_retries": 0, **options})
 
 
@@ -87,7 +87,7 @@ def method(of: Any, api: str, name: str = "create") -> Callable[..., Any]:
 
 
 def run(
-    way: str,
+    mode: str,
     server: Canned,
     use: Callable[[Any], Any],
     *,
@@ -97,8 +97,8 @@ def run(
     **options: Any,
 ) -> Any:
     """`use(client)` in its way: a coroutine of it is awaited. The client is closed."""
-    if way == "blocking":
-        with client(way, server, **(client_options or {})) as measured_client:
+    if mode == "blocking":
+        with client(mode, server, **(client_options or {})) as measured_client:
             return use(
                 measured_client
                 if plain
@@ -110,7 +110,7 @@ def run(
             )
 
     async def go() -> Any:
-        async with client(way, server, **(client_options or {})) as measured_client:
+        async with client(mode, server, **(client_options or {})) as measured_client:
             result = use(
                 measured_client
                 if plain
@@ -125,7 +125,7 @@ def run(
     return asyncio.run(go())
 
 
-def ask(way: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
+def ask(mode: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
     """Return a function that makes one call and returns the response, or stream and events."""
     arguments = {"model": "m", **CALLS[api][1], **({"stream": True} if stream else {}), **more}
 
@@ -137,20 +137,20 @@ def ask(way: str, api: str, stream: bool, **more: Any) -> Callable[[Any], Any]:
         response = await method(measured_client, api)(**arguments)
         return (response, [event async for event in response]) if stream else (response, [])
 
-    return use if way == "blocking" else use_async
+    return use if mode == "blocking" else use_async
 
 
 @pytest.mark.parametrize(("api", "stream"), RESPONSES)
-@pytest.mark.parametrize("way", WAYS)
-def test_the_response_is_unchanged_and_measured(way: str, api: str, stream: bool) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_the_response_is_unchanged_and_measured(mode: str, api: str, stream: bool) -> None:
     measurements: Measurements = []
     with serving(RESPONSES[api, stream]) as server:
-        plain, plain_events = run(way, server, ask(way, api, stream), plain=True)
+        plain, plain_events = run(mode, server, ask(mode, api, stream), plain=True)
         price = {"m-1": TokenPrice(input=2.0, output=10.0, cached=1.0)}
         ours, our_events = run(
-            way,
+            mode,
             server,
-            ask(way, api, stream),
+            ask(mode, api, stream),
             measurements=measurements,
             prices=price,
             ask_usage=False,
@@ -197,11 +197,11 @@ def test_the_response_is_unchanged_and_measured(way: str, api: str, stream: bool
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_latest_measurement_belongs_to_its_context(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_latest_measurement_belongs_to_its_context(mode: str) -> None:
     with serving(RESPONSES["chat", False]) as server:
-        if way == "blocking":
-            response, _ = run(way, server, ask(way, "chat", False))
+        if mode == "blocking":
+            response, _ = run(mode, server, ask(mode, "chat", False))
             assert latest_measurement() is response.measurement
         else:
 
@@ -210,12 +210,12 @@ def test_latest_measurement_belongs_to_its_context(way: str) -> None:
                 assert len({measured.started for measured in ones}) == 3
 
             async def call_once(measured_client: Any) -> Measurement:
-                response, _ = await ask(way, "chat", False)(measured_client)
+                response, _ = await ask(mode, "chat", False)(measured_client)
                 measured = latest_measurement()
                 assert measured is response.measurement
                 return measured
 
-            run(way, server, use)
+            run(mode, server, use)
 
 
 def test_latest_measurement_is_set_after_a_wait_with_a_timeout() -> None:
@@ -242,16 +242,16 @@ def test_latest_measurement_is_set_after_a_wait_with_a_timeout() -> None:
     assert len(measurements) == 4
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_wrong_arguments_are_no_call(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_wrong_arguments_are_no_call(mode: str) -> None:
     measurements: Measurements = []
     throttle = Throttle(concurrency=1)
     with serving(RESPONSES["chat", False]) as server:
         with pytest.raises(TypeError):
             run(
-                way,
+                mode,
                 server,
-                ask(way, "chat", False, no_such=1),
+                ask(mode, "chat", False, no_such=1),
                 measurements=measurements,
                 throttle=throttle,
                 retry=Retry(3),
@@ -280,9 +280,9 @@ def test_a_pydantic_1_response_dumps_what_the_server_sent() -> None:
     assert response.__fields_set__ == {"id"} and response.dict(exclude_unset=True) == {"id": "a"}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_raises_the_exception_of_the_package(way: str, stream: bool) -> None:
+def test_a_refusal_raises_the_exception_of_the_package(mode: str, stream: bool) -> None:
     measurements: Measurements = []
     response = answer(
         {"error": {"message": "no key sk-the-key-1234 here"}},
@@ -291,17 +291,17 @@ def test_a_refusal_raises_the_exception_of_the_package(way: str, stream: bool) -
     )
     with serving(response) as server:
         with pytest.raises(openai.InternalServerError) as plain:
-            run(way, server, ask(way, "chat", stream), plain=True)
-        with pytest.raises(openai.InternalServerError) as ours:
+            run(mode, server, ask(mode, "chat", stream), plain=True)
+        with pytest.raises(openai.InternalServerError) as exc_info:
             run(
-                way,
+                mode,
                 server,
-                ask(way, "chat", stream),
+                ask(mode, "chat", stream),
                 measurements=measurements,
                 client_options={"max_retries": 2},
             )
 
-    assert str(ours.value) == str(plain.value)
+    assert str(exc_info.value) == str(plain.value)
     measured = measurements[0]
     assert measured.status == "failed" and measured.failure is not None
     assert (measured.failure.kind, measured.failure.http_status) == ("http_5xx", 503)
@@ -314,26 +314,26 @@ def test_a_refusal_raises_the_exception_of_the_package(way: str, stream: bool) -
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_stream_that_breaks_raises_and_keeps_what_was_seen(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_a_stream_that_breaks_raises_and_keeps_what_was_seen(mode: str) -> None:
     measurements: Measurements = []
-    got: list[Any] = []
+    output: list[Any] = []
 
     def use(measured_client: Any) -> None:
-        got.extend(measured_client.chat.completions.create(model="m", messages=[], stream=True))
+        output.extend(measured_client.chat.completions.create(model="m", messages=[], stream=True))
 
     async def use_async(measured_client: Any) -> None:
         async for event in await measured_client.chat.completions.create(
             model="m", messages=[], stream=True
         ):
-            got.append(event)  # noqa: PERF401 - what came before the break counts
+            output.append(event)  # noqa: PERF401 - what came before the break counts
 
     with (
         serving(cut(events(chunk("Hel"), chunk("lo"), done=False))) as server,
         pytest.raises(Exception, match=r"(?i)peer closed|incomplete|connection"),
     ):
-        run(way, server, use if way == "blocking" else use_async, measurements=measurements)
-    assert len(got) == 2
+        run(mode, server, use if mode == "blocking" else use_async, measurements=measurements)
+    assert len(output) == 2
     assert (
         measurements[0].status,
         measurements[0].token_source,
@@ -345,9 +345,9 @@ def test_a_stream_that_breaks_raises_and_keeps_what_was_seen(way: str) -> None:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize(("after", "status"), [(2, "abandoned"), (5, "ok")])
-def test_leaving_the_loop_is_measured_at_once(way: str, after: int, status: str) -> None:
+def test_leaving_the_loop_is_measured_at_once(mode: str, after: int, status: str) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -375,14 +375,14 @@ def test_leaving_the_loop_is_measured_at_once(way: str, after: int, status: str)
     gc.disable()  # nothing may depend on the collector
     try:
         with serving(RESPONSES["chat", True]) as server:
-            run(way, server, use if way == "blocking" else use_async, measurements=measurements)
+            run(mode, server, use if mode == "blocking" else use_async, measurements=measurements)
     finally:
         gc.enable()
     assert len(measurements) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_calls_of_close_and_next_are_measured(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_calls_of_close_and_next_are_measured(mode: str) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -404,11 +404,11 @@ def test_calls_of_close_and_next_are_measured(way: str) -> None:
         ] == [("abandoned", 1)]
 
     with serving(RESPONSES["chat", True]) as server:
-        run(way, server, use if way == "blocking" else use_async, measurements=measurements)
+        run(mode, server, use if mode == "blocking" else use_async, measurements=measurements)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_unread_stream_is_measured_when_it_is_collected(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_an_unread_stream_is_measured_when_it_is_collected(mode: str) -> None:
     measurements: Measurements = []
 
     def use(measured_client: Any) -> None:
@@ -422,7 +422,7 @@ def test_an_unread_stream_is_measured_when_it_is_collected(way: str) -> None:
     gc.disable()  # at once, not at the next run of the collector
     try:
         with serving(RESPONSES["chat", True]) as server:
-            run(way, server, use if way == "blocking" else use_async, measurements=measurements)
+            run(mode, server, use if mode == "blocking" else use_async, measurements=measurements)
     finally:
         gc.enable()
     assert [(measurement.status, measurement.instants) for measurement in measurements] == [
@@ -474,12 +474,14 @@ def test_a_call_cancelled_between_its_attempts_is_measured() -> None:
     ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_request_stays_as_the_application_made_it(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_the_request_stays_as_the_application_made_it(mode: str) -> None:
     with serving(RESPONSES["chat", False]) as server:
-        run(way, server, ask(way, "chat", False), plain=True)
-        run(way, server, ask(way, "chat", False), prices=TokenPrice(1, 2))
-    plain, ours = ({name.lower() for name in heard.headers} for heard in server.heard)
+        run(mode, server, ask(mode, "chat", False), plain=True)
+        run(mode, server, ask(mode, "chat", False), prices=TokenPrice(1, 2))
+    plain, ours = (
+        {name.lower() for name in received_request.headers} for received_request in server.heard
+    )
     assert plain == ours and server.heard[0].body == server.heard[1].body
 
 
@@ -520,14 +522,14 @@ def test_a_package_that_hides_its_headers_is_logged_once() -> None:
     ] == [("ok", "", 3)] * 2
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_timeout_is_measured(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_a_timeout_is_measured(mode: str) -> None:
     measurements: Measurements = []
     with serving(HANG) as server, pytest.raises(openai.APITimeoutError):
         run(
-            way,
+            mode,
             server,
-            ask(way, "chat", False),
+            ask(mode, "chat", False),
             measurements=measurements,
             client_options={"timeout": openai.Timeout(60, read=0.05)},
         )
@@ -535,13 +537,13 @@ def test_a_timeout_is_measured(way: str) -> None:
     assert measurements[0].failure is not None and measurements[0].failure.kind == "timeout_total"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_requested_usage_events_are_hidden_from_the_application(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_requested_usage_events_are_hidden_from_the_application(mode: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True]) as server:
-        _, plain = run(way, server, ask(way, "chat", True), plain=True)
+        _, plain = run(mode, server, ask(mode, "chat", True), plain=True)
         _, ours = run(
-            way, server, ask(way, "chat", True), measurements=measurements, ask_usage=True
+            mode, server, ask(mode, "chat", True), measurements=measurements, ask_usage=True
         )
         assert server.heard[1].body["stream_options"] == {"include_usage": True}
         assert "stream_options" not in server.heard[0].body
@@ -550,8 +552,8 @@ def test_requested_usage_events_are_hidden_from_the_application(way: str) -> Non
     assert (measurements[0].token_source, measurements[0].output_tokens) == ("server", 3)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_original_client_is_unchanged_and_its_variants_are_measured(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_the_original_client_is_unchanged_and_its_variants_are_measured(mode: str) -> None:
     measurements: Measurements = []
     variants: list[Callable[[Any], Any]] = [
         lambda measured_client: measured_client.chat.completions,
@@ -561,7 +563,7 @@ def test_the_original_client_is_unchanged_and_its_variants_are_measured(way: str
     ]
 
     async def go() -> None:
-        measured_client = client(way, server)
+        measured_client = client(mode, server)
         measured = instrument(measured_client, measurements.append)
         assert type(measured) is type(measured_client) and type(
             measured.with_options(timeout=9)
@@ -569,13 +571,13 @@ def test_the_original_client_is_unchanged_and_its_variants_are_measured(way: str
         for number, variant in enumerate(variants, 1):
             for of in (measured_client, measured):
                 response = variant(of).create(model="m", messages=[])
-                response = await response if way == "async" else response
+                response = await response if mode == "async" else response
                 body = response.parse() if hasattr(response, "http_response") else response
                 assert body.choices[0].message.content == "Hello there."
                 assert hasattr(body, "measurement") == (of is measured)
             assert len(measurements) == number
         closed = measured_client.close()
-        if way == "async":
+        if mode == "async":
             await closed
 
     with serving(RESPONSES["chat", False]) as server, warnings.catch_warnings():
@@ -583,15 +585,15 @@ def test_the_original_client_is_unchanged_and_its_variants_are_measured(way: str
         asyncio.run(go())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_retries_are_attempts_of_one_measurement(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_retries_are_attempts_of_one_measurement(mode: str) -> None:
     measurements: Measurements = []
     busy = answer({"error": {"message": "slow down"}}, "429 Too Many Requests", retry_after_ms="2")
     with serving(busy, busy, RESPONSES["chat", False]) as server:
         run(
-            way,
+            mode,
             server,
-            ask(way, "chat", False),
+            ask(mode, "chat", False),
             measurements=measurements,
             retry=Retry(3, first_wait_s=0.001, seed=1),
             client_options={"max_retries": 5},
@@ -611,11 +613,11 @@ def test_retries_are_attempts_of_one_measurement(way: str) -> None:
     assert measured.ttft_ms - measured.ttft_from_sent_ms == pytest.approx(measured.wait_ms)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_content_is_recorded_only_on_request(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_content_is_recorded_only_on_request(mode: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True]) as server:
-        run(way, server, ask(way, "chat", True), measurements=measurements, keep_content=True)
+        run(mode, server, ask(mode, "chat", True), measurements=measurements, keep_content=True)
     assert measurements[0].content is not None
     assert (measurements[0].content.input, measurements[0].content.output) == (
         CALLS["chat"][1]["messages"],
@@ -737,17 +739,17 @@ def test_measurements_are_converted_to_dicts_and_back() -> None:
 # -- defects that applications met ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(mode: str) -> None:
     measurements: Measurements = []
     throttle = Throttle(concurrency=1)
     throttle.acquire_blocking(key="sk-the-key-1234", model="m")
     with serving(RESPONSES["chat", False]) as server:
         with pytest.raises(openai.APITimeoutError) as exc_info:
             run(
-                way,
+                mode,
                 server,
-                ask(way, "chat", False, timeout=0.02),
+                ask(mode, "chat", False, timeout=0.02),
                 measurements=measurements,
                 throttle=throttle,
             )
@@ -809,28 +811,37 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
 
 
 def test_a_second_instrument_comes_on_top_of_the_first() -> None:
-    first: Measurements = []
-    second: Measurements = []
+    first_measurements: Measurements = []
+    second_measurements: Measurements = []
     with serving(RESPONSES["chat", False]) as server, client("blocking", server) as first_client:
         inner = instrument(
-            first_client, first.append, prices=TokenPrice(1, 1), labels={"team": "a", "app": "x"}
+            first_client,
+            first_measurements.append,
+            prices=TokenPrice(1, 1),
+            labels={"team": "a", "app": "x"},
         )
-        both = instrument(inner, second.append, labels={"team": "b"})
+        both = instrument(inner, second_measurements.append, labels={"team": "b"})
         for measured_client in (both, both.with_options(timeout=9)):
             measured_client.chat.completions.create(model="m", messages=[])
-        assert len(first) == len(second) == 2 and first == second
-        assert second[0].cost and second[0].labels == {"team": "b", "app": "x"}
+        assert (
+            len(first_measurements) == len(second_measurements) == 2
+            and first_measurements == second_measurements
+        )
+        assert second_measurements[0].cost and second_measurements[0].labels == {
+            "team": "b",
+            "app": "x",
+        }
         inner.chat.completions.create(model="m", messages=[])
-        assert (len(first), len(second)) == (3, 2)
+        assert (len(first_measurements), len(second_measurements)) == (3, 2)
         throttled = instrument(first_client, throttle=Throttle(concurrency=1))
         with refused(WrongUse, "conflict"):
             instrument(throttled, throttle=Throttle(concurrency=2))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["parse", "read", "leave"])
-def test_streaming_responses_are_throttled_and_measured(way: str, stream: bool, how: str) -> None:
+def test_streaming_responses_are_throttled_and_measured(mode: str, stream: bool, how: str) -> None:
     measurements: Measurements = []
     throttle = Throttle(concurrency=1)
 
@@ -859,9 +870,9 @@ def test_streaming_responses_are_throttled_and_measured(way: str, stream: bool, 
 
     with serving(RESPONSES["chat", stream]) as server:
         run(
-            way,
+            mode,
             server,
-            use if way == "blocking" else use_async,
+            use if mode == "blocking" else use_async,
             measurements=measurements,
             throttle=throttle,
         )
@@ -874,8 +885,8 @@ def test_streaming_responses_are_throttled_and_measured(way: str, stream: bool, 
     assert measurements[0].request_id == "r-7"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_embeddings_are_measured_and_cost_their_input(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_embeddings_are_measured_and_cost_their_input(mode: str) -> None:
     measurements: Measurements = []
     response = answer(
         {
@@ -896,9 +907,9 @@ def test_embeddings_are_measured_and_cost_their_input(way: str) -> None:
 
     with serving(response) as server:
         embeddings = run(
-            way,
+            mode,
             server,
-            use if way == "blocking" else use_async,
+            use if mode == "blocking" else use_async,
             measurements=measurements,
             prices=TokenPrice(2, 10),
             throttle=Throttle(tokens="1000/min"),
@@ -918,11 +929,17 @@ def test_embeddings_are_measured_and_cost_their_input(way: str) -> None:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_prices_ask_for_the_counts_they_need(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_prices_ask_for_the_counts_they_need(mode: str) -> None:
     measurements: Measurements = []
     with serving(RESPONSES["chat", True]) as server:
-        run(way, server, ask(way, "chat", True), measurements=measurements, prices=TokenPrice(1, 1))
+        run(
+            mode,
+            server,
+            ask(mode, "chat", True),
+            measurements=measurements,
+            prices=TokenPrice(1, 1),
+        )
         assert server.heard[0].body["stream_options"] == {"include_usage": True}
     assert measurements[0].cost == pytest.approx(12e-6)
 
@@ -948,9 +965,9 @@ def test_prices_without_token_counts_have_a_warning() -> None:
     assert measurements[0].cost is None
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", WAYS)
 @pytest.mark.parametrize("keep", [False, True])
-def test_prompt_text_in_errors_stays_out_of_measurements(way: str, keep: bool) -> None:
+def test_prompt_text_in_errors_stays_out_of_measurements(mode: str, keep: bool) -> None:
     measurements: Measurements = []
     body = {"error": {"message": f"too many: {PROMPT}", "code": "rate_limit_exceeded"}}
     quota = {"error": {"message": f"insufficient_quota {PROMPT}"}}
@@ -960,9 +977,9 @@ def test_prompt_text_in_errors_stays_out_of_measurements(way: str, keep: bool) -
     ) as server:
         with pytest.raises(openai.RateLimitError, match=PROMPT):
             run(
-                way,
+                mode,
                 server,
-                ask(way, "chat", False),
+                ask(mode, "chat", False),
                 measurements=measurements,
                 keep_content=keep,
                 retry=Retry(5, first_wait_s=0.001, seed=1),
@@ -989,8 +1006,8 @@ def test_the_error_event_of_a_stream_is_not_quoted() -> None:
     assert PROMPT not in repr(measurements[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_observers_that_are_coroutines_are_awaited(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_observers_that_are_coroutines_are_awaited(mode: str) -> None:
     measurements: Measurements = []
     noted = threading.Event()
 
@@ -1000,15 +1017,15 @@ def test_observers_that_are_coroutines_are_awaited(way: str) -> None:
         noted.set()
 
     with serving(RESPONSES["chat", False]) as server:
-        if way == "blocking":
-            with client(way, server) as measured_client:
+        if mode == "blocking":
+            with client(mode, server) as measured_client:
                 instrument(measured_client, observer).chat.completions.create(
                     model="m", messages=[]
                 )
         else:
 
             async def go() -> None:
-                async with client(way, server) as measured_client:
+                async with client(mode, server) as measured_client:
                     await instrument(measured_client, observer).chat.completions.create(
                         model="m", messages=[]
                     )
@@ -1069,7 +1086,7 @@ def test_labels_come_from_blocks_and_arguments() -> None:
 
     with serving(RESPONSES["chat", False]) as server:
         run("blocking", server, use, measurements=measurements)
-        assert all("labels" not in heard.body for heard in server.heard)
+        assert all("labels" not in received_request.body for received_request in server.heard)
     assert [measurement.labels for measurement in measurements] == [
         {"feature": "search", "version": "4", "user": "u"},
         {},
@@ -1079,22 +1096,22 @@ def test_labels_come_from_blocks_and_arguments() -> None:
             pass
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_a_timeout_is_tried_again_and_what_the_server_forbids_is_not(mode: str) -> None:
     measurements: Measurements = []
     no = answer({"error": {"message": "no"}}, "500 Internal Server Error", x_should_retry="false")
     retry = Retry(3, first_wait_s=0.001)
     with serving(HANG, RESPONSES["chat", False]) as server:
         run(
-            way,
+            mode,
             server,
-            ask(way, "chat", False),
+            ask(mode, "chat", False),
             measurements=measurements,
             retry=retry,
             client_options={"timeout": 0.2},
         )
     with serving(no) as server, pytest.raises(openai.InternalServerError):
-        run(way, server, ask(way, "chat", False), measurements=measurements, retry=retry)
+        run(mode, server, ask(mode, "chat", False), measurements=measurements, retry=retry)
 
     assert [(measurement.status, len(measurement.attempts)) for measurement in measurements] == [
         ("ok", 2),
@@ -1156,8 +1173,8 @@ def test_an_internal_error_does_not_fail_the_call(caplog: pytest.LogCaptureFixtu
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_managers_and_raw_responses_give_their_measurement(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+def test_managers_and_raw_responses_give_their_measurement(mode: str) -> None:
     def use(measured_client: Any) -> None:
         raw = measured_client.chat.completions.with_raw_response.create(model="m", messages=[])
         assert measurement_of(raw) is raw.measurement is raw.parse().measurement
@@ -1180,7 +1197,7 @@ def test_managers_and_raw_responses_give_their_measurement(way: str) -> None:
     if not hasattr(openai.resources.chat.completions.Completions, "stream"):
         pytest.skip(f"openai {openai.__version__} has no chat.completions.stream")
     with serving(RESPONSES["chat", False], RESPONSES["chat", True]) as server:
-        run(way, server, use if way == "blocking" else use_async)
+        run(mode, server, use if mode == "blocking" else use_async)
     assert measurement_of(3) is None
 
 
@@ -1225,7 +1242,7 @@ def test_the_tokens_of_a_response_that_does_not_parse_are_counted(reason: str) -
         client = instrument(
             openai.OpenAI(base_url=server.url, api_key="k"), measurements.append, **options
         )
-        with pytest.raises(Exception, match=r"Fits|length|content") as raised:
+        with pytest.raises(Exception, match=r"Fits|length|content") as exc_info:
             client.beta.chat.completions.parse(**request)
         with (
             client,
@@ -1235,7 +1252,7 @@ def test_the_tokens_of_a_response_that_does_not_parse_are_counted(reason: str) -
 
         async def waiting() -> None:
             async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as plain_client:
-                with pytest.raises(raised.type):
+                with pytest.raises(exc_info.type):
                     await instrument(
                         plain_client, measurements.append, **options
                     ).beta.chat.completions.parse(**request)

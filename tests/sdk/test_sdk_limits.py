@@ -276,10 +276,10 @@ def test_limits_apply_per_key_and_model_by_default() -> None:
 def test_a_throttler_of_the_application_is_used() -> None:
     from asyncio_throttle import Throttler
 
-    theirs = Throttler(rate_limit=2, period=3600)
+    their_throttler = Throttler(rate_limit=2, period=3600)
 
     async def go() -> None:
-        throttle = Throttle(requests=theirs)
+        throttle = Throttle(requests=their_throttler)
         for _ in range(2):
             permit = await throttle.acquire()
             assert isinstance(permit, Permit)
@@ -293,7 +293,7 @@ def test_a_throttler_of_the_application_is_used() -> None:
 
     asyncio.run(go())
     with refused(WrongUse, "event_loop"):
-        Throttle(requests=theirs).acquire_blocking()
+        Throttle(requests=their_throttler).acquire_blocking()
 
 
 def test_a_pause_requested_by_the_server_is_logged_with_its_maximum(
@@ -344,10 +344,10 @@ def test_calls_are_spaced_evenly_on_request() -> None:
 
 def test_input_and_output_have_budgets_of_their_own() -> None:
     limiter = RateLimiter(Limits(input_tokens=Rate(1000, S), output_tokens=Rate(100, S)))
-    first = limiter.book(0, 560, 60)
+    first_booking = limiter.book(0, 560, 60)
     assert limiter.retry_at(1, 100, 50) == S  # 60 + 50 output tokens
     assert limiter.retry_at(1, 500, 0) == 0  # input has room
-    limiter.end_call(first, 510, 10)
+    limiter.end_call(first_booking, 510, 10)
     assert limiter.retry_at(1, 100, 50) == 0  # it really wrote 10
 
 
@@ -484,9 +484,9 @@ def test_hosts_share_a_limit_through_redis(redis_url: str) -> None:
 
     async def both() -> list[int]:
         first_throttle, other = throttle(), throttle()
-        first = await first_throttle.acquire(key="sk-secret", model="m", tokens=500)
-        first.heed({"retry-after": "0.2"}, refused=True)
-        first.done(10)
+        first_permit = await first_throttle.acquire(key="sk-secret", model="m", tokens=500)
+        first_permit.heed({"retry-after": "0.2"}, refused=True)
+        first_permit.done(10)
         assert flush()
         before = time.monotonic()
         other.acquire_blocking(key="sk-secret", model="m").done(10)

@@ -26,7 +26,7 @@ async def tunnelling(
     status: str = "200 Connection established",
 ) -> AsyncIterator[tuple[str, list[list[str]]]]:
     """Yield a proxy that opens tunnels, and the lines it gets. It responds in two pieces."""
-    heard: list[list[str]] = []
+    received: list[list[str]] = []
     writers: list[asyncio.StreamWriter] = []
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +38,7 @@ async def tunnelling(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         try:
-            heard.append((await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n"))
+            received.append((await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n"))
         except asyncio.IncompleteReadError:  # a probe looks whether anyone listens
             writer.close()
             return
@@ -47,7 +47,7 @@ async def tunnelling(
         await asyncio.sleep(0)
         writer.write(b"\n\r\n")
         if status.startswith("200"):
-            host, _, port = heard[-1][0].split(" ")[1].rpartition(":")
+            host, _, port = received[-1][0].split(" ")[1].rpartition(":")
             server_reader, server_writer = await asyncio.open_connection(host, int(port))
             await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
         writer.close()
@@ -55,7 +55,7 @@ async def tunnelling(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         try:
-            yield f"http://user:pw-secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+            yield f"http://user:pw-secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", received
         finally:
             for writer in writers:
                 writer.transport.abort()
@@ -82,7 +82,7 @@ def test_https_requests_go_through_a_proxy_tunnel(
     monkeypatch.setenv("NO_PROXY", "")
 
     async def go(url: str) -> None:
-        async with tunnelling() as (proxy, heard):
+        async with tunnelling() as (proxy, received_request):
             monkeypatch.setenv("HTTPS_PROXY", proxy)
             async with Client(
                 url, tls=Tls(ca=authority)
@@ -90,9 +90,12 @@ def test_https_requests_go_through_a_proxy_tunnel(
                 completions = [await client.complete("Hello") for _ in range(2)]
         address = url.removeprefix("https://")
         assert all(
-            lines[:2] == [f"CONNECT {address} HTTP/1.1", f"Host: {address}"] for lines in heard
+            lines[:2] == [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
+            for lines in received_request
         )
-        assert all("Proxy-Authorization: Basic dXNlcjpwdy1zZWNyZXQ=" in lines for lines in heard)
+        assert all(
+            "Proxy-Authorization: Basic dXNlcjpwdy1zZWNyZXQ=" in lines for lines in received_request
+        )
         assert (
             [completion.failure for completion in completions] == [None, None]
             and completions[0].kernel_stamp
@@ -133,9 +136,9 @@ def test_http_requests_through_a_proxy_have_the_full_url() -> None:
             return await client.complete("Hello")
 
     with serving(events(*CHAT_EVENTS)) as server:
-        done = asyncio.run(go(server.url.removesuffix("/v1").replace("//", "//user:pw@")))
+        completion = asyncio.run(go(server.url.removesuffix("/v1").replace("//", "//user:pw@")))
     assert (
-        done.failure is None
+        completion.failure is None
         and server.heard[0].path == "http://model.invalid:8000/v1/chat/completions"
     )
     assert server.heard[0].headers["host"] == "model.invalid:8000"

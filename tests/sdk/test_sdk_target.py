@@ -111,9 +111,9 @@ def test_azure_models_have_a_url_outside_of_the_deployment() -> None:
         Target.parse(f"{AZURE}/openai/deployments/D?api-version=1").models_path
         == "/openai/models?api-version=1"
     )
-    with pytest.raises(TargetUnusable) as caught:
+    with pytest.raises(TargetUnusable) as exc_info:
         Target.parse(f"{AZURE}/openai/deployments/D")
-    assert "api-version" in caught.value.hint
+    assert "api-version" in exc_info.value.hint
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_azure_models_have_a_url_outside_of_the_deployment() -> None:
     ],
 )
 def test_invalid_urls_are_refused_with_their_code(url: str) -> None:
-    with refused(TargetUnusable, "invalid_url") as caught:
+    with refused(TargetUnusable, "invalid_url") as exc_info:
         Target.parse(url)
-    assert caught.value.hint
+    assert exc_info.value.hint
 
 
 def test_user_and_password_become_basic_auth() -> None:
@@ -157,9 +157,9 @@ def test_user_and_password_become_basic_auth() -> None:
 
 @pytest.mark.parametrize("key", ["a\nb", "schlüssel", "a\x00b"])
 def test_keys_that_no_header_can_carry_are_refused(key: str) -> None:
-    with pytest.raises(TargetUnusable) as caught:
+    with pytest.raises(TargetUnusable) as exc_info:
         Target.parse("http://h").auth_headers(key)
-    assert key not in str(caught.value)
+    assert key not in str(exc_info.value)
     assert Target.parse("http://h").auth_headers(" key\n") == (("Authorization", "Bearer key"),)
     assert Target.parse("http://h").auth_headers(None) == ()
 

@@ -185,9 +185,11 @@ def test_the_time_to_the_first_chunk_excludes_the_wait_for_the_throttle() -> Non
         span.attributes["gen_ai.request.stream"] is True
         and span.attributes["loadgen.wait_s"] == wait_s > 0
     )
-    (first,) = seen.metrics()["gen_ai.client.operation.time_to_first_chunk"].data.data_points
-    assert first.sum == span.attributes["gen_ai.response.time_to_first_chunk"]
-    assert first.sum == pytest.approx(measurements[0].ttft_ms / 1e3 - wait_s)
+    (first_data_point,) = seen.metrics()[
+        "gen_ai.client.operation.time_to_first_chunk"
+    ].data.data_points
+    assert first_data_point.sum == span.attributes["gen_ai.response.time_to_first_chunk"]
+    assert first_data_point.sum == pytest.approx(measurements[0].ttft_ms / 1e3 - wait_s)
 
 
 def test_metrics_have_only_the_selected_labels() -> None:
@@ -300,8 +302,8 @@ def test_content_is_recorded_only_if_both_sides_request_it(keep: bool, export: b
     text = seen.spans[0].to_json()
     assert (SECRET in text) == ("Hello there." in text) == (keep and export)
     if keep and export:
-        sent = json.loads(seen.spans[0].attributes["gen_ai.input.messages"])
-        assert sent == [{"role": "user", "parts": [{"type": "text", "content": SECRET}]}]
+        sent_document = json.loads(seen.spans[0].attributes["gen_ai.input.messages"])
+        assert sent_document == [{"role": "user", "parts": [{"type": "text", "content": SECRET}]}]
 
 
 def test_prometheus_exports_the_metrics_of_calls() -> None:

@@ -230,9 +230,9 @@ def test_a_recorded_application_replays_with_the_same_load_shape(tmp_path: Path)
         asyncio.run(application(endpoint.url))
         run = [sys.executable, "-m", "loadgen", "run", "--trace", str(path)]
         command = [*run, "--url", endpoint.url, "--out", str(tmp_path / "replay"), "--seed", "1"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ended.returncode in (0, 3), (
-            ended.stderr
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert process.returncode in (0, 3), (
+            process.stderr
         )  # 3: a machine too busy for a sound measurement
     trace, result = traces.read_trace(path), loadgen.load(tmp_path / "replay")
     assert result.requests.ok == len(trace) == len(prompts)

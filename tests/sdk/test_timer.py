@@ -75,11 +75,11 @@ def test_the_fallback_timer_has_the_same_interface() -> None:
     async def ring() -> bytes:
         loop = asyncio.get_running_loop()
         loop_timer = LoopTimer(loop)
-        heard = loop.create_future()
-        loop.add_reader(loop_timer.fileno(), lambda: heard.done() or heard.set_result(None))
+        future = loop.create_future()
+        loop.add_reader(loop_timer.fileno(), lambda: future.done() or future.set_result(None))
         loop_timer.arm(time.monotonic_ns() + HOUR)
         loop_timer.arm(time.monotonic_ns() + MS)
-        await asyncio.wait_for(heard, 60)
+        await asyncio.wait_for(future, 60)
         loop_timer.clear()
         loop_timer.clear()
         silent = not select.select([loop_timer.fileno()], [], [], 0)[0]

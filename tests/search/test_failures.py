@@ -62,9 +62,12 @@ def request_counts(**errors: tuple[int, str]) -> RequestCounts:
 def test_a_spent_quota_and_a_rate_limit_are_refusals_and_an_overload_is_not(
     kind: str, text: str, is_refusal: bool
 ) -> None:
-    many, few = request_counts(**{kind: (50, text)}), request_counts(**{kind: (10, text)})
-    assert (text in describe_refusals(many)) is is_refusal
-    assert not describe_refusals(few), "1 % of the requests may fail"
+    many_request_counts, few_request_counts = (
+        request_counts(**{kind: (50, text)}),
+        request_counts(**{kind: (10, text)}),
+    )
+    assert (text in describe_refusals(many_request_counts)) is is_refusal
+    assert not describe_refusals(few_request_counts), "1 % of the requests may fail"
 
 
 def test_failures_are_described_by_kind_with_the_most_frequent_first() -> None:

@@ -104,26 +104,26 @@ def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
         target="",
         options={},
     )
-    typed = ("loadgen", "search", "mlperf server.yaml")
-    of_search, ours = (
-        msgspec.structs.replace(plan, command=typed),
+    arguments = ("loadgen", "search", "mlperf server.yaml")
+    of_search, our_experiment_plan = (
+        msgspec.structs.replace(plan, command=arguments),
         msgspec.structs.replace(plan, rules="mlperf"),
     )
     before_plans_did = msgspec.structs.replace(plan, command=("loadgen", "mlperf", "peak"))
 
     assert [
         experiment_plan.is_by_mlperf_rules
-        for experiment_plan in (plan, of_search, ours, before_plans_did)
+        for experiment_plan in (plan, of_search, our_experiment_plan, before_plans_did)
     ] == [
         False,
         False,
         True,
         True,
     ]
-    assert experiment.load_unit(ours, "requests") == " queries/s"
+    assert experiment.load_unit(our_experiment_plan, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
     assert mlperf_sections.create_extra_sections(tmp_path, None) is None  # type: ignore[arg-type]
-    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(our_experiment_plan))
     assert mlperf_sections.create_extra_sections(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
@@ -256,10 +256,10 @@ def test_a_search_of_a_simulated_target_begins_near_the_capacity_of_its_preset(
     ]
 
     assert exits(*arguments, "--out", str(folder)) == 0
-    first, second, *other_results = experiment.read_results(folder)
-    assert {first.outcome, second.outcome} == {"under", "over"}
+    first_trial_result, second_trial_result, *other_results = experiment.read_results(folder)
+    assert {first_trial_result.outcome, second_trial_result.outcome} == {"under", "over"}
     assert len(other_results) <= 9
-    loads = sorted((first.load, second.load))
+    loads = sorted((first_trial_result.load, second_trial_result.load))
     assert loads[1] / loads[0] == pytest.approx(ESTIMATE_STEP)
     assert (
         exits(*arguments, "--start", "100", "--max-probes", "1", "--out", str(tmp_path / "t")) == 3
@@ -336,16 +336,16 @@ def test_a_load_that_the_client_did_not_offer_only_counts_if_it_failed(
 
 
 @pytest.mark.parametrize(
-    ("typed", "means"), [("5%", 0.05), ("0.05", 0.05), ("50 %", 0.5), ("0.2%", 0.002)]
+    ("command_line", "means"), [("5%", 0.05), ("0.05", 0.05), ("50 %", 0.5), ("0.2%", 0.002)]
 )
-def test_a_precision_is_a_percentage_or_a_share(typed: str, means: float) -> None:
-    assert search_plan.parse_precision(typed) == pytest.approx(means)
+def test_a_precision_is_a_percentage_or_a_share(command_line: str, means: float) -> None:
+    assert search_plan.parse_precision(command_line) == pytest.approx(means)
 
 
-@pytest.mark.parametrize("typed", ["5", "60%", "0", "nan", "narrow", "%", "-5%"])
-def test_an_invalid_precision_is_refused(typed: str) -> None:
+@pytest.mark.parametrize("command_line", ["5", "60%", "0", "nan", "narrow", "%", "-5%"])
+def test_an_invalid_precision_is_refused(command_line: str) -> None:
     with pytest.raises(UserError, match=r"precision|share|percentage"):
-        search_plan.parse_precision(typed)
+        search_plan.parse_precision(command_line)
 
 
 @pytest.mark.parametrize(

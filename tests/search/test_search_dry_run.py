@@ -22,8 +22,8 @@ def test_a_dry_run_states_trials_and_time_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "search"
-    typed = ("search", "rag", "--url", "sim:gb300-vm", *SLO, "-o", out, "--dry-run")
-    assert exits(*typed) == 0
+    arguments = ("search", "rag", "--url", "sim:gb300-vm", *SLO, "-o", out, "--dry-run")
+    assert exits(*arguments) == 0
     text = capsys.readouterr().out
     trials = re.search(r"(\d+) trials, ", text)
     assert trials is not None and 5 <= int(trials[1]) <= 20
@@ -32,19 +32,19 @@ def test_a_dry_run_states_trials_and_time_and_writes_nothing(
 
 
 def test_a_dry_run_states_the_cost_of_a_real_server(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ("search", "rag", "--url", "http://127.0.0.1:9", *SLO, "--gpus", "4", *PRICES)
-    assert exits(*typed, "-d", "5m", "--dry-run") == 0
+    arguments = ("search", "rag", "--url", "http://127.0.0.1:9", *SLO, "--gpus", "4", *PRICES)
+    assert exits(*arguments, "-d", "5m", "--dry-run") == 0
     costs = re.findall(r"([\d.]+) USD", capsys.readouterr().out)
     assert len(costs) == 2 and 0 < float(costs[0]) < float(costs[1])
-    assert exits(*typed, "-d", "5m", "--dry-run", "--max-cost", "1") == 2
+    assert exits(*arguments, "-d", "5m", "--dry-run", "--max-cost", "1") == 2
 
 
 def test_a_dry_run_does_not_move_earlier_results(tmp_path: Path) -> None:
     out = tmp_path / "search"
     out.mkdir()
     (out / "run.json").write_text("{}")
-    typed = ("search", "qa", "--url", "sim:gb300-vm", *SLO, "-o", out, "--force", "--dry-run")
-    assert exits(*typed) == 0
+    arguments = ("search", "qa", "--url", "sim:gb300-vm", *SLO, "-o", out, "--force", "--dry-run")
+    assert exits(*arguments) == 0
     assert (out / "run.json").exists()
 
 
@@ -52,10 +52,21 @@ def test_a_dry_run_shows_what_is_left_of_a_stopped_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "search"
-    typed = ("search", "qa", "--url", "sim:gb300-vm", *SLO, "-d", "30s", "--no-sustain", "-o", out)
-    assert exits(*typed, "--max-probes", "2") in (1, 3)
+    arguments = (
+        "search",
+        "qa",
+        "--url",
+        "sim:gb300-vm",
+        *SLO,
+        "-d",
+        "30s",
+        "--no-sustain",
+        "-o",
+        out,
+    )
+    assert exits(*arguments, "--max-probes", "2") in (1, 3)
     capsys.readouterr()
-    assert exits(*typed, "--max-probes", "9", "--dry-run") == 0
+    assert exits(*arguments, "--max-probes", "9", "--dry-run") == 0
     assert "at most 7 trials" in capsys.readouterr().out
 
 
@@ -63,5 +74,5 @@ def test_a_dry_run_shows_what_is_left_of_a_stopped_search(
 @pytest.mark.parametrize("command", ["run", "search", "sweep"])
 def test_a_dry_run_refuses_the_url_that_a_run_refuses(command: str, url: str) -> None:
     load = {"run": ("-c", "1"), "sweep": ("-c", "1,2"), "search": SLO}[command]
-    typed = (command, "qa", "--url", url, *load)
-    assert exits(*typed, "--dry-run") == exits(*typed) == 2
+    arguments = (command, "qa", "--url", url, *load)
+    assert exits(*arguments, "--dry-run") == exits(*arguments) == 2

@@ -37,8 +37,8 @@ def test_plain_progress_also_reports_the_start_of_a_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "s"
-    typed = (*SEARCH, "-d", "20s", "--no-sustain", "--max-probes", "2", "--progress", "plain")
-    exits(*typed, "-o", out)
+    arguments = (*SEARCH, "-d", "20s", "--no-sustain", "--max-probes", "2", "--progress", "plain")
+    exits(*arguments, "-o", out)
     lines = capsys.readouterr().err.splitlines()
     outcomes = [line for line in lines if line.startswith("  ")]
     assert len(outcomes) == _count_trials(out)

@@ -482,21 +482,24 @@ def test_a_trial_too_short_to_show_growth_is_no_bound() -> None:
             low=1, high=1000, start=80, sustain_length_factor=2.0, requires_sustained=True
         )
     )
-    first = search.next_trial()
+    first_planned_trial = search.next_trial()
 
-    assert first is not None
+    assert first_planned_trial is not None
 
-    trial_result = msgspec.structs.replace(trial_result_at(first), sustained=True)
+    trial_result = msgspec.structs.replace(trial_result_at(first_planned_trial), sustained=True)
     search.add_result(trial_result)
-    second = search.next_trial()
+    second_planned_trial = search.next_trial()
 
-    assert second is not None and second.load > first.load
+    assert second_planned_trial is not None and second_planned_trial.load > first_planned_trial.load
 
     too_short = msgspec.structs.replace(
-        trial_result_at(second), outcome="under", sustained=None, needed_load_s=600.0
+        trial_result_at(second_planned_trial), outcome="under", sustained=None, needed_load_s=600.0
     )
     search.add_result(too_short)
     search.stop("interrupted")
 
-    assert capacity_and_state(search.result, search.results) == (first.load, "stopped")
+    assert capacity_and_state(search.result, search.results) == (
+        first_planned_trial.load,
+        "stopped",
+    )
     assert find_capacity_trial(search.result, [too_short]) is None

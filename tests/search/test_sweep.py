@@ -150,16 +150,16 @@ def test_the_knee_has_the_largest_ratio_of_throughput_to_latency() -> None:
 def test_a_load_point_with_many_errors_is_neither_the_knee_nor_on_the_front() -> None:
     points = [load_point("c1", 100, 10), load_point("c2", 195, 10.2), load_point("c4", 360, 11)]
     points += [load_point("c8", 400, 20), load_point("c16", 405, 40)]
-    failing = [
+    failing_load_points = [
         msgspec.structs.replace(curve_point, many_errors=curve_point.name == "c4")
         for curve_point in points
     ]
 
     assert sweep_analysis.find_knee(points) == "c4"
-    assert sweep_analysis.find_knee(failing) != "c4"
+    assert sweep_analysis.find_knee(failing_load_points) != "c4"
     assert "c4" not in [
         curve_point.name
-        for curve_point in sweep_curve.mark_pareto_front(failing, "tpot50")
+        for curve_point in sweep_curve.mark_pareto_front(failing_load_points, "tpot50")
         if curve_point.on_pareto_front
     ]
 
@@ -307,9 +307,11 @@ def describe_curve(*load_points: LoadPointResult) -> str:
 
 
 def load_point_with_slo(
-    name: str, met: bool | None, *, valid: bool = True, **changed: object
+    name: str, is_met: bool | None, *, valid: bool = True, **changes: object
 ) -> LoadPointResult:
-    return msgspec.structs.replace(load_point(name, 100, 10, valid=valid), slo_met=met, **changed)
+    return msgspec.structs.replace(
+        load_point(name, 100, 10, valid=valid), slo_met=is_met, **changes
+    )
 
 
 def test_the_text_states_why_no_load_point_is_the_best() -> None:
@@ -331,8 +333,8 @@ def test_the_text_states_why_no_load_point_is_the_best() -> None:
     assert "1 of them met" in missed
     undecided = describe_curve(load_point_with_slo("c1", None), load_point_with_slo("c2", None))
     assert "2 of 2 load points" in undecided
-    cut = describe_curve(load_point_with_slo("c1", True, state="interrupted"))
-    assert "No load point" in cut, "an interrupted run decides nothing"
+    cut_curve = describe_curve(load_point_with_slo("c1", True, state="interrupted"))
+    assert "No load point" in cut_curve, "an interrupted run decides nothing"
     too_short = describe_curve(load_point_with_slo("c512", True, reached_concurrency=False))
     assert "No load point" in too_short
 
@@ -395,12 +397,12 @@ def test_the_best_load_point_of_a_closed_loop_completes_the_most() -> None:
 
 
 def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: Path) -> None:
-    named = [
+    named_summaries = [
         NamedSummary(run.name, run_folder.open_run(run).summary)
         for run in sorted(write_three_runs(tmp_path).glob("*/"))
     ]
     curve = sweep_curve.build_curve(
-        [NamedSummary(f"run of {name}", summary) for name, summary in named]
+        [NamedSummary(f"run of {name}", summary) for name, summary in named_summaries]
     )
 
     assert all(curve_point.is_closed_loop for curve_point in curve.load_points)
@@ -416,18 +418,18 @@ def test_a_load_point_is_named_by_its_record_and_not_by_its_directory(tmp_path: 
 
 
 def test_a_load_point_that_was_not_sustained_is_never_the_best() -> None:
-    lasts, grew = (
+    lasts, grew_load_point = (
         load_point_with_slo("r8", True, sustained=True),
         load_point_with_slo("r16", True, sustained=False),
     )
-    curve = curve_of(lasts, grew)
+    curve = curve_of(lasts, grew_load_point)
 
     assert curve.best == "r8"
-    assert "r16 met the SLO but" in describe_curve(lasts, grew)
+    assert "r16 met the SLO but" in describe_curve(lasts, grew_load_point)
     assert "r16 was not sustained" in sweep_curve.lower_bound_reason(curve)
-    assert curve_of(grew).best == ""
-    assert "queue kept growing" in describe_curve(grew)
-    assert "too few requests" not in describe_curve(grew)
+    assert curve_of(grew_load_point).best == ""
+    assert "queue kept growing" in describe_curve(grew_load_point)
+    assert "too few requests" not in describe_curve(grew_load_point)
 
 
 def test_a_load_point_above_one_that_was_not_sustained_is_not_the_best() -> None:
@@ -462,8 +464,12 @@ def test_the_capacity_is_that_of_the_best_load_point(
                 run_name=f"r{rate:g}",
             ),
         )
-    curve, judged, answer = stored_sweep.analyze_runs(tmp_path, run_folder.runs_in(tmp_path))
-    finding = capacity_files.find_capacity(ExperimentOutcome(tmp_path, judged, answer, curve))
+    curve, judged_trial_results, answer = stored_sweep.analyze_runs(
+        tmp_path, run_folder.runs_in(tmp_path)
+    )
+    finding = capacity_files.find_capacity(
+        ExperimentOutcome(tmp_path, judged_trial_results, answer, curve)
+    )
 
     assert curve.best == best and finding is not None and finding.evidence == best
 
@@ -471,7 +477,7 @@ def test_the_capacity_is_that_of_the_best_load_point(
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def experiment_plan(**changed: object) -> experiment.ExperimentPlan:
+def experiment_plan(**changes: object) -> experiment.ExperimentPlan:
     fields = {
         "command_name": "sweep",
         "load_kind": "concurrency",
@@ -480,7 +486,7 @@ def experiment_plan(**changed: object) -> experiment.ExperimentPlan:
         "target": "t",
         "options": {},
     }
-    return experiment.ExperimentPlan(**{**fields, **changed})  # type: ignore[arg-type]
+    return experiment.ExperimentPlan(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def trial_result(number: int, folder: str, outcome: str = "under") -> TrialResult:
@@ -504,24 +510,25 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
     for name in ("c1", "c2", "c3"):
         (folder / name).mkdir()
         (folder / name / "summary.json").write_text("{}")
-    done = [
+    trial_results = [
         trial_result(0, "c1"),
         trial_result(1, "c2", "invalid"),
         trial_result(2, "c3"),
         trial_result(3, "gone"),
     ]
-    for result in done:
+    for result in trial_results:
         experiment.append_result(folder, result)
 
-    assert experiment.begin_experiment(folder, experiment_plan()) == [done[0], done[2]], (
-        "not what was invalid, nor what is not there any more"
-    )
+    assert experiment.begin_experiment(folder, experiment_plan()) == [
+        trial_results[0],
+        trial_results[2],
+    ], "not what was invalid, nor what is not there any more"
     assert not experiment.new_run_dir(folder, "c2").exists()
     assert [path.name[:3] for path in (folder / "unfinished").iterdir()] == ["c2-"]
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected_text"),
+    ("changes", "expected_text"),
     [
         ({"target": "other"}, "another sweep .* target"),
         ({"source_text": "y"}, "different workload"),
@@ -530,11 +537,11 @@ def test_an_experiment_is_resumed_without_its_invalid_and_removed_runs(tmp_path:
     ],
 )
 def test_another_experiment_is_refused_in_the_same_directory(
-    tmp_path: Path, changed: dict[str, object], expected_text: str
+    tmp_path: Path, changes: dict[str, object], expected_text: str
 ) -> None:
     experiment.begin_experiment(tmp_path / "s", experiment_plan())
     with pytest.raises(UserError, match=expected_text):
-        experiment.begin_experiment(tmp_path / "s", experiment_plan(**changed))
+        experiment.begin_experiment(tmp_path / "s", experiment_plan(**changes))
 
 
 def test_a_directory_with_other_results_is_refused(tmp_path: Path) -> None:
@@ -862,14 +869,18 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("typed", "first", "expected_text"),
+    ("command_line", "first", "expected_text"),
     [
         ("sweep -c 2,200 -n 200", "c2", "the same command with --out {out} resumes it"),
         ("run -c 2 -n 20 --repeat 2,pause=1s", "r1", "loadgen report {out} shows it"),
     ],
 )
 def test_a_sweep_whose_server_is_gone_keeps_its_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, first: str, expected_text: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command_line: str,
+    first: str,
+    expected_text: str,
 ) -> None:
     """What was measured is a result, and the command says so."""
     out, over = tmp_path / "out", threading.Event()
@@ -886,7 +897,7 @@ def test_a_sweep_whose_server_is_gone_keeps_its_runs(
         try:
             load = ("qa", "--isl", "8", "--osl", "2", "--warmup", "0", "--server-metrics", "off")
             code = exits(
-                *typed.split(), *load, "--energy", "off", "--url", server.url, "-o", str(out)
+                *command_line.split(), *load, "--energy", "off", "--url", server.url, "-o", str(out)
             )
         finally:
             over.set()

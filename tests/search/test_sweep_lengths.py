@@ -82,10 +82,10 @@ def test_too_many_load_points_are_refused() -> None:
 
 
 def load_point(
-    isl: int, load: int, output: float, per_user: float, **changed: object
+    isl: int, load: int, output: float, per_user: float, **changes: object
 ) -> LoadPointResult:
     """Return a valid load point with these tokens/s in all and per user."""
-    name = f"isl{isl}-{changed.get('target', '')}-c{load}"
+    name = f"isl{isl}-{changes.get('target', '')}-c{load}"
     fields = {
         "name": name,
         "isl": isl,
@@ -95,7 +95,7 @@ def load_point(
         "output_per_s": output,
         "per_user": per_user,
     }
-    return make_load_point_result(**(fields | changed))
+    return make_load_point_result(**(fields | changes))
 
 
 def curve_of(*load_points: LoadPointResult, slo: str = "") -> SweepCurve:
@@ -145,9 +145,12 @@ def test_each_pair_of_lengths_has_a_knee_and_a_best_load_point_of_its_own() -> N
     )
 
     assert [group.best for group in curve.groups] == ["isl500--c1", "isl900--c1"]
-    first, second = curve.split()
-    assert [curve_point.name for curve_point in first.load_points] == ["isl500--c1", "isl500--c2"]
-    assert first.best == "isl500--c1" and second.best == "isl900--c1"
+    first_sweep_curve, second_sweep_curve = curve.split()
+    assert [curve_point.name for curve_point in first_sweep_curve.load_points] == [
+        "isl500--c1",
+        "isl500--c2",
+    ]
+    assert first_sweep_curve.best == "isl500--c1" and second_sweep_curve.best == "isl900--c1"
 
 
 def test_different_lengths_have_separate_charts() -> None:

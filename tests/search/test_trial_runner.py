@@ -175,23 +175,27 @@ def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path
     runs, trial = make_runner(tmp_path, check_interval_s=1.0), planned_trial(4.0)
     runs.make_workload = lambda trial: with_load(workload, trial.load)
     runs.goal = Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.2),)))
-    late = runs.run(trial)
+    late_trial_result = runs.run(trial)
     runs.may_end_early = False
     full_trial = runs.run(trial)
-    assert (late.outcome, late.ended_early, full_trial.ended_early) == (
+    assert (late_trial_result.outcome, late_trial_result.ended_early, full_trial.ended_early) == (
         "over",
         True,
         False,
-    ) and 60 < late.duration_s < full_trial.duration_s
-    assert late.offered_load == full_trial.offered_load
+    ) and 60 < late_trial_result.duration_s < full_trial.duration_s
+    assert late_trial_result.offered_load == full_trial.offered_load
     runs.may_end_early, runs.goal = True, Goal(slo=Slo(terms=(Term(metric="ttft", limit_ns=1),)))
     for kind in ("bracket", "sustain"):
-        lost = runs.run(msgspec.structs.replace(trial, kind=kind))
-        assert (lost.outcome, lost.ended_early, lost.reason_code) == (
+        lost_trial_result = runs.run(msgspec.structs.replace(trial, kind=kind))
+        assert (
+            lost_trial_result.outcome,
+            lost_trial_result.ended_early,
+            lost_trial_result.reason_code,
+        ) == (
             "over",
             True,
             "misses",
-        ) and lost.duration_s < full_trial.duration_s / 2
+        ) and lost_trial_result.duration_s < full_trial.duration_s / 2
     probe = runs.run(trial)
     assert (probe.outcome, probe.ended_early, probe.reason_code) == ("over", True, "misses")
     summary = run_folder.read_summary(tmp_path / probe.run_name)
@@ -273,7 +277,7 @@ def test_a_load_changes_the_measured_and_the_closed_stages() -> None:
     warm = warm.model_copy(
         update={"stages": (warm.stages[0].model_copy(update={"measured": False}), *warm.stages)}
     )
-    changed = with_load(warm, 5.0)
+    changed_workload = with_load(warm, 5.0)
 
-    assert [stage.arrival.rate for stage in changed.stages] == [1.0, 5.0]  # type: ignore[union-attr]
+    assert [stage.arrival.rate for stage in changed_workload.stages] == [1.0, 5.0]  # type: ignore[union-attr]
     assert len(as_trial_workload(warm, 9 * S).stages) == 1

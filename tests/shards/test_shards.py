@@ -147,13 +147,17 @@ def test_a_late_shard_is_shifted_to_its_true_time(tmp_path: Path) -> None:
     workload = make_workload(tmp_path, request_rate="100", num_requests="40")
     parts = run_parts(tmp_path, workload, 2)
     summary, merged = merge(tmp_path, parts)
-    late = manifest_of(parts[1]).shard
+    late_shard_part = manifest_of(parts[1]).shard
 
-    assert late is not None and late.start_delay_ms is not None and late.start_delay_ms > 100
+    assert (
+        late_shard_part is not None
+        and late_shard_part.start_delay_ms is not None
+        and late_shard_part.start_delay_ms > 100
+    )
 
     rows, part_rows = rows_by_slot(merged), rows_by_slot(parts[1])
     moved = rows[rows["worker"] == 1]
-    delay_ns = round(late.start_delay_ms * 1e6)
+    delay_ns = round(late_shard_part.start_delay_ms * 1e6)
 
     assert (moved["due_ns"] - part_rows["due_ns"]).tolist() == [delay_ns] * 20
     assert (moved["done_ns"] - part_rows["done_ns"]).tolist() == [delay_ns] * 20
@@ -170,7 +174,7 @@ def test_a_late_shard_is_shifted_to_its_true_time(tmp_path: Path) -> None:
     assert warning.values == {
         "part": 2,
         "parts": 2,
-        "delay_ms": late.start_delay_ms,
+        "delay_ms": late_shard_part.start_delay_ms,
         "limit_ms": 100.0,
     }
 
@@ -190,9 +194,9 @@ def test_requests_of_a_missing_shard_are_lost(
     parts = run_parts(tmp_path, workload, 2)
     summary, merged = merge(tmp_path, parts[:1])
     rows = rows_by_slot(merged)
-    lost = rows[rows["status"] == STATUS["lost"]]
+    lost_records = rows[rows["status"] == STATUS["lost"]]
 
-    assert lost["slot"].tolist() == lost_slots
+    assert lost_records["slot"].tolist() == lost_slots
     assert summary.requests.lost == len(lost_slots)
     assert not summary.verdict.valid
     node = "part 2 of 2 (missing)"
@@ -212,9 +216,9 @@ def test_each_virtual_user_of_a_missing_shard_lost_a_request(tmp_path: Path) -> 
     assert manifest_of(parts[0]).fingerprints == manifest_of(parts[1]).fingerprints
     _, merged = merge(tmp_path, parts[1:])
     rows = rows_by_slot(merged)
-    lost = rows[rows["status"] == STATUS["lost"]]
+    lost_records = rows[rows["status"] == STATUS["lost"]]
     for stage in np.unique(rows["stage"]):
-        assert lost["virtual_user"][lost["stage"] == stage].tolist() == [0, 2]
+        assert lost_records["virtual_user"][lost_records["stage"] == stage].tolist() == [0, 2]
         assert set(rows["virtual_user"][rows["stage"] == stage].tolist()) == {0, 1, 2, 3}
 
 
@@ -240,7 +244,7 @@ def test_shards_of_different_runs_are_refused(tmp_path: Path) -> None:
     manifest = manifest_of(parts[1])
     assert manifest.shard is not None
 
-    for name, changed in {
+    for name, changed_run_manifest in {
         "seed": replace(manifest, seed=8),
         "salt": replace(manifest, salt="other"),
         "number of parts": replace(manifest, shard=replace(manifest.shard, count=3)),
@@ -248,10 +252,10 @@ def test_shards_of_different_runs_are_refused(tmp_path: Path) -> None:
         "workload": replace(manifest, fingerprints=replace(manifest.fingerprints, recipe="other")),
         "tokens of the chat template": replace(manifest, template_tokens=99),
     }.items():
-        (parts[1] / "run.json").write_bytes(encode_manifest(changed))
-        with refused(CombinedError, "mismatch", where=str(parts[1])) as caught:
+        (parts[1] / "run.json").write_bytes(encode_manifest(changed_run_manifest))
+        with refused(CombinedError, "mismatch", where=str(parts[1])) as exc_info:
             read_parts(parts)
-        assert name in str(caught.value)
+        assert name in str(exc_info.value)
 
 
 @pytest.mark.processes
@@ -400,10 +404,10 @@ def test_eight_shards_are_merged_although_one_is_killed_and_one_is_late(tmp_path
     assert stage_counts(summary)[0][1] == stage_counts(full_summary)[0][1] == len(rows)
 
     of_third = rows[rows["slot"] % 8 == 2]
-    lost = rows[rows["status"] == STATUS["lost"]]
-    assert 0 < len(lost) < len(of_third)
-    assert set(lost["slot"].tolist()) <= set(of_third["slot"].tolist())
-    assert summary.requests.ok == len(rows) - len(lost)
+    lost_records = rows[rows["status"] == STATUS["lost"]]
+    assert 0 < len(lost_records) < len(of_third)
+    assert set(lost_records["slot"].tolist()) <= set(of_third["slot"].tolist())
+    assert summary.requests.ok == len(rows) - len(lost_records)
     assert says(summary.verdict.codes, "worker_died", worker=2)
 
     states = {
@@ -411,6 +415,8 @@ def test_eight_shards_are_merged_although_one_is_killed_and_one_is_late(tmp_path
     }
 
     assert states == dict.fromkeys(range(1, 9), "finished") | {3: "killed"}
-    late = manifest_of(merged).merged_parts[7]
-    assert late.start_delay_ms is not None and late.start_delay_ms > 500
-    assert json.loads((merged / "summary.json").read_bytes())["requests"]["lost"] == len(lost)
+    late_merged_part = manifest_of(merged).merged_parts[7]
+    assert late_merged_part.start_delay_ms is not None and late_merged_part.start_delay_ms > 500
+    assert json.loads((merged / "summary.json").read_bytes())["requests"]["lost"] == len(
+        lost_records
+    )

@@ -104,12 +104,12 @@ def test_streamed_responses_have_their_tokens_and_timestamps(tmp_path: Path) -> 
     response_bytes = events(
         *STREAM, event("response.completed", response=response("completed")), done=False
     )
-    summary, heard = run("responses", response_bytes, tmp_path, stream=True)
+    summary, received_requests = run("responses", response_bytes, tmp_path, stream=True)
 
     assert (summary.requests.ok, summary.requests.failed, summary.tokens.output) == (10, 0, 50)
     assert summary.ttft_ms.count == 10 and summary.tokens.cached_share == pytest.approx(0.2)
     assert summary.tokens.reasoning == 10
-    load = heard[-1]
+    load = received_requests[-1]
     assert load.path == "/v1/responses" and set(load.body) == {
         "model",
         "input",
@@ -369,13 +369,15 @@ def test_messages_send_the_api_key_in_the_header_of_the_host() -> None:
 def test_a_load_of_messages_has_its_tokens_tools_and_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary, heard = run("messages", events(*MESSAGES, done=False), tmp_path, stream=True)
+    summary, received_requests = run(
+        "messages", events(*MESSAGES, done=False), tmp_path, stream=True
+    )
 
     assert (summary.requests.ok, summary.tokens.output, summary.ttft_ms.count) == (10, 50, 10)
     assert summary.tokens.cached_share == pytest.approx(0.2) and summary.requests.by_finish == {
         "tool_calls": 10
     }
-    load = heard[-1]
+    load = received_requests[-1]
     assert load.path == "/v1/messages" and load.headers["anthropic-version"] == "2023-06-01"
     assert set(load.body or {}) == {"model", "messages", "stream", "max_tokens"}
 
@@ -400,8 +402,8 @@ def test_a_load_of_messages_has_its_tokens_tools_and_cache(
                 extra_body=forced,
                 **NO_PAGES,
             )
-            called, _ = execute(workload(SHORT, count=4), settings)
-            assert called.requests.by_finish == {"tool_calls": 4}
+            called_summary, _ = execute(workload(SHORT, count=4), settings)
+            assert called_summary.requests.by_finish == {"tool_calls": 4}
         assert exits("doctor", "--url", server.url, "--api", "messages", "--full") == 0
     stdout = " ".join(capsys.readouterr().out.split())
 
@@ -413,10 +415,12 @@ def test_responses_conversation_sends_only_new_messages(tmp_path: Path) -> None:
         *STREAM, event("response.completed", response=response("completed")), done=False
     )
     turns = {"turns": {"count": 3, "tool_result_tokens": 7, "history": "server"}}
-    _, heard = run("responses", response_bytes, tmp_path, SHORT | turns, stream=True, count=2)
+    _, received_requests = run(
+        "responses", response_bytes, tmp_path, SHORT | turns, stream=True, count=2
+    )
     later = [
         received_request.body
-        for received_request in heard
+        for received_request in received_requests
         if "previous_response_id" in (received_request.body or {})
     ]
 
@@ -428,7 +432,9 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
     response_bytes = answer(
         {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
     )
-    summary, heard = run("embeddings", response_bytes, tmp_path, slo={"ttft": "1s", "e2e": "5s"})
+    summary, received_requests = run(
+        "embeddings", response_bytes, tmp_path, slo={"ttft": "1s", "e2e": "5s"}
+    )
 
     assert (summary.requests.ok, summary.tokens.input, summary.tokens.output) == (10, 200, 0)
     assert (summary.e2e_ms.count, summary.ttft_ms.count) == (10, 0)
@@ -436,7 +442,7 @@ def test_embeddings_have_a_latency_and_no_first_token(tmp_path: Path) -> None:
     assert "only E2E latency" in rendered_text
     assert "not evaluated: ttft, because" in " ".join(rendered_text.split())
     assert "usage_missing" not in [code.code for code in summary.verdict.warning_codes]
-    assert heard[-1].path == "/v1/embeddings" and set(heard[-1].body) == {
+    assert received_requests[-1].path == "/v1/embeddings" and set(received_requests[-1].body) == {
         "model",
         "input",
         "encoding_format",
@@ -496,11 +502,11 @@ def test_rerank_sends_the_chunks_as_documents(tmp_path: Path) -> None:
         "output_tokens": 1,
         "chunks": {"count": 4, "tokens": 20, "corpus": 9},
     }
-    summary, heard = run("rerank", response_bytes, tmp_path, chunks)
+    summary, received_requests = run("rerank", response_bytes, tmp_path, chunks)
     count = load_tokenizer().count
-    load = heard[-1].body
+    load = received_requests[-1].body
 
-    assert summary.requests.ok == 10 and heard[-1].path == "/v1/rerank"
+    assert summary.requests.ok == 10 and received_requests[-1].path == "/v1/rerank"
     assert [count(document) for document in load["documents"]] == [20] * 4 and count(
         load["query"]
     ) == 20

@@ -40,9 +40,9 @@ def test_parse_failure_reads_name_and_argument(text: str, expected: InjectedFail
     "text", ["", "explode", "truncate@soon", "truncate@-1", "no_done@3", "http_429@often"]
 )
 def test_invalid_failure_text_raises_an_error_with_a_hint(text: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         parse_failure(text, "X-Sim-Fault")
-    assert caught.value.hint
+    assert exc_info.value.hint
 
 
 def test_flag_and_mapping_give_the_same_plan() -> None:
@@ -55,9 +55,9 @@ def test_flag_and_mapping_give_the_same_plan() -> None:
 
 
 def test_all_errors_of_a_plan_are_reported_together() -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         parse_failure_plan("explode:0.1,truncate:2,stall:often")
-    assert len(caught.value.errors) == 3
+    assert len(exc_info.value.errors) == 3
     with pytest.raises(CombinedError, match="--> --fault"):
         parse_failure_plan("truncate:0.6,stall:0.6")
 

@@ -56,9 +56,9 @@ def test_parse_distribution_reads_kind_and_parameters(
     "text", ["", "fast", "5 parsecs", "pareto:1ms,2", "normal:5ms", "lognormal:1ms,x", "-3ms"]
 )
 def test_invalid_distribution_raises_an_error_with_a_hint(text: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         parse_distribution(text, "--itl")
-    assert caught.value.where == "--itl" and caught.value.hint
+    assert exc_info.value.where == "--itl" and exc_info.value.hint
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ def test_errors_of_a_preset_file_are_reported(
 ) -> None:
     preset_file = tmp_path / "own.yaml"
     preset_file.write_text(text)
-    with refused((CombinedError, UserError), code) as caught:
+    with refused((CombinedError, UserError), code) as exc_info:
         preset.load_preset(str(preset_file))
-    assert hint in str(caught.value)
+    assert hint in str(exc_info.value)
 
 
 def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_all_errors_of_a_file_are_reported_with_their_positions(tmp_path: Path) 
         "replicas_at: {soon: 2}\n"
     )
 
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         preset.load_preset(str(preset_file))
-    assert [(fault.code, fault.where) for fault in caught.value.errors] == [
+    assert [(fault.code, fault.where) for fault in exc_info.value.errors] == [
         ("wrong_type", f"{preset_file}:2:6 (vms)"),
         ("unknown_key", f"{preset_file}:3:12 (hardware.bandwith)"),
         ("out_of_range", f"{preset_file}:3:37 (hardware.memory_gib)"),
@@ -175,9 +175,9 @@ def test_error_in_an_extended_file_is_reported_in_that_file(tmp_path: Path) -> N
     base, preset_file = tmp_path / "base.yaml", tmp_path / "own.yaml"
     base.write_text("extends: gb300-vm\nvms: 0\n")
     preset_file.write_text(f"extends: {base}\nvms: 2\n")
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         preset.load_preset(str(preset_file))
-    assert [fault.where for fault in caught.value.errors] == [f"{base}:2:6 (vms)"]
+    assert [fault.where for fault in exc_info.value.errors] == [f"{base}:2:6 (vms)"]
 
 
 def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_a_file_cannot_extend_itself_nor_be_missing(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with refused(UserError, "unknown_name", "--target") as caught:
+    with refused(UserError, "unknown_name", "--target") as exc_info:
         preset.load_preset("gb300-vmm", "--target sim:")
-    hint = caught.value.hint
+    hint = exc_info.value.hint
     assert '"gb300-vm"' in hint
     assert all(name in hint for name in ALL)

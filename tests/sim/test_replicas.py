@@ -40,9 +40,13 @@ def test_virtual_run_reports_a_lost_replica_and_its_recovery_time(
     code = exits("run", str(tmp_path / "w.yaml"), "--url", url, "-o", str(out), "--full")
     stdout = " ".join(capsys.readouterr().out.split())
     rows = store.read_run(out).rows
-    lost = rows[rows["kind"] == KIND["reset"]]
+    lost_records = rows[rows["kind"] == KIND["reset"]]
 
-    assert len(lost) and (lost["done_ns"] == 20 * 10**9).all() and (lost["replica"] > 0).all()
+    assert (
+        len(lost_records)
+        and (lost_records["done_ns"] == 20 * 10**9).all()
+        and (lost_records["replica"] > 0).all()
+    )
     between = rows[(rows["due_ns"] > 20 * 10**9) & (rows["due_ns"] < 30 * 10**9)]
     assert len(between) and (between["replica"] == 0).all()
     assert set(np.unique(rows["replica"][rows["due_ns"] > 31 * 10**9])) == {0, 1, 2, 3}
@@ -96,8 +100,8 @@ def test_invalid_replica_counts_are_refused(tmp_path: Path) -> None:
         ("soon: 2", '"soon"'),
         ("20s: 0", "greater than or equal to 1"),
     ):
-        with pytest.raises(CombinedError) as refused:
+        with pytest.raises(CombinedError) as exc_info:
             load_preset(preset(tmp_path, changes))
-        assert text in str(refused.value), (changes, str(refused.value))
+        assert text in str(exc_info.value), (changes, str(exc_info.value))
     with pytest.raises((UserError, TargetError), match="works with only one"):
         start(Options(preset=preset(tmp_path, "20s: 1"), cores=2))

@@ -55,8 +55,10 @@ def test_longer_task_limits_raise_the_saturation_rate() -> None:
     rates = []
     for within_s in (20, 90, 180, 360):
         task = replace(slo.task, within_ns=within_s * 10**9)
-        changed = workload.model_copy(update={"slo": replace(slo, task=task)})
-        rates.append(roofline.estimate_saturation_rate(changed, Settings(url=f"{VM}-128k")) or 0.0)
+        changed_workload = workload.model_copy(update={"slo": replace(slo, task=task)})
+        rates.append(
+            roofline.estimate_saturation_rate(changed_workload, Settings(url=f"{VM}-128k")) or 0.0
+        )
 
     assert rates == sorted(rates) and rates[3] > 1.5 * rates[2] > 3 * rates[1]
     assert rates[0] == 0, "nine of ten tasks do not end in 20 s even on an idle machine"

@@ -36,7 +36,7 @@ WIDE = ServerLimits(
 
 def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
     """Everything to its end, in virtual time; the requests as they finish."""
-    done: list[SimRequest] = []
+    sim_requests: list[SimRequest] = []
     waiting = sorted(requests, key=lambda request: request.due_ns)
     while waiting or replica.end_ns != NEVER:
         if waiting and waiting[0].due_ns <= replica.end_ns:
@@ -46,9 +46,9 @@ def drive(replica: Replica, requests: list[SimRequest]) -> list[SimRequest]:
                 replica.begin_iteration(request.due_ns)
             continue
         end = replica.end_ns
-        done += replica.end_iteration()
+        sim_requests += replica.end_iteration()
         replica.begin_iteration(end)
-    return done
+    return sim_requests
 
 
 def assert_all_blocks_are_free(replica: Replica) -> None:
@@ -111,10 +111,10 @@ def test_decode_iteration_reads_all_caches_and_computes_a_token_each() -> None:
 
 def test_long_prompt_is_spread_over_iterations_while_others_decode() -> None:
     replica = Replica(COSTS, WIDE)
-    first, long = SimRequest("first", 0, 10, 50), SimRequest("long", 1, 1300, 2)
-    drive(replica, [first, long])
+    first_sim_request, long = SimRequest("first", 0, 10, 50), SimRequest("long", 1, 1300, 2)
+    drive(replica, [first_sim_request, long])
     # 512 tokens an iteration, one of them the other sequence's: 511 + 511 + 278.
-    assert (first.first_iteration, first.last_iteration) == (0, 49)
+    assert (first_sim_request.first_iteration, first_sim_request.last_iteration) == (0, 49)
     assert (long.first_iteration, long.last_iteration) == (3, 4)
 
 

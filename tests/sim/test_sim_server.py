@@ -632,7 +632,7 @@ def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: Embedded
     ask(endpoint, CHAT, body, x_request_id="one")
     ask(endpoint, CHAT, chat(0), x_request_id="refused")
     log = log_of(endpoint)
-    logged_request, refused = log.requests
+    logged_request, refused_logged_request = log.requests
 
     assert (
         logged_request.id,
@@ -645,7 +645,7 @@ def test_send_log_has_planned_and_actual_times_of_every_event(endpoint: Embedded
         40,
         hashlib.sha256(body).hexdigest(),
     )
-    assert (refused.id, refused.status) == ("refused", 400)
+    assert (refused_logged_request.id, refused_logged_request.status) == ("refused", 400)
     assert set(log.request) == {logged_request.number} and list(log.event) == list(range(40))
     assert (log.sent_ns >= log.planned_ns).all() and (log.sent_ns[1:] >= log.sent_ns[:-1]).all()
     assert list(log.planned_ns - logged_request.arrival_ns) == [

@@ -236,16 +236,18 @@ def test_overload_leads_to_timeouts_and_drops_at_the_cap(tmp_path: Path) -> None
     )
     summary, folder = ran(workload(tmp_path, text), tmp_path)
     rows = store.read_run(folder).rows
-    cut = rows[rows["status"] == STATUS["unfinished"]]
+    cut_records = rows[rows["status"] == STATUS["unfinished"]]
 
     assert (
         summary.requests.scheduled
         == len(rows)
         == summary.requests.unfinished + summary.requests.dropped
     )
-    assert len(cut) == 2000 and summary.load.in_flight_max == 2000
-    assert (cut["kind"] == KIND["unfinished"]).all() and (cut["done_ns"] == 15 * 10**9).all()
-    begun = cut[cut["first_token_ns"] >= 0]
+    assert len(cut_records) == 2000 and summary.load.in_flight_max == 2000
+    assert (cut_records["kind"] == KIND["unfinished"]).all() and (
+        cut_records["done_ns"] == 15 * 10**9
+    ).all()
+    begun = cut_records[cut_records["first_token_ns"] >= 0]
     assert len(begun) and (begun["output_tokens"] == begun["output_events"]).all()
     assert list(summary.requests.by_error) == ["in_flight_cap"]
     assert "when the drain ended" in store.read_run(folder).texts[rows["text"].max()]
@@ -372,10 +374,13 @@ def test_first_output_line_says_simulated(tmp_path: Path) -> None:
         str(tmp_path / "out"),
     ]
     command[1:3] = ["-m", "loadgen"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert done.returncode == 0, done.stderr
-    assert "SIMULATED" in done.stdout.splitlines()[0] and "SIMULATED" in done.stderr.splitlines()[0]
+    assert process.returncode == 0, process.stderr
+    assert (
+        "SIMULATED" in process.stdout.splitlines()[0]
+        and "SIMULATED" in process.stderr.splitlines()[0]
+    )
 
 
 def test_first_lines_state_the_rate_of_conversations(

@@ -120,8 +120,8 @@ def test_spans_belong_to_the_traces_that_the_server_received(tmp_path: Path) -> 
     spans = [
         s
         for r in requests
-        for of in r.resource_spans
-        for scope in of.scope_spans
+        for resource_span in r.resource_spans
+        for scope in resource_span.scope_spans
         for s in scope.spans
     ]
     assert len(spans) == 30
@@ -139,8 +139,8 @@ def test_spans_belong_to_the_traces_that_the_server_received(tmp_path: Path) -> 
     last = {
         m.name: m
         for r in metrics
-        for of in r.resource_metrics
-        for scope in of.scope_metrics
+        for resource_metric in r.resource_metrics
+        for scope in resource_metric.scope_metrics
         for m in scope.metrics
     }
     (duration,) = last["gen_ai.client.operation.duration"].histogram.data_points

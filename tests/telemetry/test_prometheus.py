@@ -42,16 +42,16 @@ def test_a_scrape_equals_the_stored_records(tmp_path: Path) -> None:
     folder = run_fixtures.write(tmp_path / "r")
     with closing(RunCollector(folder)) as collector, closing(Tail(folder)) as tail:
         metrics = _scraped(collector)
-        written = Columns(tail.rows())
-    ok = written["status"] == 0
+        written_columns = Columns(tail.rows())
+    ok = written_columns["status"] == 0
 
     assert metrics["loadgen_requests_total", ("status", "ok")] == ok.sum()
     assert metrics["loadgen_ttft_seconds_count",] == ok.sum()
     assert metrics["loadgen_ttft_seconds_sum",] == pytest.approx(
-        written.measure("ttft")[ok].sum() / 1e9
+        written_columns.measure("ttft")[ok].sum() / 1e9
     )
 
-    ttft_s = written.measure("ttft")[ok] / 1e9
+    ttft_s = written_columns.measure("ttft")[ok] / 1e9
     for edge in BUCKET_EDGES[6:]:
         at_most = metrics["loadgen_ttft_seconds_bucket", ("le", floatToGoString(edge))]
         assert abs(at_most - (ttft_s <= edge).sum()) <= max(

@@ -151,10 +151,12 @@ def _invalid(summary: Summary) -> Summary:
 
 def _store_repeats(folder: Path, *repeats: Summary) -> None:
     """Store runs in a folder as `run --repeat` leaves it."""
-    named = [NamedSummary(f"r{number}", summary) for number, summary in enumerate(repeats, 1)]
-    for name, summary in named:
+    named_summaries = [
+        NamedSummary(f"r{number}", summary) for number, summary in enumerate(repeats, 1)
+    ]
+    for name, summary in named_summaries:
         _store(folder / name, summary)
-    (folder / "repeats.json").write_bytes(msgspec.json.encode(summarize_repeats(named)))
+    (folder / "repeats.json").write_bytes(msgspec.json.encode(summarize_repeats(named_summaries)))
 
 
 def test_repeats_are_listed_with_their_mean(
@@ -196,7 +198,9 @@ def test_repeated_sweep_is_listed_with_the_mean_of_its_best_load(tmp_path: Path)
             summary = msgspec.structs.replace(summary, load=load)
             _store(folder / name, summary)
             levels[level].append(NamedSummary(name, summary))
-    repeat_summaries_by_name = {level: summarize_repeats(named) for level, named in levels.items()}
+    repeat_summaries_by_name = {
+        level: summarize_repeats(named_summaries) for level, named_summaries in levels.items()
+    }
     (folder / "repeats.json").write_bytes(msgspec.json.encode({"levels": repeat_summaries_by_name}))
     (stored_result,) = results_in(tmp_path)
 
@@ -313,8 +317,10 @@ def test_server_writes_no_file(server: ResultsServer, results: Path) -> None:
 
 
 def _chart(page: str) -> dict[str, Any]:
-    first: dict[str, Any] = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])[0]
-    return first
+    first_document: dict[str, Any] = json.loads(re.findall(r'id="charts">(.*?)</script>', page)[0])[
+        0
+    ]
+    return first_document
 
 
 def _with_other_objective(limit_ms: float, **of_target: Any) -> Summary:

@@ -179,14 +179,21 @@ def test_slowest_requests_state_how_many_others_were_in_flight() -> None:
     slowest_requests = summary(records).slowest
 
     assert [request.by for request in slowest_requests] == ["ttft"] * 5 + ["e2e"] * 5
-    first, longest = slowest_requests[0], slowest_requests[5]
-    assert (first.slot, first.id, first.ttft_ms, first.input_tokens) == (150, "r-150", 903, 500)
+    first_slow_request, longest = slowest_requests[0], slowest_requests[5]
+    assert (
+        first_slow_request.slot,
+        first_slow_request.id,
+        first_slow_request.ttft_ms,
+        first_slow_request.input_tokens,
+    ) == (150, "r-150", 903, 500)
     assert (longest.slot, longest.e2e_ms, longest.cached_tokens) == (120, 5000, 50)
 
-    sent, done, token = records["sent_ns"], records["done_ns"], records["first_token_ns"]
-    is_in_flight = (sent <= sent[150]) & (done > sent[150]) & (records["slot"] != 150)
-    assert first.in_flight == int(is_in_flight.sum())
-    assert first.waiting_input_tokens == 500 * int((is_in_flight & (token > sent[150])).sum())
+    sent_ns, done_ns, token = records["sent_ns"], records["done_ns"], records["first_token_ns"]
+    is_in_flight = (sent_ns <= sent_ns[150]) & (done_ns > sent_ns[150]) & (records["slot"] != 150)
+    assert first_slow_request.in_flight == int(is_in_flight.sum())
+    assert first_slow_request.waiting_input_tokens == 500 * int(
+        (is_in_flight & (token > sent_ns[150])).sum()
+    )
 
 
 def test_only_the_slowest_requests_are_read_completely() -> None:

@@ -18,11 +18,11 @@ from loadgen.runs import load_fidelity as fidelity_text
 S = 1_000_000_000
 
 
-def checked(records: Any, **changed: object) -> dict[str, StimulusCheck]:
+def checked(records: Any, **changes: object) -> dict[str, StimulusCheck]:
     return {
         check.code: check
         for check in summarize(
-            run_fixtures.manifest("r", len(records), **changed), records
+            run_fixtures.manifest("r", len(records), **changes), records
         ).stimulus
     }
 

@@ -86,8 +86,8 @@ def test_the_slo_is_back_with_the_first_request_after_the_last_group_that_misses
 
 
 def test_a_slo_not_met_again_by_the_end_of_the_run_has_no_recovery_time() -> None:
-    (late,) = measured_recoveries((50, 50.1))
-    assert late.recovered_after_s == 32.0
+    (late_recovery,) = measured_recoveries((50, 50.1))
+    assert late_recovery.recovered_after_s == 32.0
     (never,) = measured_recoveries((12, 60))
     assert (never.slo_missed, never.recovered_after_s) == (
         True,
@@ -145,7 +145,7 @@ UP = [up(-1, "a"), up(-0.9, "b"), up(5, "a", 0), up(40, "a")]
 def test_metrics_pages_show_lost_and_added_replicas(
     samples: list[MetricSample], counts: tuple[int, int]
 ) -> None:
-    gone, come = measured_recoveries((5, 9), samples=samples, stages=STAGES[:1])
+    gone_recovery, come = measured_recoveries((5, 9), samples=samples, stages=STAGES[:1])
 
     assert [
         (
@@ -154,34 +154,34 @@ def test_metrics_pages_show_lost_and_added_replicas(
             event_recovery.load_after,
             event_recovery.at_s,
         )
-        for event_recovery in (gone, come)
+        for event_recovery in (gone_recovery, come)
     ] == [
         ("loss", f"{counts[0]} replicas", format.counted(counts[1], "replica"), 5.0),
         ("scale_up", format.counted(counts[1], "replica"), f"{counts[0]} replicas", 40.0),
     ]
-    assert (gone.slo_missed, gone.recovered_after_s) == (
+    assert (gone_recovery.slo_missed, gone_recovery.recovered_after_s) == (
         True,
         4.0,
-    ) and gone.observed_s == pytest.approx(54.9)
+    ) and gone_recovery.observed_s == pytest.approx(54.9)
     assert recovery_text.describe_recovery(come) == "met all the time"
     (_, slow) = measured_recoveries((35, 43), samples=samples, stages=STAGES[:1])
     assert (slow.slo_missed, slow.recovered_after_s) == (True, 4.0), (
         "it was asked for, since the SLO was missed"
     )
-    (lost, _) = measured_recoveries((5, 43), samples=samples, stages=STAGES[:1])
-    assert lost.recovered_after_s == 38.0, "the replica that came was part of the way back"
+    (lost_recovery, _) = measured_recoveries((5, 43), samples=samples, stages=STAGES[:1])
+    assert lost_recovery.recovered_after_s == 38.0, "the replica that came was part of the way back"
 
 
 def test_a_recovery_ends_where_the_next_event_begins() -> None:
     """The way back of a spike had the miss of a replica lost long after it."""
-    spike, lost = measured_recoveries((31, 33), samples=[*ready(-1, 4), *ready(30, 3)])
+    spike, lost_recovery = measured_recoveries((31, 33), samples=[*ready(-1, 4), *ready(30, 3)])
 
     assert (spike.event, spike.recovered_after_s, spike.observed_s) == (
         "spike",
         0.0,
         pytest.approx(9.9),
     )
-    assert (lost.event, lost.recovered_after_s) == ("loss", 4.0)
+    assert (lost_recovery.event, lost_recovery.recovered_after_s) == ("loss", 4.0)
     before, _ = measured_recoveries((25, 26), samples=[*ready(-1, 4), *ready(8, 3)])
     assert (before.event, before.observed_s) == ("loss", pytest.approx(1.9)), (
         "to the beginning of the spike"
@@ -289,9 +289,9 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
 def test_an_invalid_spike_is_refused_with_its_location(
     tmp_path: Path, bad: str, expected_text: str
 ) -> None:
-    with pytest.raises(CombinedError) as refused:
+    with pytest.raises(CombinedError) as exc_info:
         written(tmp_path, f"  - {{arrival: {{poisson: 10/s}}, duration: 30s}}\n  - {bad}\n")
-    assert expected_text in str(refused.value) and "stages[" in str(refused.value)
+    assert expected_text in str(exc_info.value) and "stages[" in str(exc_info.value)
 
 
 @pytest.mark.commands

@@ -202,8 +202,12 @@ def test_too_few_responses_are_reported_and_not_judged() -> None:
     rows = rows[(rows["target"] != 2) | (np.arange(len(rows)) < 8)]
     node_differences = _summary(rows).node_differences
     assert node_differences.left_out == ("vm-02",) and node_differences.nodes == 3
-    few = _summary(_rows(4, {}, per=3)).node_differences
-    assert few.variances == () and few.left_out == () and "have 10 ok requests" in few.reason
+    few_between_nodes = _summary(_rows(4, {}, per=3)).node_differences
+    assert (
+        few_between_nodes.variances == ()
+        and few_between_nodes.left_out == ()
+        and "have 10 ok requests" in few_between_nodes.reason
+    )
 
 
 def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:

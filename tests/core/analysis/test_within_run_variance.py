@@ -69,10 +69,10 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
 
 def test_the_interval_of_a_rate_equals_one_by_hand() -> None:
     """The standard error of 20 values that alternate between 9 and 11 is sqrt(20/19) / sqrt(20)."""
-    known = within_run_variance.estimate_log_rate([9.0, 11.0] * 10, 10.0)
-    assert known is not None
+    known_scaled_estimate = within_run_variance.estimate_log_rate([9.0, 11.0] * 10, 10.0)
+    assert known_scaled_estimate is not None
     half = t_quantile(0.975, 19) * math.sqrt(20 / 19) / math.sqrt(20) / 10
-    interval = known.interval(math.exp)
+    interval = known_scaled_estimate.interval(math.exp)
     assert (interval.value, interval.low, interval.high) == pytest.approx(
         (10, 10 * math.exp(-half), 10 * math.exp(half))
     )
@@ -81,8 +81,10 @@ def test_the_interval_of_a_rate_equals_one_by_hand() -> None:
 
 def test_a_fraction_of_one_has_a_standard_error_above_zero() -> None:
     """Of 100, two more of either kind: p = 102/104."""
-    known = within_run_variance.estimate_fraction([np.ones(100)], 1.0)
-    assert known is not None and known.error == pytest.approx(math.sqrt(102 / 104 * 2 / 104 / 104))
+    known_scaled_estimate = within_run_variance.estimate_fraction([np.ones(100)], 1.0)
+    assert known_scaled_estimate is not None and known_scaled_estimate.error == pytest.approx(
+        math.sqrt(102 / 104 * 2 / 104 / 104)
+    )
     assert within_run_variance.estimate_fraction([np.ones(79)], 1.0) is None
 
 

@@ -53,9 +53,9 @@ def test_an_unknown_scheme_is_refused() -> None:
         {"url": "grpc://me:secret@host:1"},
         {"url": ["http://host", "grpc://me:secret@host:1"]},
     ):
-        with pytest.raises((UserError, CombinedError)) as raised:
+        with pytest.raises((UserError, CombinedError)) as exc_info:
             build_settings(options)
-        text = str(raised.value)
+        text = str(exc_info.value)
         assert "the scheme grpc:\n" in text and "  --> --url" in text and "secret" not in text
         assert "known: http:, https:, sim:" in text
 

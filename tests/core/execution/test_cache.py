@@ -114,22 +114,28 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     )
     chunks = [prompts.chunks_of(number) for number in range(300)]
 
-    assert all(len(set(of)) == 3 and max(of) < 200 for of in chunks)
-    all_chunks = [chunk for of in chunks for chunk in of]
+    assert all(
+        len(set(response_chunk)) == 3 and max(response_chunk) < 200 for response_chunk in chunks
+    )
+    all_chunks = [chunk for response_chunk in chunks for chunk in response_chunk]
     assert all_chunks.count(0) > 2 * all_chunks.count(3) > 0  # 1 / k^1.2
     texts = [str(prompts[number].prompt) for number in range(40)]
     assert {tokenizer.count(text) for text in texts} == {1302 - 8} and len(set(texts)) == 40
-    first = {of[0]: text.split(" ")[:384] for of, text in zip(chunks, texts, strict=False)}
+    first = {
+        response_chunk[0]: text.split(" ")[:384]
+        for response_chunk, text in zip(chunks, texts, strict=False)
+    }
     assert all(
-        text.split(" ")[:384] == first[of[0]] for of, text in zip(chunks, texts, strict=False)
+        text.split(" ")[:384] == first[response_chunk[0]]
+        for response_chunk, text in zip(chunks, texts, strict=False)
     )
 
     summary, _ = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
     before: set[int] = set()
     reused = 0
-    for of in chunks:
-        reused += sum(chunk in before for chunk in of)
-        before |= set(of)
+    for response_chunk in chunks:
+        reused += sum(chunk in before for chunk in response_chunk)
+        before |= set(response_chunk)
 
     assert summary.chunks is not None and summary.chunks.requests == 300
     assert summary.chunks.reused_share == pytest.approx(reused / 900)
@@ -138,8 +144,8 @@ def test_prompts_begin_with_chunks_by_popularity_and_their_reuse_is_stated(tmp_p
     known: set[tuple[int, tuple[int, ...]]] = set()
     # Requests go to four replicas in turn. A prefix cache has a chunk after the same chunks only.
     leading = 0
-    for number, of in enumerate(chunks):
-        beginnings = {(number % 4, of[:end]) for end in (1, 2, 3)}
+    for number, response_chunk in enumerate(chunks):
+        beginnings = {(number % 4, response_chunk[:end]) for end in (1, 2, 3)}
         leading += len(beginnings & known)
         known |= beginnings
 
@@ -180,7 +186,7 @@ def test_each_server_type_has_its_cache_reset_request() -> None:
                 target=Target.parse(server.url), server_profile=SERVER_PROFILES[kind]
             )
             asyncio.run(cache_reset.reset_caches(Settings(api_key="sk-12345"), [probe_result]))  # type: ignore[list-item]
-            return [heard.path for heard in server.heard]
+            return [received_request.path for received_request in server.heard]
 
     assert reset("vllm", answer({})) == ["/reset_prefix_cache"]
     assert reset("sglang", answer({})) == ["/flush_cache"]

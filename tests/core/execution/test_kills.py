@@ -177,7 +177,7 @@ def check(
         assert process.returncode in ends and not answered(log(endpoint), at_ns), err.decode()
         return
     assert any(out.rglob("w*.rows")) or any(out.rglob("summary.json")), err.decode()
-    seen = log(endpoint)
+    sent_requests = log(endpoint)
     runs = [path.parent for path in out.rglob("run.json")]
     for run in runs:
         summary = run_folder.open_run(run).summary  # readable, whatever was killed
@@ -185,7 +185,7 @@ def check(
         assert sum(getattr(summary.requests, part) for part in parts) == summary.requests.scheduled
     if command in ("run", "soak") and runs:
         recorded = summary.requests.ok + summary.warmup.ok
-        finished = answered(seen, at_ns - LOST_S * 1e9)
+        finished = answered(sent_requests, at_ns - LOST_S * 1e9)
         assert recorded >= finished - 5, f"{finished - recorded} finished requests have no record"
     if command in ("sweep", "search", "validate") and killed in ("main", "all"):
         if command == "validate":  # a verdict has one folder: the next one begins anew
@@ -201,13 +201,13 @@ def check(
         assert "bug" not in resumed.stderr
 
 
-def answered(seen: SentRequests, before_ns: float) -> int:
+def answered(sent_requests: SentRequests, before_ns: float) -> int:
     """How many requests of the run had the last token of their answer sent before an instant."""
-    early = seen.request[seen.sent_ns < before_ns].tolist()
+    early = sent_requests.request[sent_requests.sent_ns < before_ns].tolist()
     both_ends = {number for number, count in Counter(early).items() if count == 2}
     return sum(
         bool(logged_request.id) and logged_request.number in both_ends
-        for logged_request in seen.requests
+        for logged_request in sent_requests.requests
     )
 
 

@@ -232,7 +232,7 @@ def one_cell(
     stalls = faults[0].startswith("stall")
     folder.mkdir()
     read(url, "/_log")
-    ours = in_use()
+    our_counts = in_use()
     starts: list[int] = []
 
     def hear(event: RunEvent) -> None:
@@ -241,7 +241,7 @@ def one_cell(
 
     with answered(url) as answers:
         summary, rows = execute(folder, url, known, stalls, form, cell, hear)
-    assert in_use() - ours == Counter(), "a process or a descriptor is left"
+    assert in_use() - our_counts == Counter(), "a process or a descriptor is left"
     assert wait_for_no_connection(url), "connections are left"
 
     slots = rows["slot"].tolist()

@@ -32,14 +32,14 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_schedule_meets_both_minimums_in_complete_passes(file: Path) -> None:
-    planned = build_schedule(load(str(file)), 1).stages[0]
+    planned_scheduled_stage = build_schedule(load(str(file)), 1).stages[0]
     expected = arrivals.poisson_arrivals_at_least(
         100.0, seed=7, min_duration_ns=2 * 10**9, min_count=20, multiple_of=30
     )
-    assert planned.arrivals_ns.tolist() == expected.offsets_ns.tolist()
-    assert len(planned.arrivals_ns) % 30 == 0
-    assert planned.arrivals_ns[-1] >= 2 * 10**9
-    assert planned.length_ns == expected.end_ns
+    assert planned_scheduled_stage.arrivals_ns.tolist() == expected.offsets_ns.tolist()
+    assert len(planned_scheduled_stage.arrivals_ns) % 30 == 0
+    assert planned_scheduled_stage.arrivals_ns[-1] >= 2 * 10**9
+    assert planned_scheduled_stage.length_ns == expected.end_ns
 
 
 def test_listed_lengths_come_in_order_as_pairs_and_again(file: Path) -> None:
@@ -75,9 +75,9 @@ def test_flags_change_minimums(file: Path) -> None:
 )
 def test_invalid_minimums_are_refused(file: Path, old: str, new: str, code: str) -> None:
     file.write_text(TEXT.replace(old, new))
-    with refused(CombinedError, code) as caught:
+    with refused(CombinedError, code) as exc_info:
         load(str(file))
-    assert "shape.yaml" in str(caught.value)
+    assert "shape.yaml" in str(exc_info.value)
 
 
 @pytest.mark.parametrize("flags", [read_flags(burstiness=2), read_flags(concurrency=4)])

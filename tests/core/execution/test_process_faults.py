@@ -81,7 +81,10 @@ def test_killing_all_processes_keeps_the_records(tmp_path: Path, endpoint: Embed
         gone(pid)
     written = rows_written(tmp_path, 1)  # no file of the spool is full: all are there
     requests = run_folder.summary(tmp_path / "out").requests
-    last = {second.worker: second.sent for second in store.read_run(tmp_path / "out").seconds}
+    last = {
+        second_worker_sample.worker: second_worker_sample.sent
+        for second_worker_sample in store.read_run(tmp_path / "out").seconds
+    }
 
     assert (requests.ok, requests.lost) == (written, max(0, sum(last.values()) - written))
 
@@ -309,8 +312,8 @@ def test_two_runs_with_one_folder_get_one_each(tmp_path: Path, endpoint: Embedde
         )
         assert code in (0, 3), err
         assert (first, [*first.iterdir()]) == (tmp_path / "out", [])
-    (second,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
-    assert len(store.read_run(second).rows) == 100
+    (second_parent,) = (path.parent for path in tmp_path.glob("out-*/summary.json"))
+    assert len(store.read_run(second_parent).rows) == 100
 
 
 def are_for_their_user_alone(folder: Path) -> None:

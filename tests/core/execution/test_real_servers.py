@@ -78,14 +78,14 @@ def begun(server: Started, out: Path, *flags: str) -> subprocess.Popen[str]:
 
 def run_loadgen(*arguments: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
     """Run `loadgen` and return its output. The exit code must be one of `codes`."""
-    done = subprocess.run(
+    process = subprocess.run(
         [*LOADGEN, *arguments], capture_output=True, text=True, timeout=600, check=False
     )
-    assert done.returncode in codes, (
-        f"{done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert process.returncode in codes, (
+        f"{process.returncode}: {process.stdout[-3000:]}{process.stderr[-3000:]}"
     )
-    assert "Traceback" not in done.stderr
-    return done.stdout
+    assert "Traceback" not in process.stderr
+    return process.stdout
 
 
 def ran(
@@ -214,16 +214,18 @@ def test_metrics_agree_with_those_of_the_server(server: Started, tmp_path: Path)
         server, tmp_path / "first", "qa", *LOAD, "-c", "1", "-n", "1"
     )  # a counter is on the page when it has counted
     document = ran(server, tmp_path / "out", "agentic", "-n", "6", *FEW[2:])
-    theirs = document["server"]
+    their_server = document["server"]
     ours = {f"{part}_tokens": document["tokens"][part] for part in ("input", "output", "cached")}
     if server.row.kind == "llamacpp":  # it counts the prompt tokens that it computed
         ours["input_tokens"] -= ours["cached_tokens"]
-    shared_names = {name for name in ours if theirs[name] is not None and ours[name] is not None}
+    shared_names = {
+        name for name in ours if their_server[name] is not None and ours[name] is not None
+    }
 
-    assert {name: theirs[name] for name in shared_names} == {
+    assert {name: their_server[name] for name in shared_names} == {
         name: ours[name] for name in shared_names
     }
-    assert theirs["input_tokens"] and theirs["output_tokens"]
+    assert their_server["input_tokens"] and their_server["output_tokens"]
 
     for metric, histogram in server.row.histograms:
         low, high = around_the_middle(*buckets(tmp_path / "out", histogram))

@@ -65,10 +65,10 @@ def test_a_request_is_encoded_once_hashed_twice_and_needs_no_timer(
     One of the two digests is that of the body.
     """
     calls(tmp_path / "first", 16)  # imports, and what is kept from one run to the next
-    few, many = calls(tmp_path / "few", 100), calls(tmp_path / "many", 900)
+    few_counts, many_counts = calls(tmp_path / "few", 100), calls(tmp_path / "many", 900)
 
     def each(name: str) -> float:
-        return (many[name] - few[name]) / 800
+        return (many_counts[name] - few_counts[name]) / 800
 
     assert each("encode") < 2.1 and each("blake2b") < 2.1 and each("socket.sendmsg") < 1.1
     decoded = 0.1 if compiled.module is not None else 7.1
@@ -77,4 +77,4 @@ def test_a_request_is_encoded_once_hashed_twice_and_needs_no_timer(
     )
     assert each("epoll.poll") < 2 and each("timerfd_settime") < 1
     assert each("") < FRAMES
-    assert sum(map(each, many.keys() | few.keys())) < CALLS
+    assert sum(map(each, many_counts.keys() | few_counts.keys())) < CALLS

@@ -72,8 +72,8 @@ def go(
         file(folder, more),
         read_flags(**{name: value for name, value in flags.items() if value is not None}),
     )
-    where = {"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"}
-    run_settings = Settings(**(where | NO_PAGES | (settings or {})))
+    directory = {"url": url, "model": "sim", "server": "trtllm", "out": folder / "out"}
+    run_settings = Settings(**(directory | NO_PAGES | (settings or {})))
     summary, out = run.execute(workload, run_settings, when_started(begun or (lambda _: None)))
     stored = store.read_run(out)
     assert not (out / "spool").exists()
@@ -145,7 +145,7 @@ def test_every_slot_has_one_record_whatever_the_server_does(
         summary, stored = go(
             tmp_path, endpoint.url, num_requests="200", settings={"server": "trtllm"}, **load
         )
-        seen = [request for request in log(endpoint).requests if request.id]
+        logged_requests = [request for request in log(endpoint).requests if request.id]
     counts = outcomes(stored.rows)
 
     assert summary.requests.scheduled == 200 == sum(counts.values())
@@ -153,7 +153,8 @@ def test_every_slot_has_one_record_whatever_the_server_does(
 
     # The endpoint's log has the injected failure of each request by its id. The last try counts.
     struck = {
-        int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "") for request in seen
+        int(request.id.rpartition("-")[2]): EXPECTED.get(request.fault, "")
+        for request in logged_requests
     }
     kind_by_slot = dict(
         zip(
@@ -165,7 +166,7 @@ def test_every_slot_has_one_record_whatever_the_server_does(
 
     assert kind_by_slot == struck
     assert summary.requests.resent == sum(
-        request.fault == "idle_reset" and not request.status for request in seen
+        request.fault == "idle_reset" and not request.status for request in logged_requests
     )
     assert (
         summary.requests.failed
@@ -549,10 +550,10 @@ def test_a_killed_run_leaves_a_readable_folder(
     }  # orphaned workers stop at once
 
     written = set(stored.rows["slot"].tolist())
-    seen = [request for request in log(endpoint).requests if request.id]
+    logged_requests = [request for request in log(endpoint).requests if request.id]
     old = {
         int(logged_request.id.rpartition("-")[2])
-        for logged_request in seen
+        for logged_request in logged_requests
         if logged_request.arrival_ns < killed_ns - 2 * 10**9
     }
 
@@ -689,7 +690,7 @@ def test_a_secret_echoed_by_the_server_is_not_printed(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, url: str, **settings: Any) -> TargetError:
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError) as exc_info:
         go(
             folder,
             url,
@@ -697,9 +698,9 @@ def refused(folder: Path, url: str, **settings: Any) -> TargetError:
             concurrency="1",
             settings={"model": None, "server": "auto"} | settings,
         )
-    assert caught.value.exit_code == 3
-    assert "Traceback" not in str(caught.value)
-    return caught.value
+    assert exc_info.value.exit_code == 3
+    assert "Traceback" not in str(exc_info.value)
+    return exc_info.value
 
 
 @pytest.mark.processes
@@ -780,9 +781,9 @@ def test_a_header_that_cannot_be_sent_is_a_user_error(
 
 @pytest.mark.processes
 def test_event_handlers_follow_a_running_load(tmp_path: Path, endpoint: EmbeddedServer) -> None:
-    seen: list[RunningLoad] = []
-    go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=seen.append)
-    (running,) = seen
+    running_loads: list[RunningLoad] = []
+    go(tmp_path, endpoint.url, concurrency="2", num_requests="10", begun=running_loads.append)
+    (running,) = running_loads
     counters = running.counters()
     assert (counters.sent, counters.ok, counters.failed, counters.in_flight) == (10, 10, 0, 0)
     assert len(counters.recent_ttft_ns) == 10
@@ -819,7 +820,7 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(
         "--out",
         str(tmp_path / "out"),
     ]
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "loadgen", *load],
         cwd=tmp_path,
         capture_output=True,
@@ -827,7 +828,7 @@ def test_no_process_of_a_run_executes_code_from_the_current_folder(
         check=False,
     )
 
-    assert (tmp_path / "out" / "summary.json").exists(), ended.stderr
+    assert (tmp_path / "out" / "summary.json").exists(), process.stderr
     assert ok_requests(tmp_path) == 4
     assert not (tmp_path / "executed").exists()
     assert json.loads((tmp_path / "out" / "run.json").read_bytes())["energy_pages"] == []

@@ -122,10 +122,10 @@ def test_starts_above_the_limit_in_flight_are_dropped(run_load: RunLoad) -> None
     stages = "  - {arrival: {constant: 2000/s}, count: 60}\n"
     rows = run_load("max_in_flight: 3\nstages:\n" + stages)
     dropped = rows["status"] == STATUS["dropped"]
-    sent = rows[~dropped]
+    sent_records = rows[~dropped]
     assert (rows["kind"][dropped] == KIND["in_flight_cap"]).all()
     assert dropped.any()
-    assert most_in_flight(sent["sent_ns"], sent["done_ns"]) == 3
+    assert most_in_flight(sent_records["sent_ns"], sent_records["done_ns"]) == 3
 
 
 def test_turns_of_a_conversation_follow_each_other_after_the_pause(run_load: RunLoad) -> None:

@@ -87,9 +87,9 @@ def test_an_invalid_system_file_is_reported_with_its_location(
 ) -> None:
     file = tmp_path / "system.yaml"
     file.write_text(text)
-    with refused(CombinedError, code, where=f"system.yaml:{place}") as caught:
+    with refused(CombinedError, code, where=f"system.yaml:{place}") as exc_info:
         system_file.read_system_file(file)
-    assert len(caught.value.errors) == 1
+    assert len(exc_info.value.errors) == 1
 
 
 def test_a_run_stores_and_prints_its_system(
@@ -153,11 +153,11 @@ def test_a_page_of_dcgm_names_accelerators_driver_and_power_limit() -> None:
     assert finding is not None
     assert finding.descriptions == ["8 x NVIDIA H200", "driver 580.65.06", "power limit 700 W each"]
 
-    two = [
+    samples = [
         *_samples("http://a/metrics", DCGM),
         *_samples("http://b/metrics", DCGM.replace("} 700", "} 600")),
     ]
-    both = hardware.find_hardware(two)
+    both = hardware.find_hardware(samples)
 
     assert (
         both is not None
@@ -188,8 +188,8 @@ def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
     )
     rows = queueing.rows(1, 200)
     plain = summarize(manifest, rows)
-    seen = summarize(manifest, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
-    by_code = {code.code: code.values for code in seen.verdict.warning_codes}
+    summary = summarize(manifest, rows, server_samples=_samples("http://node-7:9400/metrics", DCGM))
+    by_code = {code.code: code.values for code in summary.verdict.warning_codes}
 
     assert by_code["undisclosed"]["missing"] == {"a second measurement": ["model.kv_cache"]}
     assert by_code["hardware_differs"] == {
@@ -199,4 +199,4 @@ def test_hardware_metrics_fill_gaps_and_contradictions_are_warnings() -> None:
     }
     before = {code.code: code.values for code in plain.verdict.warning_codes}
     assert before["undisclosed"]["missing"] == missing and "hardware_differs" not in before
-    assert "8 x NVIDIA H200, driver 580.65.06" in text.render(seen)
+    assert "8 x NVIDIA H200, driver 580.65.06" in text.render(summary)

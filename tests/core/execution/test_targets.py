@@ -24,10 +24,10 @@ from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
 
 
-def settings_of_two_servers(two: embedded.EmbeddedServer) -> dict[str, Any]:
+def settings_of_two_servers(second_server: embedded.EmbeddedServer) -> dict[str, Any]:
     """Return settings of this server and of one that other tests share."""
     endpoint = Endpoint(url=shared().url, name="one")
-    return {"url": endpoint.url, "targets": (endpoint, Endpoint(url=two.url, name="two"))}
+    return {"url": endpoint.url, "targets": (endpoint, Endpoint(url=second_server.url, name="two"))}
 
 
 def workload(tmp_path: Path, turns: int = 0, **flags: str) -> run.Workload:
@@ -76,16 +76,16 @@ def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_a_run_continues_if_one_target_dies(tmp_path: Path, policy: str) -> None:
-    with start(QUICK) as two:
+    with start(QUICK) as second_server:
         settings = Settings(
             on_target_failure=policy,
             out=tmp_path / "out",
             **NO_PAGES,
-            **settings_of_two_servers(two),
+            **settings_of_two_servers(second_server),
         )  # type: ignore[arg-type]
         requested_workload = workload(tmp_path, concurrency="2", num_requests="200")
         summary, folder = run.execute(
-            requested_workload, settings, when_started(lambda _: two.stop())
+            requested_workload, settings, when_started(lambda _: second_server.stop())
         )
     rows = store.read_run(folder).rows
 
@@ -111,15 +111,15 @@ def test_a_dead_target_does_not_cause_floods_of_failures(
     tmp_path: Path, concurrency: str, route: str
 ) -> None:
     """Immediate retries of refused connections would cause thousands of failures a second."""
-    with start(QUICK) as two:
+    with start(QUICK) as second_server:
         settings = Settings(
-            route=route, out=tmp_path / "out", **NO_PAGES, **settings_of_two_servers(two)
+            route=route, out=tmp_path / "out", **NO_PAGES, **settings_of_two_servers(second_server)
         )  # type: ignore[arg-type]
         requested_workload = workload(
             tmp_path, concurrency=concurrency, duration="1.5s", warmup="0"
         )
         summary, folder = run.execute(
-            requested_workload, settings, when_started(lambda _: two.stop())
+            requested_workload, settings, when_started(lambda _: second_server.stop())
         )
 
     assert summary.targets[0].requests.failed == 0 and summary.targets[0].requests.ok > 50
@@ -138,17 +138,17 @@ def test_a_dead_target_does_not_cause_floods_of_failures(
 @pytest.mark.processes
 def test_all_workers_stop_when_one_does(tmp_path: Path) -> None:
     """All requests to the dead target belong to the second worker, yet both workers stop."""
-    with start(QUICK) as two:
+    with start(QUICK) as second_server:
         settings = Settings(
             on_target_failure="stop",
             workers=2,
             out=tmp_path / "out",
             **NO_PAGES,
-            **settings_of_two_servers(two),
+            **settings_of_two_servers(second_server),
         )
         requested_workload = workload(tmp_path, request_rate="20", duration="60s", warmup="0")
         summary, folder = run.execute(
-            requested_workload, settings, when_started(lambda _: two.stop())
+            requested_workload, settings, when_started(lambda _: second_server.stop())
         )
     rows = store.read_run(folder).rows
 
@@ -198,7 +198,7 @@ def test_the_least_busy_responding_target_is_selected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "down"),
+    ("completion", "down"),
     [
         (failure("connect"), True),
         (failure("timeout_stall"), True),
@@ -207,10 +207,12 @@ def test_the_least_busy_responding_target_is_selected() -> None:
         (failure("interrupted"), False),
     ],
 )
-def test_a_target_is_down_after_repeated_connection_failures(done: Completion, down: bool) -> None:
+def test_a_target_is_down_after_repeated_connection_failures(
+    completion: Completion, down: bool
+) -> None:
     routes = TargetSelection("round-robin", 2, 1, lambda _: 0)
     for _ in range(DOWN_AFTER):
-        routes.report_failure(1, done, 0)
+        routes.report_failure(1, completion, 0)
     assert routes.is_down(1) is down
     assert routes.pause_ns(3) == (RETRY_NS if down else 0)
     assert routes.pause_ns(2) == 0
@@ -218,16 +220,18 @@ def test_a_target_is_down_after_repeated_connection_failures(done: Completion, d
 
 @pytest.mark.processes
 def test_targets_must_serve_the_same(tmp_path: Path) -> None:
-    with start(Options(model="other")) as two:
-        settings = Settings(out=tmp_path / "out", **settings_of_two_servers(two))
+    with start(Options(model="other")) as second_server:
+        settings = Settings(out=tmp_path / "out", **settings_of_two_servers(second_server))
         requested_workload = workload(tmp_path, concurrency="1", num_requests="1")
         with refused(TargetError, "targets_differ", where="two"):
             run.execute(requested_workload, settings)
         with refused(TargetError, "targets_differ"):  # which it would answer for all the same
             run.execute(requested_workload, replace(settings, model="sim"))
-        gone = Endpoint(url="http://127.0.0.1:1", name="three")
+        gone_endpoint = Endpoint(url="http://127.0.0.1:1", name="three")
         with pytest.raises(CombinedError) as faults:
-            run.execute(requested_workload, replace(settings, targets=(*settings.targets, gone)))
+            run.execute(
+                requested_workload, replace(settings, targets=(*settings.targets, gone_endpoint))
+            )
 
     assert [fault.code for fault in faults.value.errors] == ["targets_differ", "connect"]
 

@@ -85,7 +85,7 @@ def test_a_summary_without_explanations_lacks_the_explained_sections_only(
     which: int,
 ) -> None:
     manifest, rows, *rest = examples()[which]
-    full_summary, judged = (
+    full_summary, judged_summary = (
         summarize(manifest, rows, *rest, explained=explained) for explained in (True, False)
     )
     of_readers = (
@@ -97,10 +97,16 @@ def test_a_summary_without_explanations_lacks_the_explained_sections_only(
         "within",
         "stimulus",
     )
-    defaults = {name: getattr(judged, name) for name in of_readers}
+    defaults = {name: getattr(judged_summary, name) for name in of_readers}
 
-    assert msgspec.structs.replace(full_summary, **defaults) == judged
+    assert msgspec.structs.replace(full_summary, **defaults) == judged_summary
     assert not any(
-        (judged.slowest, judged.causes.text, judged.within, judged.stimulus, judged.splits.groups)
+        (
+            judged_summary.slowest,
+            judged_summary.causes.text,
+            judged_summary.within,
+            judged_summary.stimulus,
+            judged_summary.splits.groups,
+        )
     )
     assert any(getattr(full_summary, name) != value for name, value in defaults.items())

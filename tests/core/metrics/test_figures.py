@@ -80,19 +80,23 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
             summary
         )
         assert "figures.thinking_ms.p50" in comparable_metrics.default_metric_paths()
-        known = comparable_metrics.find_metric("figures.thinking_ms.p50")
-        assert known is not None and (known.name, known.unit, known.better) == (
+        known_metric = comparable_metrics.find_metric("figures.thinking_ms.p50")
+        assert known_metric is not None and (
+            known_metric.name,
+            known_metric.unit,
+            known_metric.better,
+        ) == (
             "Time to think p50",
             "ms",
             -1,
         )
         assert parse_stop_rule("thinking:p50:2s").metric == "thinking"
-        promised = summarize(
+        promised_summary = summarize(
             replace(manifest, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest
         )
-        (term,) = promised.goodput.slo
+        (term,) = promised_summary.goodput.slo
         assert term.over == term.count and term.objective.startswith("Time to think p99")
-        assert [case.name for case in build_cases([("r", promised)])][
+        assert [case.name for case in build_cases([("r", promised_summary)])][
             1
         ] == "Time to think p99 at most 1e-06 ms"
         assert [row.name for row in METRICS.shown_in("prometheus")][-1] == "thinking"
@@ -162,11 +166,11 @@ def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
     capsys.readouterr()
     with without_plugins():
         stored = load_summary((folder / "summary.json").read_bytes())
-        (judged,) = (term for term in stored.goodput.slo if term.metric == "thinking")
-        assert judged.met is True
-        assert judged.objective.startswith("metric thinking ") and judged.objective.endswith(
-            "p50 at most 2,000 ms"
-        )
+        (judged_term_result,) = (term for term in stored.goodput.slo if term.metric == "thinking")
+        assert judged_term_result.met is True
+        assert judged_term_result.objective.startswith(
+            "metric thinking "
+        ) and judged_term_result.objective.endswith("p50 at most 2,000 ms")
         assert exits("report", folder) == 0
         assert "metric thinking of a package" in " ".join(capsys.readouterr().out.split())
         goodput = loadgen.load(folder).summary.goodput

@@ -52,7 +52,9 @@ SEVERAL = (
 
 def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
     summary = summary_of_machines(*SEVERAL, lost=("d (10.0.0.4)",))
-    first, second, third, gone = summary.machines
+    first_machine_summary, second_machine_summary, third_machine_summary, gone_machine_summary = (
+        summary.machines
+    )
 
     assert [machine_summary.name for machine_summary in summary.machines] == [
         "a (10.0.0.1)",
@@ -60,8 +62,18 @@ def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
         "c #1 (10.0.0.1)",
         "d (10.0.0.4)",
     ]
-    assert (first.workers, first.requests, first.lost, first.late) == (2, 200, 0, 0)
-    assert (third.requests, third.lost, third.late, third.send_lag_ms.p50) == (100, 10, 90, 50.0)
+    assert (
+        first_machine_summary.workers,
+        first_machine_summary.requests,
+        first_machine_summary.lost,
+        first_machine_summary.late,
+    ) == (2, 200, 0, 0)
+    assert (
+        third_machine_summary.requests,
+        third_machine_summary.lost,
+        third_machine_summary.late,
+        third_machine_summary.send_lag_ms.p50,
+    ) == (100, 10, 90, 50.0)
     assert (
         sum(machine_summary.requests or 0 for machine_summary in summary.machines)
         == summary.requests.scheduled
@@ -70,9 +82,15 @@ def test_each_machine_reports_its_requests_send_lag_and_cores() -> None:
         sum(machine_summary.lost or 0 for machine_summary in summary.machines)
         == summary.requests.lost
     )
-    assert first.cores is not None and abs(first.cores - 0.3) < 1e-9 and first.cpu_share_max == 0.2
-    assert second.state == "" and third.state == "lost under load"
-    assert gone == MachineSummary(name="d (10.0.0.4)", workers=0, state="lost before the load")
+    assert (
+        first_machine_summary.cores is not None
+        and abs(first_machine_summary.cores - 0.3) < 1e-9
+        and first_machine_summary.cpu_share_max == 0.2
+    )
+    assert second_machine_summary.state == "" and third_machine_summary.state == "lost under load"
+    assert gone_machine_summary == MachineSummary(
+        name="d (10.0.0.4)", workers=0, state="lost before the load"
+    )
 
 
 def test_machines_are_the_same_in_text_page_and_json() -> None:
@@ -86,8 +104,8 @@ def test_machines_are_the_same_in_text_page_and_json() -> None:
     assert cells == ["1", "100", "10", "90", "50.0", "~50.0", "0.400", "40.0", "%"]
     assert "d (10.0.0.4), lost before the load" in rendered_text
     assert "c #1 (10.0.0.1), lost under load" in run_page.render(summary)
-    written = json.loads(dump_summary(summary))["machines"]
-    assert [machine["requests"] for machine in written] == [200, 100, 100, None]
+    written_document = json.loads(dump_summary(summary))["machines"]
+    assert [machine["requests"] for machine in written_document] == [200, 100, 100, None]
     assert load_summary(dump_summary(summary)).machines == summary.machines
 
 

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_computations_allocate_few_arrays_as_long_as_the_run(name: str) -> None:
     work, most = CASES[name]
-    of = requests_with_long_responses()
+    metric_accumulator = requests_with_long_responses()
     for field in (
         "sent_ns",
         "done_ns",
@@ -59,9 +59,9 @@ def test_computations_allocate_few_arrays_as_long_as_the_run(name: str) -> None:
         "stage",
         "input_tokens",
     ):
-        of.columns[0][field]  # kept as those of a file are
+        metric_accumulator.columns[0][field]  # kept as those of a file are
     tracemalloc.start()
-    work(of)
+    work(metric_accumulator)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

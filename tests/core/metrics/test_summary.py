@@ -351,11 +351,15 @@ def test_a_conversation_is_ok_if_every_turn_is() -> None:
     rows["sent_ns"], rows["end_ns"] = rows["due_ns"], rows["due_ns"] + 500 * MS
     rows["last_token_ns"] = rows["first_token_ns"] = rows["done_ns"] = rows["end_ns"]
     rows["status"][3], rows["status"][5] = STATUSES.index("failed"), STATUSES.index("cancelled")
-    cut = summarize(
+    cut_sessions = summarize(
         RunManifest(turns_per_session=3), rows
     ).sessions  # the same rows, had there been a third turn to come
 
-    assert cut is not None and (cut.count, cut.cut, cut.ok) == (0, 2, 0)
+    assert cut_sessions is not None and (cut_sessions.count, cut_sessions.cut, cut_sessions.ok) == (
+        0,
+        2,
+        0,
+    )
     sessions = summarize(RunManifest(turns_per_session=2), rows).sessions
     assert sessions is not None
     assert (sessions.count, sessions.ok, sessions.duration_ms.p50) == (2, 1, 3500)
@@ -538,10 +542,12 @@ def test_failures_that_the_slo_allows_leave_it_met() -> None:
 def test_the_remedy_names_the_cause_of_late_sends(
     cpu_share: float, waited_share: float | None, remedy: dict[str, Any]
 ) -> None:
-    second = WorkerSample(t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share)
+    second_worker_sample = WorkerSample(
+        t_s=5.0, worker=3, cpu_share=cpu_share, waited_share=waited_share
+    )
     s = summarize_changed_records(
         {"sent_ns": (10, LATE + 6 * MS)},
-        [second, WorkerSample(t_s=7.0, cpu_share=0.1, waited_share=0.0)],
+        [second_worker_sample, WorkerSample(t_s=7.0, cpu_share=0.1, waited_share=0.0)],
     )
     assert says(s.verdict.codes[:1], "sent_late", **remedy)
     assert s.client.waited_share_max == waited_share
@@ -668,9 +674,9 @@ def stopped_client(
             reads.setdefault(at if phase >= stop_ms * MS else at - phase + stop_ms * MS, []).append(
                 (at, data)
             )
-        done: list[Completion] = []
+        completions: list[Completion] = []
         exchange = Exchange(
-            None, b"", b"", due, done.append, timeline.events, is_stream_requested=True
+            None, b"", b"", due, completions.append, timeline.events, is_stream_requested=True
         )
         exchange.ready_at = due
         exchange.sent_at = due
@@ -684,7 +690,11 @@ def stopped_client(
         place = RecordKey(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(
             record.encode_sent_record(
-                place, done[0], 0, text_index=-1, request_facts=RequestFacts(9, "tokenizer", tokens)
+                place,
+                completions[0],
+                0,
+                text_index=-1,
+                request_facts=RequestFacts(9, "tokenizer", tokens),
             )
         )
     assert (
@@ -885,11 +895,11 @@ def test_withholding_ttft_does_not_make_a_late_client_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_event", "limit_ms", "met"),
+    ("first_event", "limit_ms", "is_met"),
     [(0, 11, True), (0, 9, None), (0, 7, False), (5, 11, True), (5, 9, False), (1, 9, True)],
 )
 def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
-    first_event: int, limit_ms: int, met: bool | None
+    first_event: int, limit_ms: int, is_met: bool | None
 ) -> None:
     """25 tokens in 21 events over 200 ms: 8.3 ms if the first event has one, 10 ms if five."""
     rows = valid_records(700)
@@ -901,7 +911,7 @@ def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
     s = summarize(RunManifest(state="finished", slo=slo), rows)
     (term,) = s.goodput.slo
 
-    assert (s.verdict.valid, term.met) == (True, met)
+    assert (s.verdict.valid, term.met) == (True, is_met)
     assert (s.tpot_ms.p50 is None) is (first_event == 0)
     if first_event == 0:
         assert (term.low_ms, term.high_ms) == (pytest.approx(8.33, abs=0.01), 10)
@@ -1010,7 +1020,7 @@ def test_tokens_of_the_steady_state_are_counted_in_the_timeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interrupted", "valid", "met", "code"),
+    ("interrupted", "valid", "is_met", "code"),
     [
         (True, False, False, 130),
         (False, False, False, 3),
@@ -1020,19 +1030,19 @@ def test_tokens_of_the_steady_state_are_counted_in_the_timeline() -> None:
     ],
 )
 def test_exit_codes_follow_their_precedence(
-    interrupted: bool, valid: bool, met: bool | None, code: int
+    interrupted: bool, valid: bool, is_met: bool | None, code: int
 ) -> None:
     summary = handmade_summary()
-    changed = msgspec.structs.replace(
+    changed_summary = msgspec.structs.replace(
         summary,
         run=msgspec.structs.replace(
             summary.run, state="interrupted" if interrupted else "finished"
         ),
         verdict=msgspec.structs.replace(summary.verdict, valid=valid),
-        goodput=msgspec.structs.replace(summary.goodput, met=met),
+        goodput=msgspec.structs.replace(summary.goodput, met=is_met),
     )
 
-    assert exit_code(changed) == code
+    assert exit_code(changed_summary) == code
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -1052,7 +1062,8 @@ def test_a_manifest_is_read_as_written_and_unknown_fields_are_ignored() -> None:
     assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
     assert decode_manifest(b'{"schema": 1, "run": "x", "unknown": [1]}') == RunManifest(run="x")
     assert [
-        second.t_s for second in decode_worker_samples(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')
+        second_worker_sample.t_s
+        for second_worker_sample in decode_worker_samples(b'{"t_s": 1.0}\n{"t_s": 2.0}\n{"t_s": 3')
     ] == [
         1,
         2,
@@ -1073,19 +1084,19 @@ def test_a_manifest_is_read_as_written_and_unknown_fields_are_ignored() -> None:
     ],
 )
 def test_a_damaged_file_of_a_run_is_reported_clearly(read: Any, data: bytes, code: str) -> None:
-    with refused(UserError, code) as caught:
+    with refused(UserError, code) as exc_info:
         read(data, "some/file.json")
-    assert caught.value.where == "some/file.json"
-    assert caught.value.hint
+    assert exc_info.value.where == "some/file.json"
+    assert exc_info.value.hint
 
 
 def test_the_error_about_a_truncated_summary_says_how_to_regenerate_it() -> None:
     """It said "give the folder that a run has written", of such a folder."""
-    with refused(UserError, "wrong_format") as caught:
+    with refused(UserError, "wrong_format") as exc_info:
         load_summary(b'{"schema": 1, "ru')
     assert (
-        caught.value.message.startswith("not a summary of a run")
-        and "loadgen report" in caught.value.hint
+        exc_info.value.message.startswith("not a summary of a run")
+        and "loadgen report" in exc_info.value.hint
     )
 
 
@@ -1200,11 +1211,15 @@ def test_a_single_request_has_no_completed_rate(tmp_path: Path) -> None:
 def test_an_slo_that_rests_on_too_few_samples_is_inconclusive_under_strict() -> None:
     """p99 needs 662 samples: 300 good ones pass without --strict, and decide nothing with it."""
     slo = Slo(terms=(Term(metric="ttft", limit_ns=60_000 * MS, quantile=0.99),))
-    few = summarize(RunManifest(slo=slo, state="finished"), rows(1, 300))
+    few_summary = summarize(RunManifest(slo=slo, state="finished"), rows(1, 300))
     enough = summarize(RunManifest(slo=slo, state="finished"), rows(1, 700))
 
-    assert few.verdict.valid and few.goodput.met and not few.goodput.slo[0].supported
-    assert (exit_code(few), exit_code(few, strict=True)) == (0, 4)
+    assert (
+        few_summary.verdict.valid
+        and few_summary.goodput.met
+        and not few_summary.goodput.slo[0].supported
+    )
+    assert (exit_code(few_summary), exit_code(few_summary, strict=True)) == (0, 4)
     assert (exit_code(enough), exit_code(enough, strict=True)) == (0, 0)
 
     slow = Slo(terms=(Term(metric="ttft", limit_ns=1, quantile=0.99),))

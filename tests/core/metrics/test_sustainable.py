@@ -331,9 +331,9 @@ def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
 
 def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
     rows = simulate_queues([0.5])
-    few = judge_records(rows[::200])
+    few_sustainable = judge_records(rows[::200])
 
-    assert (few.sustained, few.code) == (None, "too_few")
+    assert (few_sustainable.sustained, few_sustainable.code) == (None, "too_few")
     little = judge_records(simulate_queues([1.03]))  # grows, and a random walk could do the same
     assert (little.sustained, little.code) == (None, "may_grow")
 

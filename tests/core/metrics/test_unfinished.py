@@ -74,23 +74,26 @@ def records_with_unfinished(ok: int, unfinished: int, over: int = 0) -> NDArray[
     stream(
         rows, np.full(len(rows), 100 * MS), np.full(len(rows), 10 * MS), np.full(len(rows), 30_000)
     )
-    cut = rows[ok:]
-    cut["status"], cut["kind"] = STATUSES.index("unfinished"), KINDS.index("unfinished")
-    cut["end_ns"], cut["finish_reason"], cut["done_ns"] = -1, 0, 100 * S
-    cut["due_ns"] = 70 * S + np.arange(unfinished) * 10 * MS
+    cut_records = rows[ok:]
+    cut_records["status"], cut_records["kind"] = (
+        STATUSES.index("unfinished"),
+        KINDS.index("unfinished"),
+    )
+    cut_records["end_ns"], cut_records["finish_reason"], cut_records["done_ns"] = -1, 0, 100 * S
+    cut_records["due_ns"] = 70 * S + np.arange(unfinished) * 10 * MS
     for name in ("sent_ns", "ready_ns"):
-        cut[name] = cut["due_ns"]
+        cut_records[name] = cut_records["due_ns"]
     for name in ("first_token_ns", "first_answer_ns", "first_byte_ns", "first_event_ns"):
-        cut[name] = cut["due_ns"] + 100 * MS
-    cut["last_token_ns"] = 99 * S
+        cut_records[name] = cut_records["due_ns"] + 100 * MS
+    cut_records["last_token_ns"] = 99 * S
     for name in ("first_token_ns", "first_answer_ns", "last_token_ns"):
-        cut[name][:over] = -1
+        cut_records[name][:over] = -1
     return rows
 
 
-def summary_of(ok: int, unfinished: int, over: int = 0, **changed: Any) -> Summary:
+def summary_of(ok: int, unfinished: int, over: int = 0, **changes: Any) -> Summary:
     return summarize(
-        msgspec.structs.replace(MANIFEST, **changed), records_with_unfinished(ok, unfinished, over)
+        msgspec.structs.replace(MANIFEST, **changes), records_with_unfinished(ok, unfinished, over)
     )
 
 
@@ -210,10 +213,10 @@ def test_a_term_missed_however_unfinished_requests_end_is_missed() -> None:
 
 
 def test_an_attainment_that_unfinished_requests_decide_is_undecided() -> None:
-    promised = Slo(terms=SLO.terms[:1], goodput_share=0.985)
-    assert summary_of(1000, 20, slo=promised).goodput.met is None
-    assert summary_of(1000, 5, slo=promised).goodput.met is True
-    assert summary_of(1000, 40, 40, slo=promised).goodput.met is False
+    promised_slo = Slo(terms=SLO.terms[:1], goodput_share=0.985)
+    assert summary_of(1000, 20, slo=promised_slo).goodput.met is None
+    assert summary_of(1000, 5, slo=promised_slo).goodput.met is True
+    assert summary_of(1000, 40, 40, slo=promised_slo).goodput.met is False
 
 
 def test_a_run_with_unfinished_requests_only_is_not_valid() -> None:
@@ -340,14 +343,14 @@ def test_a_run_drains_until_its_responses_are_complete(
     capsys.readouterr()
     assert run_rag(tmp_path / "cut", "--grace", "10s") == OK
     printed = capsys.readouterr().out
-    cut = load_summary((tmp_path / "cut" / "summary.json").read_bytes())
-    assert cut.requests.unfinished > 100 and cut.requests.failed == 0
+    cut_summary = load_summary((tmp_path / "cut" / "summary.json").read_bytes())
+    assert cut_summary.requests.unfinished > 100 and cut_summary.requests.failed == 0
     assert (
-        cut.requests.ok + cut.requests.unfinished
-        == cut.requests.scheduled
+        cut_summary.requests.ok + cut_summary.requests.unfinished
+        == cut_summary.requests.scheduled
         == summary.requests.scheduled
     )
-    assert cut.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
+    assert cut_summary.goodput.met is None and "UNDECIDED" in printed and "--grace" in printed
     assert exits("report", str(tmp_path / "cut")) == OK
     page = (tmp_path / "cut" / "report.html").read_text()
     assert "the drain ended" in page and "every one of" not in page and "UNDECIDED" in page

@@ -228,11 +228,11 @@ def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
     tmp_path: Path, concurrency: str, turns: str, body_count: int
 ) -> None:
     """However long they are; the next ones are made as these are sent."""
-    planned: list[Plan] = []
+    planned_plans: list[Plan] = []
 
     def hear(event: RunEvent) -> None:
         if isinstance(event, RunPlanned):
-            planned.append(event.plan)
+            planned_plans.append(event.plan)
             raise UserError("unsupported", "enough was seen", "")
 
     settings = Settings(
@@ -244,7 +244,7 @@ def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
             settings,
             (hear,),
         )
-    (plan,) = planned
+    (plan,) = planned_plans
 
     async def count_prefetched() -> int:
         prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
@@ -259,15 +259,15 @@ def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
 
 @pytest.mark.processes
 def test_prefetched_bodies_are_limited(tmp_path: Path) -> None:
-    planned: list[Plan] = []
+    planned_plans: list[Plan] = []
 
     def hear(event: RunEvent) -> None:
         if isinstance(event, RunPlanned):
-            planned.append(event.plan)
+            planned_plans.append(event.plan)
 
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "out", tuning=Tuning(window=30))
     run.execute(workload(tmp_path, request_rate="500", num_requests="300"), settings, (hear,))
-    (plan,) = planned
+    (plan,) = planned_plans
 
     async def most_held() -> int:
         prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)

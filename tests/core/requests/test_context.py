@@ -172,10 +172,10 @@ def test_lengths_of_a_load_are_those_of_the_requests_that_it_sends() -> None:
 
 
 def test_no_prompt_of_a_refused_load_is_sent(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as raised:
+    with pytest.raises(CombinedError) as exc_info:
         execute(
             load("coding-agent", read_flags(seed="1")),
             Settings(url="sim:gb300-vm", out=tmp_path / "out"),
         )
-    assert [fault.code for fault in raised.value.errors] == ["over_context"]
+    assert [fault.code for fault in exc_info.value.errors] == ["over_context"]
     assert not (tmp_path / "out" / "run.json").exists()

@@ -80,11 +80,11 @@ def steps_of(summary: Summary) -> dict[str, Any]:
     return {step.name: step for step in summary.steps}
 
 
-def loads(heard: Sequence[Heard]) -> list[Heard]:
+def loads(received_requests: Sequence[Heard]) -> list[Heard]:
     """Return the requests of the load. The preflight sends no corpus document and short texts."""
     return [
         received_request
-        for received_request in heard
+        for received_request in received_requests
         if received_request.body is not None and "hello" not in json.dumps(received_request.body)
     ]
 
@@ -450,7 +450,7 @@ def test_steps_are_sent_to_their_targets() -> None:
         workload(), targets("http://a", extra_body='{"x": 1}', model="m")
     )
 
-    assert [(each.url, each.api, each.serves) for each in settings.endpoints] == [
+    assert [(endpoint.url, endpoint.api, endpoint.serves) for endpoint in settings.endpoints] == [
         ("http://a", None, ""),
         ("http://a", "embeddings", "embedder"),
         ("http://a", "rerank", "ranker"),

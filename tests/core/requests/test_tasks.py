@@ -154,9 +154,9 @@ C = "    c: {after: plan, tool: run, output_tokens: 5}"
 def test_steps_that_form_no_graph_are_refused_with_their_location(
     tmp_path: Path, text: str, place: str, code: str
 ) -> None:
-    with refused(CombinedError, code) as caught:
+    with refused(CombinedError, code) as exc_info:
         workload(tmp_path, steps(text))
-    assert place in str(caught.value)
+    assert place in str(exc_info.value)
 
 
 def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> None:
@@ -310,18 +310,20 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
 def test_a_request_starts_after_its_predecessors_and_its_tool(tmp_path: Path, stages: str) -> None:
     requested_workload = workload(tmp_path, more=stages)
     schedule = build_schedule(requested_workload, 7)
-    ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
+    clock = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
     graphs, width = TaskGraphs(requested_workload.requests, 7), requested_workload.requests.width
     tasks = requested_workload.stages[0].count or 0
 
     assert (
-        sorted(ran.starts)
+        sorted(clock.starts)
         == sorted(schedule.slot_ids())
         == sorted(schedule.columns().slot_id.tolist())
     )
-    assert len(ran.starts) == schedule.slot_count == sum(len(graphs[task]) for task in range(tasks))
+    assert (
+        len(clock.starts) == schedule.slot_count == sum(len(graphs[task]) for task in range(tasks))
+    )
 
-    for number, start in ran.starts.items():
+    for number, start in clock.starts.items():
         nodes = graphs[start.session]
         assert number == start.session * width + (
             width - 1 if start.turn == len(nodes) - 1 else start.turn
@@ -334,18 +336,18 @@ def test_a_request_starts_after_its_predecessors_and_its_tool(tmp_path: Path, st
         )
         if nodes[start.turn].predecessors:
             ends = [
-                ran.ended[start.session * width + turn] for turn in nodes[start.turn].predecessors
+                clock.ended[start.session * width + turn] for turn in nodes[start.turn].predecessors
             ]
             assert start.due_ns == max(ends) + nodes[start.turn].pause_ns
     if stages == CLOSED:
         sessions_by_user = defaultdict(list)
-        for start in ran.starts.values():
+        for start in clock.starts.values():
             sessions_by_user[start.virtual_user].append(start.session)
         assert {
             virtual_user: sorted(set(sessions))
             for virtual_user, sessions in sessions_by_user.items()
         } == {virtual_user: list(range(virtual_user, tasks, 3)) for virtual_user in range(3)}
-        assert ran.most > 3  # sub-agents are in flight beside each other
+        assert clock.most > 3  # sub-agents are in flight beside each other
 
 
 def test_a_join_is_due_after_the_latest_end_in_any_order_of_reading(tmp_path: Path) -> None:
@@ -372,20 +374,20 @@ def test_a_failed_request_ends_its_task_and_each_slot_is_reported_once(
     tmp_path: Path, stages: str
 ) -> None:
     schedule = build_schedule(workload(tmp_path, more=stages), 7)
-    ran = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
-    assert sorted(ran.starts) == sorted(schedule.slot_ids())
-    dropped = [start for start in ran.starts.values() if start.drop_reason]
+    clock = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), number % 11 != 5))
+    assert sorted(clock.starts) == sorted(schedule.slot_ids())
+    dropped = [start for start in clock.starts.values() if start.drop_reason]
     assert dropped and {start.drop_reason for start in dropped} == {"previous_turn_failed"}
-    failed = {number // schedule.max_turns for number in ran.ended if number % 11 == 5}
+    failed = {number // schedule.max_turns for number in clock.ended if number % 11 == 5}
     assert {start.session for start in dropped} <= failed
 
 
 def test_a_task_over_the_cap_is_dropped_and_each_slot_is_reported_once(tmp_path: Path) -> None:
     schedule = build_schedule(workload(tmp_path, request_rate="50"), 7)
-    ran = Clock(schedule, lambda _number: (40_000_000, True), max_in_flight=4)
-    assert sorted(ran.starts) == sorted(schedule.slot_ids())
-    reasons = {start.drop_reason for start in ran.starts.values()}
-    assert reasons == {"", "in_flight_cap", "previous_turn_failed"} and ran.most == 4
+    clock = Clock(schedule, lambda _number: (40_000_000, True), max_in_flight=4)
+    assert sorted(clock.starts) == sorted(schedule.slot_ids())
+    reasons = {start.drop_reason for start in clock.starts.values()}
+    assert reasons == {"", "in_flight_cap", "previous_turn_failed"} and clock.most == 4
 
 
 @pytest.mark.parametrize("after", [0, 3, 20, 60])
@@ -475,10 +477,10 @@ def heard_requests(
     server: scripted_server.Canned,
 ) -> Iterator[tuple[int, dict[str, Any], dict[str, str]]]:
     """Yield the number, body and headers of each request of the load."""
-    for heard in server.heard:
-        name = heard.headers.get("x-request-id", "")
-        if heard.body and name.startswith("wire-"):
-            yield int(name.rpartition("-")[2]), heard.body, heard.headers
+    for received_request in server.heard:
+        name = received_request.headers.get("x-request-id", "")
+        if received_request.body and name.startswith("wire-"):
+            yield int(name.rpartition("-")[2]), received_request.body, received_request.headers
 
 
 def streamed_reply(text: str, *calls: dict[str, Any]) -> bytes:
@@ -529,7 +531,7 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
             **NO_PAGES,
         )
         summary, folder = execute(requested_workload, settings)
-        heard = {number: body for number, body, _ in heard_requests(server)}
+        received_request = {number: body for number, body, _ in heard_requests(server)}
         sessions = {
             number: headers["x-session-id"] for number, _, headers in heard_requests(server)
         }
@@ -537,10 +539,12 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
 
     assert store.read_run(folder).manifest.session_header == "X-Session-ID"
     task_prompts = prompts(requested_workload)
-    assert summary.requests.ok == len(rows) and sorted(heard) == sorted(rows)
-    assert sessions == {number: f"wire-{number // task_prompts.turns}" for number in heard}
+    assert summary.requests.ok == len(rows) and sorted(received_request) == sorted(rows)
+    assert sessions == {
+        number: f"wire-{number // task_prompts.turns}" for number in received_request
+    }
 
-    for number, body in heard.items():
+    for number, body in received_request.items():
         task, turn = task_prompts.task_and_turn(number)
         node, messages = task_prompts.graphs[task][turn], body["messages"]
         assert [tool["function"]["name"] for tool in body["tools"]] == ["search", "fetch"]
@@ -640,11 +644,19 @@ def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, pric
     )
     offer = price_of(evidence, price, "mix", "", gpus=4, utilization=Decimal(1))
     counts = {part.name: part.requests.ok for part in offer.evidence.summary.classes}
-    each = {part: of_class.costs["request"] for part, of_class in offer.class_costs.items()}
+    unit_costs_by_name = {
+        part: of_class.costs["request"] for part, of_class in offer.class_costs.items()
+    }
     request_cost = offer.costs["request"]
 
-    assert request_cost is not None and offer.costs["task"] is None and set(each) == set(counts)
-    total = sum(float(cost.total) * counts[part] for part, cost in each.items() if cost)
+    assert (
+        request_cost is not None
+        and offer.costs["task"] is None
+        and set(unit_costs_by_name) == set(counts)
+    )
+    total = sum(
+        float(cost.total) * counts[part] for part, cost in unit_costs_by_name.items() if cost
+    )
     assert total == pytest.approx(float(request_cost.total) * sum(counts.values()), rel=1e-6)
 
     task, request = (

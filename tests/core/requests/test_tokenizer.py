@@ -164,10 +164,10 @@ def test_an_invalid_tokenizer_is_one_clear_error(tmp_path, content, code):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
-    with refused(UserError, code) as caught:
+    with refused(UserError, code) as exc_info:
         tokenizer.load_tokenizer(str(path))
-    assert str(path) in str(caught.value)
-    assert "hint:" in str(caught.value)
+    assert str(path) in str(exc_info.value)
+    assert "hint:" in str(exc_info.value)
 
 
 @pytest.mark.parametrize(

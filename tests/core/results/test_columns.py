@@ -161,11 +161,13 @@ def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
 
 def test_steady_events_cut_bins_in_proportion() -> None:
     counts = np.array([10, 20, 30, 40])
-    cut = span(BIN_NS // 2, BIN_NS * 5 // 2)  # half of the first, the second, half of the third
-    assert count_events_within([counts, counts[:1] * 0], cut) == pytest.approx(5 + 20 + 15)
-    assert count_events_within([counts, counts[:2]], cut) == pytest.approx(40 + 5 + 20)
+    cut_span = span(
+        BIN_NS // 2, BIN_NS * 5 // 2
+    )  # half of the first, the second, half of the third
+    assert count_events_within([counts, counts[:1] * 0], cut_span) == pytest.approx(5 + 20 + 15)
+    assert count_events_within([counts, counts[:2]], cut_span) == pytest.approx(40 + 5 + 20)
     assert count_events_within([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
-    assert count_events_within([counts * 0], cut) is None
+    assert count_events_within([counts * 0], cut_span) is None
     assert count_events_within([counts], Span()) is None
 
 
@@ -250,7 +252,7 @@ def slo_sample(
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "statuses", "met", "value", "over", "count"),
+    ("ttft_ms", "statuses", "is_met", "value", "over", "count"),
     [
         ([1] * 98 + [5, 5], {}, True, 5, 0, 100),  # at the limit is within it
         ([1] * 98 + [5, 9], {}, False, 9, 1, 100),  # the place of p99 in 100 is the last
@@ -265,7 +267,7 @@ def slo_sample(
 def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     ttft_ms: list[int],
     statuses: dict[str, int],
-    met: bool,
+    is_met: bool,
     value: int | None,
     over: int,
     count: int,
@@ -273,8 +275,8 @@ def test_a_term_counts_failures_as_over_and_leaves_out_the_cancelled(
     slo = Slo(terms=(Term(metric="ttft", limit_ns=5_000_000),))
     goodput = measure_goodput(slo_sample(answers(slo, ttft_ms, **statuses)), Window())
     term = goodput.slo[0]
-    assert (term.met, term.value_ms, term.over, term.count) == (met, value, over, count)
-    assert (goodput.met, goodput.good, goodput.counted) == (met, count - over, count)
+    assert (term.met, term.value_ms, term.over, term.count) == (is_met, value, over, count)
+    assert (goodput.met, goodput.good, goodput.counted) == (is_met, count - over, count)
 
 
 def test_the_goodput_objective_counts_unrecorded_slots_as_misses() -> None:
@@ -509,9 +511,9 @@ def test_successful_requests_without_a_scheduled_time_are_refused(tmp_path: Path
     )
 
     for most in (math.inf, 0):
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError) as exc_info:
             store.read_run(tmp_path, max_rows=most)
-        assert raised.value.code == "damaged_file"
+        assert exc_info.value.code == "damaged_file"
 
 
 class CountedFrame(Frame):

@@ -292,10 +292,15 @@ def test_regions_are_compared_within_one_run_and_between_two(
     fast = {"ttft": "3ms", "itl": "1ms"}
     with (
         start(Options(**fast)) as server,
-        start(Options(**fast)) as two,
-        start(Options(**fast)) as three,
+        start(Options(**fast)) as second_server,
+        start(Options(**fast)) as third_server,
     ):
-        places = zip((server, two, three), ("eastus", "eastus", "westus"), (4, 4, 8), strict=True)
+        places = zip(
+            (server, second_server, third_server),
+            ("eastus", "eastus", "westus"),
+            (4, 4, 8),
+            strict=True,
+        )
         (tmp_path / "t.yaml").write_text(
             "".join(
                 f"- {{name: vm-{i}, url: '{vm.url}', region: {region}, gpus: {gpus}}}\n"

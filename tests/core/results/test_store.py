@@ -54,13 +54,17 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
     for worker in range(workers):
         record_log = RecordLog(folder, worker)
         for i in range(each):
-            done = completion(i)
-            text = record_log.store_text(done.failure.text + f" w{worker}") if done.failure else -1
+            response_completion = completion(i)
+            text = (
+                record_log.store_text(response_completion.failure.text + f" w{worker}")
+                if response_completion.failure
+                else -1
+            )
             place = RecordKey(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
             record_log.add_record(
                 encode_sent_record(
                     place,
-                    done,
+                    response_completion,
                     1000,
                     text_index=text,
                     request_facts=RequestFacts(10, "estimate", 7),
@@ -113,7 +117,7 @@ def test_record_log_and_parquet_have_the_same_records(tmp_path: Path, long_s: fl
     assert error_texts(stored_run)[:2] == ["overloaded 0 w0", "overloaded 0 w1"]
     assert spooled.gaps[1].count == stored_run.gaps[1].count == 20
     assert stored_run.timeline[1].tolist() == [0, 2, 2]
-    assert [second.worker for second in stored_run.seconds] == [0, 1]
+    assert [second_worker_sample.worker for second_worker_sample in stored_run.seconds] == [0, 1]
 
 
 @pytest.mark.processes

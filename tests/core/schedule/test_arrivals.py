@@ -127,14 +127,14 @@ def test_arrivals_end_at_the_duration_or_the_count_whichever_is_first(law: str) 
     assert 850 < len(both.offsets_ns) < 1150
     assert (np.diff(both.offsets_ns) >= 0).all()
     assert 0 <= both.offsets_ns[0] <= both.offsets_ns[-1] < 4 * S
-    few = make(duration_ns=4 * S, count=17)
-    assert np.array_equal(few.offsets_ns, both.offsets_ns[:17])
-    assert few.end_ns == both.offsets_ns[17]  # n gaps belong to n arrivals
+    few_arrivals = make(duration_ns=4 * S, count=17)
+    assert np.array_equal(few_arrivals.offsets_ns, both.offsets_ns[:17])
+    assert few_arrivals.end_ns == both.offsets_ns[17]  # n gaps belong to n arrivals
 
     if law != "ramp":  # whose speed of rising comes from the duration
         alone = make(count=17)
-        assert np.array_equal(alone.offsets_ns, few.offsets_ns)
-        assert alone.end_ns == few.end_ns
+        assert np.array_equal(alone.offsets_ns, few_arrivals.offsets_ns)
+        assert alone.end_ns == few_arrivals.end_ns
 
     assert len(make(count=0).offsets_ns) == 0
     assert make(duration_ns=4 * S).offsets_ns.tolist() == both.offsets_ns.tolist()
@@ -225,10 +225,10 @@ def test_a_ramp_is_poisson_in_its_own_time(low: float, high: float) -> None:
     assert furthest(np.diff(integral), exponential) < 1.63
     assert furthest(integral / 20_000, lambda share: share) < 1.63
 
-    counted = arrivals.ramp_arrivals(low, high, rng=rng(4), count=20_000)
-    t = counted.offsets_ns / 1e9
+    counted_arrivals = arrivals.ramp_arrivals(low, high, rng=rng(4), count=20_000)
+    t = counted_arrivals.offsets_ns / 1e9
     assert len(t) == 20_000
-    assert counted.end_ns == 20_000 / ((low + high) / 2) * S == 100 * S
+    assert counted_arrivals.end_ns == 20_000 / ((low + high) / 2) * S == 100 * S
     assert furthest((low * t + (high - low) / 100 * t * t / 2) / 20_000, lambda share: share) < 1.63
 
 

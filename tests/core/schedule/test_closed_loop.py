@@ -284,12 +284,13 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
         rows = store.read_run(tmp_path / name).rows
         changes = sorted([(at, 1) for at in rows["sent_ns"]] + [(at, -1) for at in rows["done_ns"]])
         assert max(np.cumsum([change for _, change in changes])) == 8
-    first = store.read_run(tmp_path / "d").rows
+    first_records = store.read_run(tmp_path / "d").rows
 
-    assert (first["stage"] == 0).sum() >= 8
+    assert (first_records["stage"] == 0).sum() >= 8
 
     lanes_first = {
-        int(row["virtual_user"]): int(row["stage"]) for row in np.sort(first, order="due_ns")[::-1]
+        int(row["virtual_user"]): int(row["stage"])
+        for row in np.sort(first_records, order="due_ns")[::-1]
     }
 
     assert set(lanes_first.values()) == {0}, "the first request of every user is not measured"

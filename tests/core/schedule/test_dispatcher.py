@@ -499,8 +499,10 @@ def test_the_next_stage_starts_when_the_previous_stage_allows(
 ) -> None:
     schedule = build_schedule(workload(first, constant(10.0, count=3)), 1)
     run = drive(Dispatcher(schedule), lasting(service_ns))
-    second = [start for start in run.sent if start.stage == 1]
-    assert [start.due_ns for start in second] == [expected_ns + i * 100 * MS for i in range(3)]
+    second_dispatched_slots = [start for start in run.sent if start.stage == 1]
+    assert [start.due_ns for start in second_dispatched_slots] == [
+        expected_ns + i * 100 * MS for i in range(3)
+    ]
     numbers_seen = numbers(run.sent)
     assert len(set(numbers_seen)) == len(numbers_seen)
 
@@ -598,15 +600,15 @@ def test_after_stop_nothing_starts_and_unsent_slots_have_a_reason() -> None:
     with pytest.raises(RuntimeError):
         next(dispatcher.unsent_slots())
 
-    first, second = dispatcher.take_due_slots(100 * MS)
+    first_dispatched_slot, second_dispatched_slot = dispatcher.take_due_slots(100 * MS)
     dispatcher.stop()
     dispatcher.stop()
 
     assert dispatcher.next_due_ns() is None
     assert not dispatcher.is_done
 
-    dispatcher.report_finished(second.slot_id, 200 * MS, True)
-    dispatcher.report_finished(first.slot_id, 210 * MS, False)
+    dispatcher.report_finished(second_dispatched_slot.slot_id, 200 * MS, True)
+    dispatcher.report_finished(first_dispatched_slot.slot_id, 210 * MS, False)
     assert dispatcher.is_done
     assert dispatcher.take_due_slots(S) == []
     unsent = list(dispatcher.unsent_slots())
@@ -617,7 +619,7 @@ def test_after_stop_nothing_starts_and_unsent_slots_have_a_reason() -> None:
         -1
     ] * 6  # when the users would have come to them is not known
     with pytest.raises(KeyError):
-        dispatcher.report_finished(first.slot_id, S, True)
+        dispatcher.report_finished(first_dispatched_slot.slot_id, S, True)
 
 
 def test_only_the_next_unsent_slot_of_a_virtual_user_has_a_due_time() -> None:
@@ -701,8 +703,8 @@ def test_virtual_users_of_a_warm_up_are_replaced_one_by_one(parts: int) -> None:
     for part in range(parts):
         run = drive(Dispatcher(shard(schedule, part, parts)), lasting(1225 * MS))
         assert most_in_flight(run) == 4 // parts
-        first = [start.due_ns for start in run.sent if start.stage == 1][: 4 // parts]
-        assert first == [2450 * MS] * (4 // parts), (
+        first_due_ns = [start.due_ns for start in run.sent if start.stage == 1][: 4 // parts]
+        assert first_due_ns == [2450 * MS] * (4 // parts), (
             "each when the warm-up request of its user has ended"
         )
         assert len([start for start in run.sent if start.stage == 1]) == 20 // parts
@@ -730,9 +732,9 @@ def test_warm_up_with_a_count_leaves_no_virtual_user_idle() -> None:
 def test_stage_with_fewer_users_waits_and_new_users_start_staggered() -> None:
     down = build_schedule(workload(closed(8, duration_ns=S), closed(3, duration_ns=S)), 1)
     run = drive(Dispatcher(down), lambda start: ((300 + 50 * start.virtual_user) * MS, True))
-    second = [start for start in run.sent if start.stage == 1]
+    second_dispatched_slots = [start for start in run.sent if start.stage == 1]
 
-    assert second and most_in_flight(run, second[0].due_ns) <= 3
+    assert second_dispatched_slots and most_in_flight(run, second_dispatched_slots[0].due_ns) <= 3
 
     up = build_schedule(workload(closed(2, duration_ns=S), closed(6, 400 * MS, duration_ns=S)), 1)
     run = drive(Dispatcher(up), lasting(300 * MS))
@@ -792,11 +794,11 @@ def test_task_that_the_end_of_its_stage_cuts_drops_nothing_when_a_branch_fails(
 def test_the_first_conversation_ends_when_its_second_turn_meets_the_limit_in_flight() -> None:
     load_of_two = workload(constant(200, count=2), turns=3, tool_ns=5 * MS)
     dispatcher = Dispatcher(build_schedule(load_of_two, 1), max_in_flight=1)
-    (first,) = dispatcher.take_due_slots(0)
-    dispatcher.report_finished(first.slot_id, MS, True)
-    (second,) = dispatcher.take_due_slots(5 * MS)
+    (first_dispatched_slot,) = dispatcher.take_due_slots(0)
+    dispatcher.report_finished(first_dispatched_slot.slot_id, MS, True)
+    (second_dispatched_slot,) = dispatcher.take_due_slots(5 * MS)
 
-    assert second.session != first.session
+    assert second_dispatched_slot.session != first_dispatched_slot.session
 
     dropped = [
         (start.session, start.turn, start.drop_reason)
@@ -804,6 +806,6 @@ def test_the_first_conversation_ends_when_its_second_turn_meets_the_limit_in_fli
     ]
 
     assert dropped == [
-        (first.session, 1, "in_flight_cap"),
-        (first.session, 2, "previous_turn_failed"),
+        (first_dispatched_slot.session, 1, "in_flight_cap"),
+        (first_dispatched_slot.session, 2, "previous_turn_failed"),
     ]

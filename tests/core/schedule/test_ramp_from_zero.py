@@ -38,15 +38,15 @@ def test_a_ramp_to_zero_sends_three_quarters_in_its_first_half(tmp_path: Path) -
 
 
 def test_a_ramp_from_zero_to_zero_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         load_ramp(tmp_path, "{from: 0/s, to: 0/s}")
-    assert [fault.code for fault in caught.value.errors] == ["out_of_range"]
+    assert [fault.code for fault in exc_info.value.errors] == ["out_of_range"]
 
 
 def test_a_rate_of_zero_is_refused_elsewhere(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         load_ramp(tmp_path, "{from: 0/s, to: 1/s}", read_flags(request_rate="0/s"))
-    assert [fault.code for fault in caught.value.errors] == ["out_of_range"]
+    assert [fault.code for fault in exc_info.value.errors] == ["out_of_range"]
 
 
 def test_the_warm_up_before_a_ramp_from_zero_is_at_its_mean_rate(tmp_path: Path) -> None:

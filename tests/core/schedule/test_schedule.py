@@ -146,13 +146,19 @@ def test_explicit_schedule_seed_reproduces_the_schedule_of_loadgen(run: dict[str
     schedule = build_schedule(
         workload(warm_up, measured, schedule_seed=ORACLE["seed_v5.1"]["schedule"]), 99
     )
-    first, second = schedule.stages
+    first_scheduled_stage, second_scheduled_stage = schedule.stages
 
-    assert second.length_ns == run["duration_ns"]
-    assert schedule.columns().due_ns[1000] == first.length_ns == second.start_ns
-    assert second.offered_rps == pytest.approx(run["queries"] / (run["duration_ns"] / 1e9))
+    assert second_scheduled_stage.length_ns == run["duration_ns"]
+    assert (
+        schedule.columns().due_ns[1000]
+        == first_scheduled_stage.length_ns
+        == second_scheduled_stage.start_ns
+    )
+    assert second_scheduled_stage.offered_rps == pytest.approx(
+        run["queries"] / (run["duration_ns"] / 1e9)
+    )
     assert not np.array_equal(
-        first.arrivals_ns, second.arrivals_ns[:1000]
+        first_scheduled_stage.arrivals_ns, second_scheduled_stage.arrivals_ns[:1000]
     )  # no two stages draw alike
 
 
@@ -175,9 +181,13 @@ def test_session_numbers_continue_through_the_stages() -> None:
     schedule = build_schedule(
         workload(constant(5.0, count=4), closed(2, duration_ns=S), closed(3, count=5), turns=3), 1
     )
-    first, second, third = schedule.stages
+    first_scheduled_stage, second_scheduled_stage, third_scheduled_stage = schedule.stages
 
-    assert (first.first_session, second.first_session, third.first_session) == (
+    assert (
+        first_scheduled_stage.first_session,
+        second_scheduled_stage.first_session,
+        third_scheduled_stage.first_session,
+    ) == (
         0,
         4,
         4 + RESERVED_SESSIONS,
@@ -305,15 +315,17 @@ def test_shards_of_a_closed_loop_without_a_count_have_different_virtual_users() 
 def test_tool_time_is_a_function_of_seed_conversation_and_turn(
     tool_time: Delay, low: int, high: int, mean: float
 ) -> None:
-    few = build_schedule(workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1)
-    many = build_schedule(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
-    pauses = many.columns().pause_ns.reshape(-1, 5)
+    few_schedule = build_schedule(
+        workload(constant(9.0, count=300), turns=5, tool_time=tool_time), 1
+    )
+    many_schedule = build_schedule(workload(closed(8, count=3000), turns=5, tool_time=tool_time), 1)
+    pauses = many_schedule.columns().pause_ns.reshape(-1, 5)
 
-    assert np.array_equal(few.columns().pause_ns.reshape(-1, 5), pauses[:300])
+    assert np.array_equal(few_schedule.columns().pause_ns.reshape(-1, 5), pauses[:300])
     assert (pauses[:, 0] == 0).all()
     assert low <= pauses[:, 1:].min() <= pauses[:, 1:].max() <= high
     assert pauses[:, 1:].mean() / MS == pytest.approx(mean, rel=0.03)
-    assert [many.sessions.pauses_ns(session) for session in (0, 203, 204, 2999)] == pauses[
+    assert [many_schedule.sessions.pauses_ns(session) for session in (0, 203, 204, 2999)] == pauses[
         [0, 203, 204, 2999], 1:
     ].tolist()
 

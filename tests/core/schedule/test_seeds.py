@@ -141,16 +141,16 @@ def test_levels_of_one_seed_send_different_prompts(command: str, tmp_path: Path)
     ]
 
     assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "a")) == 0
-    manifest, two = headers(tmp_path / "a")
-    assert manifest.seed == two.seed == 3
-    assert manifest.fingerprints.prompts != two.fingerprints.prompts
+    manifest, second_run_manifest = headers(tmp_path / "a")
+    assert manifest.seed == second_run_manifest.seed == 3
+    assert manifest.fingerprints.prompts != second_run_manifest.fingerprints.prompts
     assert exits(command, *flags, "--seed", "3", "-o", str(tmp_path / "b")) == 0
     assert [h.fingerprints.prompts for h in headers(tmp_path / "b")] == [
         manifest.fingerprints.prompts,
-        two.fingerprints.prompts,
+        second_run_manifest.fingerprints.prompts,
     ]
-    alone = run(tmp_path / "alone", seed=3, salt=two.salt, concurrency=2)
-    assert alone.summary.fingerprints.prompts == two.fingerprints.prompts
+    alone = run(tmp_path / "alone", seed=3, salt=second_run_manifest.salt, concurrency=2)
+    assert alone.summary.fingerprints.prompts == second_run_manifest.fingerprints.prompts
 
 
 def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
@@ -175,11 +175,11 @@ def test_a_sweep_without_a_seed_is_repeated_by_the_one_that_it_drew(
     assert f"Reproduce with --seed {seed}" in capsys.readouterr().err.splitlines()
 
     exits("sweep", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
-    first, repeated_fingerprints = (
+    first_fingerprints, repeated_fingerprints = (
         [h.fingerprints for h in headers(tmp_path / name)] for name in "ab"
     )
 
-    assert first == repeated_fingerprints and len(first) == 2
+    assert first_fingerprints == repeated_fingerprints and len(first_fingerprints) == 2
 
 
 def test_a_search_prints_and_stores_the_seed_that_it_drew(
@@ -205,9 +205,9 @@ def test_a_search_prints_and_stores_the_seed_that_it_drew(
     assert experiment.choose_seed(tmp_path / "a", None) == seed
 
     exits("search", *flags, "--seed", str(seed), "-o", str(tmp_path / "b"))
-    first, repeated_manifests = (headers(tmp_path / name) for name in "ab")
-    assert len({h.fingerprints.prompts for h in first}) == len(first)
-    assert [h.fingerprints.prompts for h in first] == [
+    first_run_manifests, repeated_manifests = (headers(tmp_path / name) for name in "ab")
+    assert len({h.fingerprints.prompts for h in first_run_manifests}) == len(first_run_manifests)
+    assert [h.fingerprints.prompts for h in first_run_manifests] == [
         h.fingerprints.prompts for h in repeated_manifests
     ]
 

@@ -92,31 +92,31 @@ def test_a_page_without_energy_is_refused(page: bytes) -> None:
 def test_a_counter_is_known_within_its_readings_around_the_ends() -> None:
     """100 W from 0 to 20 s, 300 W from there: the window from 9.5 s to 30.5 s held 4,200 J."""
     values = [(float(t), 100.0 * min(t, 20) + 300.0 * max(t - 20, 0)) for t in range(-1, 41)]
-    used = energy.measure_energy(read(COUNTER, values), 9.5, 30.5)
-    assert used is not None and used.joules == pytest.approx(1050 + 3150)
-    assert used.error_j == pytest.approx(50 + 150) and used.watts == pytest.approx(200)
+    energy_use = energy.measure_energy(read(COUNTER, values), 9.5, 30.5)
+    assert energy_use is not None and energy_use.joules == pytest.approx(1050 + 3150)
+    assert energy_use.error_j == pytest.approx(50 + 150) and energy_use.watts == pytest.approx(200)
 
 
 def test_a_rarely_updated_counter_has_a_large_uncertainty() -> None:
     values = [(float(t), 100.0 * (t // 30 * 30)) for t in range(-31, 100)]
-    used = energy.measure_energy(read(COUNTER, values), 15.0, 75.0)
-    assert used is not None and used.joules == pytest.approx(6000)
-    assert used.error_j is not None and used.error_j >= 3000
+    energy_use = energy.measure_energy(read(COUNTER, values), 15.0, 75.0)
+    assert energy_use is not None and energy_use.joules == pytest.approx(6000)
+    assert energy_use.error_j is not None and energy_use.error_j >= 3000
 
 
 def test_a_restarted_counter_is_continued() -> None:
     values = [(float(t), 5000.0 + 100 * t if t < 10 else 100.0 * (t - 10)) for t in range(-1, 30)]
-    used = energy.measure_energy(read(COUNTER, values), 5.0, 20.0)
-    assert used is not None and used.joules == pytest.approx(1500, abs=101)
+    energy_use = energy.measure_energy(read(COUNTER, values), 5.0, 20.0)
+    assert energy_use is not None and energy_use.joules == pytest.approx(1500, abs=101)
 
 
 def test_watts_are_integrated_with_an_error_for_the_time_between_readings() -> None:
     steps = [(float(t), 400.0 if t < 10 else 600.0) for t in range(-1, 32)]
-    used = energy.measure_energy([*read(WATTS, steps, 'gpu="0"')], 0.0, 20.0)
-    assert used is not None and used.source == "nvidia-smi" and used.devices == 1
-    assert used.joules == pytest.approx(4000 + 6000, abs=101)
-    assert used.error_j == pytest.approx(2 * 200 / 12**0.5)
-    assert used.watts_max == 600
+    energy_use = energy.measure_energy([*read(WATTS, steps, 'gpu="0"')], 0.0, 20.0)
+    assert energy_use is not None and energy_use.source == "nvidia-smi" and energy_use.devices == 1
+    assert energy_use.joules == pytest.approx(4000 + 6000, abs=101)
+    assert energy_use.error_j == pytest.approx(2 * 200 / 12**0.5)
+    assert energy_use.watts_max == 600
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,12 @@ def test_watts_are_integrated_with_an_error_for_the_time_between_readings() -> N
 def test_readings_with_holes_give_no_energy_and_say_why(
     values: list[tuple[float, float | None]], has_reason: bool
 ) -> None:
-    used = energy.measure_energy(read(WATTS, values), 0.0, 20.0)
-    assert used is not None and used.joules is None and bool(used.missing_reason) is has_reason
+    energy_use = energy.measure_energy(read(WATTS, values), 0.0, 20.0)
+    assert (
+        energy_use is not None
+        and energy_use.joules is None
+        and bool(energy_use.missing_reason) is has_reason
+    )
 
 
 def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
@@ -138,10 +142,10 @@ def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:
     lines = read(WATTS, [(float(t), 500.0) for t in range(21)], page="a")
     lines += read("nvidia_smi_throttle_reasons", marks, page="a")
     lines.sort(key=lambda sample: (sample.t_s, sample.name == UP))
-    used = energy.measure_energy(lines, 0.0, 20.0)
+    energy_use = energy.measure_energy(lines, 0.0, 20.0)
 
-    assert used is not None
-    assert used.throttled == {
+    assert energy_use is not None
+    assert energy_use.throttled == {
         "power cap": pytest.approx(10 / 21, abs=0.03),
         "thermal": pytest.approx(6 / 21, abs=0.03),
     }

@@ -52,11 +52,16 @@ class Recorder:
 
 
 def test_the_first_to_begin_is_the_last_to_end() -> None:
-    heard: list[tuple[str, str]] = []
-    tell = broadcast([Recorder("a", heard), Recorder("b", heard)])
+    received: list[tuple[str, str]] = []
+    tell = broadcast([Recorder("a", received), Recorder("b", received)])
     tell(LoadEnded(None))
     tell(RunEnded())
-    assert heard == [("a", "LoadEnded"), ("b", "LoadEnded"), ("b", "RunEnded"), ("a", "RunEnded")]
+    assert received == [
+        ("a", "LoadEnded"),
+        ("b", "LoadEnded"),
+        ("b", "RunEnded"),
+        ("a", "RunEnded"),
+    ]
 
 
 def test_event_handlers_extend_the_manifest_in_order() -> None:
@@ -90,19 +95,19 @@ OVER_HTTP = [
 
 @pytest.mark.processes
 def test_a_run_over_http_emits_its_events(tmp_path: Path) -> None:
-    heard: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
     settings = Settings(embedded=EMBEDDED, out=tmp_path / "run")
-    _, folder = run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
-    assert [event for _, event in heard] == OVER_HTTP
+    _, folder = run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", received)])
+    assert [event for _, event in received] == OVER_HTTP
     assert read_run(folder).manifest.warnings.count("me") == 2
 
 
 def test_a_run_in_virtual_time_emits_its_events(tmp_path: Path) -> None:
-    heard: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
     settings = Settings(url="sim:gb300-vm", out=tmp_path / "run")
-    run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard)])
+    run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", received)])
 
-    assert [event for _, event in heard] == [
+    assert [event for _, event in received] == [
         "RunPlanned",
         "SimulationStarted",
         "Simulated",
@@ -113,7 +118,7 @@ def test_a_run_in_virtual_time_emits_its_events(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("at", "before"), [(ManifestCreated, 2), (RunPlanned, 3)])
 def test_an_event_handler_that_refuses_a_run_ends_it(tmp_path: Path, at: type, before: int) -> None:
-    heard: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
 
     def refuse(event: RunEvent) -> None:
         assert not isinstance(event, LoadStarted)
@@ -122,8 +127,8 @@ def test_an_event_handler_that_refuses_a_run_ends_it(tmp_path: Path, at: type, b
 
     settings = Settings(embedded=EMBEDDED, out=tmp_path / "run")
     with pytest.raises(UserError, match="too dear"):
-        run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", heard), refuse])
-    assert [event for _, event in heard] == [*OVER_HTTP[:before], "LoadEnded", "RunEnded"]
+        run.execute(load("qa", read_flags(**FLAGS)), settings, [Recorder("me", received), refuse])
+    assert [event for _, event in received] == [*OVER_HTTP[:before], "LoadEnded", "RunEnded"]
     assert not (tmp_path / "run").exists(), "nothing was measured"
 
 
@@ -160,10 +165,10 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
     names = HostNameCheck(lambda host_names: dict.fromkeys(host_names, next(addresses)))
     names.handle_event(TargetsProbed(Path(), Settings(), (probe_result,)))
     names.handle_event(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
-    ended = names.handle_event(LoadEnded(manifest("x", 1)))
+    ended_run_manifest = names.handle_event(LoadEnded(manifest("x", 1)))
 
-    assert ended is not None
-    assert [reason.code for reason in ended.warning_codes.values()] == codes
+    assert ended_run_manifest is not None
+    assert [reason.code for reason in ended_run_manifest.warning_codes.values()] == codes
 
 
 def test_an_address_is_looked_up_as_itself() -> None:

@@ -22,25 +22,25 @@ def answering(*connections: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]
 
     The server closes each connection after its last response. An empty response is not sent.
     """
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def serve() -> None:
         for answers in connections:
-            stream, _ = listening.accept()
+            stream, _ = listening_server.accept()
             with stream:
                 for answer in answers:
-                    heard.append(stream.recv(1 << 16))
+                    received.append(stream.recv(1 << 16))
                     stream.sendall(answer)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", 0)) as listening_server:
         thread = Thread(target=serve, daemon=True)
         thread.start()
-        yield listening.getsockname()[1], heard
+        yield listening_server.getsockname()[1], received
         thread.join(20)
 
 
 def test_one_connection_serves_several_requests() -> None:
-    with answering([OK, CHUNKED, CLOSES], [OK]) as (port, heard):
+    with answering([OK, CHUNKED, CLOSES], [OK]) as (port, received_request):
         connection = PageConnection("127.0.0.1", port, None, 20.0)
         for _ in range(4):
             assert connection.request(
@@ -52,18 +52,18 @@ def test_one_connection_serves_several_requests() -> None:
         connection.close()
     host = f"Host: 127.0.0.1:{port}\r\nAccept-Encoding: identity\r\n"
 
-    assert {*heard} == {
+    assert {*received_request} == {
         f"GET /page?x=1 HTTP/1.1\r\n{host}Accept: text/plain\r\nX-Of: me\r\n\r\n".encode()
     }
 
 
 def test_a_post_declares_an_empty_body_and_a_host_header_of_the_user_is_kept() -> None:
-    with answering([OK]) as (port, heard):
+    with answering([OK]) as (port, received_request):
         connection = PageConnection("localhost", port, None, 20.0)
         assert connection.request("POST", "/stop", {"host": "other"}, 100) == (200, b"ok")
         connection.close()
 
-    assert heard == [
+    assert received_request == [
         b"POST /stop HTTP/1.1\r\n"
         b"Accept-Encoding: identity\r\n"
         b"Content-Length: 0\r\n"
@@ -93,7 +93,7 @@ def test_an_invalid_response_is_an_error_and_the_next_request_reconnects(
 
 
 def test_a_missing_response_ends_with_the_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        connection = PageConnection("127.0.0.1", silent.getsockname()[1], None, 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent_server:
+        connection = PageConnection("127.0.0.1", silent_server.getsockname()[1], None, 0.05)
         with pytest.raises(OSError, match="timed out"):
             connection.request("GET", "/", {}, 100)

@@ -176,11 +176,11 @@ def test_counters_count_from_the_first_read_and_through_a_restart() -> None:
 
 
 def test_a_label_that_appears_later_began_at_nothing_and_pages_add_up() -> None:
-    first = samples_of_reads(
+    first_samples = samples_of_reads(
         (0.0, {TOKENS: 500}), (1.0, {TOKENS: 500, "sglang:generation_tokens_total": 40})
     )
     other = samples_of_reads((0.0, {TOKENS: 5}), (1.0, {TOKENS: 25}), page="http://b/metrics")
-    samples = sorted([*first, *other], key=lambda sample: sample.t_s)
+    samples = sorted([*first_samples, *other], key=lambda sample: sample.t_s)
     server_totals = series.summarize(samples, 100)
 
     assert server_totals is not None and server_totals.output_tokens == 60
@@ -340,9 +340,9 @@ def test_a_run_stores_the_samples_of_the_metrics_page(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with (
         start(Options(ttft="5ms", itl="1ms")) as server,
-        start(Options(ttft="5ms", itl="1ms")) as two,
+        start(Options(ttft="5ms", itl="1ms")) as second_server,
     ):
-        go(tmp_path / "r", server.url, "--url", two.url, "--workers", workers)
+        go(tmp_path / "r", server.url, "--url", second_server.url, "--workers", workers)
     result = loadgen.load(tmp_path / "r")
     server_metrics = result.summary.server
 

@@ -161,9 +161,9 @@ def test_request_has_lengths_model_priority_and_prefix_of_its_class(tmp_path: Pa
 def test_mistakes_in_classes_are_reported_with_their_line(
     tmp_path: Path, classes: str, place: str, code: str
 ) -> None:
-    with refused(CombinedError, code) as caught:
+    with refused(CombinedError, code) as exc_info:
         workload(tmp_path, classes)
-    assert place in str(caught.value)
+    assert place in str(exc_info.value)
 
 
 def test_lengths_of_flags_have_no_place_among_classes(tmp_path: Path) -> None:
@@ -347,7 +347,9 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
     ok = [part.requests.ok for part in summary.classes]
     assert tenants == {"acme": ok[0] + ok[2], None: ok[1] + ok[3]} and premium == ok[0]
     assert summary.fairness is not None and summary.fairness.worst == ""
-    assert {each.name: each.classes for each in summary.fairness.tenants} == {
+    assert {
+        tenant_share.name: tenant_share.classes for tenant_share in summary.fairness.tenants
+    } == {
         "acme": ("a", "c"),
         "b": ("b",),
         "d": ("d",),
@@ -431,16 +433,16 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
     assert [term.verdict for term in terms] == ["PASS", "FAIL", *["PASS"] * 4], [
         t.reason for t in terms
     ]
-    assert [(each.term, each.verdict) for each in validation.levels[1].terms] == [
-        ("Jain's index over tenants at least 90.0 %", "PASS")
-    ], validation.levels[1].terms
+    assert [
+        (term_verdict.term, term_verdict.verdict) for term_verdict in validation.levels[1].terms
+    ] == [("Jain's index over tenants at least 90.0 %", "PASS")], validation.levels[1].terms
     assert "1.5x that of two" in terms[4].term and terms[4].sample == terms[1].sample
     assert terms[0].term.startswith("e2e at p50 within 9.0 s")
     assert terms[0].sample < terms[1].sample / 3
     contract.write_text(contract.read_text().replace("class: rag", "class: rga"))
-    with refused(CombinedError, "unknown_name", "levels[0].must[3]") as caught:
+    with refused(CombinedError, "unknown_name", "levels[0].must[3]") as exc_info:
         load_contract(contract)
-    assert 'did you mean "rag"?' in str(caught.value)
+    assert 'did you mean "rag"?' in str(exc_info.value)
 
 
 @pytest.mark.processes
@@ -529,8 +531,11 @@ def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
             )
             assert store.read_run(folder).manifest.slo_headers
             names = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
-            heard = [tuple(hear.headers.get(name, "") for name in names) for hear in server.heard]
-        return Counter(each for each in heard if any(each)), summary
+            received_requests = [
+                tuple(received_request.headers.get(name, "") for name in names)
+                for received_request in server.heard
+            ]
+        return Counter(each for each in received_requests if any(each)), summary
 
     slos, summary = run_with_classes({"classes": classes}, "classes")
     sent = {part.name: part.requests.ok for part in summary.classes}

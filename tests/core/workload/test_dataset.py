@@ -171,21 +171,21 @@ def test_ignored_fields_are_named(written):
     ],
 )
 def test_mistakes_in_a_row_are_reported(written, row, where, code):
-    with refused((CombinedError, UserError), code) as caught:
+    with refused((CombinedError, UserError), code) as exc_info:
         written(row)
-    assert f"rows.jsonl{where}\n" in f"{caught.value}\n"
+    assert f"rows.jsonl{where}\n" in f"{exc_info.value}\n"
 
 
 def test_all_errors_of_a_data_set_are_reported_up_to_a_limit(written):
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         written(b'{"prompt": 1}\n{"prompt": "good"}\n{no}\n')
-    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in caught.value.errors] == [
+    assert [fault.where.rsplit("rows.jsonl", 1)[1] for fault in exc_info.value.errors] == [
         ":1",
         ":3:2",
     ]
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         written(b"no\n" * 1000)
-    assert len(caught.value.errors) == MAX_ERRORS + 1
+    assert len(exc_info.value.errors) == MAX_ERRORS + 1
 
 
 def test_a_missing_and_a_changed_file_are_errors(written, tmp_path):
@@ -218,8 +218,8 @@ def test_a_row_of_a_small_file_is_read_by_its_first_request_alone(written):
 def test_any_line_is_a_row_or_an_error(line):
     try:
         row = dataset_rows.parse_row(line)
-    except row_errors.BadRowError as wrong:
-        assert str(wrong)
+    except row_errors.BadRowError as error:
+        assert str(error)
     else:
         assert (row.prompt is None) != (row.messages is None)
 
@@ -383,9 +383,9 @@ def test_data_sets_of_other_formats_are_read(tmp_path, name, write, rows, length
 def test_an_error_in_a_converted_file_names_its_row(tmp_path, name, content, where, code):
     path = tmp_path / name
     path.write_text(content)
-    with refused((CombinedError, UserError), code) as caught:
+    with refused((CombinedError, UserError), code) as exc_info:
         dataset.read_rows(path)
-    assert f"{path}{where}" in str(caught.value)
+    assert f"{path}{where}" in str(exc_info.value)
 
 
 def damaged_footer(data):
@@ -407,9 +407,9 @@ def test_damaged_parquet_is_a_readable_error(tmp_path, damage, code):
     parquet(tmp_path / "a.parquet", QUESTIONS)
     path = tmp_path / "a.parquet"
     path.write_bytes(damage(path.read_bytes()))
-    with refused(UserError, code) as caught:
+    with refused(UserError, code) as exc_info:
         list(dataset.read_located_rows(path))
-    assert "not Parquet: " in str(caught.value) and "None" not in str(caught.value)
+    assert "not Parquet: " in str(exc_info.value) and "None" not in str(exc_info.value)
 
 
 def test_a_list_without_end_in_a_small_file_is_refused_before_it_is_read(tmp_path):
@@ -473,10 +473,10 @@ def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
     out = tmp_path / "out"
 
     def run(*flags):
-        with pytest.raises(SystemExit) as caught:
+        with pytest.raises(SystemExit) as exc_info:
             main(["run", *flags, "--url", "sim:gb300-vm"])
         captured = capsys.readouterr()
-        return caught.value.code, captured.out + captured.err
+        return exc_info.value.code, captured.out + captured.err
 
     code, output = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
     assert code == 0 and "left out 1 conversation" in output
@@ -532,7 +532,7 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
         write(tmp_path / name, rows)
         source = str(tmp_path / name)
 
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exc_info:
         main(
             [
                 "run",
@@ -548,7 +548,7 @@ def test_every_form_of_the_table_is_run(name, tmp_path, monkeypatch):
                 str(tmp_path / "out"),
             ]
         )
-    assert caught.value.code == 0
+    assert exc_info.value.code == 0
     requests = json.loads((tmp_path / "out" / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 40
 

@@ -20,12 +20,12 @@ def test_a_copy_of_a_workload_is_equal(name: str) -> None:
 
 
 def test_equal_requests_have_equal_hashes() -> None:
-    requests, two = (
+    requests, second_synthetic = (
         Synthetic(input_tokens=FixedTokens(value=3), output_tokens=UniformTokens(min=1, max=2))
         for _ in range(2)
     )
-    assert requests == two
-    assert hash(requests) == hash(two)
+    assert requests == second_synthetic
+    assert hash(requests) == hash(second_synthetic)
     assert requests.model_copy(update={"prefixes": 2}) != requests
 
 

@@ -53,9 +53,9 @@ def test_equal_lengths_under_two_names_are_one(tmp_path: Path) -> None:
 
 
 def test_a_length_with_a_fraction_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         prompts_of(tmp_path, [{"prompt": "a", "output_tokens": 12.5}])
-    assert [fault.code for fault in caught.value.errors] == ["wrong_type"]
+    assert [fault.code for fault in exc_info.value.errors] == ["wrong_type"]
 
 
 def test_a_row_without_a_length_is_limited_and_named(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_generated_requests_are_not_unlimited(workload: str | None) -> None:
     flags = read_flags(
         output_tokens="unlimited", input_tokens=None if workload else 5, concurrency=1, duration=1
     )
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         load_from_options(workload, None, flags)
-    assert "conflict" in [fault.code for fault in caught.value.errors]
+    assert "conflict" in [fault.code for fault in exc_info.value.errors]
 
 
 @pytest.mark.parametrize("row", [{"messages": [QUESTION, RESPONSE]}, [QUESTION, RESPONSE]])
@@ -145,6 +145,6 @@ def test_a_csv_file_with_another_separator_is_called_one(
     file = tmp_path / "rows.csv"
     file.write_text(f"prompt{separator}output_tokens\na{separator}5\n", "utf-8")
     model = FromFile.model_construct(path=file)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
-    assert caught.value.code == "wrong_format" and word in caught.value.message
+    assert exc_info.value.code == "wrong_format" and word in exc_info.value.message

@@ -36,9 +36,9 @@ def slo_of(tmp_path: Path, *slo: str) -> Slo:
 
 
 def refused_codes(tmp_path: Path, text: str, *slo: str) -> list[str]:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         load_text(tmp_path, text, *slo)
-    return [fault.code for fault in caught.value.errors]
+    return [fault.code for fault in exc_info.value.errors]
 
 
 def test_slo_options_replace_the_whole_slo_of_the_workload(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_percentile_that_a_file_limits_twice_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_wrong_limit_in_a_list_of_limits_is_located(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         load_text(tmp_path, FILE.replace("ttft: 2s", "ttft: [2s, {limit: 1x, at: p50}]"))
-    (fault,) = caught.value.errors
+    (fault,) = exc_info.value.errors
     assert fault.where.endswith(":5:26 (slo.ttft[1].limit)")
 
 
@@ -115,9 +115,9 @@ def test_an_unknown_metric_is_answered_with_the_term_that_was_meant(tmp_path: Pa
         ("p95_ttft:2s", "ttft:2s:p95"),
         ("goodput:99%", "attainment:99%"),
     ):
-        with pytest.raises(CombinedError) as caught:
+        with pytest.raises(CombinedError) as exc_info:
             load_text(tmp_path, FILE, typed)
-        (fault,) = caught.value.errors
+        (fault,) = exc_info.value.errors
         assert fault.code == "unknown_name" and f'"{did_you_mean}"' in fault.hint
 
 

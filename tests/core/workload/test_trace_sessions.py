@@ -349,9 +349,9 @@ def test_a_server_receives_the_requests_of_a_session_in_order(tmp_path: Path) ->
 def test_sessions_without_durations_are_refused(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
 
-    with refused((LoadgenError, CombinedError), "unsupported") as raised:
+    with refused((LoadgenError, CombinedError), "unsupported") as exc_info:
         sessions(silent)
-    assert "replay instants" in str(raised.value)
+    assert "replay instants" in str(exc_info.value)
 
     chats = written(
         tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl"

@@ -86,15 +86,15 @@ def test_the_user_states_the_unit(tmp_path: Path, form: str, unit: Any, span_ns:
 def test_a_unit_that_the_format_defines_is_not_stated(tmp_path: Path) -> None:
     row = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 9}
     file = write_jsonl(tmp_path, [row | {"output_length": 3}])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         read_trace(file, unit="s")
-    assert caught.value.code == "no_effect"
+    assert exc_info.value.code == "no_effect"
 
 
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         workload_from_trace(write_times(tmp_path, SECONDS), read_flags(trace_unit="min"))
-    assert [fault.code for fault in caught.value.errors] == ["unknown_name"]
+    assert [fault.code for fault in exc_info.value.errors] == ["unknown_name"]
 
 
 def test_a_run_prints_the_unit_that_it_assumed(
@@ -115,9 +115,9 @@ def test_lengths_with_a_zero_fraction_are_whole_numbers(tmp_path: Path) -> None:
 def test_a_table_with_semicolons_is_called_one(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("timestamp;input_length;output_length\n0;1;1\n", "utf-8")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         read_trace(file)
-    assert caught.value.code == "wrong_format" and "semicolon" in caught.value.hint
+    assert exc_info.value.code == "wrong_format" and "semicolon" in exc_info.value.hint
 
 
 def prompts_of(file: Path) -> TracePrompts:

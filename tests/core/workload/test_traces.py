@@ -51,9 +51,9 @@ def test_compressed_and_truncated_traces_are_read(compression: str, tmp_path: Pa
         == traces.read_trace(plain).input_tokens.tolist()
     )
     packed.write_bytes(packed.read_bytes()[:-100])
-    with refused(LoadgenError, "damaged_file") as caught:
+    with refused(LoadgenError, "damaged_file") as exc_info:
         traces.read_trace(packed)
-    assert "t.packed" in str(caught.value) and "copy it again" in str(caught.value)
+    assert "t.packed" in str(exc_info.value) and "copy it again" in str(exc_info.value)
 
 
 def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
     ]
     path = written(tmp_path / "t", *rows)
 
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         traces.read_trace(path)
-    assert [(fault.where, fault.code) for fault in caught.value.errors] == [
+    assert [(fault.where, fault.code) for fault in exc_info.value.errors] == [
         (f"{path}:2", "invalid_value"),
         (f"{path}:3", "invalid_syntax"),
         (f"{path}:4", "unordered"),
@@ -95,11 +95,11 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
 
 
 def test_errors_of_a_trace_are_reported_up_to_a_limit(tmp_path: Path) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         traces.read_trace(
             written(tmp_path / "t", mooncake(0, 5, 1), *(mooncake(1, 0, 1) for _ in range(50)))
         )
-    assert len(caught.value.errors) == 21 and caught.value.errors[-1].code == "more_faults"
+    assert len(exc_info.value.errors) == 21 and exc_info.value.errors[-1].code == "more_faults"
     with refused(LoadgenError, "missing_file"):
         traces.read_trace(tmp_path / "nowhere")
     (tmp_path / "latin").write_bytes(b"{\xff}")
@@ -185,8 +185,12 @@ def test_a_trace_in_options_equals_one_in_a_file(tmp_path: Path) -> None:
     assert poisson.stages[0].arrival.tag == "poisson" and poisson.stages[0].count == 11
     warm = workload_from_trace(tmp_path / "t.jsonl", read_flags(warmup="1s"))
     assert [stage.arrival.tag for stage in warm.stages] == ["poisson", "trace"]
-    promised = workload_from_trace(tmp_path / "t.jsonl", read_flags(), "qa")
-    assert promised.slo is not None and promised.name == "qa" and promised.stages[0].count == 11
+    promised_workload = workload_from_trace(tmp_path / "t.jsonl", read_flags(), "qa")
+    assert (
+        promised_workload.slo is not None
+        and promised_workload.name == "qa"
+        and promised_workload.stages[0].count == 11
+    )
     with refused(CombinedError, "conflict", "--input-tokens"):
         workload_from_trace(tmp_path / "t.jsonl", read_flags(input_tokens=5))
     with refused(CombinedError, "invalid_syntax", where="bad.jsonl:2"):

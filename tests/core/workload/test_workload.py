@@ -63,11 +63,11 @@ def faults(
     """(place within the file, fault) of everything that is wrong."""
     file = tmp_path / "w.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         load(str(file), overrides, env)
-    assert caught.value.exit_code == 2
+    assert exc_info.value.exit_code == 2
     return [
-        (fault.where.removeprefix(f"{file}").lstrip(":"), fault) for fault in caught.value.errors
+        (fault.where.removeprefix(f"{file}").lstrip(":"), fault) for fault in exc_info.value.errors
     ]
 
 
@@ -430,9 +430,9 @@ def test_files_that_are_no_workload_are_refused(
 def test_a_data_set_as_workload_is_refused_with_a_hint(tmp_path: Path) -> None:
     for name, text in (("mine.jsonl", '{"prompt": "a"}\n'), ("mine.json", '\n[{"prompt": "a"}]')):
         (tmp_path / name).write_text(text)
-        with refused(CombinedError, "wrong_format") as caught:
+        with refused(CombinedError, "wrong_format") as exc_info:
             load(str(tmp_path / name))
-        assert f"--dataset {tmp_path / name}" in caught.value.errors[0].hint
+        assert f"--dataset {tmp_path / name}" in exc_info.value.errors[0].hint
 
 
 def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
@@ -446,11 +446,11 @@ def test_a_workload_may_be_written_as_json(tmp_path: Path) -> None:
 
 
 def test_a_missing_workload_has_a_hint_with_existing_names(tmp_path: Path) -> None:
-    with refused(CombinedError, "missing_file") as caught:
+    with refused(CombinedError, "missing_file") as exc_info:
         load("rga")
     assert (
-        'did you mean "rag"?' in caught.value.errors[0].hint
-        and "agentic" in caught.value.errors[0].hint
+        'did you mean "rag"?' in exc_info.value.errors[0].hint
+        and "agentic" in exc_info.value.errors[0].hint
     )
     with refused(CombinedError, "unreadable_file"):
         load(str(tmp_path))
@@ -486,8 +486,8 @@ def test_any_text_is_a_unit_or_an_error(text: str) -> None:
     for parse in (units.duration_ns, units.rate_per_s, units.share, units.quantile):
         try:
             parse(text)
-        except units.InvalidValueError as wrong:
-            assert wrong.hint
+        except units.InvalidValueError as error:
+            assert error.hint
 
 
 @pytest.mark.parametrize(
@@ -736,11 +736,11 @@ def test_equal_recipes_have_equal_fingerprints(tmp_path: Path) -> None:
 def test_the_users_prompts_count_by_their_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n')
-    workload, two = (
+    workload, second_workload = (
         of(f"name: n\nrequests: {{from: {name}.jsonl}}\n", tmp_path, TEN_S) for name in "ab"
     )
 
-    assert recipe_fingerprint(workload, "server") == recipe_fingerprint(two, "server")
+    assert recipe_fingerprint(workload, "server") == recipe_fingerprint(second_workload, "server")
 
     before = recipe_fingerprint(workload, "server")
     (tmp_path / "a.jsonl").write_text('{"prompt": "y"}\n')
@@ -997,9 +997,9 @@ def test_two_lengths_on_the_command_line_define_a_workload() -> None:
     ],
 )
 def test_invalid_yaml_is_reported_with_a_hint(text: str, hint: str) -> None:
-    with pytest.raises(CombinedError) as caught:
+    with pytest.raises(CombinedError) as exc_info:
         read_yaml(text, "a.yaml", {})
-    assert [error.hint for error in caught.value.errors] == [hint]
+    assert [error.hint for error in exc_info.value.errors] == [hint]
 
 
 @pytest.mark.parametrize(
