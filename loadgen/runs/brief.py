@@ -59,8 +59,10 @@ QUANTILES = ("p50", "p95", "p99")
 LATENCY_TITLE = "Latency (ms)"
 UNRELIABLE_LATENCY_TITLE = "Latency (ms), not reliable"
 
+PER_USER = "Per user"
 BREAKDOWN = "Breakdown"
-"""The label of the line that is left out first if there are too many lines."""
+OPTIONAL_LINES = (PER_USER, BREAKDOWN)
+"""The labels of the lines that are left out, in this order, if there are too many lines."""
 
 MAX_CAVEAT_LENGTH = 2 * TEXT_COLUMNS
 MAX_CAVEAT_METRICS = 3
@@ -81,8 +83,8 @@ _WARNINGS_STATED_IN_TITLE = frozenset(("virtual_time",))
 def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Section]:
     """Return the default output of a run: title, SLO, latencies, results, and how to see more.
 
-    To fit into about MAX_LINES, the breakdown of the latency is left out first. If that is not
-    enough, only the most important objectives of the SLO are shown.
+    To fit into about MAX_LINES, the speed per user and then the breakdown of the latency are left
+    out first. If that is not enough, only the most important objectives of the SLO are shown.
 
     Args:
         summary: The run.
@@ -100,17 +102,21 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
 
 
 def _fit_result_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Return the lines below the latencies, without the breakdown if there is too little room.
+    """Return the lines below the latencies, without the least important ones if room is short.
 
-    The breakdown is the least important line. It is left out if the SLO would otherwise have room
-    for fewer than MIN_OBJECTIVES objectives and the line that says how many others are hidden.
+    Room is short if the SLO would otherwise have room for fewer than MIN_OBJECTIVES objectives and
+    the line that says how many others are hidden.
     """
     lines = list(_result_lines(summary))
     objective_count = len(list(_objective_rows(summary)))
     needed_lines = min(objective_count, MIN_OBJECTIVES + 1)
-    if _count_free_lines(summary, lines) >= needed_lines:
-        return lines
-    return [(label, text) for label, text in lines if label != BREAKDOWN]
+
+    for least_important in OPTIONAL_LINES:
+        if _count_free_lines(summary, lines) >= needed_lines:
+            break
+        lines = [(label, text) for label, text in lines if label != least_important]
+
+    return lines
 
 
 def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
@@ -343,11 +349,8 @@ def _confidence_note(summary: Summary) -> Paragraph:
 def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the lines below the latencies, as label and text."""
     yield "Throughput", _describe_throughput(summary)
-
-    # Classes of requests have speeds of their own, which the full report shows.
-    has_one_class = not summary.classes
-    if summary.interactivity.tpot50 is not None and has_one_class:
-        yield "Per user", describe_interactivity(summary.interactivity)
+    if summary.interactivity.tpot50 is not None:
+        yield PER_USER, describe_interactivity(summary.interactivity)
 
     if summary.sessions is not None:
         yield "Tasks", describe_completed_tasks(summary.sessions)
