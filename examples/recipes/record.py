@@ -67,6 +67,7 @@ RECIPES = (
     Recipe("azure-openai.md"),
     Recipe("dynamo.md", ("dynamo-trtllm",)),
     Recipe("hosted-api.md"),
+    Recipe("llama-cpp.md"),
     Recipe("sglang.md"),
     Recipe("tensorrt-llm.md"),
     Recipe("transformers.md", ("transformers",)),
