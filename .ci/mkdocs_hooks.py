@@ -23,6 +23,7 @@ OUTSIDE_PAGES = {
     "benchmarks/attacks.md": "evidence/attacks.md",
     "benchmarks/servers.md": "evidence/servers-seen.md",
     "results/gb300-rack-simulated/README.md": "evidence/gb300-rack.md",
+    "results/mlperf-endpoints-simulated/README.md": "evidence/mlperf-endpoints.md",
     "examples/recipes/README.md": "recipes/index.md",
     "examples/recipes/dynamo.md": "recipes/dynamo.md",
     "examples/recipes/transformers.md": "recipes/transformers.md",

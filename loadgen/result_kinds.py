@@ -229,6 +229,12 @@ def _load_mlperf() -> ResultFunctions[Any]:
     return FUNCTIONS
 
 
+def _load_endpoints() -> ResultFunctions[Any]:
+    from loadgen.mlperf.endpoints.kind import FUNCTIONS
+
+    return FUNCTIONS
+
+
 def _load_accuracy() -> ResultFunctions[Any]:
     from loadgen.mlperf.accuracy_kind import FUNCTIONS
 
@@ -352,6 +358,14 @@ def _load_rows() -> tuple[ResultKind, ...]:
             source_files=("mlperf_requests.jsonl", "mlperf_queries.parquet"),
             texts=("mlperf_requests.jsonl",),
             bundled_as="run",
+        ),
+        ResultKind(
+            name="mlperf endpoints",
+            load_functions=_load_endpoints,
+            markers=("endpoints_curve.json",),
+            has_runs=True,
+            source_files=("endpoints_curve.json",),
+            leaves_page=True,
         ),
         ResultKind(
             name="accuracy",

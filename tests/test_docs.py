@@ -114,8 +114,8 @@ def test_there_are_commands_to_check() -> None:
 def test_every_command_that_sends_a_load_names_its_target(line: CommandLine) -> None:
     arguments = line.split_words()
     judges_a_folder = arguments[0] == "validate" and arguments[1].endswith("/")
-    reads_a_verdict = arguments[:2] == ["mlperf", "verdict"]
-    if arguments[0] in COMMANDS_WITH_TARGET and not judges_a_folder and not reads_a_verdict:
+    reads_a_result = arguments[:2] == ["mlperf", "verdict"] or "check" in arguments[:3]
+    if arguments[0] in COMMANDS_WITH_TARGET and not judges_a_folder and not reads_a_result:
         options = {word.partition("=")[0] for word in arguments}
         assert options & TARGET_OPTIONS, f"{line.page}: {line.text}"
 

@@ -273,6 +273,7 @@ OWNERS = {  # a file that names a marker -> why
     "contracts/stored_validation.py": "writes it, and reads the runs of a level",
     "mlperf/run.py": "writes it",
     "mlperf/accuracy_run.py": "writes it",
+    "mlperf/endpoints/curve_result.py": "writes it",
     "search/experiment.py": "writes it, and writes over no run",
     "search/trials_csv.py": "names the file that it renders",
     "shards/merge.py": "writes the manifest of the merged run",

@@ -26,6 +26,7 @@ from loadgen.mlperf.command_options import (
     default_output_dir,
     prepare_test,
 )
+from loadgen.mlperf.endpoints.command import app as endpoints_app
 from loadgen.search.search_command import RunSpreadOption, SustainOption
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
 )
+app.add_typer(endpoints_app)
 
 TargetRateOption = Annotated[
     float | None,

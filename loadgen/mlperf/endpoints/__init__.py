@@ -1,5 +1,6 @@
-"""Apply the rules of MLPerf Endpoints: the steady-state window of a measurement point.
+"""Plan, rehearse and check a curve of MLPerf Endpoints (`loadgen mlperf endpoints`), unofficially.
 
-`super_passes.py` groups the queries of a run, and `steady_window.py` finds the window and judges
-it. Both are pure.
+`regions.py` and `points.py` place the measurement points, and `plan.py` computes their time and
+cost. `curve_run.py` runs them, and `steady_window.py` finds the steady-state window of each.
+`rule_checks.py` checks the rules of `rules.py`.
 """

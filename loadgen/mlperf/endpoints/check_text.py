@@ -1,0 +1,62 @@
+"""Renders the checks of the rules of MLPerf Endpoints. Pure."""
+
+from __future__ import annotations
+
+from loadgen.mlperf.endpoints.rule_checks import CurveCheck, Outcome, RuleCheck
+from loadgen.mlperf.text import disclosure_notice
+from loadgen.render.section import Paragraph, Report, Section, Table, section, simulated_notice
+
+OUTCOME_LABELS: dict[Outcome, str] = {
+    "met": "ok",
+    "missed": "MISSED",
+    "flagged": "FLAGGED",
+    "rehearsal": "rehearsal",
+    "not checkable": "-",
+}
+
+
+def create_report(check: CurveCheck) -> Report:
+    """Return the report of the checks: those that were made, and those that files cannot show."""
+    notices = [disclosure_notice(check.disclosure)]
+    if check.is_simulated:
+        notices.insert(0, simulated_notice())
+
+    return Report(
+        title=f"MLPerf Endpoints rehearsal, unofficial: rules for {check.benchmark}",
+        generated_by="loadgen mlperf endpoints check",
+        notices=notices,
+        headline=[Paragraph(describe_check(check), large=True)],
+        headline_last=True,
+        sections=[
+            _section("Rules that the files show", check, is_checkable=True),
+            _section("Rules that the files cannot show", check, is_checkable=False),
+        ],
+    )
+
+
+def describe_check(check: CurveCheck) -> str:
+    """Return the number of checks with each outcome in one sentence."""
+    return (
+        f"Rehearsal, unofficial: {check.count('met')} rules are met, {check.count('missed')} are "
+        f"missed, {check.count('flagged')} would be flagged, {check.count('rehearsal')} is missed "
+        "by every rehearsal, and "
+        f"{check.count('not checkable')} cannot be checked from files."
+    )
+
+
+def _section(heading: str, check: CurveCheck, *, is_checkable: bool) -> Section:
+    """Return a table of the checks that could be made, or of those that could not."""
+    selected = [
+        rule_check
+        for rule_check in check.checks
+        if (rule_check.outcome != "not checkable") == is_checkable
+    ]
+    head = ("section", "", "rule", "found") if is_checkable else ("section", "rule", "reason")
+    rows = [_row(rule_check, is_checkable=is_checkable) for rule_check in selected]
+    return section(heading, Table(head, rows, kind="prose"))
+
+
+def _row(check: RuleCheck, *, is_checkable: bool) -> list[str]:
+    if is_checkable:
+        return [check.section, OUTCOME_LABELS[check.outcome], check.rule, check.value]
+    return [check.section, check.rule, check.value]

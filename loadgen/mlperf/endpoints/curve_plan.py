@@ -1,0 +1,148 @@
+"""Prepares the run of a curve: its points, its data set, and how many requests each point sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.cli.output import print_status
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.mlperf.endpoints import rate_sources
+from loadgen.mlperf.endpoints.command_options import (
+    CurveOptions,
+    build_curve_from_options,
+    load_data,
+    parse_max_point_s,
+)
+from loadgen.mlperf.endpoints.curve_result import CURVE_FILE, StoredCurve, read_curve
+from loadgen.mlperf.endpoints.curve_run import CurveRun
+from loadgen.mlperf.endpoints.plan import CurvePlan, PlanSettings, plan_curve
+from loadgen.mlperf.endpoints.rules import find_benchmark, find_seed_set
+
+if TYPE_CHECKING:
+    from loadgen.cli.invocation import Invocation
+    from loadgen.core.execution.plan import Settings
+    from loadgen.mlperf.endpoints.points import Curve
+    from loadgen.mlperf.endpoints.rates import ConcurrencyRate
+    from loadgen.mlperf.endpoints.workloads import CurveData
+
+
+class CurveRequest(NamedTuple):
+    """A curve as the user requested it.
+
+    Attributes:
+        options: The options that describe the curve.
+        rates_from: Earlier runs that give the expected rates. None to measure them by trials.
+        provisioned_power_kw: The provisioned power of the system in kW, if it is known.
+    """
+
+    options: CurveOptions
+    rates_from: Path | None
+    provisioned_power_kw: float | None
+
+
+def prepare_curve_run(invocation: Invocation, request: CurveRequest, output_dir: Path) -> CurveRun:
+    """Return a curve that is ready to run in a directory.
+
+    The number of requests of each point is that of the first command with this directory. Only that
+    command measures how fast the server is.
+
+    Raises:
+        UserError: An option is wrong, or a point does not fit the limit on time.
+        CombinedError: Options of the server are wrong.
+    """
+    from loadgen.runs.run_display import create_display
+
+    options = request.options
+    data = load_data(options)
+    curve = build_curve_from_options(options, data.size)
+    settings = invocation.settings(needs_text="MLPerf Endpoints measures generated tokens")
+    max_point_s = parse_max_point_s(options)
+    display = create_display(invocation, quiet=True, has_line_per_step=True)
+    if (output_dir / CURVE_FILE).is_file():
+        requests = read_curve(output_dir).requests
+    else:
+        plan = _plan_requests(request, data, curve, settings, max_point_s)
+        requests = {planned.point.name: planned.requests for planned in plan.points}
+
+    benchmark = find_benchmark(options.benchmark)
+    stored_curve = StoredCurve(
+        benchmark=options.benchmark,
+        model=benchmark.model,
+        data_name=data.name,
+        dataset_size=data.size,
+        seed_set=options.seed_set,
+        target_cohort=find_seed_set(options.seed_set).cohort,
+        curve=curve,
+        requests=requests,
+        target=settings.display_name,
+        is_simulated=settings.backend.simulated,
+        max_point_s=max_point_s,
+        provisioned_power_kw=request.provisioned_power_kw,
+        command=settings.command,
+    )
+    execute = invocation.executor(display.event_handlers)
+    return CurveRun(stored_curve, data, settings, output_dir, execute, display)
+
+
+def _plan_requests(
+    request: CurveRequest,
+    data: CurveData,
+    curve: Curve,
+    settings: Settings,
+    max_point_s: float,
+) -> CurvePlan:
+    """Return the plan of the curve, and print what it expects.
+
+    Raises UserError if one pass of the data set exceeds the limit on time at a point.
+    """
+    options = request.options
+    rates = _expected_rates(request, data, curve, settings)
+    plan_settings = PlanSettings(
+        benchmark=options.benchmark,
+        dataset_size=data.size,
+        accuracy_samples=0,
+        seed_set=options.seed_set,
+        target_cohort=find_seed_set(options.seed_set).cohort,
+        max_point_s=max_point_s,
+        price_per_hour=None,
+        currency="",
+    )
+    plan = plan_curve(curve, rates, plan_settings, rate_source="", is_simulated=settings.virtual)
+    for problem in plan.problems:
+        print_status(f"warning: the curve does not meet the rules: {problem}")
+
+    for planned in plan.points:
+        print_status(
+            f"{planned.point.name}: {planned.passes} passes, {planned.requests:,} requests, about "
+            f"{format.duration(planned.duration_s)}"
+        )
+    _refuse_incomplete_passes(plan, options)
+    return plan
+
+
+def _expected_rates(
+    request: CurveRequest, data: CurveData, curve: Curve, settings: Settings
+) -> Sequence[ConcurrencyRate]:
+    """Return the expected rates: of earlier runs, or of a short trial at each concurrency."""
+    if request.rates_from is not None:
+        return rate_sources.read_rates(request.rates_from)
+    print_status("Short trials measure how many passes of the data set each point needs")
+    seed_set = find_seed_set(request.options.seed_set)
+    return rate_sources.measure_rates(curve.points, data, seed_set, settings)
+
+
+def _refuse_incomplete_passes(plan: CurvePlan, options: CurveOptions) -> None:
+    """Raise UserError if a point has no time for one pass, which section 6.4 requires."""
+    too_slow = [planned for planned in plan.points if planned.outlook == "less than one pass"]
+    if too_slow:
+        names = ", ".join(planned.point.name for planned in too_slow)
+        longest_s = max(planned.pass_s for planned in too_slow)
+        raise UserError(
+            "out_of_range",
+            f"one pass of the data set takes up to {format.duration(longest_s)} at {names}",
+            f"--max-point-time {options.max_point_time}",
+            "allow more time, or use a higher --c-min",
+        )

@@ -1,0 +1,295 @@
+"""Renders the result of a rehearsed curve as text and as a page. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from loadgen.core import format
+from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints.curve_result import CurveResult, PointResult
+from loadgen.mlperf.endpoints.plan_text import describe_region, regions_table
+from loadgen.mlperf.text import disclosure_notice
+from loadgen.render.page import Axis, Chart, Mark, Series
+from loadgen.render.section import (
+    Bullets,
+    Charts,
+    Facts,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    section,
+    simulated_notice,
+)
+from loadgen.runs.sweep_charts import run_link
+
+CURVE_COLOR = "c1"
+TTFT_COLOR = "c2"
+USER_COLOR = "c3"
+OFFLINE_COLOR = "c4"
+METRIC_LABELS = {
+    "tpot_p50": "TPOT p50",
+    "tpot_p90": "TPOT p90",
+    "ttft_p50": "TTFT p50",
+    "ttft_p90": "TTFT p90",
+}
+CONCURRENCY_LABEL = "requests in flight, log"
+
+
+def create_report(result: CurveResult) -> Report:
+    """Return the report of a curve: each point with its verdict, the regions, and the charts."""
+    curve = result.curve
+    notices = [disclosure_notice(curve.disclosure)]
+    if curve.is_simulated:
+        notices.insert(0, simulated_notice())
+
+    return Report(
+        title=f"MLPerf Endpoints rehearsal, unofficial: {curve.benchmark} on {curve.target}",
+        generated_by="loadgen mlperf endpoints run",
+        notices=notices,
+        headline=[Paragraph(describe_result(result), large=True)],
+        headline_last=True,
+        sections=[
+            section("", _facts(result)),
+            section("Points", points_table(result)),
+            section("Steady windows", windows_table(result), Bullets(list(_notes(result)), "warn")),
+            section("Regions", regions_table(curve.curve.regions)),
+            lambda: _chart_sections(result),
+        ],
+    )
+
+
+def describe_result(result: CurveResult) -> str:
+    """Return the result in one sentence."""
+    planned = len(result.curve.curve.points)
+    windows = sum(1 for point in result.fixed_results if point.has_official_window)
+    text = (
+        f"{len(result.points)} of {planned} points measured; {windows} of "
+        f"{len(result.fixed_results)} fixed-concurrency points have a steady window of the "
+        "required length"
+    )
+    if result.points:
+        text += f"; up to {format.quantity(result.max_system_tps)} tokens/s"
+    return f"Rehearsal, unofficial: {text}."
+
+
+def points_table(result: CurveResult) -> Table:
+    """Return a row per point with the metrics of the rules (section 4.1)."""
+    head = ["point", "region", "tokens/s", "per user", "TTFT p90 ms", "basis", "verdict"]
+    has_power = result.curve.provisioned_power_kw is not None
+    if has_power:
+        head.insert(4, "per kW")
+    rows = [_point_row(result, point, has_power=has_power) for point in result.points]
+    return Table(head, rows, label_columns=2)
+
+
+def _point_row(result: CurveResult, point: PointResult, *, has_power: bool) -> list[str]:
+    metrics = point.metrics
+    # All queries of an Offline run wait at its start, so that it has no latency (section 5.7.1).
+    is_offline_run = point.point.is_offline_run
+    cells = [
+        point.point.name,
+        describe_region(point.point),
+        format.quantity(metrics.system_tps),
+        format.NONE if is_offline_run else format.quantity(metrics.tps_per_user),
+        format.NONE if is_offline_run else format.quantity(metrics.ttft_p90_ms),
+        point.basis,
+        point.verdict,
+    ]
+    if has_power:
+        tps_per_kw = result.tps_per_kw(point)
+        cells.insert(4, format.NONE if tps_per_kw is None else f"{tps_per_kw:,.1f}")
+    return cells
+
+
+def windows_table(result: CurveResult) -> Table:
+    """Return a row per point with a fixed concurrency: its window, and what the rules require."""
+    head = ("point", "queries", "passes", "window", "required", "passes in it", "status")
+    return Table(head, [_window_row(point) for point in result.fixed_results])
+
+
+def _window_row(point: PointResult) -> list[str]:
+    state = point.steady_state
+    if state is None:
+        return [point.point.name, f"{point.issued:,}", *[format.NONE] * 5]
+    window = state.window
+    return [
+        point.point.name,
+        f"{point.issued:,}",
+        f"{state.super_passes:,}",
+        format.NONE if window is None else format.duration(window.duration_s),
+        format.duration(point.point.min_window_s),
+        format.NONE if window is None else f"{window.super_passes:,}",
+        state.status,
+    ]
+
+
+def _notes(result: CurveResult) -> Iterator[str]:
+    """Yield what a reader has to know about single points."""
+    if result.missing_points:
+        yield (
+            f"Not measured: {', '.join(result.missing_points)}. The same command with the same "
+            "--out measures them."
+        )
+    for point in result.points:
+        for error in point.measurement_errors:
+            yield f"{point.point.name} is not a valid measurement: {error}"
+        if point.failed:
+            yield f"{point.point.name}: {point.failed:,} of {point.issued:,} queries failed."
+        state = point.steady_state
+        if state is None:
+            continue
+        drifting = [name for name, trend in state.trends.items() if trend in ("up", "down")]
+        if drifting:
+            names = ", ".join(METRIC_LABELS[name] for name in drifting)
+            yield f"{point.point.name}: a trend after the start of the window in {names}"
+        if state.reason:
+            yield f"{point.point.name}: {state.reason}"
+        if state.level_shift is not None:
+            yield (
+                f"{point.point.name}: TPOT changes by {format.percent(state.level_shift.change)} "
+                f"at pass {state.level_shift.super_pass + 1}; the result is that of the first "
+                "level."
+            )
+
+
+def _facts(result: CurveResult) -> Facts:
+    curve = result.curve
+    models = dict.fromkeys(point.load.model for point in result.points)
+    power = ""
+    if curve.provisioned_power_kw is not None:
+        power = f"{curve.provisioned_power_kw:,.2f} kW provisioned"
+    return Facts(
+        [
+            ("Benchmark", f"{curve.benchmark} ({curve.model})"),
+            ("Server", curve.target),
+            ("Model", ", ".join(models)),
+            ("Data", curve.data_name),
+            ("C_min, C_max", f"{curve.curve.c_min}, {curve.curve.c_max:,}"),
+            ("Seed set", f"{curve.seed_set}, cohort {curve.target_cohort}"),
+            ("Power", power),
+        ]
+    )
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def _chart_sections(result: CurveResult) -> Iterator[Section]:
+    """Yield the section with the charts of section 4.2, if a point was measured."""
+    points = result.fixed_results
+    if points:
+        yield section("Charts", Charts(_charts(result, points)))
+
+
+def _charts(result: CurveResult, points: Sequence[PointResult]) -> list[Chart]:
+    region_marks = _region_marks(result)
+    return [
+        _pareto_chart(result, points),
+        _chart_over_concurrency(
+            "System throughput",
+            points,
+            [point.metrics.system_tps for point in points],
+            unit="tokens/s",
+            color=CURVE_COLOR,
+            marks=region_marks,
+        ),
+        _chart_over_concurrency(
+            "TTFT p90",
+            points,
+            [point.metrics.ttft_p90_ms for point in points],
+            unit="ms",
+            color=TTFT_COLOR,
+            marks=region_marks,
+        ),
+        _chart_over_concurrency(
+            "Tokens/s per user",
+            points,
+            [point.metrics.tps_per_user for point in points],
+            unit="tokens/s",
+            color=USER_COLOR,
+            marks=region_marks,
+        ),
+    ]
+
+
+def _pareto_chart(result: CurveResult, points: Sequence[PointResult]) -> Chart:
+    """Return system throughput over the speed of a user, as a step function (section 5.2)."""
+    measured = [point for point in points if point.metrics.tps_per_user is not None]
+    speeds = [point.metrics.tps_per_user or 0.0 for point in measured]
+    throughputs = [point.metrics.system_tps for point in measured]
+    offline = result.offline_result
+    marks = ()
+    if offline is not None and offline.point.is_offline_run:
+        label = "Offline (throughput ceiling)"
+        marks = (Mark(y=offline.metrics.system_tps, label=label, color=OFFLINE_COLOR),)
+
+    step_x, step_y = _steps(speeds, throughputs)
+    return Chart(
+        title="Throughput against speed per user",
+        note=rules.DISCLOSURE.partition(":")[0],
+        x=Axis(label="tokens/s per user (1000 / TPOT p90 in ms)", unit="tokens/s", min=0),
+        y=Axis(label="system tokens/s", unit="tokens/s", min=0),
+        marks=marks,
+        wide=True,
+        series=(
+            Series(x=step_x, y=step_y, color=CURVE_COLOR, name="step function"),
+            Series(
+                x=speeds,
+                y=list(throughputs),
+                color=CURVE_COLOR,
+                width=0,
+                dots=True,
+                labels=tuple(point.point.name for point in measured),
+                links=tuple(run_link(point.point.name) for point in measured),
+            ),
+        ),
+    )
+
+
+def _steps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the corners of a step function through points: it keeps a value until the next x."""
+    step_x: list[float] = list(x[:1])
+    step_y: list[float] = list(y[:1])
+    for (_, previous_y), (next_x, next_y) in itertools.pairwise(zip(x, y, strict=True)):
+        step_x += [next_x, next_x]
+        step_y += [previous_y, next_y]
+    return step_x, step_y
+
+
+def _chart_over_concurrency(
+    title: str,
+    points: Sequence[PointResult],
+    values: Sequence[float | None],
+    *,
+    unit: str,
+    color: str,
+    marks: tuple[Mark, ...],
+) -> Chart:
+    """Return a metric over the concurrency, with the ends of the regions."""
+    return Chart(
+        title=title,
+        x=Axis(label=CONCURRENCY_LABEL, log=True),
+        y=Axis(label=unit, unit=unit, min=0),
+        marks=marks,
+        series=(
+            Series(
+                x=[float(point.point.concurrency) for point in points],
+                y=list(values),
+                color=color,
+                dots=True,
+                labels=tuple(point.point.name for point in points),
+                links=tuple(run_link(point.point.name) for point in points),
+            ),
+        ),
+    )
+
+
+def _region_marks(result: CurveResult) -> tuple[Mark, ...]:
+    """Return a line at the end of each region but the last."""
+    regions = result.curve.curve.regions.regions
+    return tuple(
+        Mark(x=region.end, label=f"{region.label.removesuffix(' Concurrency')} |", color="soft")
+        for region in regions[:-1]
+    )

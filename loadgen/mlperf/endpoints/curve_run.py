@@ -1,0 +1,184 @@
+"""Runs the points of a curve one after the other, where the same command resumes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from loadgen.cli.output import print_status
+from loadgen.core import format, run_folder
+from loadgen.core.errors import UserError
+from loadgen.core.execution.folder_names import locked_folder
+from loadgen.core.results import checksums, store
+from loadgen.mlperf.endpoints import curve_report
+from loadgen.mlperf.endpoints.curve_result import (
+    RESULT_FILE,
+    CurveResult,
+    StoredCurve,
+    begin_curve,
+)
+from loadgen.mlperf.endpoints.point_metrics import measure_point
+from loadgen.mlperf.endpoints.rules import find_seed_set
+from loadgen.mlperf.endpoints.workloads import CurveData, build_workload
+from loadgen.result_kinds import PAGE
+
+if TYPE_CHECKING:
+    from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.run import Execute
+    from loadgen.mlperf.endpoints.points import CurvePoint
+    from loadgen.runs.run_display import RunDisplay
+
+FINISHED = "finished"
+"""The state of a run that has sent all its requests."""
+
+
+class CurveRun(NamedTuple):
+    """A curve that is carried out in a directory.
+
+    Attributes:
+        curve: The curve as it was requested.
+        data: The samples.
+        settings: The server, and how requests are sent.
+        output_dir: The directory of the results.
+        execute: Carries out a run.
+        display: Shows the progress.
+    """
+
+    curve: StoredCurve
+    data: CurveData
+    settings: Settings
+    output_dir: Path
+    execute: Execute
+    display: RunDisplay
+
+
+class CurveOutcome(NamedTuple):
+    """The results of the points that have run, and whether the user interrupted one."""
+
+    result: CurveResult
+    is_interrupted: bool
+
+
+def run_curve(curve_run: CurveRun) -> CurveOutcome:
+    """Run the points that are not in the directory yet, and write the files of the curve.
+
+    After each point the stored files are complete, even if the process is killed during the next.
+
+    Raises TargetError if the server is lost, after the files are written.
+    """
+    begin_curve(curve_run.output_dir, curve_run.curve)
+    points = points_to_run(curve_run.curve, curve_run.output_dir)
+    done_count = len(curve_run.curve.curve.points) - len(points)
+    if done_count:
+        print_status(f"Resuming {curve_run.output_dir}: {done_count} points are done")
+
+    checksums.begin(curve_run.output_dir)
+    curve_run.display.begin_steps(len(points), weights=_relative_durations(curve_run, points))
+    is_interrupted = False
+    for point in points:
+        curve_run.display.begin_step(f"Point {point.name}")
+        is_finished = _run_point(curve_run, point)
+        result = measure_curve(curve_run.output_dir, curve_run.curve)
+        write_result(curve_run.output_dir, result)
+        _print_point(result, point)
+        if not is_finished:
+            is_interrupted = True
+            break
+
+    result = measure_curve(curve_run.output_dir, curve_run.curve)
+    write_result(curve_run.output_dir, result)
+    checksums.write(curve_run.output_dir)
+    return CurveOutcome(result, is_interrupted)
+
+
+def _print_point(result: CurveResult, point: CurvePoint) -> None:
+    """Print what a point measured, if its run finished."""
+    for measured in result.points:
+        if measured.point.name == point.name:
+            throughput = format.quantity(measured.metrics.system_tps)
+            print_status(f"{point.name}: {throughput} tokens/s, {measured.verdict}")
+
+
+def _relative_durations(curve_run: CurveRun, points: list[CurvePoint]) -> list[float]:
+    """Return how many requests each point sends, to forecast the time left."""
+    return [float(curve_run.curve.requests[point.name]) for point in points]
+
+
+def points_to_run(curve: StoredCurve, output_dir: Path) -> list[CurvePoint]:
+    """Return the points without a finished run in the directory, in the order of concurrency."""
+    return [point for point in curve.curve.points if not has_finished(output_dir / point.name)]
+
+
+def has_finished(run_dir: Path) -> bool:
+    """Return whether a directory has a run that has sent all its requests."""
+    if not (run_dir / run_folder.SUMMARY).is_file():
+        return False
+    return run_folder.read_summary(run_dir).run.state == FINISHED
+
+
+def _run_point(curve_run: CurveRun, point: CurvePoint) -> bool:
+    """Run one point in a directory with its name, and return whether it finished."""
+    run_dir = curve_run.output_dir / point.name
+    _move_unfinished_run(run_dir)
+    workload = build_workload(
+        point,
+        curve_run.data,
+        find_seed_set(curve_run.curve.seed_set),
+        curve_run.curve.requests[point.name],
+        curve_run.output_dir,
+    )
+    with locked_folder(run_dir):
+        summary, _ = curve_run.execute(
+            workload, replace(curve_run.settings, out=run_dir), folder=run_dir
+        )
+    return summary.run.state == FINISHED
+
+
+def _move_unfinished_run(run_dir: Path) -> None:
+    """Rename the directory of a run that was stopped: r8 becomes r8-stopped-1.
+
+    Raises UserError if it is not a directory of a run.
+    """
+    if not run_dir.exists():
+        return
+    if not run_folder.is_run(run_dir):
+        has_files = any(run_dir.iterdir())
+        if has_files:
+            raise UserError(
+                "file_exists",
+                "the folder of a point has other files",
+                str(run_dir),
+                "use another folder with --out",
+            )
+        return
+
+    number = 1
+    while run_dir.with_name(f"{run_dir.name}-stopped-{number}").exists():
+        number += 1
+    run_dir.rename(run_dir.with_name(f"{run_dir.name}-stopped-{number}"))
+
+
+def measure_curve(output_dir: Path, curve: StoredCurve) -> CurveResult:
+    """Return the results of the finished points, computed from their records."""
+    results = tuple(
+        measure_point(point, output_dir / point.name, dataset_size=curve.dataset_size)
+        for point in curve.curve.points
+        if has_finished(output_dir / point.name)
+    )
+    return CurveResult(curve=curve, points=results)
+
+
+def write_result(output_dir: Path, result: CurveResult) -> None:
+    """Write `endpoints.json` and the page of a curve."""
+    store.replace(output_dir / RESULT_FILE, format.document(result))
+    page = render_page(result)
+    store.replace(output_dir / PAGE, page, shared=True)
+
+
+def render_page(result: CurveResult) -> bytes:
+    """Return the page of a curve."""
+    from loadgen.render import html
+
+    return html.render(curve_report.create_report(result)).encode()

@@ -1,0 +1,292 @@
+"""The time, the cost and the expected steady window of each point of a curve. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints.points import Curve, CurvePoint, find_structure_problems
+from loadgen.mlperf.endpoints.rates import ConcurrencyRate, interpolate_rate
+
+SECONDS_PER_HOUR = 3600
+
+RAMP_PASSES = 1
+"""Passes for the start of a run, which the detector of the steady window leaves out.
+
+A run needs more than the 4 super-passes that the window spans (section 4.4).
+"""
+
+WINDOW_RESERVE = 1.1
+"""How much longer than the minimum the window is planned.
+
+A run that just reaches the minimum can miss it, because the detector may leave out further passes.
+"""
+
+Outlook = Literal["window expected", "too few passes", "less than one pass", "not needed"]
+"""What a plan expects of the steady window of a point.
+
+- "window expected": the run is long enough.
+- "too few passes": the limit on time leaves fewer passes than a window needs. The official result
+  is then that of the complete run (status `insufficient_passes`).
+- "less than one pass": the limit leaves no room for the data set (status `partial_dataset`), which
+  section 6.4 does not allow.
+- "not needed": an Offline run, whose result is that of the complete run (section 4.4, scope).
+"""
+
+
+class PointPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One point with its expected time.
+
+    Attributes:
+        point: The point.
+        requests_per_s: The expected rate of completed requests.
+        pass_s: The time of one pass of the data set, in seconds.
+        passes: The passes that the run sends.
+        needed_passes: The passes that a steady window needs, without a limit on time.
+        requests: The requests that the run sends.
+        duration_s: The expected time of the run, in seconds.
+        accuracy_s: The expected time of the accuracy run after it, in seconds. 0 without one.
+        cost: The expected cost of both. None without a price.
+        outlook: What is expected of the steady window.
+    """
+
+    point: CurvePoint
+    requests_per_s: float
+    pass_s: float
+    passes: int
+    needed_passes: int
+    requests: int
+    duration_s: float
+    accuracy_s: float
+    cost: float | None
+    outlook: Outlook
+
+    @property
+    def total_s(self) -> float:
+        """The expected time of the run and of its accuracy run, in seconds."""
+        return self.duration_s + self.accuracy_s
+
+    @property
+    def needed_s(self) -> float:
+        """The time of a run with enough passes for a steady window, in seconds."""
+        return self.needed_passes * self.pass_s
+
+    @property
+    def misses_window(self) -> bool:
+        """Whether the run will not reach a steady window within the limit on time."""
+        return self.outlook in ("too few passes", "less than one pass")
+
+
+class CurvePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of a curve.
+
+    Attributes:
+        benchmark: The name of the benchmark.
+        dataset_size: The samples of its data set.
+        seed_set: The identifier of the seed set.
+        target_cohort: The cohort that the curve is planned for.
+        rate_source: Where the expected rates come from.
+        is_simulated: Whether they come from a simulated server.
+        curve: The points and regions.
+        points: The plan of each point.
+        max_point_s: The limit on the time of one run, in seconds. None without a limit.
+        price_per_hour: The price of the system. None if it is not specified.
+        currency: The currency of the price.
+        problems: The rules that the points miss.
+        lowest_concurrency_in_limit: The lowest concurrency whose steady window fits the limit.
+            None if every point fits.
+        disclosure: That the result is unofficial.
+    """
+
+    benchmark: str
+    dataset_size: int
+    seed_set: str
+    target_cohort: str
+    rate_source: str
+    is_simulated: bool
+    curve: Curve
+    points: tuple[PointPlan, ...]
+    max_point_s: float | None
+    price_per_hour: float | None
+    currency: str
+    problems: tuple[str, ...]
+    lowest_concurrency_in_limit: int | None = None
+    disclosure: str = rules.DISCLOSURE
+
+    @property
+    def total_s(self) -> float:
+        """The expected time of all points, one after the other, in seconds."""
+        return sum(plan.total_s for plan in self.points)
+
+    @property
+    def total_cost(self) -> float | None:
+        """The expected cost of all points, or None without a price."""
+        if self.price_per_hour is None:
+            return None
+        return self.total_s / SECONDS_PER_HOUR * self.price_per_hour
+
+
+def plan_point(
+    point: CurvePoint,
+    rate: ConcurrencyRate,
+    *,
+    dataset_size: int,
+    accuracy_samples: int,
+    max_point_s: float | None,
+    price_per_hour: float | None,
+) -> PointPlan:
+    """Return the plan of one point.
+
+    The run sends complete passes of the data set: as many as a steady window needs, and no more
+    than the limit on time leaves room for, but at least one (section 6.4).
+
+    Args:
+        point: The point.
+        rate: The expected rate at its concurrency.
+        dataset_size: The samples of the data set.
+        accuracy_samples: The queries of an accuracy run.
+        max_point_s: The limit on the time of the run, in seconds.
+        price_per_hour: The price of the system.
+    """
+    pass_s = dataset_size / rate.requests_per_s
+    needed_passes = _needed_passes(point, pass_s)
+    passes_in_limit = needed_passes
+    if max_point_s is not None:
+        passes_in_limit = min(needed_passes, math.floor(max_point_s / pass_s))
+
+    passes = max(passes_in_limit, 1)
+    duration_s = passes * pass_s + rate.response_s
+    accuracy_s = accuracy_samples / rate.requests_per_s if point.needs_accuracy else 0.0
+    cost = None
+    if price_per_hour is not None:
+        cost = (duration_s + accuracy_s) / SECONDS_PER_HOUR * price_per_hour
+
+    return PointPlan(
+        point=point,
+        requests_per_s=rate.requests_per_s,
+        pass_s=pass_s,
+        passes=passes,
+        needed_passes=needed_passes,
+        requests=passes * dataset_size,
+        duration_s=duration_s,
+        accuracy_s=accuracy_s,
+        cost=cost,
+        outlook=_expected_window(point, passes_in_limit, needed_passes),
+    )
+
+
+def _needed_passes(point: CurvePoint, pass_s: float) -> int:
+    """Return the passes of a run whose steady window is long enough.
+
+    An Offline run needs no window, but lasts as long as other runs (sections 5.7.3 and 6.2).
+    """
+    passes_for_time = math.ceil(WINDOW_RESERVE * point.min_window_s / pass_s)
+    if point.is_offline_run:
+        return max(passes_for_time, 1)
+    return RAMP_PASSES + max(passes_for_time, rules.MIN_SUPER_PASSES)
+
+
+def _expected_window(point: CurvePoint, passes_in_limit: int, needed_passes: int) -> Outlook:
+    """Return what is expected of the steady window of a run with so many passes."""
+    if passes_in_limit < 1:
+        return "less than one pass"
+    if passes_in_limit < needed_passes:
+        return "too few passes"
+    return "not needed" if point.is_offline_run else "window expected"
+
+
+def find_lowest_in_limit(
+    rates: Sequence[ConcurrencyRate], *, dataset_size: int, max_point_s: float | None
+) -> int | None:
+    """Return the lowest concurrency whose steady window fits the limit on time, or None.
+
+    A run at a concurrency of c completes c / response time requests per second. Between two
+    measured concurrencies, the response time is interpolated.
+    """
+    if max_point_s is None:
+        return None
+    passes = RAMP_PASSES + rules.MIN_SUPER_PASSES
+    for concurrency in range(1, rules.MAX_LOWEST_CONCURRENCY + 1):
+        rate = interpolate_rate(rates, concurrency)
+        if passes * dataset_size / rate.requests_per_s <= max_point_s:
+            return concurrency
+    return None
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan depends on besides the points and the rates.
+
+    Attributes:
+        benchmark: The name of the benchmark.
+        dataset_size: The samples of its data set.
+        accuracy_samples: The queries of an accuracy run.
+        seed_set: The identifier of the seed set.
+        target_cohort: The cohort that the curve is planned for.
+        max_point_s: The limit on the time of one run, in seconds. None without a limit.
+        price_per_hour: The price of the system. None if it is not specified.
+        currency: The currency of the price.
+    """
+
+    benchmark: str
+    dataset_size: int
+    accuracy_samples: int
+    seed_set: str
+    target_cohort: str
+    max_point_s: float | None
+    price_per_hour: float | None
+    currency: str
+
+
+def plan_curve(
+    curve: Curve,
+    rates: Sequence[ConcurrencyRate],
+    settings: PlanSettings,
+    *,
+    rate_source: str,
+    is_simulated: bool,
+) -> CurvePlan:
+    """Return the plan of a curve.
+
+    Args:
+        curve: The points.
+        rates: The measured or simulated rates, at the concurrencies of the points or at others.
+        settings: What the plan depends on besides.
+        rate_source: Where the rates come from.
+        is_simulated: Whether they come from a simulated server.
+    """
+    points = tuple(
+        plan_point(
+            point,
+            interpolate_rate(rates, point.concurrency),
+            dataset_size=settings.dataset_size,
+            accuracy_samples=settings.accuracy_samples,
+            max_point_s=settings.max_point_s,
+            price_per_hour=settings.price_per_hour,
+        )
+        for point in curve.points
+    )
+    lowest_in_limit = None
+    if any(plan.misses_window for plan in points):
+        lowest_in_limit = find_lowest_in_limit(
+            rates, dataset_size=settings.dataset_size, max_point_s=settings.max_point_s
+        )
+
+    return CurvePlan(
+        benchmark=settings.benchmark,
+        dataset_size=settings.dataset_size,
+        seed_set=settings.seed_set,
+        target_cohort=settings.target_cohort,
+        rate_source=rate_source,
+        is_simulated=is_simulated,
+        curve=curve,
+        points=points,
+        max_point_s=settings.max_point_s,
+        price_per_hour=settings.price_per_hour,
+        currency=settings.currency,
+        problems=tuple(find_structure_problems(curve)),
+        lowest_concurrency_in_limit=lowest_in_limit,
+    )

@@ -1,0 +1,167 @@
+"""Renders the plan of a curve: its regions, its points, its time and cost. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from loadgen.core import format
+from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints.plan import SECONDS_PER_HOUR, CurvePlan, PointPlan
+from loadgen.mlperf.endpoints.points import CurvePoint
+from loadgen.mlperf.endpoints.regions import MARGIN_LABEL, REGION_LABELS, RegionName, Regions
+from loadgen.mlperf.text import disclosure_notice
+from loadgen.render.section import (
+    Bullets,
+    Facts,
+    Paragraph,
+    Report,
+    Table,
+    section,
+    simulated_notice,
+)
+
+OFFLINE_LABEL = "Offline"
+
+SIMULATED_RATES = (
+    "rates come from a performance model of the preset, which serves a language model of its own"
+)
+
+
+def create_report(plan: CurvePlan) -> Report:
+    """Return the report of a plan."""
+    notices = [disclosure_notice(plan.disclosure)]
+    if plan.is_simulated:
+        notices.insert(0, simulated_notice(SIMULATED_RATES))
+
+    return Report(
+        title=f"MLPerf Endpoints rehearsal, unofficial: plan of {plan.benchmark}",
+        generated_by="loadgen mlperf endpoints plan",
+        notices=notices,
+        headline=[Paragraph(describe_total(plan), large=True)],
+        headline_last=True,
+        sections=[
+            section("", _facts(plan)),
+            section("Regions", regions_table(plan.curve.regions)),
+            section("Points", points_table(plan)),
+            section("Before you rent the system", Bullets(list(_warnings(plan)), "warn")),
+        ],
+    )
+
+
+def describe_total(plan: CurvePlan) -> str:
+    """Return the time and the cost of all points in one sentence."""
+    runs = f"{len(plan.points)} points take {format.duration(plan.total_s)} with accuracy runs"
+    cost = plan.total_cost
+    if cost is None:
+        return f"{runs}. Add --price-per-hour for the cost."
+    return f"{runs} and cost {cost:,.0f} {plan.currency}."
+
+
+def describe_region(point: CurvePoint) -> str:
+    """Return the region of a point for a table."""
+    if point.is_offline_run:
+        return OFFLINE_LABEL
+    if point.region is None:
+        return MARGIN_LABEL
+    return _region_label(point.region).removesuffix(" Concurrency")
+
+
+def regions_table(regions: Regions) -> Table:
+    """Return a row per region: its concurrencies and how long a steady window lasts at least."""
+    rows = [
+        (
+            region.label,
+            f"{region.start:,} to {region.end:,}" if region.start <= region.end else "empty",
+            "1",
+        )
+        for region in regions.regions
+    ]
+    c_max = regions.regions[-1].end
+    rows.append((MARGIN_LABEL, f"{c_max + 1:,} to {regions.margin_end:,}", "0"))
+    return Table(("region", "concurrency", "points at least"), rows)
+
+
+def points_table(plan: CurvePlan) -> Table:
+    """Return a row per point: its load, its time, its cost, and what is expected of its window."""
+    head = ["point", "region", "requests/s", "passes", "run", "accuracy run"]
+    if plan.price_per_hour is not None:
+        head.append(plan.currency)
+    head.append("steady window")
+    rows = [_point_row(point_plan) for point_plan in plan.points]
+    return Table(head, rows, label_columns=2)
+
+
+def _point_row(point_plan: PointPlan) -> list[str]:
+    point = point_plan.point
+    accuracy = format.duration(point_plan.accuracy_s) if point.needs_accuracy else format.NONE
+    cells = [
+        point.name,
+        describe_region(point),
+        format.quantity(point_plan.requests_per_s),
+        f"{point_plan.passes:,}",
+        format.duration(point_plan.duration_s),
+        accuracy,
+    ]
+    if point_plan.cost is not None:
+        cells.append(f"{point_plan.cost:,.0f}")
+    return [*cells, _describe_outlook(point_plan)]
+
+
+def _describe_outlook(point_plan: PointPlan) -> str:
+    """Return what is expected of the steady window in a word or two."""
+    if point_plan.misses_window:
+        return "MISSED"
+    return "not needed" if point_plan.point.is_offline_run else "expected"
+
+
+def _facts(plan: CurvePlan) -> Facts:
+    limit = "no limit"
+    if plan.max_point_s is not None:
+        limit = f"at most {format.duration(plan.max_point_s)} for each run"
+    price = ""
+    if plan.price_per_hour is not None:
+        price = f"{plan.price_per_hour:,.2f} {plan.currency}/h"
+    return Facts(
+        [
+            ("Benchmark", f"{plan.benchmark}, {plan.dataset_size:,} samples"),
+            ("C_min, C_max", f"{plan.curve.c_min}, {plan.curve.c_max:,}"),
+            ("Seed set", f"{plan.seed_set}, cohort {plan.target_cohort}"),
+            ("Rates", plan.rate_source),
+            ("Time", limit),
+            ("Price", price),
+        ]
+    )
+
+
+def _warnings(plan: CurvePlan) -> Iterator[str]:
+    """Yield the rules that the points miss, and what to change for points without a window."""
+    for problem in plan.problems:
+        yield f"The curve does not meet the rules: {problem}."
+
+    for point_plan in plan.points:
+        if point_plan.misses_window:
+            yield _describe_missed_window(point_plan, plan)
+
+    if plan.curve.c_max <= rules.MAX_C_MAX_WITH_APPROVAL:
+        yield "A C_max of 33 or less needs the approval of the working group (section 5.4)."
+
+
+def _describe_missed_window(point_plan: PointPlan, plan: CurvePlan) -> str:
+    """Return why a point gets no steady window, and what to change."""
+    assert plan.max_point_s is not None, "only a limit on time makes a run too short"
+    limit = format.duration(plan.max_point_s)
+    needed_hours = math.ceil(10 * point_plan.needed_s / SECONDS_PER_HOUR) / 10
+    advice = f"Use --max-point-time {needed_hours:g}h"
+    lowest = plan.lowest_concurrency_in_limit
+    if lowest is not None and lowest > plan.curve.c_min:
+        advice += f", or --c-min {lowest}, the lowest concurrency with a window in this time"
+    return (
+        f"No steady window at {point_plan.point.name}: {point_plan.outlook} in {limit}. It needs "
+        f"{point_plan.needed_passes} passes, {format.duration(point_plan.needed_s)}. {advice}."
+    )
+
+
+def _region_label(name: str) -> str:
+    labels: dict[RegionName, str] = REGION_LABELS
+    return next(label for region_name, label in labels.items() if region_name == name)

@@ -1,0 +1,210 @@
+"""The measurement points of a curve: their concurrencies, regions and roles. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from loadgen.core.errors import UserError
+from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints.regions import REGION_NAMES, Region, Regions, compute_regions
+from loadgen.mlperf.endpoints.regions import min_window_s as shortest_window_s
+
+OfflineChoice = Literal["dedicated", "elected"]
+"""How a curve gets its Offline result: by a run, or from the point at C_max (section 5.7.2)."""
+
+OFFLINE_NAME = "offline"
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement point.
+
+    Attributes:
+        name: The name of its directory: "r8" for a concurrency of 8, or "offline".
+        concurrency: The requests in flight. For an Offline run, the size of the data set.
+        region: The region that it counts for. None for an Offline run and in the margin.
+        offline: Whether it is an Offline run ("dedicated"), the Offline result as well
+            ("elected"), or neither ("none").
+        is_mandatory: Whether it is the point that its region requires, or the Offline run.
+        min_window_s: How long its steady window lasts at least, in seconds.
+    """
+
+    name: str
+    concurrency: int
+    region: str | None
+    offline: Literal["none", "dedicated", "elected"] = "none"
+    is_mandatory: bool
+    min_window_s: int
+
+    @property
+    def needs_accuracy(self) -> bool:
+        """Whether the rules require an accuracy run (section 4.3): the mandatory points only."""
+        return self.is_mandatory
+
+    @property
+    def is_offline_run(self) -> bool:
+        """Whether all queries are sent at once, in a run of its own."""
+        return self.offline == "dedicated"
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """The points of a curve in the order of concurrency, an Offline run last.
+
+    Attributes:
+        c_min: The lowest concurrency.
+        c_max: The Maximum Supported Concurrency.
+        regions: The regions between the two.
+        points: The points.
+    """
+
+    c_min: int
+    c_max: int
+    regions: Regions
+    points: tuple[CurvePoint, ...]
+
+    @property
+    def fixed_points(self) -> tuple[CurvePoint, ...]:
+        """The points with a fixed concurrency, which form the curve."""
+        return tuple(point for point in self.points if not point.is_offline_run)
+
+
+def spread_concurrencies(c_min: int, c_max: int, count: int) -> list[int]:
+    """Return concurrencies from C_min to C_max at equal distances on the scale of the regions.
+
+    With 7 points, two are in each of the three upper regions, and one of them is C_max.
+
+    Args:
+        c_min: The lowest concurrency.
+        c_max: The highest concurrency.
+        count: The number of concurrencies, C_min and C_max included.
+
+    Raises:
+        UserError: The range has fewer different concurrencies.
+    """
+    compute_regions(c_min, c_max)  # raises UserError if one of them is not allowed
+    octaves = math.log2(c_max - c_min)
+    steps = count - 1
+    spread = [round(c_min + 2 ** (octaves * step / steps)) for step in range(1, steps + 1)]
+    concurrencies = sorted({c_min, *spread})
+    if len(concurrencies) < count:
+        raise UserError(
+            "out_of_range",
+            f"{count} different points do not fit between {c_min} and {c_max}",
+            "--points",
+            f"use --points {len(concurrencies) + 1} or a larger --c-max",
+        )
+    return concurrencies
+
+
+def build_curve(
+    concurrencies: Sequence[int], *, c_max: int, dataset_size: int, offline: OfflineChoice
+) -> Curve:
+    """Return the curve with a point at each concurrency and the Offline point.
+
+    The mandatory point of a region is its highest concurrency, where an accuracy run is fastest.
+    Whether the curve has enough points is checked by `find_structure_problems`.
+
+    Args:
+        concurrencies: The concurrencies, in any order.
+        c_max: The Maximum Supported Concurrency.
+        dataset_size: The number of samples of the data set.
+        offline: How the curve gets its Offline result.
+
+    Raises:
+        UserError: C_min or C_max is outside the range of the rules, or no point is at C_max
+            although it should be the Offline result.
+    """
+    ordered = sorted(set(concurrencies))
+    regions = compute_regions(ordered[0], c_max)
+    mandatory = {max(values) for values in _by_region(ordered, regions).values()}
+    if offline == "elected" and c_max not in ordered:
+        raise UserError(
+            "missing_value",
+            f"the Offline result should be that of C_max, but no point is at {c_max}",
+            "--offline elected",
+            f"add {c_max} to --concurrency",
+        )
+
+    points = [
+        CurvePoint(
+            name=f"r{concurrency}",
+            concurrency=concurrency,
+            region=_region_name(regions.find(concurrency)),
+            offline="elected" if offline == "elected" and concurrency == c_max else "none",
+            is_mandatory=concurrency in mandatory,
+            min_window_s=shortest_window_s(regions, concurrency),
+        )
+        for concurrency in ordered
+    ]
+    if offline == "dedicated":
+        points.append(_offline_run(dataset_size))
+    return Curve(c_min=ordered[0], c_max=c_max, regions=regions, points=tuple(points))
+
+
+def _offline_run(dataset_size: int) -> CurvePoint:
+    """Return the point that sends all samples at once. Its concurrency is their number (5.7.1)."""
+    return CurvePoint(
+        name=OFFLINE_NAME,
+        concurrency=dataset_size,
+        region=None,
+        offline="dedicated",
+        is_mandatory=True,
+        min_window_s=rules.MIN_WINDOW_S,
+    )
+
+
+def _by_region(concurrencies: Sequence[int], regions: Regions) -> dict[str, list[int]]:
+    """Return the concurrencies of each region that has one."""
+    grouped: dict[str, list[int]] = {}
+    for concurrency in concurrencies:
+        region = regions.find(concurrency)
+        if region is not None:
+            grouped.setdefault(region.name, []).append(concurrency)
+    return grouped
+
+
+def _region_name(region: Region | None) -> str | None:
+    return None if region is None else region.name
+
+
+def required_points(offline: OfflineChoice) -> int:
+    """Return how many points a curve has at least (section 5.3)."""
+    if offline == "elected":
+        return rules.MIN_POINTS_WITH_ELECTED_OFFLINE
+    return rules.MIN_POINTS
+
+
+def find_structure_problems(curve: Curve) -> Iterator[str]:
+    """Yield a sentence for each rule about the number and the place of points that is missed."""
+    offline: OfflineChoice = "dedicated" if curve.points[-1].is_offline_run else "elected"
+    least = required_points(offline)
+    count = len(curve.points)
+    if count < least:
+        yield f"{count} points, but a curve has at least {least} (section 5.3)"
+    if count > rules.MAX_POINTS:
+        yield f"{count} points, but a curve has at most {rules.MAX_POINTS} (section 5.6)"
+
+    covered = {point.region for point in curve.points}
+    for region in curve.regions.regions:
+        if region.name not in covered and region.name in REGION_NAMES:
+            yield (
+                f"no point in the {region.label} region, {region.start} to {region.end} "
+                "(section 5.3)"
+            )
+
+    for point in curve.fixed_points:
+        is_known = point.region is not None or curve.regions.is_in_margin(point.concurrency)
+        if not is_known:
+            yield (
+                f"{point.concurrency} is above C_max and its margin, {curve.regions.margin_end} "
+                "(section 5.4)"
+            )
+
+    if offline == "dedicated" and curve.points[-1].concurrency < curve.c_max:
+        yield (
+            f"the data set has {curve.points[-1].concurrency:,} samples, fewer than C_max, so an "
+            "Offline run cannot reach that concurrency (section 5.7.2); use --offline elected"
+        )

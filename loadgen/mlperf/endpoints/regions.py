@@ -1,0 +1,115 @@
+"""The regions of a curve on the axis of concurrency. Pure.
+
+Source: section 5.5 of `endpoints_rules.md` in mlcommons/endpoints_policies, v1.0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from loadgen.core.errors import UserError
+from loadgen.mlperf.endpoints import rules
+
+RegionName = Literal["low_latency", "low_concurrency", "med_concurrency", "high_concurrency"]
+"""The names of the four regions in `point.yaml` (section 8.3)."""
+
+REGION_LABELS: dict[RegionName, str] = {
+    "low_latency": "Ultra Low Concurrency",
+    "low_concurrency": "Low Concurrency",
+    "med_concurrency": "Medium Concurrency",
+    "high_concurrency": "High Concurrency",
+}
+REGION_NAMES = tuple(REGION_LABELS)
+MARGIN_LABEL = "margin above C_max"
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A region, from its lowest to its highest concurrency, both included."""
+
+    name: RegionName
+    start: int
+    end: int
+
+    @property
+    def label(self) -> str:
+        """The name of the region in texts."""
+        return REGION_LABELS[self.name]
+
+
+class Regions(msgspec.Struct, frozen=True):
+    """The regions of a curve in the order of concurrency, and the end of the margin above them."""
+
+    regions: tuple[Region, ...]
+    margin_end: int
+
+    def find(self, concurrency: int) -> Region | None:
+        """Return the region of a concurrency, or None in the margin and beyond.
+
+        If rounding makes two ends equal, the later region is empty, and a point at the common end
+        counts for the earlier one.
+        """
+        for region in self.regions:
+            if region.start <= concurrency <= region.end:
+                return region
+        return None
+
+    def is_in_margin(self, concurrency: int) -> bool:
+        """Return whether a concurrency is above C_max, but by at most 10 %."""
+        return self.regions[-1].end < concurrency <= self.margin_end
+
+
+def compute_regions(c_min: int, c_max: int) -> Regions:
+    """Return the regions between the lowest and the highest concurrency of a curve.
+
+    The range above `c_min` is divided into three parts on a scale of log2. Boundaries are rounded
+    half to even, as the rules require.
+
+    Args:
+        c_min: The lowest concurrency of all points.
+        c_max: The Maximum Supported Concurrency, which the submitter chooses.
+
+    Raises:
+        UserError: One of them is outside the range of the rules.
+    """
+    if not 1 <= c_min <= rules.MAX_LOWEST_CONCURRENCY:
+        raise UserError(
+            "out_of_range",
+            f"the lowest concurrency of a curve is 1 to {rules.MAX_LOWEST_CONCURRENCY}, "
+            f"not {c_min}",
+            "--concurrency",
+            "add a point at 1 (section 5.4 of the rules)",
+        )
+    if c_max <= rules.MAX_LOWEST_CONCURRENCY:
+        raise UserError(
+            "out_of_range",
+            f"C_max is above {rules.MAX_LOWEST_CONCURRENCY}, not {c_max}",
+            "--c-max",
+            "give the highest concurrency that the system serves, such as --c-max 1024",
+        )
+
+    third = math.log2(c_max - c_min) / 3
+    low_end = round(c_min + 2**third)
+    medium_end = round(c_min + 2 ** (2 * third))
+    regions = (
+        Region("low_latency", 1, c_min),
+        Region("low_concurrency", c_min + 1, low_end),
+        Region("med_concurrency", low_end + 1, medium_end),
+        Region("high_concurrency", medium_end + 1, c_max),
+    )
+    return Regions(regions, margin_end=math.ceil(rules.HIGH_REGION_MARGIN * c_max))
+
+
+def min_window_s(regions: Regions, concurrency: int) -> int:
+    """Return how long the steady window of a point lasts at least, in seconds (section 6.2).
+
+    The table of the rules gives 600 s to concurrencies of 1 to 32. The reference checker gives them
+    to the region that ends at C_min. Where the two differ, this function returns the longer time,
+    which both accept.
+    """
+    region = regions.find(concurrency)
+    if region is not None and region.name == "low_latency":
+        return rules.MIN_WINDOW_ULTRA_LOW_S
+    return rules.MIN_WINDOW_S

@@ -1,0 +1,460 @@
+"""Checks the rules of MLPerf Endpoints on a rehearsed curve, each with its section. Pure.
+
+Sections are those of `endpoints_rules.md` in mlcommons/endpoints_policies, v1.0, and "SR" those of
+`endpoints_submission_rules.md`. Section 9.1 lists the automated checks of the organizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints.curve_result import CurveResult, PointResult
+from loadgen.mlperf.endpoints.points import required_points
+
+Outcome = Literal["met", "missed", "flagged", "rehearsal", "not checkable"]
+"""What a check found.
+
+- "met" and "missed": the rule holds, or a submission would be rejected.
+- "flagged": section 9.1 flags the point for the reviewers, or its result is only that of the
+  complete run.
+- "rehearsal": every rehearsal misses the rule.
+- "not checkable": the files do not show it.
+"""
+
+
+class RuleCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """The check of one rule.
+
+    Attributes:
+        section: The section of the rules.
+        rule: What the rule requires, in a few words.
+        outcome: What was found.
+        value: The value that was found, or why nothing can be found.
+    """
+
+    section: str
+    rule: str
+    outcome: Outcome
+    value: str
+
+
+class CurveCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """All checks of a curve, in the order of the sections."""
+
+    benchmark: str
+    target: str
+    is_simulated: bool
+    checks: tuple[RuleCheck, ...]
+    disclosure: str = rules.DISCLOSURE
+
+    def count(self, outcome: Outcome) -> int:
+        """Return the number of checks with an outcome."""
+        return sum(1 for check in self.checks if check.outcome == outcome)
+
+
+UNCHECKED_RULES = (
+    ("2.2.1", "no disallowed optimization", "needs a review of the system"),
+    ("2.8", "token counts by the reference tokenizer", "counts are those of the server"),
+    ("2.9", "the model is equivalent to the reference", "needs a review of weights and software"),
+    ("2.9.4", "only an approved drafter for speculative decoding", "no list is published yet"),
+    ("4.1", "the first token is a genuine part of the response", "needs a review of responses"),
+    ("5.7.1", "the server reorders queries only within a pass", "happens inside the server"),
+    ("6.3.2", "the logs of the warm-up are kept", "no request was sent before the measured ones"),
+    ("7", "publication status (Available, Preview or RDI)", "a statement of the submitter"),
+    ("8.2", "the system description is complete and true", "written by the submitter"),
+    ("8.4", "the software is disclosed", "written by the submitter"),
+    ("9.2", "the curve is plausible to reviewers", "a manual review"),
+    ("SR 4.6", "the seed set may be used in the target cohort", "depends on the day of submission"),
+)
+"""Rules that no file of a rehearsal shows: section, rule, and why."""
+
+
+def check_curve(result: CurveResult) -> CurveCheck:
+    """Return the check of every rule, with the value found, in the order of the sections."""
+    checks = [
+        *_check_client_and_model(result),
+        *_check_metrics(result),
+        *_check_structure(result),
+        *_check_offline(result),
+        *_check_runs(result),
+        *(
+            RuleCheck(section=section, rule=rule, outcome="not checkable", value=reason)
+            for section, rule, reason in UNCHECKED_RULES
+        ),
+    ]
+    return CurveCheck(
+        benchmark=result.curve.benchmark,
+        target=result.curve.target,
+        is_simulated=result.curve.is_simulated,
+        checks=tuple(sorted(checks, key=_section_order)),
+    )
+
+
+def _section_order(check: RuleCheck) -> tuple[bool, list[int]]:
+    """Return a key that orders checks by section: 2.9.4 before 2.10, and SR after the others."""
+    is_submission_rule = check.section.startswith("SR")
+    numbers = check.section.removeprefix("SR ").split(".")
+    return is_submission_rule, [int(number) for number in numbers]
+
+
+def _outcome(is_met: bool, otherwise: Outcome = "missed") -> Outcome:
+    return "met" if is_met else otherwise
+
+
+def _names(points: Sequence[PointResult]) -> str:
+    return ", ".join(point.point.name for point in points)
+
+
+def _check_points(
+    section: str,
+    rule: str,
+    points: Sequence[PointResult],
+    is_met: Callable[[PointResult], bool],
+    describe: Callable[[PointResult], str],
+    *,
+    otherwise: Outcome = "missed",
+) -> RuleCheck:
+    """Return the check of a rule that each point has to meet.
+
+    Args:
+        section: The section of the rules.
+        rule: The rule.
+        points: The points that it applies to.
+        is_met: Returns whether a point meets it.
+        describe: Returns the value of a point that does not meet it.
+        otherwise: The outcome if a point does not meet it.
+    """
+    if not points:
+        return RuleCheck(
+            section=section, rule=rule, outcome="not checkable", value="no point was measured"
+        )
+    offenders = [point for point in points if not is_met(point)]
+    value = f"all {len(points)} points"
+    if offenders:
+        value = "; ".join(f"{point.point.name}: {describe(point)}" for point in offenders)
+    return RuleCheck(
+        section=section, rule=rule, outcome=_outcome(not offenders, otherwise), value=value
+    )
+
+
+# -- client, model and seeds -----------------------------------------------------------------------
+
+
+def _check_client_and_model(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of section 2: the client, its seeds and salts, and the model."""
+    curve = result.curve
+    yield RuleCheck(
+        section="2.1.1",
+        rule="the reference client of MLCommons sent the queries",
+        outcome="rehearsal",
+        value="sent by loadgen: a rehearsal is never a submission",
+    )
+
+    seed_set = rules.load_rules().seed_sets.get(curve.seed_set)
+    yield RuleCheck(
+        section="9.1",
+        rule="the seed set is a published one, the same at every point",
+        outcome=_outcome(seed_set is not None),
+        value=f"seed set {curve.seed_set}, cohort {curve.target_cohort}",
+    )
+    if seed_set is not None:
+        yield _check_points(
+            "2.1.1",
+            "the order of samples has the seed of the seed set",
+            result.points,
+            lambda point: point.load.seed == seed_set.sample_index_rng_seed,
+            lambda point: f"seed {point.load.seed}",
+        )
+
+    salts = [point.load.salt for point in result.points]
+    yield RuleCheck(
+        section="2.9.5.1",
+        rule="no two queries share a prefix but the system prompt (salt)",
+        outcome=_outcome(all(salts) and len(set(salts)) == len(salts)),
+        value=f"{len(set(salts))} different salts at {len(salts)} points",
+    )
+    yield _check_model(result)
+
+
+def _check_model(result: CurveResult) -> RuleCheck:
+    """Return the check that the server names the model of the benchmark, at every point."""
+    models = sorted({point.load.model for point in result.points})
+    wanted = _letters_and_digits(result.curve.benchmark)
+    is_same = [wanted in _letters_and_digits(model) for model in models]
+    return RuleCheck(
+        section="3.2",
+        rule=f"the model is {result.curve.model}",
+        outcome=_outcome(bool(models) and all(is_same), "flagged"),
+        value=f"the server names {', '.join(models) or 'none'}",
+    )
+
+
+def _letters_and_digits(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def _check_metrics(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of section 4: metrics, accuracy, steady windows and power."""
+    fixed = result.fixed_results
+    yield _check_points(
+        "4.1",
+        "TPOT p90 is positive, for tokens/s per user",
+        fixed,
+        lambda point: (point.metrics.tpot_p90_ms or 0) > 0,
+        lambda _: "no TPOT",
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "4.1",
+        "TTFT p90 is reported",
+        fixed,
+        lambda point: point.metrics.ttft_p90_ms is not None,
+        lambda _: "no TTFT",
+        otherwise="flagged",
+    )
+    accuracy_points = [point for point in result.curve.curve.points if point.needs_accuracy]
+    names = ", ".join(point.name for point in accuracy_points)
+    yield RuleCheck(
+        section="4.3",
+        rule=f"an accuracy run at each of {len(accuracy_points)} points, 99 % of the reference",
+        outcome="not checkable",
+        value=f"this data set is not scored here; the reference client has to, at {names}",
+    )
+    yield _check_points(
+        "4.4",
+        "the steady window is the result, over at least 4 passes",
+        fixed,
+        lambda point: point.has_official_window,
+        _describe_state,
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "4.4",
+        "the run is steady",
+        fixed,
+        lambda point: point.verdict == "steady",
+        lambda point: point.verdict,
+        otherwise="flagged",
+    )
+    yield _check_power(result)
+
+
+def _describe_state(point: PointResult) -> str:
+    """Return the status of a point without an official window, and why."""
+    state = point.steady_state
+    if state is None:
+        return "no query was sent"
+    reason = f", {state.reason}" if state.reason else ""
+    return f"{state.status}{reason}; the result is that of the complete run"
+
+
+def _check_power(result: CurveResult) -> RuleCheck:
+    """Return the check of the throughput per provisioned kW."""
+    power_kw = result.curve.provisioned_power_kw
+    rule = "tokens/s per provisioned kW"
+    if power_kw is None:
+        return RuleCheck(
+            section="4.5.3", rule=rule, outcome="not checkable", value="no power: use --power-kw"
+        )
+    best = max((result.tps_per_kw(point) or 0.0 for point in result.points), default=0.0)
+    value = f"up to {best:,.1f} at {power_kw:,.2f} kW; the power needs a public source"
+    return RuleCheck(section="4.5.3", rule=rule, outcome=_outcome(best > 0), value=value)
+
+
+# -- structure of the curve ------------------------------------------------------------------------
+
+
+def _check_structure(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of section 5 on the measured points: their number and their regions."""
+    curve = result.curve.curve
+    least = required_points("dedicated" if curve.points[-1].is_offline_run else "elected")
+    count = len(result.points)
+    yield RuleCheck(
+        section="5.3",
+        rule=f"at least {least} points",
+        outcome=_outcome(count >= least),
+        value=f"{count} measured of {len(curve.points)} planned",
+    )
+    yield RuleCheck(
+        section="5.6",
+        rule=f"at most {rules.MAX_POINTS} points",
+        outcome=_outcome(count <= rules.MAX_POINTS),
+        value=str(count),
+    )
+    for region in curve.regions.regions:
+        inside = [point for point in result.fixed_results if point.point.region == region.name]
+        yield RuleCheck(
+            section="5.3",
+            rule=f"a point in {region.label}, {region.start} to {region.end}",
+            outcome=_outcome(bool(inside)),
+            value=_names(inside) or "none",
+        )
+
+    yield RuleCheck(
+        section="5.4",
+        rule="C_max is above 32, and above 33 without an approval",
+        outcome=_outcome(curve.c_max > rules.MAX_C_MAX_WITH_APPROVAL, "flagged"),
+        value=f"C_max {curve.c_max:,}, C_min {curve.c_min}",
+    )
+    yield _check_points(
+        "5.4",
+        f"every concurrency is at most {curve.regions.margin_end:,}",
+        result.fixed_results,
+        lambda point: point.point.concurrency <= curve.regions.margin_end,
+        lambda point: f"{point.point.concurrency:,}",
+        otherwise="flagged",
+    )
+
+
+def _check_offline(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of section 5.7: the Offline point, and its order with the point at C_max."""
+    offline = result.offline_result
+    if offline is None:
+        yield RuleCheck(
+            section="5.7", rule="one Offline point", outcome="missed", value="not measured"
+        )
+        return
+
+    yield RuleCheck(
+        section="5.7",
+        rule="one Offline point",
+        outcome="met",
+        value=f"{offline.point.name}, {offline.point.offline}",
+    )
+    if not offline.point.is_offline_run:
+        return
+
+    c_max = result.curve.curve.c_max
+    yield RuleCheck(
+        section="5.7.2",
+        rule=f"the concurrency of Offline is at least C_max, {c_max:,}",
+        outcome=_outcome(offline.point.concurrency >= c_max, "flagged"),
+        value=f"{offline.point.concurrency:,}, the size of the data set",
+    )
+    yield _check_offline_throughput(result, offline)
+
+
+def _check_offline_throughput(result: CurveResult, offline: PointResult) -> RuleCheck:
+    """Return the check that the Offline run is at least about as fast as the point at C_max."""
+    c_max = result.curve.curve.c_max
+    rule = f"Offline reaches {rules.MIN_OFFLINE_THROUGHPUT:.0%} of the tokens/s at C_max"
+    at_c_max = [point for point in result.fixed_results if point.point.concurrency == c_max]
+    if not at_c_max or at_c_max[0].metrics.system_tps <= 0:
+        return RuleCheck(
+            section="5.7.2", rule=rule, outcome="not checkable", value=f"no point at {c_max:,}"
+        )
+    ratio = offline.metrics.system_tps / at_c_max[0].metrics.system_tps
+    return RuleCheck(
+        section="5.7.2",
+        rule=rule,
+        outcome=_outcome(ratio >= rules.MIN_OFFLINE_THROUGHPUT, "flagged"),
+        value=format.percent(ratio),
+    )
+
+
+# -- single runs -----------------------------------------------------------------------------------
+
+
+def _check_runs(result: CurveResult) -> Iterator[RuleCheck]:
+    """Yield the checks of section 6 and of the accounting in section 9.1."""
+    size = result.curve.dataset_size
+    official_size = rules.dataset_lengths(result.curve.benchmark).samples
+    points = result.points
+    yield RuleCheck(
+        section="6.5",
+        rule=f"the data set has its {official_size:,} samples",
+        outcome=_outcome(size == official_size, "flagged"),
+        value=f"{size:,}: {result.curve.data_name}",
+    )
+    yield _check_points(
+        "6.1",
+        "a fixed concurrency, or all queries at once in Offline",
+        points,
+        lambda point: point.load.concurrency == point.point.concurrency,
+        lambda point: f"{point.load.concurrency} in flight",
+    )
+    yield _check_points(
+        "6.2",
+        "the steady window lasts 600 s at C_min, 1,200 s at others; Offline 1,200 s",
+        points,
+        lambda point: _judged_duration_s(point) >= point.point.min_window_s,
+        lambda point: format.duration(_judged_duration_s(point)),
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "6.3",
+        "a warm-up of at most 24 h, without samples of the data set",
+        points,
+        lambda point: not point.load.has_warmup,
+        lambda _: "with a warm-up",
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "6.4",
+        f"complete passes of the data set of {size:,} samples",
+        points,
+        lambda point: point.issued > 0 and point.issued % size == 0,
+        lambda point: f"{point.issued:,} queries",
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "6.4",
+        "at least one pass completed",
+        points,
+        lambda point: point.completed >= size,
+        lambda point: f"{point.completed:,} of {size:,}",
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "6.5",
+        "responses are streamed",
+        result.fixed_results,
+        lambda point: point.load.is_streaming,
+        lambda _: "not streamed",
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "9.1",
+        "completed and failed queries add up to the issued ones",
+        points,
+        lambda point: point.completed + point.failed == point.issued,
+        lambda point: f"{point.completed:,} + {point.failed:,} of {point.issued:,}",
+        otherwise="flagged",
+    )
+    yield _check_points(
+        "9.1",
+        "no query failed",
+        points,
+        lambda point: point.failed == 0,
+        lambda point: f"{point.failed:,} failed",
+        otherwise="flagged",
+    )
+    servers = sorted({f"{point.load.target} ({point.load.model})" for point in points})
+    yield RuleCheck(
+        section="9.1",
+        rule="the same server and model at every point",
+        outcome=_outcome(len(servers) == 1, "flagged"),
+        value=", ".join(servers) or "no point was measured",
+    )
+    yield _check_points(
+        "9.1",
+        "the load generator did not distort the measurement",
+        points,
+        lambda point: not point.measurement_errors,
+        lambda point: "; ".join(point.measurement_errors),
+    )
+
+
+def _judged_duration_s(point: PointResult) -> float:
+    """Return the duration that section 6.2 limits: of the window, or of an Offline run."""
+    if point.point.is_offline_run:
+        return point.total.duration_s
+    return 0.0 if point.window is None else point.window.duration_s

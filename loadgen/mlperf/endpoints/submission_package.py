@@ -1,0 +1,281 @@
+"""Writes the files of a rehearsed curve in the layout of the reference submission checker.
+
+The layout is that of section 8.1 of the rules. Every file says that it is a rehearsal. What only a
+submitter knows is left empty: the accuracy results, and most of the description of the system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from loadgen.core import format
+from loadgen.core.errors import UserError
+from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints.curve_result import CurveResult, PointMetrics, PointResult
+from loadgen.mlperf.endpoints.rules import SeedSet
+from loadgen.plugins import version_of
+
+ORGANIZATION_DIR = "rehearsal-unofficial"
+SUBMISSION_DIR = "rehearsal"
+IMPLEMENTATION_DIR = "loadgen"
+REHEARSAL_MARK = "REHEARSAL, unofficial: not run with the reference client of MLCommons"
+
+CHOICE_REGION = "submitters_choice"
+"""The region of points that no region requires, and of an Offline run (reference docs)."""
+
+MAX_SHORT_NAME = 20
+"""The longest `shortened_system_name` (section 8.2)."""
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+WATTS_PER_KW = 1000
+
+JsonObject = dict[str, object]
+
+
+def write_package(package_dir: Path, result: CurveResult) -> Path:
+    """Write the package, and return the directory that the reference checker takes.
+
+    Args:
+        package_dir: A directory that does not exist yet or is empty.
+        result: The curve.
+
+    Raises:
+        UserError: The directory has files, or no point was measured.
+    """
+    if package_dir.exists() and any(package_dir.iterdir()):
+        raise UserError(
+            "file_exists", "the folder has files", f"--package {package_dir}", "use a new folder"
+        )
+    if not result.points:
+        raise UserError(
+            "no_figure",
+            "no point was measured yet",
+            f"--package {package_dir}",
+            "run loadgen mlperf endpoints run with the same --out again",
+        )
+
+    root = package_dir / ORGANIZATION_DIR / SUBMISSION_DIR
+    for path, text in _shared_files(result).items():
+        _write_text(root / path, text)
+
+    system_dir = root / "results" / _system_name(result)
+    _write_json(system_dir / "system_power.json", _system_power(result))
+    for point in result.points:
+        _write_point(
+            system_dir / result.curve.benchmark / f"r{point.point.concurrency}", result, point
+        )
+    return root
+
+
+def _write_point(point_dir: Path, result: CurveResult, point: PointResult) -> None:
+    """Write the three files of a point."""
+    point_yaml = yaml.safe_dump(_point_yaml(result, point), sort_keys=False)
+    _write_text(point_dir / "point.yaml", f"# {REHEARSAL_MARK}\n{point_yaml}")
+    _write_json(point_dir / "result_summary.json", _result_summary(point))
+    _write_json(point_dir / "system_desc.json", _system_description(result, point))
+
+
+def _shared_files(result: CurveResult) -> dict[str, str]:
+    """Return the files that all points share, by their paths."""
+    command = " ".join(result.curve.command)
+    return {
+        "REHEARSAL.md": f"# {REHEARSAL_MARK}\n\n{result.curve.disclosure}\n",
+        f"src/{IMPLEMENTATION_DIR}/README.md": (
+            f"# {REHEARSAL_MARK}\n\nThe queries were sent by loadgen {version_of('loadgen')} with "
+            f"this command:\n\n    {command}\n"
+        ),
+        "docs/software_disclosure.md": (
+            f"# {REHEARSAL_MARK}\n\n- Server: {result.curve.target}\n- Model: "
+            f"{', '.join(sorted({point.load.model for point in result.points}))}\n"
+        ),
+    }
+
+
+# -- point.yaml ------------------------------------------------------------------------------------
+
+
+def _point_yaml(result: CurveResult, point: PointResult) -> JsonObject:
+    """Return the content of `point.yaml` (section 8.3)."""
+    curve = result.curve
+    benchmark = rules.find_benchmark(curve.benchmark)
+    region = point.point.region if point.point.is_mandatory else None
+    content: JsonObject = {
+        "rehearsal": REHEARSAL_MARK,
+        "concurrency": point.point.concurrency,
+        "region": region or CHOICE_REGION,
+        "offline": point.point.offline,
+        "division": "RDI",
+        "max_supported_concurrency": curve.curve.c_max,
+        "model_name": curve.benchmark,
+        "model_precision": "",
+        "link_to_model": f"https://huggingface.co/{curve.model}",
+        "model_notes": REHEARSAL_MARK,
+        "dataset": benchmark.dataset,
+        "dataset_name": curve.data_name,
+        "dataset_type": "Performance",
+        "dataset_link": "",
+        "shared_src": f"src/{IMPLEMENTATION_DIR}",
+        "shared_docs": "docs",
+        "seed_set": curve.seed_set,
+        "target_cohort": curve.target_cohort,
+        "runtime_settings": _runtime_settings(result, point),
+        "warmup": _warmup(point),
+    }
+    steady_state = _steady_state_block(point)
+    if steady_state is not None:
+        content["steady_state"] = steady_state
+    return content
+
+
+def _runtime_settings(result: CurveResult, point: PointResult) -> JsonObject:
+    """Return the load and the seeds of a run. The seeds are those of the seed set."""
+    seed_set = rules.find_seed_set(result.curve.seed_set)
+    is_offline_run = point.point.is_offline_run
+    return {
+        "load_pattern": "max_throughput" if is_offline_run else "concurrency",
+        "min_duration_ms": point.point.min_window_s * 1000,
+        "min_sample_count": result.curve.dataset_size,
+        "stream_all_chunks": point.load.is_streaming,
+        "runtime": _seeds(seed_set),
+    }
+
+
+def _seeds(seed_set: SeedSet) -> JsonObject:
+    return {
+        "scheduler_rng_seed": seed_set.scheduler_rng_seed,
+        "sample_index_rng_seed": seed_set.sample_index_rng_seed,
+        "model_seed": seed_set.model_seed,
+    }
+
+
+def _warmup(point: PointResult) -> JsonObject:
+    """Return the declaration of the warm-up (section 6.3.3): no request was sent before."""
+    return {
+        "duration_s": 0,
+        "requests_issued": 0,
+        "requests_completed": 0,
+        "data_source": "none: no request was sent before the measured ones",
+        "concurrency": point.point.concurrency,
+        "initialization_steps": [],
+    }
+
+
+def _steady_state_block(point: PointResult) -> JsonObject | None:
+    """Return the reporting block of section 4.4, or None for an Offline run."""
+    state = point.steady_state
+    if state is None:
+        return None
+    block: JsonObject = {
+        "status": state.status,
+        "verdict": state.verdict,
+        "state": dict(state.states),
+    }
+    if state.window is not None:
+        block["window"] = {
+            "super_pass_start": state.window.first_super_pass,
+            "super_pass_end": state.window.end_super_pass - 1,
+            "super_pass_size": state.super_pass_size,
+            "n_samples": state.window.end_query - state.window.first_query,
+            "duration_s": state.window.duration_s,
+        }
+    if state.level_shift is not None:
+        block["anomaly"] = {
+            "super_pass": state.level_shift.super_pass,
+            "relative_change": state.level_shift.change,
+        }
+    return block
+
+
+# -- result_summary.json ---------------------------------------------------------------------------
+
+
+def _result_summary(point: PointResult) -> JsonObject:
+    """Return the metrics of the complete run, with those of the window next to them.
+
+    The reference client writes the complete run too, and times in nanoseconds.
+    """
+    total = point.total
+    summary: JsonObject = {
+        "rehearsal": REHEARSAL_MARK,
+        "n_samples_issued": point.issued,
+        "n_samples_completed": point.completed,
+        "n_samples_failed": point.failed,
+        "duration_ns": round(total.duration_s * NS_PER_S),
+        **_distributions(total),
+        "system_tps": total.system_tps,
+    }
+    if total.tps_per_user is not None:
+        summary["tps_per_user"] = total.tps_per_user
+    if point.window is not None:
+        summary["steady_state"] = {
+            "duration_ns": round(point.window.duration_s * NS_PER_S),
+            "system_tps": point.window.system_tps,
+            "tps_per_user": point.window.tps_per_user,
+            **_distributions(point.window),
+        }
+    return summary
+
+
+def _distributions(metrics: PointMetrics) -> JsonObject:
+    """Return TTFT and TPOT by percentile in ns, and the output tokens."""
+    return {
+        "ttft": {"percentiles": _percentiles_ns(metrics.ttft_p50_ms, metrics.ttft_p90_ms)},
+        "tpot": {"percentiles": _percentiles_ns(metrics.tpot_p50_ms, metrics.tpot_p90_ms)},
+        "output_sequence_lengths": {"total": metrics.output_tokens},
+    }
+
+
+def _percentiles_ns(p50_ms: float | None, p90_ms: float | None) -> dict[str, float]:
+    values_ms = {"50.0": p50_ms, "90.0": p90_ms}
+    return {name: ms * NS_PER_MS for name, ms in values_ms.items() if ms is not None}
+
+
+# -- the system ------------------------------------------------------------------------------------
+
+
+def _system_name(result: CurveResult) -> str:
+    """Return the name of the system as a directory: only letters, digits, dots and dashes."""
+    name = result.curve.target.removeprefix("simulated: ")
+    safe_name = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+    return f"REHEARSAL-{safe_name}"
+
+
+def _system_power(result: CurveResult) -> JsonObject:
+    """Return the descriptor of the provisioned power (section 4.5.2)."""
+    power: JsonObject = {"rehearsal": REHEARSAL_MARK}
+    if result.curve.provisioned_power_kw is not None:
+        power["provisioned_power_w"] = result.curve.provisioned_power_kw * WATTS_PER_KW
+    return power
+
+
+def _system_description(result: CurveResult, point: PointResult) -> JsonObject:
+    """Return the description of the system (section 8.2). A rehearsal knows only a part of it."""
+    highest_tps = max(measured.total.system_tps for measured in result.points)
+    utilization = point.total.system_tps / highest_tps if highest_tps else 0.0
+    simulated = "simulated server" if result.curve.is_simulated else ""
+    texts: Mapping[str, object] = {
+        "division": "RDI",
+        "system_name": f"{REHEARSAL_MARK}: {result.curve.target}",
+        "shortened_system_name": _system_name(result)[:MAX_SHORT_NAME],
+        "system_availability_status": "RDI",
+        "max_supported_concurrency": result.curve.curve.c_max,
+        "endpoint_url": simulated,
+        "serving_framework": simulated,
+        "sw_notes": REHEARSAL_MARK,
+        "tps_utilization": utilization,
+    }
+    return dict(texts)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+def _write_json(path: Path, content: JsonObject) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(format.document(content))
