@@ -152,7 +152,7 @@ def list_significant(estimates: Mapping[str, ScaledEstimate]) -> set[str]:
 
 def count_live(member: str, seed: int, groups: int, block_s: float, log_change: float) -> Counts:
     """Return the outcome of a live comparison on one host."""
-    starts_s = np.arange(groups * BLOCKS_PER_GROUP) * (block_s + OVERHEAD_S)
+    starts_s = np.arange(groups * BLOCKS_PER_GROUP, dtype=np.float64) * (block_s + OVERHEAD_S)
     values = measure_runs(member, seed, starts_s, block_s)
     equal = compare_live(values, seed, groups, 0.0)
     changed = compare_live(values, seed, groups, log_change)
@@ -164,7 +164,7 @@ def count_series(
 ) -> Counts:
     """Return the outcome of two series of runs on one host, which take `time_s` together."""
     time_of_run_s = time_s / (2 * runs_per_side)
-    starts_s = np.arange(2 * runs_per_side) * time_of_run_s
+    starts_s = np.arange(2 * runs_per_side, dtype=np.float64) * time_of_run_s
     values = measure_runs(member, seed, starts_s, time_of_run_s - OVERHEAD_S)
     return _count(compare_series(values, 0.0), compare_series(values, log_change))
 

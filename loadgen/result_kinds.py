@@ -651,7 +651,7 @@ def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
 def no_pareto_chart(kind: str) -> UserError:
     """Return the error of a choice of the Pareto chart of a result that has none."""
     return UserError(
-        "no_pareto_chart",
+        "unsupported",
         f"a result of the kind {kind} has no Pareto chart",
         "--interactivity",
         "use it with a sweep, or with a folder of runs at several loads",

@@ -16,7 +16,7 @@ def describe_interactivity(interactivity: Interactivity) -> str:
 
     Definitions whose latency is not known are left out.
     """
-    phrases = []
+    phrases: list[str] = []
     for definition in DEFINITIONS:
         tokens_per_s = getattr(interactivity, definition.name)
         if tokens_per_s is not None:

@@ -294,10 +294,14 @@ def _target_series(curve: SweepCurve, x_axis: _TargetAxis, color: str, *, has_gp
     points = [
         point for point in curve.load_points if point.valid and x_axis.value(point) is not None
     ]
-    points.sort(key=lambda point: x_axis.value(point) or 0.0)
+
+    def x_of(point: LoadPointResult) -> float:
+        return x_axis.value(point) or 0.0
+
+    points.sort(key=x_of)
     return Series(
         name=curve.load_points[0].target,
-        x=[x_axis.value(point) for point in points],
+        x=[x_of(point) for point in points],
         y=[point.per_gpu if has_gpus else point.output_per_s for point in points],
         color=color,
         dots=True,

@@ -56,7 +56,9 @@ DEFINITIONS = (
     InteractivityDefinition("endpoints", "1 / TPOT p90", "MLPerf Endpoints"),
     InteractivityDefinition("agentx", "1 / p90 of E2E per output token", "AgentX"),
 )
-DEFINITION_BY_NAME = {definition.name: definition for definition in DEFINITIONS}
+DEFINITION_BY_NAME: dict[str, InteractivityDefinition] = {
+    definition.name: definition for definition in DEFINITIONS
+}
 DEFAULT_DEFINITION: InteractivityName = "tpot50"
 
 
