@@ -796,7 +796,7 @@ def test_the_collector_may_end_a_stream_while_the_throttles_lock_is_held() -> No
             thread = threading.Thread(
                 target=run,
                 args=("blocking", server, collect_under_the_lock),
-                kwargs={"told": measurements, "throttle": throttle},
+                kwargs={"measurements": measurements, "throttle": throttle},
                 daemon=True,
             )
             thread.start()
