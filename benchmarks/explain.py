@@ -46,6 +46,11 @@ COLUMNS = (
 )
 
 
+SERVER_TOKENS_OPTION = " --use-server-token-count"
+"""The option of `rivals.TOOLS` with which AIPerf uses the token counts of the server.
+
+By default, it counts tokens with its own tokenizer."""
+
 SERVER_FIELDS = ("server:", "model:")
 """Differences that do not matter here: the same endpoint has another port in each run."""
 
@@ -56,6 +61,19 @@ class ExplainedPair(NamedTuple):
     source: str
     without_log: ExplainedDifference
     with_log: ExplainedDifference
+
+
+def list_tools(names: list[str] | None) -> Iterator[rivals.Tool]:
+    """Yield the other tools, and AIPerf once more with the token counts of its tokenizer."""
+    for tool in rivals.TOOLS:
+        if tool.name == "loadgen" or (names and tool.name not in names):
+            continue
+        yield tool
+        if SERVER_TOKENS_OPTION in tool.command:
+            yield tool._replace(
+                name=f"{tool.name}-tokenizer",
+                command=tool.command.replace(SERVER_TOKENS_OPTION, ""),
+            )
 
 
 def run_our_load(url: str, output_dir: Path, args: argparse.Namespace, tokenizer: str) -> Path:
@@ -209,9 +227,7 @@ def collect_pairs(tokenizer: str, out: Path, args: argparse.Namespace) -> Iterat
         return
 
     missing = []
-    for tool in rivals.TOOLS:
-        if tool.name == "loadgen" or (args.only and tool.name not in args.only):
-            continue
+    for tool in list_tools(args.only):
         program = rivals.find_program(tool)
         if not program:
             missing.append(tool.name)
@@ -221,7 +237,7 @@ def collect_pairs(tokenizer: str, out: Path, args: argparse.Namespace) -> Iterat
             yield pair
 
     stored = [STORED_RESULTS / STORED_NAMES[name] for name in missing if name in STORED_NAMES]
-    unavailable = [name for name in missing if name not in STORED_NAMES]
+    unavailable = [name for name in missing if name.removesuffix("-tokenizer") not in STORED_NAMES]
     if unavailable:
         print(f"neither installed nor stored: {', '.join(unavailable)}")
     if stored:
@@ -242,7 +258,7 @@ def main() -> None:
     parser.add_argument("--itl", default="", help="of the endpoint, with --files")
     parser.add_argument("--minutes", type=float, default=5.0, help="that a tool may take")
     parser.add_argument("--out", type=Path, help="folder of the raw files")
-    args = rig.parse_arguments(parser, requests=12, lanes=2, only=["none"])
+    args = rig.parse_arguments(parser, requests=32, lanes=8, only=["vllm"])
 
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = rivals.find_tokenizer(args, parser, scratch)
