@@ -220,7 +220,7 @@ def _pareto_chart(result: CurveResult, points: Sequence[PointResult]) -> Chart:
     speeds = [point.metrics.tps_per_user or 0.0 for point in measured]
     throughputs = [point.metrics.system_tps for point in measured]
     offline = result.offline_result
-    marks = ()
+    marks: tuple[Mark, ...] = ()
     if offline is not None and offline.point.is_offline_run:
         label = "Offline (throughput ceiling)"
         marks = (Mark(y=offline.metrics.system_tps, label=label, color=OFFLINE_COLOR),)

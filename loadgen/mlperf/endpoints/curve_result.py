@@ -17,6 +17,7 @@ from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
 from loadgen.mlperf.endpoints import rules
 from loadgen.mlperf.endpoints.points import Curve, CurvePoint
+from loadgen.mlperf.endpoints.steady_state_block import SteadyStateBlock
 from loadgen.mlperf.endpoints.steady_window import SteadyState
 
 CURVE_FILE = "endpoints_curve.json"
@@ -125,6 +126,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
         failed: Those that did not.
         steady_state: The steady window and its verdict. None for an Offline run, which has none
             (section 4.4, scope).
+        steady_state_block: The block `steady_state` of `point.yaml`. None for an Offline run.
         window: The metrics of the steady window. None without a window.
         total: The metrics of the complete run.
         measurement_errors: Why the run is not a valid measurement. Empty if it is.
@@ -136,6 +138,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     completed: int
     failed: int
     steady_state: SteadyState | None
+    steady_state_block: SteadyStateBlock | None = None
     window: PointMetrics | None
     total: PointMetrics
     measurement_errors: tuple[str, ...] = ()

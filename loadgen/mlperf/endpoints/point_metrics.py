@@ -14,6 +14,7 @@ from loadgen.core.results.manifest import RunManifest
 from loadgen.mlperf.endpoints import rules
 from loadgen.mlperf.endpoints.curve_result import PointLoad, PointMetrics, PointResult
 from loadgen.mlperf.endpoints.points import CurvePoint
+from loadgen.mlperf.endpoints.steady_state_block import build_steady_state_block
 from loadgen.mlperf.endpoints.steady_window import SteadyState, find_steady_state
 from loadgen.mlperf.endpoints.super_passes import (
     NEVER_NS,
@@ -57,9 +58,11 @@ def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> Poi
     completed = int((log.completed_ns != NEVER_NS).sum())
 
     steady_state = None
+    block = None
     window = None
     if not point.is_offline_run and issued:
         steady_state = find_steady_state(log, dataset_size, point.concurrency)
+        block = build_steady_state_block(steady_state, log)
         window = _window_metrics(log, output_tokens, steady_state)
 
     return PointResult(
@@ -69,6 +72,7 @@ def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> Poi
         completed=completed,
         failed=issued - completed,
         steady_state=steady_state,
+        steady_state_block=block,
         window=window,
         total=_total_metrics(log, output_tokens),
         measurement_errors=tuple(_measurement_errors(summary)),

@@ -125,9 +125,8 @@ def _point_yaml(result: CurveResult, point: PointResult) -> JsonObject:
         "runtime_settings": _runtime_settings(result, point),
         "warmup": _warmup(point),
     }
-    steady_state = _steady_state_block(point)
-    if steady_state is not None:
-        content["steady_state"] = steady_state
+    if point.steady_state_block is not None:
+        content["steady_state"] = dict(point.steady_state_block)
     return content
 
 
@@ -162,32 +161,6 @@ def _warmup(point: PointResult) -> JsonObject:
         "concurrency": point.point.concurrency,
         "initialization_steps": [],
     }
-
-
-def _steady_state_block(point: PointResult) -> JsonObject | None:
-    """Return the reporting block of section 4.4, or None for an Offline run."""
-    state = point.steady_state
-    if state is None:
-        return None
-    block: JsonObject = {
-        "status": state.status,
-        "verdict": state.verdict,
-        "state": dict(state.states),
-    }
-    if state.window is not None:
-        block["window"] = {
-            "super_pass_start": state.window.first_super_pass,
-            "super_pass_end": state.window.end_super_pass - 1,
-            "super_pass_size": state.super_pass_size,
-            "n_samples": state.window.end_query - state.window.first_query,
-            "duration_s": state.window.duration_s,
-        }
-    if state.level_shift is not None:
-        block["anomaly"] = {
-            "super_pass": state.level_shift.super_pass,
-            "relative_change": state.level_shift.change,
-        }
-    return block
 
 
 # -- result_summary.json ---------------------------------------------------------------------------
