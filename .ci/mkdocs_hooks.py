@@ -29,6 +29,7 @@ OUTSIDE_PAGES = {
     "examples/recipes/transformers.md": "recipes/transformers.md",
     "examples/recipes/vllm.md": "recipes/vllm.md",
     "examples/recipes/llama-cpp.md": "recipes/llama-cpp.md",
+    "examples/recipes/litellm.md": "recipes/litellm.md",
     "examples/recipes/sglang.md": "recipes/sglang.md",
     "examples/recipes/tensorrt-llm.md": "recipes/tensorrt-llm.md",
     "examples/recipes/azure-openai.md": "recipes/azure-openai.md",

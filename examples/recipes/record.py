@@ -67,6 +67,7 @@ RECIPES = (
     Recipe("azure-openai.md"),
     Recipe("dynamo.md", ("dynamo-trtllm",)),
     Recipe("hosted-api.md"),
+    Recipe("litellm.md", ("dynamo-trtllm", "litellm")),
     Recipe("llama-cpp.md"),
     Recipe("sglang.md"),
     Recipe("tensorrt-llm.md"),
