@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.results.record import ROW, STATUS
+from loadgen.mlperf.endpoints.rules import MIN_SUPER_PASSES
 from loadgen.mlperf.endpoints.steady_state_block import build_steady_state_block
 from loadgen.mlperf.endpoints.steady_window import (
     DETECTABLE_DURATION_S,
     MAX_VARIATION,
-    MIN_SUPER_PASSES,
     SteadyState,
     find_steady_state,
     minimum_duration_s,

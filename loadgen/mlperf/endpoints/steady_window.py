@@ -36,6 +36,12 @@ from loadgen.core.stats.rank_tests import (
     find_monotonic_trend,
     relative_change,
 )
+from loadgen.mlperf.endpoints.rules import (
+    MAX_LOWEST_CONCURRENCY,
+    MIN_SUPER_PASSES,
+    MIN_WINDOW_S,
+    MIN_WINDOW_ULTRA_LOW_S,
+)
 from loadgen.mlperf.endpoints.super_passes import (
     QueryLog,
     SuperPasses,
@@ -54,18 +60,6 @@ Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "
 
 MetricState = Literal["Plateau", "Drifting Up", "Drifting Down"]
 """The state of a gating metric, by the words of rules §4.4."""
-
-MIN_SUPER_PASSES = 4
-"""The shortest window, in super-passes: MIN_TREND_N of rules §4.4."""
-
-MAX_LOWEST_CONCURRENCY = 32
-"""The highest concurrency of the Ultra Low Concurrency region (rules §5.4)."""
-
-MIN_WINDOW_ULTRA_LOW_S = 600.0
-"""The shortest official window up to MAX_LOWEST_CONCURRENCY (rules §6.2)."""
-
-MIN_WINDOW_S = 1200.0
-"""The shortest official window at a higher concurrency (rules §6.2)."""
 
 GATING_METRICS = ("tpot_p50", "tpot_p90")
 """The metrics that decide whether a window is steady (rules §4.4, definitions)."""
