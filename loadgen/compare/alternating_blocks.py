@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from loadgen.compare.block_errors import EstimateOrReason, describe_missing_samples
 from loadgen.compare.difference import Difference
 from loadgen.compare.estimates import ZERO_VALUE, describe_omission, list_measured_records
-from loadgen.core import seeds
+from loadgen.core import format, seeds
 from loadgen.core.analysis.within_run_variance import ScaledEstimate, agresti_coull_error
 from loadgen.core.stats import students_t
 from loadgen.repeated.comparable_metrics import SHARE_PATHS, Metric, metric_value
@@ -160,7 +160,8 @@ class AlternatingBlocks:
     def _find_reason_without_estimate(self, first: Side, other: Side, metric: Metric) -> str:
         """Return why a metric cannot be estimated, or ""."""
         if len(self._groups) < MIN_GROUPS:
-            return f"{len(self._groups)} complete groups of blocks, {MIN_GROUPS} needed"
+            groups = format.counted(len(self._groups), "complete group")
+            return f"{groups} of blocks, {MIN_GROUPS} needed"
 
         for side in (first, other):
             omission_reason = describe_omission(side, metric)

@@ -31,7 +31,7 @@ def build_live_report(stored: StoredComparison) -> Report:
     base = build_report(stored.comparison, stored.conditions)
     plan = stored.plan
     target_a, target_b = plan.targets
-    setup = f"{plan.workload}: A is {target_a}, B is {target_b}"
+    setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
     progress = describe_progress(stored)
     is_reached = stored.is_complete
 
