@@ -11,7 +11,6 @@ from loadgen.explain.parts import (
     PART_LABELS,
     PART_MEANINGS,
     ExplainedMetric,
-    Outcome,
 )
 from loadgen.render.section import (
     Bullets,
@@ -33,13 +32,6 @@ SHOWN_SHARE = 0.02
 BRIEF_STATISTICS = ("p50", "p99")
 """The statistics of latencies that a terminal shows by default. The others are in `--full`."""
 
-OUTCOME_TEXTS: dict[Outcome, str] = {
-    "equal": "equal",
-    "explained": "yes",
-    "within_variation": "by chance",
-    "unexplained": "no",
-}
-
 READING = (
     "A part is the change of our metric if one more definition becomes that of the other tool, in "
     "the order of the table. Its share is that of the whole difference."
@@ -47,7 +39,7 @@ READING = (
 UNEXPLAINED_HINT = (
     "The rest of a latency is not in the definitions: the client of the other tool read or sent "
     "later than ours, or the server was slower in its run. Repeat both, and compare the CPU use of "
-    "the clients."
+    "the clients. If the server is simulated, --server-log tells the two apart."
 )
 
 
@@ -112,9 +104,8 @@ def _select_brief(explanation: ExplainedDifference) -> list[ExplainedMetric]:
 
 def _is_brief(metric: ExplainedMetric) -> bool:
     """Return True for rates and counts, and the most common statistics of latencies."""
-    name, _, statistic = metric.metric.rpartition(".")
-    is_latency = name.endswith("_ms")
-    return not is_latency or statistic in BRIEF_STATISTICS
+    statistic = metric.metric.rpartition(".")[2]
+    return not metric.is_latency or statistic in BRIEF_STATISTICS
 
 
 def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
@@ -132,13 +123,9 @@ def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
 def _format_outcome(metric: ExplainedMetric) -> str:
     """Return how much of a difference is explained: the share, or that chance explains the rest."""
     if metric.explained_share is None:
-        return OUTCOME_TEXTS[metric.outcome]
+        return "equal"
     share = f"{max(metric.explained_share, 0.0) * 100:.0f} %"
-    return (
-        share
-        if metric.outcome != "within_variation"
-        else f"{share}, rest {OUTCOME_TEXTS['within_variation']}"
-    )
+    return f"{share}, rest by chance" if metric.outcome == "within_variation" else share
 
 
 def _describe_parts(metric: ExplainedMetric) -> str:
@@ -184,25 +171,26 @@ def _summarize(explanation: ExplainedDifference) -> str:
         return f"{tool} and our run agree in all {len(explanation.metrics)} metrics."
 
     unexplained = [metric for metric in differing if metric.outcome == "unexplained"]
-    explained_count = len(differing) - len(unexplained)
     text = (
         f"{tool} differs from our run in {len(differing)} of {len(explanation.metrics)} metrics. "
-        f"{explained_count} of these differences are explained"
+        f"Parts and chance explain {len(differing) - len(unexplained)} of these differences"
     )
     if not unexplained:
         return f"{text}."
-    return f"{text}; not explained: {', '.join(_group_labels(unexplained))}."
+    return f"{text}, but not those of {', '.join(_group_labels(unexplained))}."
 
 
 def _group_labels(metrics: Sequence[ExplainedMetric]) -> list[str]:
     """Return the labels of metrics without units, one for all statistics of a latency."""
     statistics_by_name: dict[str, list[str]] = {}
     for metric in metrics:
-        label = metric.label.removesuffix(", ms")
-        name, _, statistic = label.rpartition(" ")
-        if not metric.label.endswith(", ms"):
-            name, statistic = label, ""
+        if not metric.is_latency:
+            statistics_by_name[metric.label] = []
+            continue
+        # For example, "E2E latency p50, ms" is the statistic "p50" of "E2E latency".
+        name, _, statistic = metric.label.removesuffix(", ms").rpartition(" ")
         statistics_by_name.setdefault(name, []).append(statistic)
+
     return [
         f"{name} {'/'.join(statistics)}".rstrip() for name, statistics in statistics_by_name.items()
     ]
@@ -221,7 +209,7 @@ def _unexplained_latencies(explanation: ExplainedDifference) -> list[ExplainedMe
     return [
         metric
         for metric in explanation.metrics
-        if metric.outcome == "unexplained" and metric.label.endswith(", ms")
+        if metric.outcome == "unexplained" and metric.is_latency
     ]
 
 

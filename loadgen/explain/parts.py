@@ -145,6 +145,11 @@ class ExplainedMetric(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
 
     @property
+    def is_latency(self) -> bool:
+        """Return True for a statistic of a latency, such as "ttft_ms.p50"."""
+        return "_ms." in self.metric
+
+    @property
     def difference(self) -> float:
         """Return by how much the other result is larger."""
         return self.theirs - self.ours
