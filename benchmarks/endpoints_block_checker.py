@@ -9,6 +9,7 @@ steady state: the rule, the severity and the message.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from typing import Any
@@ -18,9 +19,8 @@ RULE_PREFIX = "steady-state"
 
 def check_point(point: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the findings of the checker about the steady state of a point."""
-    from submission_checker.models import PointConfig
-
-    config = PointConfig.model_validate(point)
+    models: Any = importlib.import_module("submission_checker.models")
+    config = models.PointConfig.model_validate(point)
     return [
         (finding.rule, finding.severity.value, finding.message)
         for finding in config._check_results

@@ -64,7 +64,7 @@ endpoint_config:
 report_dir: {report}
 enable_cpu_affinity: false
 """
-TOKENIZER = {
+TOKENIZER: dict[str, Any] = {
     "version": "1.0",
     "truncation": None,
     "padding": None,
@@ -274,6 +274,22 @@ def measure(
 # -- the script ------------------------------------------------------------------------------------
 
 
+def read_ttft_ms(point: Point) -> float:
+    """Return TTFT p90 in ms."""
+    return point.ttft_p90_ms
+
+
+def read_tokens_per_s(point: Point) -> float:
+    """Return the tokens per second and user."""
+    return point.tokens_per_s_per_user
+
+
+METRICS: tuple[tuple[str, Callable[[Point], float]], ...] = (
+    ("TTFT p90, ms", read_ttft_ms),
+    ("tokens/s per user", read_tokens_per_s),
+)
+
+
 def format_rows(concurrency: int, measurements: Mapping[str, Measurement]) -> list[list[str]]:
     """Return the two rows of a concurrency: TTFT, and tokens per second and user."""
     ours = measurements["loadgen"]
@@ -289,10 +305,7 @@ def format_rows(concurrency: int, measurements: Mapping[str, Measurement]) -> li
             f"{value(theirs.client) / value(theirs.server) - 1:+.2%}",
             str(ours.client.queries),
         ]
-        for name, value in (
-            ("TTFT p90, ms", lambda point: point.ttft_p90_ms),
-            ("tokens/s per user", lambda point: point.tokens_per_s_per_user),
-        )
+        for name, value in METRICS
     ]
 
 
