@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import msgspec
 
@@ -15,6 +16,8 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 
 SCHEMA = 1
+MAX_GROUPS = 100
+"""The largest number of groups. It is that of `--repeat`, and bounds what a changed file costs."""
 PLAN_FILE = "live.json"
 
 IDENTITY_FIELDS = {
@@ -66,7 +69,7 @@ class LivePlan(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, str]
     options: dict[str, str]
     seed: int
-    max_groups: int
+    max_groups: Annotated[int, msgspec.Meta(ge=1, le=MAX_GROUPS)]
     half_width: float | None = None
     block_s: float | None = None
     pause_ns: int = 0

@@ -180,6 +180,16 @@ def test_without_a_complete_group_nothing_is_reported(live_dir: Path, tmp_path: 
         live_result.read_comparison(early)
 
 
+def test_a_plan_with_too_many_groups_is_refused(live_dir: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    plan = json.loads((live_dir / "live.json").read_bytes())
+    (changed / "live.json").write_text(json.dumps(plan | {"max_groups": 10**15}))
+    with refused(UserError, "damaged_file"):
+        live_result.read_plan(changed)
+    assert exits("report", changed) == 2
+
+
 def test_groups_below_three_are_shown_and_not_judged(live_dir: Path, tmp_path: Path) -> None:
     short = Path(shutil.copytree(live_dir, tmp_path / "short"))
     for block_dir in live_result.list_block_dirs(short)[8:]:
