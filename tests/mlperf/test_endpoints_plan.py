@@ -175,9 +175,9 @@ def test_samples_and_salts_are_those_of_the_reference_client() -> None:
     oracle = random.Random(586478644936801402)
     assert draw_samples(seed_set, 13_368, 100) == [oracle.randint(0, 13_367) for _ in range(100)]
     salts = draw_salts(seed_set)
-    drawn = [next(salts) for _ in range(1000)]
-    assert len(set(drawn)) == 1000
-    assert all(len(bytes.fromhex(salt)) == 8 for salt in drawn)
+    thousand_salts = [next(salts) for _ in range(1000)]
+    assert len(set(thousand_salts)) == 1000
+    assert all(len(bytes.fromhex(salt)) == 8 for salt in thousand_salts)
 
 
 @pytest.mark.parametrize("name", ["llama2-70b", "gpt-5"])
