@@ -374,9 +374,10 @@ def test_every_help_fits_60_columns_and_has_an_example_that_its_command_takes() 
         )
 
 
-def test_every_help_has_at_most_40_lines_and_names_the_full_help() -> None:
+def test_every_help_fits_a_screen_and_names_the_full_help() -> None:
     for path, text in helps(columns=80):
-        assert len(text.splitlines()) <= 40, path
+        longest = 40 if path else 44  # the list of all commands has a line for each of them
+        assert len(text.splitlines()) <= longest, path
         if path and "\nCommands:" not in text:
             assert "--help-all" in text, path
 
