@@ -115,6 +115,6 @@ def test_a_number_of_groups_that_follows_from_the_data_keeps_the_false_alarms() 
 
 def test_several_metrics_share_the_risk_of_the_two_stages() -> None:
     estimate = ScaledEstimate(value=0.0, error=0.01, degrees_of_freedom=FIRST_STAGE_GROUPS - 1)
-    one = count_needed_groups([estimate], 0.01, 0.01)
-    four = count_needed_groups([estimate] * 4, 0.01, 0.01)
-    assert FIRST_STAGE_GROUPS < one < four
+    groups_for_one_metric = count_needed_groups([estimate], 0.01, 0.01)
+    groups_for_four_metrics = count_needed_groups([estimate] * 4, 0.01, 0.01)
+    assert FIRST_STAGE_GROUPS < groups_for_one_metric < groups_for_four_metrics

@@ -161,9 +161,9 @@ def test_a_killed_comparison_reports_its_complete_groups_and_resumes(
     (listed,) = results_in(tmp_path)
     assert listed.reported_outcome.startswith("9 of 12")
 
-    kept = (killed / "block-001-a" / "run.json").stat().st_mtime_ns
+    modified_ns = (killed / "block-001-a" / "run.json").stat().st_mtime_ns
     assert run_live(killed, slower_target) == 0
-    assert (killed / "block-001-a" / "run.json").stat().st_mtime_ns == kept
+    assert (killed / "block-001-a" / "run.json").stat().st_mtime_ns == modified_ns
     assert len(list((killed / "unfinished").iterdir())) == 2
     resumed = read_stored(killed)
     original = read_stored(live_dir)
