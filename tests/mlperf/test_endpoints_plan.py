@@ -22,7 +22,7 @@ from loadgen.mlperf.endpoints.points import (
     spread_concurrencies,
 )
 from loadgen.mlperf.endpoints.rates import ConcurrencyRate, interpolate_rate
-from loadgen.mlperf.endpoints.regions import compute_regions, min_window_s
+from loadgen.mlperf.endpoints.regions import compute_regions
 from loadgen.mlperf.endpoints.workloads import draw_salts, draw_samples
 
 APPENDIX_B = [
@@ -84,9 +84,12 @@ def test_regions_outside_the_rules_are_refused(c_min: int, c_max: int) -> None:
     assert error.value.code == "out_of_range"
 
 
-def test_a_window_lasts_600_s_at_c_min_and_1200_s_above() -> None:
-    regions = compute_regions(8, 512)
-    assert [min_window_s(regions, value) for value in (8, 9, 512, 560)] == [600, 1200, 1200, 1200]
+@pytest.mark.parametrize("c_min", [1, 8, 32])
+def test_a_window_lasts_600_s_up_to_32_and_1200_s_above_whatever_c_min_is(c_min: int) -> None:
+    concurrencies = sorted({c_min, 32, 33, 512, 560})
+    curve = build_curve(concurrencies, c_max=512, dataset_size=1000, offline="dedicated")
+    windows_s = {point.concurrency: point.min_window_s for point in curve.points}
+    assert windows_s == {c_min: 600, 32: 600, 33: 1200, 512: 1200, 560: 1200, 1000: 1200}
 
 
 @pytest.mark.parametrize("c_max", [64, 512, 4096])

@@ -11,7 +11,6 @@ import msgspec
 from loadgen.core.errors import UserError
 from loadgen.mlperf.endpoints import rules
 from loadgen.mlperf.endpoints.regions import REGION_NAMES, Region, Regions, compute_regions
-from loadgen.mlperf.endpoints.regions import min_window_s as shortest_window_s
 
 OfflineChoice = Literal["dedicated", "elected"]
 """How a curve gets its Offline result: by a run, or from the point at C_max (section 5.7.2)."""
@@ -135,7 +134,7 @@ def build_curve(
             region=_region_name(regions.find(concurrency)),
             offline="elected" if offline == "elected" and concurrency == c_max else "none",
             is_mandatory=concurrency in mandatory,
-            min_window_s=shortest_window_s(regions, concurrency),
+            min_window_s=rules.minimum_window_s(concurrency),
         )
         for concurrency in ordered
     ]

@@ -100,16 +100,3 @@ def compute_regions(c_min: int, c_max: int) -> Regions:
         Region("high_concurrency", medium_end + 1, c_max),
     )
     return Regions(regions, margin_end=math.ceil(rules.HIGH_REGION_MARGIN * c_max))
-
-
-def min_window_s(regions: Regions, concurrency: int) -> int:
-    """Return how long the steady window of a point lasts at least, in seconds (section 6.2).
-
-    The table of the rules gives 600 s to concurrencies of 1 to 32. The reference checker gives them
-    to the region that ends at C_min. Where the two differ, this function returns the longer time,
-    which both accept.
-    """
-    region = regions.find(concurrency)
-    if region is not None and region.name == "low_latency":
-        return rules.MIN_WINDOW_ULTRA_LOW_S
-    return rules.MIN_WINDOW_S

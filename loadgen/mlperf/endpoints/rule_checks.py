@@ -383,7 +383,7 @@ def _check_runs(result: CurveResult) -> Iterator[RuleCheck]:
     )
     yield _check_points(
         "6.2",
-        "the steady window lasts 600 s at C_min, 1,200 s at others; Offline 1,200 s",
+        "the steady window lasts 600 s up to a concurrency of 32, 1,200 s above it",
         points,
         lambda point: _judged_duration_s(point) >= point.point.min_window_s,
         lambda point: format.duration(_judged_duration_s(point)),

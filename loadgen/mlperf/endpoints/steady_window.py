@@ -36,12 +36,7 @@ from loadgen.core.stats.rank_tests import (
     find_monotonic_trend,
     relative_change,
 )
-from loadgen.mlperf.endpoints.rules import (
-    MAX_LOWEST_CONCURRENCY,
-    MIN_SUPER_PASSES,
-    MIN_WINDOW_S,
-    MIN_WINDOW_ULTRA_LOW_S,
-)
+from loadgen.mlperf.endpoints.rules import MIN_SUPER_PASSES, minimum_window_s
 from loadgen.mlperf.endpoints.super_passes import (
     QueryLog,
     SuperPasses,
@@ -229,16 +224,6 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "windowable"
 
 
-def minimum_duration_s(concurrency: int) -> float:
-    """Return the shortest window in seconds that is official at a concurrency (rules §6.2).
-
-    The rules have longer windows for agentic benchmarks, which are not judged here.
-    """
-    if concurrency <= MAX_LOWEST_CONCURRENCY:
-        return MIN_WINDOW_ULTRA_LOW_S
-    return MIN_WINDOW_S
-
-
 class _PlateauChoice(NamedTuple):
     """The plateau that is reported, and whether it lasts long enough to be the steady window."""
 
@@ -271,7 +256,7 @@ def find_steady_state(log: QueryLog, super_pass_size: int, concurrency: int) -> 
     trends = _directions_from(series, window.first_super_pass)
     level_shift = _find_level_shift(passes, ramp_up, window, plateaus[choice.plateau_index + 1 :])
 
-    limit_s = minimum_duration_s(concurrency)
+    limit_s = minimum_window_s(concurrency)
     is_official = choice.is_long_enough and window.duration_s >= limit_s
     return SteadyState(
         verdict=_judge_shape(level_shift, trends) if choice.is_long_enough else "not found",
@@ -310,7 +295,7 @@ def _report_no_plateau(
         ramp_up_super_passes=ramp_up,
         plateaus=(),
         skipped_plateaus=0,
-        minimum_duration_s=minimum_duration_s(concurrency),
+        minimum_duration_s=minimum_window_s(concurrency),
         duration_need=None,
         level_shift=None,
         variations={},
