@@ -89,21 +89,25 @@ def _mann_kendall_variance(values: NDArray[np.float64]) -> float:
 
 
 def _hamed_rao_correction(values: NDArray[np.float64]) -> float:
-    """Return the factor by which autocorrelation widens the variance of S.
+    """Return the factor by which autocorrelation widens the variance of Mann and Kendall's S.
 
-    The factor is 1 + 2 / (n (n-1) (n-2)) * sum over lags k of (n-k) (n-k-1) (n-k-2) r(k). r(k) is
-    the autocorrelation of the ranks, and only lags count whose r(k) is significant. Strong negative
-    autocorrelation can make the factor negative, which has no meaning; the factor is then 1.
+    It is the factor of Hamed and Rao, which only counts significant autocorrelations. Strong
+    negative ones can make it negative, which has no meaning, so the factor is then 1.
     """
     count = len(values)
     correlations = _autocorrelate_ranks(values)
     is_significant = np.abs(correlations) > NORMAL_QUANTILE_95 / math.sqrt(count)
-    lags = np.arange(1, count, dtype=np.float64)
-    weights = (count - lags) * (count - lags - 1) * (count - lags - 2)
-    weighted_sum = float((weights * correlations)[is_significant].sum())
+    weighted_correlations = _weights_of_lags(count) * correlations
+    weighted_sum = float(weighted_correlations[is_significant].sum())
 
     correction = 1.0 + 2.0 / (count * (count - 1) * (count - 2)) * weighted_sum
     return correction if correction > 0 else 1.0
+
+
+def _weights_of_lags(count: int) -> NDArray[np.float64]:
+    """Return Hamed and Rao's weight of each lag: (n - lag) (n - lag - 1) (n - lag - 2)."""
+    distances_to_end = count - np.arange(1, count, dtype=np.float64)
+    return distances_to_end * (distances_to_end - 1) * (distances_to_end - 2)
 
 
 def _autocorrelate_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -120,20 +124,33 @@ def _autocorrelate_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def find_change_point(values: NDArray[np.float64]) -> ChangePoint:
-    """Return the most likely single step of a series, and how significant it is.
+    """Return the most likely single step of a series by Pettitt's test, and how significant it is.
 
-    Pettitt's statistic K is the largest |U(t)| over the lengths t of the first part, where U(t) is
-    2 * (sum of the first t ranks) - t * (n + 1). Its p-value is about 2 exp(-6 K² / (n³ + n²)).
+    The series is divided at each place into an earlier and a later part. The step is where the
+    ranks of these parts differ most.
+    """
+    rank_differences = np.abs(_rank_differences_of_parts(values))
+    largest = float(rank_differences.max(initial=0.0))
+    if largest == 0:
+        return ChangePoint(index=0, p_value=1.0)
+
+    count = len(values)
+    p_value = 2.0 * math.exp(-6.0 * largest * largest / (count**3 + count**2))
+    last_index_before_step = int(np.argmax(rank_differences))
+    return ChangePoint(index=last_index_before_step + 1, p_value=min(1.0, p_value))
+
+
+def _rank_differences_of_parts(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return Pettitt's U for each place at which a series can be divided.
+
+    For an earlier part of length t, U is 2 * (sum of its ranks) - t * (n + 1). It is 0 if the ranks
+    of that part are average. The values 5, 5, 9 have the ranks 1.5, 1.5, 3 and the U -1 and -2.
     """
     count = len(values)
-    lengths = np.arange(1, count)
-    statistics = np.abs(2.0 * np.cumsum(_average_ranks(values))[:-1] - lengths * (count + 1))
-    largest = float(statistics.max(initial=0.0))
-    if largest == 0:
-        return ChangePoint(0, 1.0)
-
-    p_value = 2.0 * math.exp(-6.0 * largest * largest / (count**3 + count**2))
-    return ChangePoint(int(np.argmax(statistics)) + 1, min(1.0, p_value))
+    rank_sums = np.cumsum(_average_ranks(values))
+    earlier_lengths = np.arange(1, count)
+    differences: NDArray[np.float64] = 2.0 * rank_sums[:-1] - earlier_lengths * (count + 1)
+    return differences
 
 
 def _average_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -145,19 +162,21 @@ def _average_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def relative_change(values: NDArray[np.float64]) -> float:
-    """Return the change along a least-squares line from first to last value, over the median.
+    """Return by which fraction of the median a straight line through the values rises.
 
-    For example, 0.1 means that the line rises by 10 % of the median. Any change is infinite if the
-    median is 0.
+    For example, 0.1 means that the least-squares line rises by 10 % of the median from the first
+    value to the last one. If the median is 0, any rise is infinite, and any fall minus infinite.
     """
     count = len(values)
     times = np.arange(count) - (count - 1) / 2.0
-    slope = float((times * (values - values.mean())).sum()) / float((times * times).sum())
-    change = slope * (count - 1)
+    deviations = values - values.mean()
+    slope = float((times * deviations).sum()) / float((times * times).sum())
+    rise = slope * (count - 1)
+
     median = float(np.median(values))
-    if median == 0:
-        return math.copysign(math.inf, change) if change else 0.0
-    return change / median
+    if median != 0:
+        return rise / median
+    return math.copysign(math.inf, rise) if rise else 0.0
 
 
 def _normal_cdf(z_score: float) -> float:

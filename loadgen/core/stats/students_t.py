@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 QUANTILE_TOLERANCE = 1e-12
@@ -48,21 +50,22 @@ def normal_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the probability that a standard normal variable is at most z, for each z.
 
     For example, the probability is 0.5 for z = 0 and 0.975 for z = 1.96.
-
-    The tail beyond |z| is `erfcc` of Numerical Recipes, 2nd edition, section 6.2, which has a
-    relative error of at most 1.2e-7: t / 2 * exp(polynomial(t) - x^2), with x = |z| / sqrt(2) and
-    t = 1 / (1 + x / 2).
     """
-    x = np.abs(z) / math.sqrt(2)
-    t = 1 / (1 + 0.5 * x)
-
-    # The results overwrite the polynomial, because a new array for each takes more time.
-    polynomial = _erfc_polynomial(t)
-    exponent = np.subtract(polynomial, x * x, out=polynomial)
-    exponential = np.exp(exponent, out=exponent)
-    tail_probability = 0.5 * t * exponential
-
+    tail_probability = _normal_tail(np.abs(z))
     return np.where(z >= 0, 1 - tail_probability, tail_probability)
+
+
+def _normal_tail(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probability that a standard normal variable is above z, for each z >= 0.
+
+    This is `erfcc` of Numerical Recipes, 2nd edition, section 6.2: t / 2 * exp(polynomial(t) - x^2)
+    with x = z / sqrt(2) and t = 1 / (1 + x / 2). Its relative error is at most 1.2e-7.
+    """
+    x = z / math.sqrt(2)
+    t = 1 / (1 + 0.5 * x)
+    exponent = _erfc_polynomial(t)
+    exponent -= x * x
+    return 0.5 * t * np.exp(exponent)
 
 
 def _erfc_polynomial(t: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -164,36 +167,34 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
     """Return the continued fraction 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22.
 
     This is the modified Lentz method, as in `betacf` of Numerical Recipes, section 6.4. It starts
-    with 1 / (1 + d1) and multiplies it by a factor for each further term: d2, d3 and so on. The
-    factors come closer to 1, and it ends when a factor is 1 within FRACTION_TOLERANCE.
+    with 1 / (1 + d1) and multiplies it by a factor for each further term. It ends when a factor is
+    1 within FRACTION_TOLERANCE.
 
-    A factor is the product of two ratios. Cut off after n terms, the fraction is a quotient A / B,
-    where both would overflow for large n. The next term multiplies A by `numerator_ratio`, and
-    1 / B by `inverse_denominator_ratio`.
+    Up to a term, the fraction is a quotient of two large numbers. The ratios say by how much the
+    next term multiplies the numerator and the denominator of this quotient.
     """
     d1 = -(a + b) * x / (a + 1)
     numerator_ratio = 1.0
     inverse_denominator_ratio = 1 / max(TINY, 1 + d1)
-
     fraction = inverse_denominator_ratio
-    for m in range(1, MAX_FRACTION_TERMS):
-        even_term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))  # d2, d4, ...
-        odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))  # d3, d5, ...
 
-        for term in (even_term, odd_term):
-            numerator_ratio = 1 + term / numerator_ratio
-            if numerator_ratio == 0:
-                numerator_ratio = TINY  # the next term divides by it
+    for pair_of_terms in _pairs_of_fraction_terms(x, a, b):
+        for term in pair_of_terms:
+            # TINY stands for a ratio of 0, because the next step divides by it.
+            numerator_ratio = 1 + term / numerator_ratio or TINY
+            inverse_denominator_ratio = 1 / (1 + term * inverse_denominator_ratio or TINY)
+            factor = numerator_ratio * inverse_denominator_ratio
+            fraction *= factor
 
-            denominator_ratio = 1 + term * inverse_denominator_ratio
-            if denominator_ratio == 0:
-                denominator_ratio = TINY
-
-            inverse_denominator_ratio = 1 / denominator_ratio
-            fraction *= numerator_ratio * inverse_denominator_ratio
-
-        last_factor = numerator_ratio * inverse_denominator_ratio
-        if abs(last_factor - 1) < FRACTION_TOLERANCE:
+        if abs(factor - 1) < FRACTION_TOLERANCE:
             break
 
     return fraction
+
+
+def _pairs_of_fraction_terms(x: float, a: float, b: float) -> Iterator[tuple[float, float]]:
+    """Yield the terms of the continued fraction of DLMF 8.17.22: (d2, d3), (d4, d5) and so on."""
+    for m in range(1, MAX_FRACTION_TERMS):
+        even_term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        yield even_term, odd_term

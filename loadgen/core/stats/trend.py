@@ -42,6 +42,9 @@ CURVE_DEGREE = 2
 """The degree of the curve whose residuals are the noise. Growth may bend, and its bend is no noise.
 """
 
+CURVE_PARAMETERS = CURVE_DEGREE + 1
+"""The number of parameters of that curve."""
+
 MAX_CORRELATION = 0.9
 """The residuals of a few blocks cannot show a larger correlation of neighbours."""
 
@@ -163,24 +166,16 @@ def find_trends(
             none grows. Holm's correction ensures it for any number of series.
     """
     tests_by_index = _test_all_series(series)
-    if not tests_by_index:
-        return [None] * len(series)
-
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
-
-    # Holm's level for a series depends on the p-values of the others, so it does not say how much
-    # growth would be detected. Bonferroni's level is stricter and the same for all tests.
-    test_count = _TESTS_PER_SERIES * len(tests_by_index)
-    bonferroni_level = significance_level / test_count
+    level_of_each_test = _bonferroni_level(significance_level, series_count=len(tests_by_index))
 
     trends: list[Trend | None] = [None] * len(series)
     for index, tests in tests_by_index.items():
-        known_values = series[index][np.isfinite(series[index])]
         trends[index] = Trend(
             growth=tests.slope.growth,
-            detectable_growth=tests.detectable_growth(bonferroni_level),
-            mean=float(known_values.mean()),
+            detectable_growth=tests.detectable_growth(level_of_each_test),
+            mean=_mean_of_known(series[index]),
             p_value=p_values[index],
             grows=index in growing_indices,
         )
@@ -188,28 +183,38 @@ def find_trends(
     return trends
 
 
-def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendTests]:
-    """Test the growth of each series, and return both tests by the index of the series.
+def _bonferroni_level(significance_level: float, series_count: int) -> float:
+    """Return the level at which each test is made, if all together are to have another level.
 
-    Series with too few values are left out. With MANY_SERIES or more, each test of a slope also
-    uses the mean correlation of the noise over all series, because the correlation in one short
-    series is only a rough estimate.
+    It says how much growth would be detected. Holm's levels do not, because the level for a series
+    depends on the p-values of the others. Bonferroni's level is stricter and the same for all.
+    """
+    test_count = max(_TESTS_PER_SERIES * series_count, 1)  # 1 if there is no test at all
+    return significance_level / test_count
+
+
+def _mean_of_known(values: NDArray[np.float64]) -> float:
+    """Return the mean of the values that are neither NaN nor infinite."""
+    known_values = values[np.isfinite(values)]
+    return float(known_values.mean())
+
+
+def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendTests]:
+    """Return both tests of each series, by its index in `series`.
+
+    A series with too few values is left out.
     """
     fitted_lines = [_fit_line(values) for values in series]
-    mean_correlation = None
-    if len(series) >= MANY_SERIES:
-        mean_correlation = _mean_correlation(fitted_lines)
-
-    tests_by_index = {}
-    for index, line in enumerate(fitted_lines):
-        if line is None:
-            continue
-
-        tests_by_index[index] = _TrendTests(
+    # The correlation in one short series is only a rough estimate, so the mean of many helps.
+    has_many_series = len(series) >= MANY_SERIES
+    mean_correlation = _mean_correlation(fitted_lines) if has_many_series else None
+    return {
+        index: _TrendTests(
             slope=_test_slope(line, mean_correlation), steps=_test_steps(line.values)
         )
-
-    return tests_by_index
+        for index, line in enumerate(fitted_lines)
+        if line is not None
+    }
 
 
 def _reject_by_holm(p_values: dict[int, float], significance_level: float) -> set[int]:
@@ -261,8 +266,7 @@ class _FittedLine(Struct, frozen=True):
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
     """Fit a straight line by least squares to the values of a series, and measure the noise.
 
-    The noise is the residuals of a parabola rather than of the line, because growth that becomes
-    faster or slower is no noise. Return None if fewer than MIN_BLOCKS blocks have a value.
+    Return None if fewer than MIN_BLOCKS blocks have a value.
 
     Args:
         series: The value of each block of time, NaN for a block without one.
@@ -273,17 +277,21 @@ def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
 
     values = _without_rounding(series[blocks].astype(float))
     times = _scale_times(blocks)
+    slope = _fit_multiple(values, times)
+    return _FittedLine(
+        values,
+        slope,
+        sum_of_squared_times=float((times * times).sum()),
+        noise=_measure_noise(values, times, slope),
+    )
 
-    # The mean of the times is 0, so the line is: mean of the values + slope * time.
-    sum_of_squared_times = float((times * times).sum())
-    slope = float((times * values).sum()) / sum_of_squared_times
-    residuals_of_line = values - values.mean() - slope * times
-    residuals_of_parabola = residuals_of_line - _parabola_less_line(values, times)
 
-    largest_rounding_error = ROUNDING * float(np.abs(values).max())
-    noise = _measure_noise(residuals_of_parabola, largest_rounding_error)
+def _fit_multiple(values: NDArray[np.float64], curve: NDArray[np.float64]) -> float:
+    """Return the factor c such that c * curve fits the values best, by least squares.
 
-    return _FittedLine(values, slope, sum_of_squared_times, noise)
+    The curve has a mean of 0. For example, the curve -1, 0, 1 fits the values 3, 5, 7 with c = 2.
+    """
+    return float((values * curve).sum()) / float((curve * curve).sum())
 
 
 def _scale_times(blocks: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -295,9 +303,23 @@ def _scale_times(blocks: NDArray[np.int64]) -> NDArray[np.float64]:
     return times
 
 
-def _measure_noise(residuals: NDArray[np.float64], largest_rounding_error: float) -> _Noise | None:
-    """Return the size and the correlation of residuals, None if they are mere rounding errors."""
+def _measure_noise(
+    values: NDArray[np.float64], times: NDArray[np.float64], slope: float
+) -> _Noise | None:
+    """Return the noise of a series, or None if it is nothing but rounding errors.
+
+    The noise is what a parabola leaves over, and not what the line leaves over. So growth that
+    becomes faster or slower does not count as noise.
+
+    Args:
+        values: The values of the blocks.
+        times: The times of the blocks, whose mean is 0.
+        slope: The slope of the straight line through the values.
+    """
+    residuals_of_line = values - values.mean() - slope * times
+    residuals = residuals_of_line - _parabola_less_line(values, times)
     sum_of_squares = float((residuals * residuals).sum())
+    largest_rounding_error = ROUNDING * float(np.abs(values).max())
     if sum_of_squares <= largest_rounding_error**2:
         return None
 
@@ -326,10 +348,9 @@ def _noise_correlation(residual_correlation: float, count: int) -> float:
         residual_correlation: The correlation of each residual with the next one.
         count: The number of residuals.
     """
-    parameters = CURVE_DEGREE + 1
     # MIN_BLOCKS makes the divisor at least 2; the 1 only protects against smaller settings.
-    divisor = max(count - 2 * parameters, 1)
-    noise_correlation = (residual_correlation * count + parameters) / divisor
+    divisor = max(count - 2 * CURVE_PARAMETERS, 1)
+    noise_correlation = (residual_correlation * count + CURVE_PARAMETERS) / divisor
     return min(max(noise_correlation, 0.0), MAX_CORRELATION)
 
 
@@ -349,13 +370,10 @@ def _parabola_less_line(
 ) -> NDArray[np.float64]:
     """Return by how much a parabola by least squares differs from the straight line at each time.
 
-    A parabola is the sum of a straight line and a multiple of the squares of the times. The squares
-    first lose their mean and their own straight line (Gram-Schmidt process). What remains is a
-    curve that is orthogonal to every straight line. So the multiple of this curve, by which the
-    parabola differs from the line, can be fitted alone.
+    The squared times, without their mean and slope, are a curve that is orthogonal to every line
+    (Gram-Schmidt process). So the parabola is the line plus the best multiple of this curve.
 
-    Only sums are used, because the results of `np.polyfit` (LAPACK) differ in their last digits
-    from one processor to the next.
+    `np.polyfit` is not used, because its last digits differ from one processor to the next.
 
     Args:
         values: The values of the blocks.
@@ -363,12 +381,9 @@ def _parabola_less_line(
     """
     squared_times = times * times
     centered_squares = squared_times - squared_times.mean()
-    slope_of_squares = float((centered_squares * times).sum()) / float(squared_times.sum())
+    slope_of_squares = _fit_multiple(centered_squares, times)
     curve = centered_squares - slope_of_squares * times
-
-    multiple = float((curve * values).sum()) / float((curve * curve).sum())
-    difference: NDArray[np.float64] = multiple * curve
-    return difference
+    return _fit_multiple(values, curve) * curve
 
 
 def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
@@ -388,11 +403,10 @@ def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
 
 
 def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest:
-    """Test whether the slope of a line is above 0, by Student's t with correlated noise.
+    """Return Student's test of whether the slope of a line is above 0, with correlated noise.
 
-    The noise is modelled as an autoregressive process of order 1, AR(1), in which neighbouring
-    blocks have a correlation of r. The variance of the slope is then (1 + r) / (1 - r) times that
-    of independent noise.
+    The noise is modelled as an autoregressive process of order 1. If neighbouring blocks have a
+    correlation of r, the variance of the slope is (1 + r) / (1 - r) times that of independent ones.
 
     Args:
         line: The fitted line.
@@ -400,27 +414,40 @@ def _test_slope(line: _FittedLine, mean_correlation: float | None) -> _TrendTest
             there are too few series for one.
     """
     block_count = len(line.values)
-    curve_parameters = CURVE_DEGREE + 1  # of the curve around which the noise is measured
+    free_blocks = block_count - CURVE_PARAMETERS
     if line.noise is None:
-        return _TrendTest(
-            line.slope, standard_error=0.0, degrees_of_freedom=block_count - curve_parameters
-        )
+        return _TrendTest(line.slope, standard_error=0.0, degrees_of_freedom=free_blocks)
 
-    correlation = _upper_correlation(line.noise.correlation, block_count, mean_correlation)
-    variance_inflation = (1 + correlation) / (1 - correlation)
-    noise_variance = line.noise.sum_of_squares / (block_count - curve_parameters)
-    slope_variance = noise_variance / line.sum_of_squared_times * variance_inflation
+    r = _upper_correlation(line.noise.correlation, block_count, mean_correlation)
+    noise_variance = line.noise.sum_of_squares / free_blocks
+    slope_variance = noise_variance / line.sum_of_squared_times * _variance_inflation(r)
 
-    # Correlated blocks count as fewer independent ones. If the correlation comes from a few blocks
-    # alone, it may be larger than it looks. So their number is then that for the variance of a
-    # mean, which is smaller than that for a variance and makes the test stricter.
-    if mean_correlation is None:
-        independent_blocks = block_count / variance_inflation
-    else:
-        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
-
-    degrees_of_freedom = max(independent_blocks - curve_parameters, MIN_DEGREES_OF_FREEDOM)
+    is_well_known = mean_correlation is not None
+    degrees_of_freedom = _degrees_of_freedom_of_slope(block_count, r, is_well_known=is_well_known)
     return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
+
+
+def _variance_inflation(correlation: float) -> float:
+    """Return the factor by which the correlation of neighbours increases the variance of a mean."""
+    return (1 + correlation) / (1 - correlation)
+
+
+def _degrees_of_freedom_of_slope(
+    block_count: int, correlation: float, *, is_well_known: bool
+) -> float:
+    """Return the degrees of freedom of a slope, for which correlated blocks count as fewer ones.
+
+    Args:
+        block_count: The number of blocks.
+        correlation: The correlation of neighbouring blocks.
+        is_well_known: Whether the correlation rests on many series. If not, it may be larger than
+            it looks, so fewer blocks count, which makes the test stricter.
+    """
+    if is_well_known:
+        independent_blocks = _independent_blocks_of_variance(block_count, correlation)
+    else:
+        independent_blocks = block_count / _variance_inflation(correlation)
+    return max(independent_blocks - CURVE_PARAMETERS, MIN_DEGREES_OF_FREEDOM)
 
 
 def _independent_blocks_of_variance(count: int, correlation: float) -> float:
