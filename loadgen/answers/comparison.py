@@ -19,7 +19,7 @@ from loadgen.answers.scores import (
 )
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
-from loadgen.core.stats.intervals import LEVEL, ratio_of_means, replications, wilson
+from loadgen.core.stats.intervals import LEVEL, mean_of_runs, ratio_of_means, wilson
 
 SCHEMA = 1
 MIN_COMPARED_PROMPTS = FEWEST_ANSWERS
@@ -397,7 +397,7 @@ def _interval_with_unseen_cases(
         mean: Their mean.
         level: The confidence of the interval.
     """
-    student_interval = replications(values, level)
+    student_interval = mean_of_runs(values, level)
     unseen = unseen_share(len(values), level)
     mean_with_zeros = mean * (1 - unseen)
     mean_with_ones = mean + unseen * (1 - mean)

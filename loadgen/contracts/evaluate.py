@@ -264,7 +264,7 @@ class TermEvaluator:
             _require_gaps(run, term.kind)
 
         run_quantiles_ns = [run.gaps.quantile(term.quantile) for run in self.runs]
-        interval = intervals.replications(run_quantiles_ns, self.confidence)
+        interval = intervals.mean_of_runs(run_quantiles_ns, self.confidence)
 
         # The length of the load is computed from E2E latency, which all counted requests have.
         load_s = steady_samples.compute_load_length_s(self._collect_e2e_latencies())

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from loadgen.core import format
-from loadgen.core.stats.intervals import replications
+from loadgen.core.stats.intervals import mean_of_runs
 from loadgen.repeated.capacity import CONFIDENCE
 
 T = TypeVar("T", float, Decimal)
@@ -41,7 +41,7 @@ def estimate_rate(rates: Sequence[float]) -> Estimate[float]:
     rates the interval may reach below zero, which no rate can be, so its lower end is then the
     smallest measured rate.
     """
-    interval = replications(rates, CONFIDENCE)
+    interval = mean_of_runs(rates, CONFIDENCE)
     if len(rates) < 2:
         return Estimate(mid=interval.value)
     low = interval.low if interval.low > 0 else min(rates)

@@ -303,7 +303,7 @@ def _mean_interval(metric: Metric, values: Sequence[float], request_count: int) 
         return _MeanInterval(low=None, high=None)
     if metric.path in SHARE_PATHS:
         return _share_interval(values, request_count)
-    interval = intervals.replications(values, LEVEL)  # independent runs of the same load
+    interval = intervals.mean_of_runs(values, LEVEL)  # independent runs of the same load
     return _MeanInterval(low=max(interval.low, 0.0), high=interval.high)
 
 

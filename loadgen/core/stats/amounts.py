@@ -109,30 +109,35 @@ def _sum_at_instants(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
 
 
 def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
-    """Return the part of all amounts that came within an interval.
+    """Return how much of all amounts came after `after_ns` and up to `until_ns`.
 
     Each amount came evenly from its start to its end: if 10 tokens came from second 0 to second 4,
-    the interval from 1 s to 3 s has 5 of them. An amount that started and ended at the same instant
-    counts in full if that instant is inside, and not at all otherwise. The amounts are processed in
-    slices, which takes little memory.
-
-    Args:
-        part: The amounts with their times.
-        after_ns: The start of the interval, which is not part of it.
-        until_ns: The end of the interval, which is part of it.
+    the interval from 1 s to 3 s has 5 of them. The amounts are processed in blocks, which takes
+    little memory.
     """
     amounts_inside = np.empty(len(part.end_ns))
-    for rows in block_slices(len(part.end_ns)):
-        start_ns = part.start_ns[rows]
-        end_ns = part.end_ns[rows]
-        duration_ns = end_ns - start_ns
-        overlap_ns = np.minimum(end_ns, until_ns) - np.maximum(start_ns, after_ns)
-        overlap_fraction = np.maximum(overlap_ns, 0) / np.maximum(duration_ns, 1)
-        is_instant_inside = (end_ns > after_ns) & (end_ns <= until_ns)
-        fraction_inside = np.where(duration_ns > 0, overlap_fraction, is_instant_inside)
-        amounts_inside[rows] = fraction_inside * part.amounts[rows]
+    for block in block_slices(len(part.end_ns)):
+        start_ns = part.start_ns[block]
+        end_ns = part.end_ns[block]
+        fraction_inside = _fractions_inside(start_ns, end_ns, after_ns, until_ns)
+        amounts_inside[block] = fraction_inside * part.amounts[block]
 
     return float(amounts_inside.sum())
+
+
+def _fractions_inside(
+    start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], after_ns: int, until_ns: int
+) -> NDArray[np.float64]:
+    """Return which fraction of each span of time is after `after_ns` and up to `until_ns`.
+
+    A span without a length, whose start is its end, is either inside (1) or not (0).
+    """
+    duration_ns = end_ns - start_ns
+    overlap_ns = np.minimum(end_ns, until_ns) - np.maximum(start_ns, after_ns)
+    positive_overlap_ns = np.maximum(overlap_ns, 0)
+    overlap_fraction = positive_overlap_ns / np.maximum(duration_ns, 1)  # no division by 0
+    is_end_inside = (end_ns > after_ns) & (end_ns <= until_ns)
+    return np.where(duration_ns > 0, overlap_fraction, is_end_inside)
 
 
 class TimeCurve:
@@ -156,13 +161,15 @@ class TimeCurve:
     def add(
         self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], amounts: NDArray[Any]
     ) -> None:
-        """Add amounts. The parameters are the fields of `TimedAmounts`.
+        """Add amounts, each of which came evenly from its start to its end.
 
-        An amount that came within less than INSTANT_S is added at its end, as if it had come all at
-        once, because the rounding errors of its high rate would show.
+        An amount that came within less than INSTANT_S counts as if it had all come at its end. Its
+        rate would be so high that its rounding errors would be larger than other amounts.
 
-        Times before the start of the run, which are negative, are replaced by 0. An end that is
-        before its start is replaced by the start.
+        Args:
+            start_ns: The start of each amount. A time before the run, which is negative, becomes 0.
+            end_ns: The end of each amount. An end before the start becomes the start.
+            amounts: The amounts.
         """
         if len(start_ns) == 0:
             return
@@ -218,12 +225,12 @@ class TimeCurve:
     def _amounts_until_edges(self, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the amount that came from the start of the run up to each edge of the bins.
 
-        A change of the rate by c at time s adds c * (t - s) to the amount up to a later time t. The
-        sum over all changes before t is t * (sum of c) - (sum of c * s). The second sum is that of
-        the moments of the changes.
+        A rate that rises by `change` at time `start` adds change * (edge - start) up to an edge.
+        All changes before the edge together add edge * (sum of the changes) - (sum of their
+        moments), where a moment is change * start.
 
-        For example, 6 tokens from second 1 to second 3 change the rate by 3 at s = 1 and by -3 at
-        s = 3. Up to t = 2, only the first change counts: 2 * 3 - 3 * 1 = 3 tokens.
+        For example, 6 tokens from second 1 to second 3 change the rate by 3 at 1 s and by -3 at
+        3 s. Up to 2 s, only the first change counts: 2 * 3 - 3 * 1 = 3 tokens.
         """
         changes_before_edges = _sums_before_edges(self._rate_changes)
         moments_before_edges = _sums_before_edges(self._rate_change_moments)

@@ -18,29 +18,33 @@ NEGLIGIBLE_TERM = 1e-17
 def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
     """Return the probability of at most `max_events` events in independent trials.
 
-    It is the sum of the binomial probabilities P[k] for k = max_events, max_events - 1, ... 0. Each
-    follows from the one before it by
-
-        P[k - 1] / P[k] = k / (trials - k + 1) * (1 - probability) / probability.
-
-    The sum ends early when a probability is too small to change it.
-
     Args:
         trials: The number of trials.
         max_events: The largest number of events, less than `trials`.
         probability: The probability of an event in one trial.
     """
-    # The probabilities are relative to P[max_events], so that they neither overflow nor underflow.
-    relative_probability = 1.0
-    relative_sum = 1.0
-    for k in range(max_events, 0, -1):
-        relative_probability *= k / (trials - k + 1) * (1 - probability) / probability
-        relative_sum += relative_probability
-        if relative_probability < relative_sum * NEGLIGIBLE_TERM:
+    log_of_last_probability = _log_binomial_probability(trials, max_events, probability)
+    relative_sum = _sum_relative_probabilities(trials, max_events, probability)
+    return min(1.0, math.exp(log_of_last_probability) * relative_sum)
+
+
+def _sum_relative_probabilities(trials: int, max_events: int, probability: float) -> float:
+    """Return the probability of at most `max_events` events divided by that of exactly so many.
+
+    So neither the terms nor the sum overflow or underflow. The terms start with 1, for exactly
+    `max_events` events. The others follow from
+
+        P[k - 1 events] / P[k events] = k / (trials - k + 1) * (1 - probability) / probability.
+    """
+    term = 1.0
+    total = 1.0
+    for events in range(max_events, 0, -1):
+        term *= events / (trials - events + 1) * (1 - probability) / probability
+        total += term
+        if term < total * NEGLIGIBLE_TERM:
             break
 
-    log_of_first = _log_binomial_probability(trials, max_events, probability)
-    return min(1.0, math.exp(log_of_first) * relative_sum)
+    return total
 
 
 def _log_binomial_probability(trials: int, events: int, probability: float) -> float:
@@ -63,27 +67,23 @@ def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 
     """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
     This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if a server
-    that is just too slow would hardly ever show so few slow queries: with a probability below
-    1 - confidence, see `_passes`. For example, with a quantile of 0.99 and a confidence of 0.99, a
-    test without a slow query needs 459 queries, because 0.99^459 is below 0.01.
-
-    The result is found by doubling the number of queries within the limit until the test passes,
-    and then by bisection.
+    that is just too slow would hardly ever show so few slow queries. For example, with a quantile
+    of 0.99 and a confidence of 0.99, a test without a slow query needs 459 queries, because
+    0.99^459 is below 0.01.
 
     Args:
         over_limit: The number of queries over the latency limit.
         quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
         confidence: The confidence with which the test must show it.
     """
-    # The smallest sufficient number of queries within the limit is from `lower` to `upper`. A test
-    # with fewer than expected has too large a share of slow queries to pass.
+    # Numbers of queries within the limit: the smallest that suffices is from `lower` to `upper`.
     lower = _expected_within_limit(over_limit, quantile)
     upper = max(1, lower)
     while not _passes(upper, over_limit, quantile, confidence):
         lower = upper + 1
         upper = 2 * upper
 
-    while lower < upper:
+    while lower < upper:  # bisection
         middle = (lower + upper) // 2
         if _passes(middle, over_limit, quantile, confidence):
             upper = middle
@@ -117,8 +117,7 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     """Return how many of the queries may be over the limit in a test that passes by early stopping.
 
     Returns TOO_FEW_QUERIES if a test with so few queries cannot pass, even without a query over the
-    limit. The result is found by bisection of `needed_queries`, which grows with the number of
-    queries over the limit. For a p99, no more than 1 % of the queries can be allowed.
+    limit.
 
     Args:
         queries: The number of all queries of the test.
@@ -127,16 +126,14 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
 
-    # The allowed number is from `lower` to `upper`. On average, a server that is just fast enough
-    # has this many queries over the limit, and a test allows no more.
-    expected_over_limit = queries * (1 - quantile)
-    lower = 0
-    upper = int(expected_over_limit) + 1  # rounded up
-    while lower < upper:
-        middle = (lower + upper + 1) // 2  # above `lower`, so that the interval becomes smaller
+    # Bisection. A test never allows more slow queries than the quantile, such as 1 % for a p99.
+    allowed = 0
+    too_many = int(queries * (1 - quantile)) + 2
+    while too_many - allowed > 1:
+        middle = (allowed + too_many) // 2
         if needed_queries(middle, quantile) <= queries:
-            lower = middle
+            allowed = middle
         else:
-            upper = middle - 1
+            too_many = middle
 
-    return lower
+    return allowed

@@ -93,32 +93,40 @@ def _symmetric(value: float, half_width: float, count: int, method: str, level: 
 # -- means -----------------------------------------------------------------------------------------
 
 
-def replications(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """Return the mean over independent runs, with an interval by Student's t.
+def mean_of_runs(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """Return the mean of the values of independent runs, with an interval by Student's t.
 
-    With one run the interval is unbounded.
+    With fewer than two runs the interval is unbounded. Without any, the mean is NaN.
     """
-    data = np.asarray(values, float)
-    count = len(data)
-    if count == 0:
-        return _symmetric(math.nan, math.inf, count, "replications", level)
+    run_values = np.asarray(values, float)
+    mean = _mean_or_nan(run_values)
+    half_width = _student_half_width(run_values, level)
+    return _symmetric(mean, half_width, len(run_values), "replications", level)
 
-    mean = float(data.mean())
+
+def _mean_or_nan(values: NDArray[np.float64]) -> float:
+    """Return the mean of values, NaN without any."""
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _student_half_width(values: NDArray[np.float64], level: float) -> float:
+    """Return how far Student's interval reaches from the mean of independent values to each side.
+
+    It is infinite for fewer than two values.
+    """
+    count = len(values)
     if count < 2:
-        return _symmetric(mean, math.inf, count, "replications", level)
-
-    standard_deviation = float(data.std(ddof=1))
-    half_width = t_quantile(0.5 + level / 2, count - 1) * standard_deviation / math.sqrt(count)
-    return _symmetric(mean, half_width, count, "replications", level)
+        return math.inf
+    t = t_quantile(0.5 + level / 2, count - 1)
+    return t * float(values.std(ddof=1)) / math.sqrt(count)
 
 
 def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEVEL) -> Interval:
     """Return the mean of the values of one run, with an interval by the method of batch means.
 
-    Values in order of time are correlated; the means of equal batches of them hardly are, so they
-    are treated as independent (Law and Kelton, Simulation Modeling and Analysis). The correlation
-    of neighbouring batches that remains widens the interval, see `variance_inflation`. With fewer
-    than two batches the interval is unbounded.
+    Values in order of time are correlated; the means of equal batches of them hardly are (Law and
+    Kelton, Simulation Modeling and Analysis). The correlation that remains between neighbouring
+    batches makes the interval wider. With fewer than two batches the interval is unbounded.
 
     Args:
         values: The values, in order of time.
@@ -128,14 +136,12 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     data = np.asarray(values, float)
     count = min(batches, len(data))
     if count < 2:
-        mean = float(data.mean()) if len(data) else math.nan
-        return _symmetric(mean, math.inf, count, "batch means", level)
+        return _symmetric(_mean_or_nan(data), math.inf, count, "batch means", level)
 
     means = _means_of_batches(data, count)
-    of_independent_means = replications(means, level)
-    half_width = of_independent_means.half_width * math.sqrt(variance_inflation(means))
-
-    return _symmetric(of_independent_means.value, half_width, count, "batch means", level)
+    uncorrelated = mean_of_runs(means, level)
+    half_width = uncorrelated.half_width * math.sqrt(variance_inflation(means))
+    return _symmetric(uncorrelated.value, half_width, count, "batch means", level)
 
 
 def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
@@ -154,52 +160,55 @@ def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.flo
 def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
     """Return a limit that at least the fraction `p` of normally distributed values stays below.
 
-    This is a one-sided tolerance limit: the mean plus k standard deviations, see
-    `_tolerance_factor`. Neighbouring values are correlated, so they count as fewer independent
-    ones. The limit is infinite with too few values.
+    This is a one-sided tolerance limit: the mean plus a number of standard deviations. It is
+    infinite with too few values.
 
     Args:
-        values: The values in order of time.
+        values: The values in order of time. If neighbours are correlated, they show less than as
+            many independent values would, which is taken into account.
         p: The fraction of values below the limit.
         level: The confidence that the limit is high enough.
     """
     data = np.asarray(values, float)
-    count = len(data)
-    if count < 3 or not np.isfinite(data).all():
+    if len(data) < 3 or not np.isfinite(data).all():
         return math.inf
 
-    inflation = variance_inflation(data)
-    independent_count = count / inflation
+    independent_count = len(data) / variance_inflation(data)
     if independent_count <= 1:
         return math.inf
 
-    # Bessel's correction divides the variance of a sample by 1 - 1 / n for n independent values.
-    # With n = count / inflation, that is a factor of count / (count - inflation).
-    corrected_variance = data.var() * count / (count - inflation)
+    standard_deviation = _deviation_of_correlated(data)
     factor = _tolerance_factor(independent_count, p, level)
-    return float(data.mean() + factor * math.sqrt(corrected_variance))
+    return float(data.mean() + factor * standard_deviation)
+
+
+def _deviation_of_correlated(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation of the population that correlated values come from.
+
+    For n independent values, Bessel's correction multiplies the variance of the sample by
+    n / (n - 1). Correlation makes the mean vary more. So 1 is replaced by the factor by which it
+    does, the variance inflation.
+    """
+    count = len(values)
+    corrected_variance = values.var() * count / (count - variance_inflation(values))
+    return math.sqrt(corrected_variance)
 
 
 def _tolerance_factor(independent_count: float, p: float, level: float) -> float:
-    """Return k such that the mean plus k standard deviations is an upper tolerance limit.
+    """Return by how many standard deviations an upper tolerance limit is above the mean.
 
-    Natrella (1963, Experimental Statistics, section 2-2) approximates it, with his letters a and
-    b, for n independent values by
-
-        k = (z_p + sqrt(z_p^2 - a b)) / a  with
-        a = 1 - z^2 / (2 (n - 1)),  b = z_p^2 - z^2 / n.
-
-    There z_p is the normal quantile of the fraction `p` of values below the limit, and z that of
-    the confidence `level`. For example, k is 2.4 for 20 values, p = 0.95 and a level of 0.9. With n
-    too small for the confidence, a is not positive, and k is infinite.
+    This is the approximation of Natrella (1963, Experimental Statistics, section 2-2). For 20
+    values, a fraction `p` of 0.95 and a level of 0.9, it is 2.4. It is infinite if the values are
+    too few for the confidence.
     """
     z_of_fraction = NormalDist().inv_cdf(p)
     z_of_confidence = z_quantile(level)
+
+    # The factor k is the larger solution of a k^2 - 2 z_of_fraction k + b = 0.
     a = 1 - z_of_confidence**2 / (2 * (independent_count - 1))
+    b = z_of_fraction**2 - z_of_confidence**2 / independent_count
     if a <= 0:
         return math.inf
-
-    b = z_of_fraction**2 - z_of_confidence**2 / independent_count
     return (z_of_fraction + math.sqrt(z_of_fraction**2 - a * b)) / a
 
 
@@ -387,10 +396,8 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     """Return the ratio of two independent positive values, from the confidence interval of each.
 
     This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    The ratio is low if the numerator is near its low end and the denominator near its high end.
-    Independent values are rarely both at their ends. So their distances to these ends, as
-    logarithms, are not added: the distance to the low end of the ratio is the square root of the
-    sum of their squares. The high end follows in the same way from the other two ends.
+    If the numerator may be 3 % lower and the denominator 4 % higher, the ratio may be about 5 %
+    lower: sqrt(3^2 + 4^2), because independent values are rarely both at their ends.
 
     If a value is not positive and finite, the ratio is NaN, with an interval from 0 to infinity.
     """
@@ -399,17 +406,12 @@ def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
         return Interval(value=math.nan, low=0.0, high=math.inf, level=numerator.level)
 
     log_ratio = math.log(numerator.value / denominator.value)
-    numerator_distances = _log_distances(numerator)
-    denominator_distances = _log_distances(denominator)
-
-    distance_to_low = math.hypot(numerator_distances.to_low, denominator_distances.to_high)
-    distance_to_high = math.hypot(numerator_distances.to_high, denominator_distances.to_low)
-    is_bounded = distance_to_high < MAX_EXPONENT  # `math.exp` of more would overflow
-
+    ratio_distances = _distances_of_ratio(_log_distances(numerator), _log_distances(denominator))
+    is_bounded = ratio_distances.to_high < MAX_EXPONENT  # `math.exp` of more would overflow
     return Interval(
         value=math.exp(log_ratio),
-        low=math.exp(log_ratio - distance_to_low),
-        high=math.exp(log_ratio + distance_to_high) if is_bounded else math.inf,
+        low=math.exp(log_ratio - ratio_distances.to_low),
+        high=math.exp(log_ratio + ratio_distances.to_high) if is_bounded else math.inf,
         level=numerator.level,
     )
 
@@ -419,6 +421,17 @@ class _EndDistances(NamedTuple):
 
     to_low: float
     to_high: float
+
+
+def _distances_of_ratio(numerator: _EndDistances, denominator: _EndDistances) -> _EndDistances:
+    """Return how far the ends of a ratio are from it.
+
+    A ratio is low if its numerator is low and its denominator is high, and the reverse.
+    """
+    return _EndDistances(
+        to_low=math.hypot(numerator.to_low, denominator.to_high),
+        to_high=math.hypot(numerator.to_high, denominator.to_low),
+    )
 
 
 def _log_distances(interval: Interval) -> _EndDistances:
@@ -490,10 +503,10 @@ def widen_by_runs(
     """Return an interval that is at least as wide as the differences between repeated runs suggest.
 
     Blocks of time within runs do not show what differs from run to run, such as a restart of the
-    server. So the interval becomes at least as wide as Student's interval of the values of the
-    runs, placed around the value of `interval`. The interval is returned unchanged if the runs
-    support none: for a single run, for a value that is not finite, and on a logarithmic scale for a
-    value of 0 or below.
+    server. Student's interval of the values of the runs does, so the result is at least as wide.
+
+    The interval is returned unchanged for a single run, for values that are not finite, and on a
+    logarithmic scale for values of 0 or below.
 
     Args:
         interval: The interval by blocks of time within runs.
@@ -501,25 +514,25 @@ def widen_by_runs(
         on_log_scale: Whether to compare the runs by the logarithms of their values, as is right for
             latencies, whose errors are relative.
     """
-    value = interval.value
-    run_values = np.asarray(value_of_runs, float)
-    are_all_finite = bool(np.isfinite(run_values).all()) and math.isfinite(value)
-    if len(run_values) < 2 or not are_all_finite:
+    values = np.array([interval.value, *value_of_runs], float)
+    is_comparable = bool(np.isfinite(values).all()) and (not on_log_scale or values.min() > 0)
+    if len(value_of_runs) < 2 or not is_comparable:
         return interval
 
-    if not on_log_scale:
-        half_width = replications(run_values, interval.level).half_width
-        return _widen(interval, value - half_width, value + half_width)
+    run_values = values[1:]
+    if on_log_scale:
+        return _widen_on_log_scale(interval, run_values)
+    half_width = mean_of_runs(run_values, interval.level).half_width
+    return _widen(interval, low=interval.value - half_width, high=interval.value + half_width)
 
-    are_all_positive = min(*run_values, value) > 0
-    if not are_all_positive:
-        return interval
 
-    log_half_width = replications(np.log(run_values), interval.level).half_width
+def _widen_on_log_scale(interval: Interval, run_values: NDArray[np.float64]) -> Interval:
+    """Return an interval as `widen_by_runs` does, by the logarithms of the values of the runs."""
+    log_half_width = mean_of_runs(np.log(run_values), interval.level).half_width
     return _widen(
         interval,
-        low=value * math.exp(-log_half_width),
-        high=value * math.exp(min(log_half_width, MAX_EXPONENT)),
+        low=interval.value * math.exp(-log_half_width),
+        high=interval.value * math.exp(min(log_half_width, MAX_EXPONENT)),
     )
 
 
@@ -553,15 +566,15 @@ def startup_length(values: ArrayLike) -> int | None:
 
 
 def _squared_standard_errors_of_rest(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the squared standard error of the mean of the values from each index to the end.
+    """Return, for each index, the squared standard error of the mean of the values from there on.
 
-    For n values it is the sum of their squared deviations from the mean, divided by n^2. That sum
-    is the sum of squares less the squared sum / n. For example, [5, 1, 3] gives [8 / 9, 2 / 4, 0].
+    It is their variance divided by their number. [5, 1, 3] gives [8 / 9, 2 / 4, 0].
     """
     counts = np.arange(len(values), 0, -1)
     sums = _sums_to_end(values)
     sums_of_squares = _sums_to_end(values * values)
 
+    # Sum of (value - mean)^2 = sum of value^2 - (sum of value)^2 / count.
     sums_of_squared_deviations = sums_of_squares - sums * sums / counts
     squared_errors: NDArray[np.float64] = sums_of_squared_deviations / counts**2
     return squared_errors

@@ -76,18 +76,20 @@ class NamedQuantile(NamedTuple):
 
 
 def deciding_quantile(distribution: Distribution) -> NamedQuantile | None:
-    """Return the highest quantile up to p99 that the sample supports, None if it supports none.
+    """Return the highest quantile up to p99 that has enough samples, or None if none has.
 
-    Validity limits, such as that of the send lag, are judged by it. A p99 of 30 samples would be
-    the largest of them, so that a single late request would decide.
+    Validity limits are compared with it, such as the limit of the send lag. A p99 of 30 samples
+    would be the largest of them, so that a single late request would decide.
     """
     names = [name for name, _ in QUANTILES]
     up_to_p99 = names[: names.index("p99") + 1]
-    for name in reversed(up_to_p99):
-        if name in distribution.supported:
-            value_ms = getattr(distribution, name)
-            return None if value_ms is None else NamedQuantile(name, value_ms)
-    return None
+    supported_names = [name for name in up_to_p99 if name in distribution.supported]
+    if not supported_names:
+        return None
+
+    highest_name = supported_names[-1]
+    value_ms = getattr(distribution, highest_name)
+    return None if value_ms is None else NamedQuantile(highest_name, value_ms)
 
 
 def quantile_index(n: int, p: float) -> int:
@@ -149,15 +151,22 @@ def distribution_of(values_ns: NDArray[np.int64]) -> Distribution:
 
 
 def describe_sample(sample: Sample, mean_ns: float, min_ns: int, max_ns: int) -> Distribution:
-    """Return the distribution of a sample with at least one value, whose extremes are known."""
-    quantiles: dict[str, Any] = {name: milliseconds(sample.quantile(p)) for name, p in QUANTILES}
+    """Return the distribution of a sample with at least one value.
+
+    It lists all quantiles, and as `supported` the names of those that have enough values. The mean,
+    the smallest and the largest value are passed, because a `Sample` only has quantiles.
+    """
+    quantiles_by_name: dict[str, Any] = {
+        name: milliseconds(sample.quantile(p)) for name, p in QUANTILES
+    }
+    supported_names = [name for name, _ in QUANTILES if sample.count >= SUPPORT[name]]
     return Distribution(
         count=sample.count,
         mean=milliseconds(mean_ns),
         min=milliseconds(min_ns),
         max=milliseconds(max_ns),
-        supported=tuple(name for name, _ in QUANTILES if sample.count >= SUPPORT[name]),
-        **quantiles,
+        supported=tuple(supported_names),
+        **quantiles_by_name,
     )
 
 
@@ -188,8 +197,8 @@ class Values:
         sample = cls()
         sample.add(buffer[:count])
 
-        # If `add` has copied the values as int32, the buffer is not needed any more. It is freed
-        # before sorting, which needs memory too.
+        # `add` may have copied the values in a smaller type. The buffer is then freed here, before
+        # the sort, which needs memory too.
         del buffer
         sample._sort()
         return sample
@@ -298,23 +307,22 @@ def ks_distance(
 
     Args:
         ordered: At least one value, in ascending order.
-        cdf: P(X <= x) of the distribution, for an array of x.
-        cdf_below: P(X < x). It is the same function for a continuous distribution.
+        cdf: The probability of the distribution up to x, for an array of x.
+        cdf_below: The probability below x. For a continuous distribution it is the same function.
     """
-    # Entry i describes jump i. The counts of the example are 0, 2, 3 before and 2, 3, 4 after it.
-    counts_before_jump = _first_of_equal(ordered)
-    counts_after_jump = np.append(counts_before_jump[1:], len(ordered))
+    value_count = len(ordered)
+    first_indexes = _first_of_equal(ordered)
+    end_indexes = np.append(first_indexes[1:], value_count)
 
-    distance = 0.0
-    for jumps in block_slices(len(counts_before_jump)):  # in blocks, to need little memory
-        x = ordered[counts_before_jump[jumps]]
-        share_before = counts_before_jump[jumps] / len(ordered)
-        share_after = counts_after_jump[jumps] / len(ordered)
-        distance_before = np.abs(share_before - cdf_below(x)).max()
-        distance_after = np.abs(share_after - cdf(x)).max()
-        distance = max(distance, float(distance_before), float(distance_after))
+    distances = []
+    for block in block_slices(len(first_indexes)):  # in blocks, to need little memory
+        distinct_values = ordered[first_indexes[block]]
+        share_below = first_indexes[block] / value_count
+        share_up_to = end_indexes[block] / value_count
+        distances.append(np.abs(share_below - cdf_below(distinct_values)).max())
+        distances.append(np.abs(share_up_to - cdf(distinct_values)).max())
 
-    return distance
+    return float(max(distances))
 
 
 def _first_of_equal(ordered: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -383,7 +383,8 @@ def _parabola_less_line(
     centered_squares = squared_times - squared_times.mean()
     slope_of_squares = _fit_multiple(centered_squares, times)
     curve = centered_squares - slope_of_squares * times
-    return _fit_multiple(values, curve) * curve
+    difference: NDArray[np.float64] = _fit_multiple(values, curve) * curve
+    return difference
 
 
 def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:

@@ -87,21 +87,35 @@ def estimate_components(
 
 
 def _compute_mean_squares(cell_means: NDArray[np.float64]) -> _MeanSquares:
-    """Return the mean squares of the parts, of the blocks of time, and of what neither explains."""
+    """Return the mean squares of a two-way analysis of variance without replication.
+
+    Args:
+        cell_means: The mean of each cell, parts x blocks of time.
+    """
     part_count, block_count = cell_means.shape
     grand_mean = float(cell_means.mean())
-    part_means = cell_means.mean(axis=1)
-    block_means = cell_means.mean(axis=0)
-    residuals = cell_means - part_means[:, None] - block_means[None, :] + grand_mean
-    part_squares = float(((part_means - grand_mean) ** 2).sum())
-    block_squares = float(((block_means - grand_mean) ** 2).sum())
-    residual_squares = float((residuals**2).sum())
+    part_effects = cell_means.mean(axis=1) - grand_mean
+    block_effects = cell_means.mean(axis=0) - grand_mean
+    residuals = _residuals_of_cells(cell_means)
 
     return _MeanSquares(
-        parts=block_count * part_squares / (part_count - 1),
-        blocks=part_count * block_squares / (block_count - 1),
-        residuals=residual_squares / ((part_count - 1) * (block_count - 1)),
+        parts=block_count * _sum_of_squares(part_effects) / (part_count - 1),
+        blocks=part_count * _sum_of_squares(block_effects) / (block_count - 1),
+        residuals=_sum_of_squares(residuals) / ((part_count - 1) * (block_count - 1)),
     )
+
+
+def _residuals_of_cells(cell_means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what the means of its part and of its block do not explain of each cell."""
+    part_means = cell_means.mean(axis=1, keepdims=True)
+    block_means = cell_means.mean(axis=0, keepdims=True)
+    residuals: NDArray[np.float64] = cell_means - part_means - block_means + cell_means.mean()
+    return residuals
+
+
+def _sum_of_squares(values: NDArray[np.float64]) -> float:
+    """Return the sum of the squares of values."""
+    return float((values**2).sum())
 
 
 def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) -> list[int]:

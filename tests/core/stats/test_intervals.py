@@ -40,7 +40,7 @@ def test_quantiles_of_students_t_equal_tabulated_values(
 
 
 def test_replications_equal_a_worked_example() -> None:
-    interval = intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0])
+    interval = intervals.mean_of_runs([10.0, 12.0, 14.0, 16.0, 18.0])
     assert interval.value == 14.0
     assert interval.half_width == pytest.approx(2.7764451 * math.sqrt(10) / math.sqrt(5), abs=1e-5)
     assert not _holds(interval, 9.0) and _holds(interval, 11.0)
@@ -48,7 +48,7 @@ def test_replications_equal_a_worked_example() -> None:
 
 @pytest.mark.parametrize("values", [[], [3.0]])
 def test_an_interval_of_too_few_values_is_unbounded(values: list[float]) -> None:
-    for interval in (intervals.replications(values), intervals.batch_means(values)):
+    for interval in (intervals.mean_of_runs(values), intervals.batch_means(values)):
         assert (interval.low, interval.high) == (-math.inf, math.inf) or math.isnan(interval.value)
         assert _holds(interval, 1e9)
 
@@ -121,7 +121,7 @@ def test_degrees_of_freedom_of_welch_equal_a_worked_example() -> None:
 
 
 def test_the_standard_error_of_an_interval_is_that_of_its_mean() -> None:
-    assert intervals.replications([10.0, 12.0, 14.0, 16.0, 18.0]).standard_error == pytest.approx(
+    assert intervals.mean_of_runs([10.0, 12.0, 14.0, 16.0, 18.0]).standard_error == pytest.approx(
         math.sqrt(2)
     )
 
@@ -179,8 +179,8 @@ def test_ratios_of_intervals_cover_the_true_ratio() -> None:
     """Of two means, exponential values: skewed, as latencies are."""
     rng, covered = seeds.generator(2, "quotient"), 0
     for _ in range(200):
-        over = intervals.replications(rng.exponential(2.0, 40))
-        under = intervals.replications(rng.exponential(1.0, 40))
+        over = intervals.mean_of_runs(rng.exponential(2.0, 40))
+        under = intervals.mean_of_runs(rng.exponential(1.0, 40))
         _, low, high = intervals.divide_intervals(over, under)
         covered += low <= 2.0 <= high
 
