@@ -124,7 +124,7 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     requests near one percentile, such as p99.
 
     Args:
-        measured: The measured records, by stage. Columns of them that are in memory are freed,
+        measured: The measured records, by stage. The columns that they keep in memory are freed,
             because the split of millions of requests needs much memory.
         manifest: The manifest of the run.
     """
@@ -136,25 +136,31 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     if not len(has_server_timing):
         return Splits(reason="no request succeeded")
 
-    groups = list(_form_groups(requests, manifest))
-    ttft_splits_of_groups = _split_ttft_of_groups(requests, groups, has_server_timing)
-    e2e_splits_of_groups = _split_e2e_of_groups(requests, groups)
-    described_groups = [
-        _describe_group(group, ttft_splits, e2e_splits)
-        for group, ttft_splits, e2e_splits in zip(
-            groups, ttft_splits_of_groups, e2e_splits_of_groups, strict=True
-        )
-    ]
-
     requests_with_timing = int(has_server_timing.sum())
     has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
     return Splits(
         accounted=requests_with_timing,
-        groups=tuple(described_groups),
+        groups=tuple(_split_groups(requests, manifest, has_server_timing)),
         reason=_why_server_times_are_missing(
             manifest, has_timing=requests_with_timing > 0, has_queue=has_queue_time
         ),
     )
+
+
+def _split_groups(
+    requests: JoinedColumns, manifest: RunManifest, has_server_timing: Mask
+) -> list[SplitGroup]:
+    """Return each group of requests with its splits of TTFT and of end-to-end latency.
+
+    Args:
+        requests: All ok requests.
+        manifest: The manifest of the run.
+        has_server_timing: Which requests have a timing breakdown of the server.
+    """
+    groups = list(_form_groups(requests, manifest))
+    ttft_splits_of_groups = _split_ttft_of_groups(requests, groups, has_server_timing)
+    e2e_splits_of_groups = _split_e2e_of_groups(requests, groups)
+    return list(map(_describe_group, groups, ttft_splits_of_groups, e2e_splits_of_groups))
 
 
 def _describe_group(
@@ -240,22 +246,20 @@ def _form_prompt_groups(tokens: Ints) -> Iterator[_Group]:
     """Yield a group of requests for each range of prompt lengths, such as "101 to 400 tokens".
 
     A range with too few requests for a p99 is left out. So is a range that has all requests of the
-    run, because the group of all requests says the same.
+    run, because the group of all requests shows the same.
 
     Args:
         tokens: The prompt tokens of each request, negative if they are not known.
     """
-    is_known = tokens >= 0
-    known_tokens = tokens[as_selection(is_known)]
+    known_tokens = tokens[as_selection(tokens >= 0)]
     if not len(known_tokens):
         return
 
     for length_range in _divide_lengths(known_tokens):
         is_member = (tokens > length_range.low) & (tokens <= length_range.high)
-        supports_p99 = is_member.sum() >= BANDS["p99"].min_requests
-        has_all_requests = is_member.all()
-        if supports_p99 and not has_all_requests:
-            yield _Group("prompt", length_range.name, is_member)
+        supports_p99 = np.count_nonzero(is_member) >= BANDS["p99"].min_requests
+        if supports_p99 and not is_member.all():
+            yield _Group(by="prompt", name=length_range.name, is_member=is_member)
 
 
 def _divide_lengths(tokens: Ints) -> Iterator[_LengthRange]:
@@ -289,10 +293,7 @@ def _split_ttft_of_groups(
         has_server_timing: Which of them have a timing breakdown of the server.
     """
     ttft_ns = requests.measure("ttft")
-    has_ttft = ttft_ns != UNDEFINED
-    masks = (
-        _prefer_server_timing(group.is_member, has_server_timing) & has_ttft for group in groups
-    )
+    masks = _masks_for_ttft(groups, has_server_timing, has_ttft=ttft_ns != UNDEFINED)
     selections = _select_near_percentiles(ttft_ns, requests["due_ns"], masks)
     columns_of_selections = _read_columns(requests, selections, _TTFT_COLUMNS)
 
@@ -302,6 +303,14 @@ def _split_ttft_of_groups(
         splits_of_groups[selection.group_index].append(split)
 
     return splits_of_groups
+
+
+def _masks_for_ttft(
+    groups: Sequence[_Group], has_server_timing: Mask, has_ttft: Mask
+) -> Iterator[Mask]:
+    """Yield, for each group, which requests are used to split TTFT."""
+    for group in groups:
+        yield _prefer_server_timing(group.is_member, has_server_timing) & has_ttft
 
 
 def _prefer_server_timing(is_member: Mask, has_server_timing: Mask) -> Mask:
@@ -351,12 +360,8 @@ def _find_near_percentiles(
 ) -> Iterator[tuple[PercentileName, Ints]]:
     """Yield each percentile with the indexes of the requests near it, such as from p98.5 to p99.5.
 
-    The requests are ranked by latency, from 0, and by scheduled time if latencies are equal. Of
-    millions of requests, only those that may be near a percentile, the candidates, are sorted.
-
-    Suppose that the latencies are 5, 7, 7, 7 and 9, and that the ranks 2 and 3 are near a
-    percentile. Both have the latency 7. So the candidates are the three requests with it, which
-    have the ranks 1, 2 and 3. Those at the positions 1 and 2 among them are near the percentile.
+    The requests are ranked by latency, and by scheduled time if latencies are equal. Of millions of
+    requests, only those with a latency near the percentile, the candidates, are sorted.
 
     Args:
         latencies_ns: The latency of each request.
@@ -372,12 +377,23 @@ def _find_near_percentiles(
         longest_ns = partitioned_ns[ranks[-1]]
         is_candidate = is_used & (latencies_ns >= shortest_ns) & (latencies_ns <= longest_ns)
         candidates = _sort_indexes(np.flatnonzero(is_candidate), latencies_ns, due_ns)
+        rank_of_first = int((partitioned_ns < shortest_ns).sum())
+        yield percentile, _take_ranks(candidates, rank_of_first, ranks)
 
-        # All requests with a shorter latency have lower ranks than the first candidate.
-        rank_of_first_candidate = int((partitioned_ns < shortest_ns).sum())
-        start = ranks.start - rank_of_first_candidate
-        end = ranks.stop - rank_of_first_candidate
-        yield percentile, candidates[start:end]
+
+def _take_ranks(candidates: Ints, rank_of_first: int, ranks: range) -> Ints:
+    """Return the candidates whose ranks are in a range. Ranks begin with 0.
+
+    If the latencies are 5, 7, 7, 7 and 9, and the range is the ranks 2 and 3, the candidates are
+    the three requests with a latency of 7. The first one has rank 1, so the second and the third
+    one are returned.
+
+    Args:
+        candidates: Requests with consecutive ranks, in the order of their ranks.
+        rank_of_first: The rank of the first one.
+        ranks: The ranks to take.
+    """
+    return candidates[ranks.start - rank_of_first : ranks.stop - rank_of_first]
 
 
 def _partition_at_ends(values: Ints, rank_ranges: Iterable[range]) -> None:
@@ -443,37 +459,61 @@ def _read_columns(
     return columns_of_selections
 
 
+class _MeanParts(NamedTuple):
+    """The mean duration of each part of TTFT over some requests, in ns.
+
+    A part that the server reports is None unless it is reported for all of these requests.
+
+    Attributes:
+        client_ns: The delay of the client, from when it could send a request until it did.
+        connect_ns: The wait for a connection.
+        queue_ns: The wait in the server's queue.
+        prefill_ns: The prefill in the server.
+        transfer_ns: The transfer of the KV cache between servers.
+    """
+
+    client_ns: float
+    connect_ns: float
+    queue_ns: float | None
+    prefill_ns: float | None
+    transfer_ns: float | None
+
+
+def _mean_parts(values: Values) -> _MeanParts:
+    """Return the mean of each part of TTFT. `values` has the columns of the requests by name."""
+    could_send_ns = earliest_send_ns(values)
+    return _MeanParts(
+        client_ns=float((values["sent_ns"] - could_send_ns).mean()),
+        connect_ns=float((could_send_ns - values["due_ns"]).mean()),
+        queue_ns=_mean_if_reported(values["server_queue_ns"]),
+        prefill_ns=_mean_if_reported(values["server_prefill_ns"]),
+        transfer_ns=_mean_if_reported(values["server_transfer_ns"]),
+    )
+
+
 def _split_ttft(values: Values, percentile: PercentileName) -> TtftSplit:
     """Return the mean TTFT of the requests near a percentile, and the means of its parts.
 
-    The parts are: the wait for a connection, until the request could be sent; the delay of the
-    client, until it was sent; what the server reports; and the rest. A part of the server is None
-    unless the server reports it for all of these requests.
+    The last part is the rest: the time that belongs to no other part.
 
     Args:
         values: The columns of these requests, by name.
         percentile: The percentile.
     """
-    could_send_ns = earliest_send_ns(values)
     ttft_ns = float(values["ttft"].mean())
-    client_ns = float((values["sent_ns"] - could_send_ns).mean())
-    connect_ns = float((could_send_ns - values["due_ns"]).mean())
-    queue_ns = _mean_if_reported(values["server_queue_ns"])
-    prefill_ns = _mean_if_reported(values["server_prefill_ns"])
-    transfer_ns = _mean_if_reported(values["server_transfer_ns"])
-    server_ns = [part for part in (queue_ns, prefill_ns, transfer_ns) if part is not None]
-    rest_ns = ttft_ns - sum((client_ns, connect_ns, *server_ns))
+    parts = _mean_parts(values)
+    sum_of_parts_ns = sum(part_ns for part_ns in parts if part_ns is not None)
 
     return TtftSplit(
         at=percentile,
-        requests=len(could_send_ns),
+        requests=len(values["ttft"]),
         ttft_ms=milliseconds(ttft_ns),
-        client_ms=milliseconds(client_ns),
-        connect_ms=milliseconds(connect_ns),
-        queue_ms=_optional_milliseconds(queue_ns),
-        prefill_ms=_optional_milliseconds(prefill_ns),
-        transfer_ms=_optional_milliseconds(transfer_ns),
-        rest_ms=milliseconds(rest_ns),
+        client_ms=milliseconds(parts.client_ns),
+        connect_ms=milliseconds(parts.connect_ns),
+        queue_ms=_optional_milliseconds(parts.queue_ns),
+        prefill_ms=_optional_milliseconds(parts.prefill_ns),
+        transfer_ms=_optional_milliseconds(parts.transfer_ns),
+        rest_ms=milliseconds(ttft_ns - sum_of_parts_ns),
     )
 
 
@@ -554,7 +594,7 @@ def list_slowest_requests(
     """
     listed = _find_slowest(measured)
     request_indexes = [request.request_index for request in listed]
-    fields_of_listed = _read_fields(measured, request_indexes)
+    fields_of_listed = _read_listed_fields(measured, request_indexes)
     loads_of_listed = _measure_concurrent_loads(fields_of_listed, (*measured, *not_measured))
 
     return tuple(
@@ -617,24 +657,26 @@ def _measure_concurrent_loads(
 
 
 def _measure_load_in_block(block: Columns, request: Mapping[str, int]) -> _ConcurrentLoad:
-    """Return the load that the requests of a block were for a target when a request was sent.
+    """Return how many of some other requests were in flight when a request was sent.
 
-    The load is how many of them were in flight, and the prompt tokens of those that were waiting
-    for their first token.
+    Only requests at the same target count. The prompt tokens of those that still waited for their
+    first token are added up.
 
     Args:
-        block: Records, which may contain the request itself.
+        block: Records of the other requests. They may contain the request itself.
         request: The fields of the request by name.
     """
-    now_ns = request["sent_ns"]
-    rows = _find_in_flight(block, request)
-    prompt_tokens = block.take("input_tokens", rows)
-    first_token_ns = block.take("first_token_ns", rows)
-    is_waiting = (first_token_ns < 0) | (first_token_ns > now_ns)
-    is_length_known = prompt_tokens >= 0
-    waiting_tokens = prompt_tokens[is_waiting & is_length_known].sum(dtype=np.int64)
+    rows_in_flight = _find_in_flight(block, request)
+    first_token_ns = block.take("first_token_ns", rows_in_flight)
+    prompt_tokens = block.take("input_tokens", rows_in_flight)
 
-    return _ConcurrentLoad(in_flight=len(rows), waiting_input_tokens=int(waiting_tokens))
+    has_no_token = (first_token_ns < 0) | (first_token_ns > request["sent_ns"])
+    is_length_known = prompt_tokens >= 0
+    waiting_tokens = prompt_tokens[has_no_token & is_length_known]
+    return _ConcurrentLoad(
+        in_flight=len(rows_in_flight),
+        waiting_input_tokens=int(waiting_tokens.sum(dtype=np.int64)),
+    )
 
 
 def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
@@ -657,13 +699,13 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
     return other_rows
 
 
-def _read_fields(
+def _read_listed_fields(
     measured: Sequence[Columns], request_indexes: Sequence[int]
 ) -> list[dict[str, int]]:
-    """Return the fields of some requests, by name, that describe them in a list of slow requests.
+    """Return the fields of each of the slowest requests, by name.
 
-    They are _LISTED_FIELDS of the records, and `could_send_ns`: when the request could be sent,
-    which is at its due time, or when its connection was open.
+    These are _LISTED_FIELDS of its record, and `could_send_ns`, the earliest time at which it could
+    be sent. That is when it was due, or later if it had to wait for a new connection.
 
     Args:
         measured: The measured records, by stage.
@@ -671,15 +713,13 @@ def _read_fields(
     """
     order = np.array(request_indexes, np.int64)
     requests = JoinedColumns(measured, only_ok=True, order=order)
-    could_send_ns = earliest_send_ns(requests)
+    columns_by_name = {name: requests[name] for name in _LISTED_FIELDS}
+    columns_by_name["could_send_ns"] = earliest_send_ns(requests)
 
-    fields_of_requests = []
-    for row in range(len(request_indexes)):
-        fields = {name: int(requests[name][row]) for name in _LISTED_FIELDS}
-        fields["could_send_ns"] = int(could_send_ns[row])
-        fields_of_requests.append(fields)
-
-    return fields_of_requests
+    return [
+        {name: int(column[row]) for name, column in columns_by_name.items()}
+        for row in range(len(request_indexes))
+    ]
 
 
 def _describe_request(
@@ -689,7 +729,7 @@ def _describe_request(
 
     Args:
         metric: The latency by which the request is among the slowest.
-        fields: Its fields by name (`_read_fields`). A negative value is not known.
+        fields: Its fields by name (`_read_listed_fields`). A negative value is not known.
         load: The other requests in flight when it was sent.
         manifest: The manifest of the run.
     """
