@@ -6,7 +6,8 @@ time. A node is what the targets file calls one, else a target, or a replica of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, as_s
 from loadgen.core.metrics.replica_keys import number_keys, replica_keys, replica_name
 from loadgen.core.metrics.sections import BetweenNodes, OutlierNode, VarianceTable
 from loadgen.core.metrics.windows import Span
-from loadgen.core.results.manifest import RunManifest, are_interchangeable
+from loadgen.core.results.manifest import RunManifest, TargetFacts, are_interchangeable
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.core.stats.quantiles import block_slices
 from loadgen.core.stats.variance_components import (
@@ -135,8 +136,9 @@ class _Comparison(NamedTuple):
 def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
     """Compare the latencies of the nodes of a run in the steady-state window.
 
-    A node is a machine, a target or a replica. The result has variance components and outliers of
-    each latency, or in `reason` why nodes cannot be compared. It is empty for a run with one node.
+    A node is a machine, a target or a replica. The result has the variance components and the
+    outliers of each latency. If nodes cannot be compared, it only has the reason. It is empty for a
+    run with one node.
 
     Args:
         measured: The measured records, by stage.
@@ -148,6 +150,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
             reason="the targets serve different steps of the tasks, so they cannot be compared"
         )
 
+    # The columns are not kept in memory, because a run may have millions of requests.
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
     if len(nodes.names) < 2:
@@ -157,9 +160,8 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         reason = "at no time was the load only that of measured requests"
         return BetweenNodes(nodes=len(nodes.names), reason=reason)
 
-    block_of_request = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    selection = _select_requests(nodes, block_of_request)
-    return _compare_selected(requests, nodes, selection)
+    short_blocks = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
+    return _compare_selected(requests, nodes, _select_requests(nodes, short_blocks))
 
 
 def _compare_selected(
@@ -167,16 +169,14 @@ def _compare_selected(
 ) -> BetweenNodes:
     """Compare the nodes that have enough requests in the steady-state window.
 
-    At least two nodes are needed, and MIN_PER_CELL requests of each in each block of time.
-    Otherwise the result only has the reason why the nodes are not compared.
+    If too few nodes or requests remain, the result only has the reason why.
 
     Args:
         requests: The ok requests of the run.
         nodes: All nodes, at least two.
         selection: The requests in the window, and the nodes that have enough of them.
     """
-    has_two_nodes = len(selection.names) >= 2
-    if not has_two_nodes:
+    if len(selection.names) < 2:
         reason = (
             f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
             "window"
@@ -191,8 +191,15 @@ def _compare_selected(
         )
         return BetweenNodes(nodes=len(nodes.names), left_out=selection.left_out, reason=reason)
 
+    return _summarize_comparisons(comparisons, nodes.kind, selection)
+
+
+def _summarize_comparisons(
+    comparisons: Sequence[_Comparison], node_kind: str, selection: _Selection
+) -> BetweenNodes:
+    """Return the comparisons of the nodes by each metric as the summary lists them."""
     return BetweenNodes(
-        node_kind=nodes.kind,
+        node_kind=node_kind,
         nodes=len(selection.names),
         blocks=max(comparison.block_count for comparison in comparisons),
         variances=tuple(comparison.variances for comparison in comparisons),
@@ -217,22 +224,25 @@ def without_metrics(differences: BetweenNodes, unreported: Collection[str]) -> B
 def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
     """Return the nodes of a run, and the node of each request.
 
-    Targets with the same `node` in the targets file are one node. A target without it is a node of
-    its own, named after its name or URL. If there is only one such node, its replicas become the
-    nodes. They are known if the responses, or a simulation, say which replica served a request.
+    Targets with the same `node` in the targets file are one node, and a target without it is a node
+    by itself. If all targets are one node, its replicas are the nodes instead. They are known if
+    the responses, or a simulation, tell which replica served a request.
     """
-    targets = manifest.targets
-    name_of_target = [
-        target.node or target.name or target.url or str(index)
-        for index, target in enumerate(targets)
+    node_name_of_target = [
+        _node_name(target, target_index) for target_index, target in enumerate(manifest.targets)
     ]
-    node_names = list(dict.fromkeys(name_of_target))
+    node_names = list(dict.fromkeys(node_name_of_target))
     if len(node_names) < 2:
         return _assign_replicas(requests, manifest)
 
-    node_of_target = np.array([node_names.index(name) for name in name_of_target])
-    kind = "node" if any(target.node for target in targets) else "target"
-    return _Nodes(kind, node_names, node_of_target[requests["target"]])
+    node_index_of_target = np.array([node_names.index(name) for name in node_name_of_target])
+    kind = "node" if any(target.node for target in manifest.targets) else "target"
+    return _Nodes(kind, node_names, node_index_of_target[requests["target"]])
+
+
+def _node_name(target: TargetFacts, target_index: int) -> str:
+    """Return the node of a target, or the name, URL or index of the target if it has none."""
+    return target.node or target.name or target.url or str(target_index)
 
 
 def _assign_replicas(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
@@ -261,25 +271,27 @@ def _assign_short_blocks(
     return block_of_request
 
 
-def _select_requests(nodes: _Nodes, short_block: NDArray[np.int8]) -> _Selection:
+def _select_requests(nodes: _Nodes, short_blocks: NDArray[np.int8]) -> _Selection:
     """Return the requests in the steady-state window, with the nodes that have enough of them.
 
     Args:
         nodes: All nodes, with the node of each request.
-        short_block: The block of time of each request, of SHORT_BLOCKS blocks, or OUTSIDE_WINDOW.
+        short_blocks: The block of time of each request, from 0 to SHORT_BLOCKS - 1. It is
+            OUTSIDE_WINDOW for a request that is not in the window.
     """
-    rows_in_window = as_selection(short_block != OUTSIDE_WINDOW)
+    rows_in_window = as_selection(short_blocks != OUTSIDE_WINDOW)
     node_of_request = nodes.index_of_request[rows_in_window]
     request_counts = np.bincount(node_of_request, minlength=len(nodes.names))
-    has_enough_requests = request_counts >= MIN_PER_NODE
-    new_index_of_node = _number_selected(has_enough_requests)
+    has_enough = request_counts >= MIN_PER_NODE
 
+    # The nodes without enough requests are left out, so the others get new indexes.
+    new_index_of_node = _number_selected(has_enough)
     return _Selection(
         rows=rows_in_window,
         node_index=new_index_of_node[node_of_request],
-        short_block=short_block[rows_in_window],
-        names=[nodes.names[index] for index in np.flatnonzero(has_enough_requests)],
-        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~has_enough_requests)),
+        short_block=short_blocks[rows_in_window],
+        names=[nodes.names[index] for index in np.flatnonzero(has_enough)],
+        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~has_enough)),
     )
 
 
@@ -304,9 +316,7 @@ def _compare_metric(
 ) -> _Comparison | None:
     """Return the variance components and the outliers of a metric, or None for too few values.
 
-    The values are divided into cells, one for each node in each block of time. A node stands out if
-    its mean differs from those of the other nodes, and if errors of the client, such as requests
-    that it sent late, do not explain the difference.
+    The values are divided into cells, one for each node in each block of time.
 
     Args:
         metric: The metric, one of METRICS.
@@ -331,9 +341,7 @@ def _compare_metric(
     if outliers:
         errors_in_window_ns = _client_errors(requests, metric)[selection.rows]
         errors_ms = errors_in_window_ns[has_value] / 1e6
-        mean_error_of_node_ms = cells.mean_of_cells(errors_ms).mean(axis=1)
-        outliers = _drop_client_errors(outliers, mean_error_of_node_ms, selection.names)
-
+        outliers = _drop_client_errors(outliers, cells, errors_ms, selection.names)
     return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
 
 
@@ -347,22 +355,34 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
         selection: The requests that are compared.
         has_value: Which of them have a value.
     """
-    node_index = selection.node_index[has_value]
-    short_block = selection.short_block[has_value]
-
-    node_count = len(selection.names)
+    node_indexes = selection.node_index[has_value]
+    short_blocks = selection.short_block[has_value]
     for block_count in BLOCK_COUNTS:
-        # To make 5 blocks of 20 short ones, 0 to 3 are joined to block 0, and 4 to 7 to block 1.
-        short_blocks_per_block = SHORT_BLOCKS // block_count
-        block_index = short_block // short_blocks_per_block
-
-        # With 5 blocks, node 0 has the cells 0 to 4, and node 1 has the cells 5 to 9.
-        cell_of_value = node_index * block_count + block_index
-        counts = np.bincount(cell_of_value, minlength=node_count * block_count)
-        if counts.min() >= MIN_PER_CELL:
-            return _Cells(cell_of_value, counts.reshape(node_count, block_count))
-
+        cells = _form_cells(node_indexes, short_blocks, (len(selection.names), block_count))
+        if cells.counts.min() >= MIN_PER_CELL:
+            return cells
     return None
+
+
+def _form_cells(
+    node_indexes: NDArray[np.int32], short_blocks: NDArray[np.int8], shape: tuple[int, int]
+) -> _Cells:
+    """Return the cells of values, whose blocks of time consist of several short blocks each.
+
+    With 5 blocks, the short blocks 0 to 3 are joined to block 0, and 4 to 7 to block 1. Node 0 then
+    has the cells 0 to 4, and node 1 the cells 5 to 9.
+
+    Args:
+        node_indexes: The node of each value.
+        short_blocks: The block of time of each value, of SHORT_BLOCKS blocks.
+        shape: The number of nodes and the number of blocks.
+    """
+    node_count, block_count = shape
+    short_blocks_per_block = SHORT_BLOCKS // block_count
+    block_indexes = short_blocks // short_blocks_per_block
+    cell_of_value = node_indexes * block_count + block_indexes
+    counts = np.bincount(cell_of_value, minlength=node_count * block_count)
+    return _Cells(cell_of_value, counts.reshape(shape))
 
 
 def _measure_variance_within(
@@ -370,23 +390,22 @@ def _measure_variance_within(
 ) -> float:
     """Return the pooled variance of the values around the mean of their cell.
 
-    It is the sum of the squared deviations, divided by the number of values less that of cells. To
-    save memory, because a run may have millions of requests, the deviations overwrite the values.
+    It is the sum of the squared deviations, divided by the number of values less that of cells.
 
     Args:
         cells: The cell of each value.
-        values: The values, which the caller must not use any more.
+        values: The values. They are overwritten to save memory, because there may be millions.
         cell_means: The mean of each cell, nodes x blocks.
     """
-    squared_deviations = values  # the same array, from here on with another meaning
     mean_by_cell_number = cell_means.ravel()
     for block in block_slices(len(values)):
         cell_numbers = cells.cell_of_value[block]
         deviations = mean_by_cell_number[cell_numbers] - values[block]
-        squared_deviations[block] = deviations**2
+        values[block] = deviations**2
 
+    sum_of_squares = float(values.sum())
     degrees_of_freedom = len(values) - cell_means.size
-    return float(squared_deviations.sum()) / degrees_of_freedom
+    return sum_of_squares / degrees_of_freedom
 
 
 def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
@@ -430,13 +449,17 @@ def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
         requests: The requests.
         metric: The latency, one of METRICS.
     """
-    total_ns = np.zeros(1, np.int64)
-    errors = CLIENT_ERRORS[metric]
-    for name in errors.metrics:
-        total_ns = total_ns + np.maximum(requests.measure(name), 0)
-    for name in errors.fields:
-        total_ns = total_ns + np.maximum(requests[name], 0)
-    return total_ns
+    known_errors_ns = (np.maximum(errors, 0) for errors in _read_errors(requests, metric))
+    return reduce(np.add, known_errors_ns)
+
+
+def _read_errors(requests: JoinedColumns, metric: str) -> Iterator[NDArray[np.int64]]:
+    """Yield each error of a latency, for all requests in ns. One at a time takes less memory."""
+    names = CLIENT_ERRORS[metric]
+    for name in names.metrics:
+        yield requests.measure(name)
+    for name in names.fields:
+        yield requests[name]
 
 
 def _find_outliers(
@@ -487,7 +510,10 @@ def _level_of_each_metric() -> float:
 
 
 def _drop_client_errors(
-    outliers: Sequence[OutlierNode], error_of_node_ms: NDArray[np.float64], names: Sequence[str]
+    outliers: Sequence[OutlierNode],
+    cells: _Cells,
+    client_errors_ms: NDArray[np.float64],
+    names: Sequence[str],
 ) -> list[OutlierNode]:
     """Return the outliers whose difference is larger than what the client may have added.
 
@@ -495,9 +521,11 @@ def _drop_client_errors(
 
     Args:
         outliers: The outliers.
-        error_of_node_ms: How much the client may have added on average to each node.
+        cells: The cell of each value.
+        client_errors_ms: How much the client may have added to each value.
         names: The names of the nodes.
     """
+    error_of_node_ms = cells.mean_of_cells(client_errors_ms).mean(axis=1)
     max_errors_ms = np.maximum(error_of_node_ms, error_of_node_ms.mean())
     max_error_by_name_ms = dict(zip(names, max_errors_ms, strict=True))
     return [
