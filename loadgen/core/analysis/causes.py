@@ -103,8 +103,8 @@ def explain(
 def _select_examined_requests(measured: Sequence[Columns]) -> _ExaminedRequests | None:
     """Return the requests to examine, or None if there are fewer than MIN_REQUESTS.
 
-    A run may have millions of requests, whose columns take much memory. So the columns of all of
-    them are only read to select the requests, and are not kept. Those of the selected requests are.
+    A run may have millions of requests. So the columns of all of them are not kept in memory, only
+    those of the requests that are examined.
     """
     all_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     has_ttft = all_requests.measure("ttft") != UNDEFINED
@@ -114,8 +114,8 @@ def _select_examined_requests(measured: Sequence[Columns]) -> _ExaminedRequests 
 
     stride = _choose_stride(request_count)
     order = _order_by_due_time_and_slot(all_requests, has_ttft)
-    selected_requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
-    return _ExaminedRequests(selected_requests, stride)
+    examined_requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
+    return _ExaminedRequests(examined_requests, stride)
 
 
 def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints:
@@ -193,33 +193,37 @@ def _detect_causes(case: Case, unreported_metrics: Collection[str]) -> list[Caus
 def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: Ints) -> Explanation:
     """Return the explanation of the slow requests of a run, with the client as a further cause.
 
-    The client is the load generator itself, which may have sent requests late. It comes first if
-    that explains most of the difference between slow and fast requests, and last if it is only a
-    notable part of the mean TTFT. If there is no cause at all, a queue at the server is looked for
-    that explains a missed TTFT objective.
+    The client is the load generator itself, which may have sent requests late. Here TTFT includes
+    that delay, so other requests may be slow than those that are compared in `case`.
 
     Args:
         case: The requests.
         server_causes: The causes that the detectors found. They do not examine the client.
         send_delay_ns: How late the client sent each request.
     """
-    # The whole TTFT, with the send delay. So other requests may be slow than in `case`.
     ttft_ns = case.requests.measure("ttft")
     speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
 
-    client_as_main_cause = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
-    if client_as_main_cause is not None:
-        causes = [client_as_main_cause, *server_causes]
-        text = _compose_text(causes, subject=_describe_slow(slow_count, len(ttft_ns)))
-    elif server_causes:
-        causes = [*server_causes, *_client_as_minor_cause(ttft_ns, send_delay_ns)]
-        text = _compose_text(causes, subject=_subject_of_evidence(server_causes[0], case))
-    else:
-        queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
-        causes = [] if queue is None else [queue]
-        text = _compose_text(causes)
+    client = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
+    if client is not None:
+        subject = _describe_slow(slow_count, len(ttft_ns))
+        return _compose_explanation([client, *server_causes], slow_count, subject)
 
+    if server_causes:
+        causes = [*server_causes, *_client_as_minor_cause(ttft_ns, send_delay_ns)]
+        subject = _subject_of_evidence(server_causes[0], case)
+        return _compose_explanation(causes, slow_count, subject)
+
+    queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
+    return _compose_explanation([] if queue is None else [queue], slow_count)
+
+
+def _compose_explanation(
+    causes: Sequence[Cause], slow_count: int, subject: str = ""
+) -> Explanation:
+    """Return the explanation of slow requests by these causes, see `_compose_text`."""
+    text = _compose_text(causes, subject)
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
 
@@ -294,31 +298,37 @@ def _explain_short_run(
 ) -> Explanation:
     """Return the explanation of a run with too few requests to compare slow ones with fast ones.
 
-    Only a queue is looked for that explains most of a missed TTFT objective, since that needs fewer
-    requests. The explanation says that other causes are not examined.
+    The only cause that is looked for is a queue at the server, since that needs fewer requests. The
+    explanation says that other causes are not examined.
     """
     ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     order = queue_evidence.order_by_due_time(ok_requests)
-    if not len(order):
+    request_count = len(order)
+    if not request_count:
         return Explanation()
 
     queue = None
-    if len(order) >= queue_evidence.MIN_REQUESTS_FOR_QUEUE:
+    if request_count >= queue_evidence.MIN_REQUESTS_FOR_QUEUE:
         ordered_requests = JoinedColumns(measured, only_ok=True, order=order)
         send_delay_ns = _measure_send_delay(ordered_requests)
         queue = _find_queue(ordered_requests, send_delay_ns, manifest, samples)
 
-    too_few = (
-        f"{len(order):,} requests are too few to compare slow requests with fast "
+    return _compose_short_explanation(queue, request_count)
+
+
+def _compose_short_explanation(queue: Cause | None, request_count: int) -> Explanation:
+    """Return the explanation of a run with few requests, by a queue or without any cause."""
+    reason = (
+        f"{request_count:,} requests are too few to compare slow requests with fast "
         f"ones ({MIN_REQUESTS} needed)"
     )
     if queue is None:
-        return Explanation(not_examined=too_few)
+        return Explanation(not_examined=reason)
 
     return Explanation(
         text=_compose_text([queue]),
         causes=(queue,),
-        not_examined=f"other causes, since {too_few}",
+        not_examined=f"other causes, since {reason}",
     )
 
 
@@ -380,10 +390,11 @@ def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
     """
     has_open_connection = requests["reused"] > 0
     sent_on_open_connection_ns = np.where(has_open_connection, requests["sent_ns"], 0)
+    latest_send_so_far_ns = np.maximum.accumulate(sent_on_open_connection_ns)
 
-    # A running maximum: the latest send among the requests due before each request, and itself.
-    stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
-    stopped_ns: Ints = np.clip(stopped_until_ns - requests["due_ns"], 0, connect_wait_ns)
+    # The client counts as stopped from when a request is due until that send.
+    late_by_ns = latest_send_so_far_ns - requests["due_ns"]
+    stopped_ns: Ints = np.clip(late_by_ns, 0, connect_wait_ns)
     return stopped_ns
 
 

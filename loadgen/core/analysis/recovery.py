@@ -22,7 +22,7 @@ import numpy as np
 from loadgen.core import format
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import join_selected
-from loadgen.core.metrics.sections import Event, Recovery
+from loadgen.core.metrics.sections import Recovery
 from loadgen.core.server_metrics import series
 from loadgen.core.slo import Slo
 
@@ -125,26 +125,30 @@ def _end_at_next_disturbance(
 
 
 def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_ExaminedEvent]:
-    """Yield each spike of the load as an event at its end.
+    """Yield the end of each spike of the load as an event.
 
     A spike is a stage with a higher load than the next one. Its recovery is examined until the end
     of that next stage.
     """
-    stage_ends_ns = [*(stage.start_ns for stage in stages[1:]), _NEVER_NS]
     for index in find_stages_after_spikes(stages):
         spike = stages[index - 1]
         next_stage = stages[index]
-        recovery = Recovery(
-            load_before=spike.arrival,
-            load_after=next_stage.arrival,
-            at_s=next_stage.start_ns / 1e9,
-        )
         yield _ExaminedEvent(
-            recovery,
+            Recovery(
+                load_before=spike.arrival,
+                load_after=next_stage.arrival,
+                at_s=next_stage.start_ns / 1e9,
+            ),
             before_ns=spike.start_ns,
             at_ns=next_stage.start_ns,
-            end_ns=stage_ends_ns[index],
+            end_ns=_stage_end_ns(stages, index),
         )
+
+
+def _stage_end_ns(stages: Sequence[StagePlan], index: int) -> int:
+    """Return when a stage ends: at the start of the next one, and never for the last stage."""
+    is_last = index == len(stages) - 1
+    return _NEVER_NS if is_last else stages[index + 1].start_ns
 
 
 def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
@@ -204,25 +208,19 @@ def _find_capacity_changes(
 
 
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
-    """Yield each change of the number of replicas that the metrics pages show.
+    """Yield each change of the number of replicas that the servers' metrics pages show.
 
-    Each is returned as a `Recovery` that only has the event, its time and what changed, such as
-    from "3 replicas" to "2 replicas". How the SLO was met again is filled in later.
-
-    Args:
-        samples: The samples of the servers' metrics pages.
+    An example is a loss from "3 replicas" to "2 replicas". The result says what changed and when,
+    and not yet how long the SLO was missed.
     """
     for (_, count_before), (at_s, count_after) in pairwise(series.count_replicas(samples)):
-        if count_before == count_after:
-            continue
-
-        event: Event = "loss" if count_after < count_before else "scale_up"
-        yield Recovery(
-            event=event,
-            load_before=format.counted(round(count_before), "replica"),
-            load_after=format.counted(round(count_after), "replica"),
-            at_s=_round_to_ns(at_s),
-        )
+        if count_before != count_after:
+            yield Recovery(
+                event="loss" if count_after < count_before else "scale_up",
+                load_before=format.counted(round(count_before), "replica"),
+                load_after=format.counted(round(count_after), "replica"),
+                at_s=_round_to_ns(at_s),
+            )
 
 
 def _round_to_ns(seconds: float) -> float:
@@ -233,21 +231,18 @@ def _round_to_ns(seconds: float) -> float:
 def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
     """Yield the loss of each target that stopped responding, from the warnings of the run.
 
-    Each is returned as a `Recovery` that only has the event, its time and what changed. Reports
-    print the change as "BEFORE to AFTER", so a loss of the target gpu1 is from "gpu1" to "gone".
-    How the SLO was met again is filled in later.
+    The result says which target was lost and when, and not yet how long the SLO was missed. Reports
+    print it as a change from the name of the target, such as "gpu1", to "gone".
     """
     for warning in manifest.warning_codes.values():
         if warning.code != "target_gone":
             continue
 
-        target_name = str(warning.values["target"])
-        lost_at_s = warning.values["at_s"]
         yield Recovery(
             event="loss",
-            load_before=target_name,
+            load_before=str(warning.values["target"]),
             load_after="gone",
-            at_s=_round_to_ns(lost_at_s),
+            at_s=_round_to_ns(warning.values["at_s"]),
         )
 
 
@@ -259,46 +254,49 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEve
         slo: The SLO of the run.
         event: The event, with the times that are examined before and after it.
     """
-    groups_after = _group_requests(measured, event.at_ns, event.end_ns, slo)
-    if not len(groups_after.is_met):
-        return msgspec.structs.replace(
-            event.recovery, reason=f"fewer than {GROUP_SIZE} requests came after it"
-        )
+    after = _group_requests(measured, event.at_ns, event.end_ns, slo)
+    group_count = len(after.is_met)
+    if not group_count:
+        reason = f"fewer than {GROUP_SIZE} requests came after it"
+        return msgspec.structs.replace(event.recovery, reason=reason)
 
-    groups_before = _group_requests(measured, event.before_ns, event.at_ns, slo)
-    is_slo_missed = _was_missed_before(groups_before, event) or not groups_after.is_met.all()
-    observed_s = float(groups_after.due_ns[-1] - event.at_ns) / 1e9
-
+    before = _group_requests(measured, event.before_ns, event.at_ns, slo)
+    is_slo_missed = _was_missed_before(before, event) or not after.is_met.all()
+    observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
     return msgspec.structs.replace(
         event.recovery,
         observed_s=observed_s,
-        resolution_s=observed_s / len(groups_after.is_met),
+        resolution_s=observed_s / group_count,
         slo_missed=bool(is_slo_missed),
-        recovered_after_s=_recovery_time_s(groups_after, event.at_ns),
+        recovered_after_s=_recovery_time_s(after, event.at_ns),
     )
 
 
 def _was_missed_before(groups: _Groups, event: _ExaminedEvent) -> bool:
-    """Return True if the SLO was missed before an event. It was not if there are no groups.
+    """Return True if the SLO was missed before an event, False if nothing is known about that.
 
     Before the end of a spike, each group during the spike counts. Before a change of the replicas,
     only the last group counts, because it shows the state right before the change.
 
     Args:
-        groups: The requests before the event.
+        groups: The groups of requests before the event, which may be none.
         event: The event.
     """
-    is_spike = event.recovery.event == "spike"
-    is_met = groups.is_met if is_spike else groups.is_met[-1:]
-    return not is_met.all()
+    if event.recovery.event == "spike":
+        return not groups.is_met.all()
+    has_groups = len(groups.is_met) > 0
+    return has_groups and not groups.is_met[-1]
 
 
 def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
-    """Return the time in seconds from an event until the SLO is met from then on.
+    """Return the time in seconds from an event until the last group that misses the SLO is over.
 
-    That is when the first request of the group after the last missed group is due. If group 2 is
-    the last one that misses the SLO, this is request 3 * GROUP_SIZE. The result is 0 if no group
-    misses the SLO, and None if the last group does.
+    That is when the first request of the next group is due. The result is 0 if no group misses the
+    SLO, and None if the last group does, because the SLO is then not met again.
+
+    Args:
+        after: The groups of requests after the event.
+        at_ns: The time of the event.
     """
     missed_groups = np.flatnonzero(~after.is_met)
     if not len(missed_groups):
@@ -308,16 +306,15 @@ def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
     if first_recovered_group == len(after.is_met):
         return None
 
-    recovered_ns = after.due_ns[first_recovered_group * GROUP_SIZE]
-    return float(recovered_ns - at_ns) / 1e9
+    first_recovered_request = first_recovered_group * GROUP_SIZE
+    return float(after.due_ns[first_recovered_request] - at_ns) / 1e9
 
 
 def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo) -> _Groups:
     """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
     Only requests that the SLO counts are grouped, in the order of their scheduled times. A group
-    meets the SLO if it meets each objective. An objective is met if at most the share of requests
-    that it allows miss it: 2 of 20 for a p90.
+    meets the SLO if it meets each objective.
 
     Args:
         measured: The measured records, by stage.
@@ -325,21 +322,31 @@ def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo
         end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
-    # For each stage, which of its requests are grouped.
-    selections = [_is_counted_within(columns, start_ns, end_ns, slo) for columns in measured]
-    due_ns = join_selected((columns["due_ns"] for columns in measured), selections)
-    order = np.argsort(due_ns, kind="stable")
+    is_grouped_by_stage = [
+        _is_counted_within(columns, start_ns, end_ns, slo) for columns in measured
+    ]
+    due_ns = join_selected((columns["due_ns"] for columns in measured), is_grouped_by_stage)
+    time_order = np.argsort(due_ns, kind="stable")
 
-    request_counts = _sum_by_group(np.ones(len(due_ns), np.int64))
-    is_met = np.ones(len(request_counts), bool)
+    is_met = np.ones(len(due_ns) // GROUP_SIZE, bool)
     for objective in _objectives(slo):
-        good_by_stage = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
-        is_good = join_selected(good_by_stage, selections)[order]
-        miss_counts = _sum_by_group(np.logical_not(is_good))
-        allowed_misses = request_counts * (1 - objective.min_share) + ROUNDING
-        is_met &= miss_counts <= allowed_misses
+        is_good_by_stage = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
+        is_good = join_selected(is_good_by_stage, is_grouped_by_stage)[time_order]
+        is_met &= _groups_with_share(is_good, objective.min_share)
 
-    return _Groups(due_ns[order], is_met)
+    return _Groups(due_ns[time_order], is_met)
+
+
+def _groups_with_share(is_good: NDArray[np.bool_], min_share: float) -> NDArray[np.bool_]:
+    """Return which groups of requests have at least a share of good ones.
+
+    For a share of 0.9, such as for a p90, up to 2 of the 20 requests of a group may be bad.
+    """
+    bad_counts = _sum_by_group(np.logical_not(is_good))
+    request_counts = _sum_by_group(np.ones(len(is_good), np.int64))
+    max_bad_counts = request_counts * (1 - min_share) + ROUNDING
+    has_share: NDArray[np.bool_] = bad_counts <= max_bad_counts
+    return has_share
 
 
 def _is_counted_within(columns: Columns, start_ns: int, end_ns: int, slo: Slo) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from loadgen.core.metrics.columns import OK
@@ -66,28 +67,38 @@ def summarize_speculation(
 
     In each step, the model accepts some of the tokens that were drafted for it. Responses may
     report these tokens for their request, and the metrics pages of the servers for all requests.
-    The mean accepted length (`length`) is the number of output tokens per step of the model.
 
     Args:
         measured: The measured records, by stage.
         samples: The samples of the servers' metrics pages.
     """
-    tokens = _count_tokens(measured)
     server = _read_metrics_pages(samples)
-    is_reported = tokens.requests > 0
-    speculation = Speculation(
-        requests=tokens.requests,
-        drafted=tokens.drafted if is_reported else None,
-        accepted=tokens.accepted if is_reported else None,
-        acceptance=tokens.accepted / tokens.drafted if is_reported else None,
-        length=tokens.output / tokens.steps if tokens.steps else None,
+    by_server = Speculation(
         server_acceptance=server.acceptance,
         server_length=server.tokens_per_step,
         by_position=server.acceptance_by_position,
     )
-    nothing_known = Speculation()
 
-    return None if speculation == nothing_known else speculation
+    tokens = _count_tokens(measured)
+    if tokens.requests:
+        return _add_reported_tokens(by_server, tokens)
+    is_anything_known = by_server != Speculation()
+    return by_server if is_anything_known else None
+
+
+def _add_reported_tokens(speculation: Speculation, tokens: _TokenCounts) -> Speculation:
+    """Return the summary with what the responses report. At least one of them reports tokens.
+
+    The mean accepted length (`length`) is the number of output tokens per step of the model.
+    """
+    return msgspec.structs.replace(
+        speculation,
+        requests=tokens.requests,
+        drafted=tokens.drafted,
+        accepted=tokens.accepted,
+        acceptance=tokens.accepted / tokens.drafted,
+        length=tokens.output / tokens.steps if tokens.steps else None,
+    )
 
 
 def _count_tokens(measured: Sequence[Columns]) -> _TokenCounts:
@@ -141,11 +152,15 @@ def _read_metrics_pages(samples: Sequence[MetricSample]) -> _ServerSpeculation:
     Counters of tokens are preferred, because they cover all steps. Some servers only have gauges of
     their latest steps, whose mean is used.
     """
-    return _read_counters(samples) or _read_gauges(samples)
+    return _read_token_counters(samples) or _read_gauges(samples)
 
 
-def _read_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None:
-    """Return what the counters of drafts, drafted and accepted tokens show, None without them."""
+def _read_token_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None:
+    """Return what the servers' counters of tokens show, or None if they have no such counters.
+
+    The servers count drafted and accepted tokens. Some also count the drafts, of which there is one
+    in each step of the model.
+    """
     drafts = series.measure_growth(samples, series.DRAFTS)
     drafted_tokens = series.measure_growth(samples, series.DRAFTED)
     accepted_tokens = series.measure_growth(samples, series.ACCEPTED)
@@ -156,12 +171,9 @@ def _read_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None
     if not drafts:
         return _ServerSpeculation(acceptance)
 
-    return _ServerSpeculation(
-        acceptance=acceptance,
-        # Each step yields the accepted tokens of its draft and one token of the model's own.
-        tokens_per_step=1 + accepted_tokens / drafts,
-        acceptance_by_position=_acceptance_by_position(samples, drafts),
-    )
+    # Each step yields the accepted tokens of its draft and one token of the model's own.
+    tokens_per_step = 1 + accepted_tokens / drafts
+    return _ServerSpeculation(acceptance, tokens_per_step, _acceptance_by_position(samples, drafts))
 
 
 def _read_gauges(samples: Sequence[MetricSample]) -> _ServerSpeculation:
@@ -216,23 +228,20 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
     """Return the samples of the counters of accepted tokens, by the position in the draft.
 
-    The counter of position 0 counts how often the first token of a draft was accepted. Each group
-    also has the samples that tell when a metrics page was read (`series.UP`), in their order,
-    because `series.measure_growth` needs them.
+    The counter of position 0 counts how often the first token of a draft was accepted. Each list
+    also has the samples of `series.UP`, one for each read of a metrics page, because
+    `series.measure_growth` takes the times of the reads from them.
     """
     positions = [_draft_position(sample) for sample in samples]
-    samples_by_position: dict[int, list[MetricSample]] = {
-        position: [] for position in positions if position is not None
+    known_positions = {position for position in positions if position is not None}
+    return {
+        position: [
+            sample
+            for sample, sample_position in zip(samples, positions, strict=True)
+            if sample_position == position or sample.name == series.UP
+        ]
+        for position in known_positions
     }
-
-    for sample, position in zip(samples, positions, strict=True):
-        if sample.name == series.UP:
-            for group in samples_by_position.values():
-                group.append(sample)
-        elif position is not None:
-            samples_by_position[position].append(sample)
-
-    return samples_by_position
 
 
 def _draft_position(sample: MetricSample) -> int | None:
