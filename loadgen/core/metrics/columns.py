@@ -126,30 +126,25 @@ def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDAr
 
 
 def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
-    """Return the indices of requests in order of their slots, from a table with an entry per slot.
+    """Return the indices of requests in order of their slots, without sorting.
 
-    For the slots 7, 5 and 8, the table of the slots 5 to 8 is [1, NO_ROW, 0, 2], and the result is
-    [1, 0, 2]. Returns None if such a table is no advantage or not possible, so that the caller has
-    to sort the slots instead:
-
-    - There are no requests.
-    - The range of slots is more than twice as large as the number of requests.
-    - A slot is repeated, which the table cannot hold.
+    A table has one entry per slot. For the requests 0, 1 and 2 with the slots 7, 5 and 8, the table
+    of the slots 5 to 8 is [1, NO_ROW, 0, 2], and the result is [1, 0, 2]. Returns None if the table
+    would be much larger than the number of requests, or if two requests have the same slot.
     """
-    if not len(slots):
+    request_count = len(slots)
+    if not request_count:
         return None
 
-    lowest_slot = int(slots.min())
-    slot_range = int(slots.max()) - lowest_slot
-    if slot_range > 2 * len(slots):
+    offsets = slots - slots.min()
+    largest_offset = int(offsets.max())
+    if largest_offset > 2 * request_count:
         return None
 
-    row_of_slot = np.full(slot_range + 1, NO_ROW, np.int32)
-    row_of_slot[slots - lowest_slot] = np.arange(len(slots), dtype=np.int32)
-    rows = row_of_slot[row_of_slot != NO_ROW]
-    has_repeated_slots = len(rows) < len(slots)
-
-    return None if has_repeated_slots else rows
+    table = np.full(largest_offset + 1, NO_ROW, np.int32)
+    table[offsets] = np.arange(request_count, dtype=np.int32)
+    rows = table[table != NO_ROW]
+    return rows if len(rows) == request_count else None
 
 
 # -- measured stages, classes and steps ------------------------------------------------------------
@@ -271,21 +266,17 @@ def _select_rows(rows: RowSource, selected: NDArray[np.bool_] | None) -> _RowSel
         rows: The records or columns.
         selected: Which rows are selected. None selects all.
     """
-    if selected is None:
-        return _RowSelection(rows, selected=None, length=len(rows))
-
-    count = int(np.count_nonzero(selected))
-    if count == len(rows):
+    count = len(rows) if selected is None else int(np.count_nonzero(selected))
+    if selected is None or count == len(rows):
         return _RowSelection(rows, selected=None, length=count)
 
-    adjacent_rows = _find_adjacent_rows(selected, count)
-    if adjacent_rows is not None and not isinstance(rows, Columns):
-        return _RowSelection(_slice_rows(rows, adjacent_rows), selected=None, length=count)
+    row_range = _find_adjacent_rows(selected, count)
+    if row_range is not None and not isinstance(rows, Columns):
+        return _RowSelection(_slice_rows(rows, row_range), selected=None, length=count)
 
-    is_most_rows = 2 * count > len(selected)
-    if is_most_rows:
-        return _RowSelection(rows, selected, count)
-    return _RowSelection(rows, np.flatnonzero(selected), count)
+    are_most_selected = 2 * count > len(selected)
+    cheaper_form = selected if are_most_selected else np.flatnonzero(selected)
+    return _RowSelection(rows, cheaper_form, count)
 
 
 def _find_adjacent_rows(selected: NDArray[np.bool_], count: int) -> slice | None:
@@ -371,28 +362,27 @@ class Columns:
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
         """Return the values of a field at some positions of the selected rows.
 
+        Indices are usually few, so only the range of the file that contains them is read. For a
+        slice or a mask, the whole column is read.
+
         Args:
             field: The name of the field.
-            positions: A slice, a mask or indices. Indices are usually few. So for them, only the
-                range of the file that contains them is read, unless the column is in memory. For a
-                slice or a mask, the whole column is read.
+            positions: A slice, a mask or indices.
         """
-        if isinstance(positions, slice) or self._is_in_memory(field):
-            return self[field][positions]
+        if isinstance(positions, slice) or positions.dtype == bool or self._is_in_memory(field):
+            values: NDArray[np.int64] = self[field][positions]
+            return values
 
-        is_mask = positions.dtype == bool
-        if is_mask:
-            selected: NDArray[np.int64] = self[field][positions]
-            return selected
-
-        if not len(positions):
-            return _empty_column(field)
         return self._read_rows(field, self._row_indices(positions))
 
     def _is_in_memory(self, field: str) -> bool:
         """Return True if a column is in memory, or if every column stays there once it was read."""
-        is_view_of_columns = isinstance(self._rows, Columns)  # these keep the column in memory
-        return is_view_of_columns or self._keeps_all_columns or field in self._cache
+        return self._are_columns_in_memory or field in self._cache
+
+    @property
+    def _are_columns_in_memory(self) -> bool:
+        """Whether every column stays in memory once it was read, here or in viewed `Columns`."""
+        return self._keeps_all_columns or isinstance(self._rows, Columns)
 
     def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
         """Return the values of a field at some rows.
@@ -404,6 +394,9 @@ class Columns:
             field: The name of the field.
             row_indices: The indices of the rows among all records, selected or not.
         """
+        if not len(row_indices):
+            return _empty_column(field)
+
         if self._read_range is None:  # the records are in memory
             column: NDArray[Any] = self._rows[field]
             return column[row_indices]
@@ -426,21 +419,20 @@ class Columns:
         return selected_rows[positions]
 
     def blocks(self) -> Iterator[Columns]:
-        """Yield the same rows in order, in blocks of at most BLOCK_ROWS records.
+        """Yield the selected rows in order, in blocks of at most BLOCK_ROWS records.
 
-        A computation that takes one block after the other needs little memory. If the columns stay
-        in memory anyway, or if there are few records, all rows are yielded as one block.
+        Working block by block saves memory. If the columns stay in memory anyway, all rows are one
+        block.
         """
-        is_view_of_columns = isinstance(self._rows, Columns)  # these keep the columns in memory
-        is_one_block = len(self._rows) <= BLOCK_ROWS
-        if is_view_of_columns or self._keeps_all_columns or is_one_block:
+        if self._are_columns_in_memory or len(self._rows) <= BLOCK_ROWS:
             yield self
             return
 
         mask = self._selection_mask()
-        for block in block_slices(len(self._rows)):
-            selected_in_block = None if mask is None else mask[block]
-            yield Columns(_slice_rows(self._rows, block), selected_in_block)
+        for row_range in block_slices(len(self._rows)):
+            block_rows = _slice_rows(self._rows, row_range)
+            block_mask = None if mask is None else mask[row_range]
+            yield Columns(block_rows, block_mask)
 
     def _selection_mask(self) -> NDArray[np.bool_] | None:
         """Return the selected rows as a mask, or None if all are selected."""
@@ -514,9 +506,9 @@ def _is_constant(column: NDArray[Any]) -> bool:
     return column.strides == (0,)
 
 
-def _slice_rows(rows: Any, block: slice) -> Any:
+def _slice_rows(rows: Any, row_range: slice) -> Any:
     """Return adjacent records, without making records of the columns of a simulation."""
-    return rows.slice_records(block) if hasattr(rows, "slice_records") else rows[block]
+    return rows.slice_records(row_range) if hasattr(rows, "slice_records") else rows[row_range]
 
 
 def _range_reader(rows: RowSource) -> Callable[[str, int, int], NDArray[Any]] | None:
@@ -574,38 +566,34 @@ class JoinedColumns:
             as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
         ]
 
-        # For each stage, the index in the joined column of each row that is taken from it. None
-        # without `order`, because the rows of the stages then just follow each other.
-        self._joined_indices_of_stage: list[NDArray[np.int64]] | None = None
+        # For each stage, where its rows go in the joined column. None if the rows of the stages
+        # just follow each other.
+        self._destinations_of_stage: list[NDArray[np.int64]] | None = None
         if order is not None:
-            self._arrange(order)
+            self._put_in_order(order)
 
-    def _arrange(self, order: NDArray[np.int64]) -> None:
+    def _put_in_order(self, order: NDArray[np.int64]) -> None:
         """Take only the requests that `order` lists, and put them in that order.
 
-        For each stage, it stores the rows that are taken and their indices in the joined column. In
-        the example of the class, the order [4, 0, 2] takes the rows [0, 2] of stage A, which have
-        the joined indices [1, 2], and the row [1] of stage B, which has the joined index [0].
-
-        Args:
-            order: The numbers of the requests, as described at the class.
+        `order` numbers the requests of all stages together. If stage A has the requests 0 to 2 and
+        stage B the requests 3 and 4, the order [4, 0, 2] takes the rows [0, 2] of stage A to the
+        destinations [1, 2], and the row [1] of stage B to the destination [0].
         """
-        taken_rows_of_stage: list[NDArray[Any] | slice] = []
-        joined_indices_of_stage: list[NDArray[np.int64]] = []
+        all_rows = [
+            np.arange(len(columns))[selected]
+            for columns, selected in zip(self._stages, self._rows_of_stage, strict=True)
+        ]
+        self._rows_of_stage = []
+        self._destinations_of_stage = []
 
-        first_number = 0  # the number of the first selected request of the stage
-        for columns, selection in zip(self._stages, self._rows_of_stage, strict=True):
-            selected_rows = np.arange(len(columns))[selection]
-            end_number = first_number + len(selected_rows)
-            is_in_stage = (order >= first_number) & (order < end_number)
-
-            positions_in_stage = order[is_in_stage] - first_number
-            taken_rows_of_stage.append(selected_rows[positions_in_stage])
-            joined_indices_of_stage.append(np.flatnonzero(is_in_stage))
+        first_number = 0
+        for rows in all_rows:
+            end_number = first_number + len(rows)
+            destinations = np.flatnonzero((order >= first_number) & (order < end_number))
+            row_positions = order[destinations] - first_number
+            self._rows_of_stage.append(rows[row_positions])
+            self._destinations_of_stage.append(destinations)
             first_number = end_number
-
-        self._rows_of_stage = taken_rows_of_stage
-        self._joined_indices_of_stage = joined_indices_of_stage
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """Return the column of a field of `record.FIELDS`."""
@@ -628,13 +616,13 @@ class JoinedColumns:
             name: The name of the field or metric.
             values_of_stages: The selected values of each stage.
         """
-        if self._joined_indices_of_stage is None:
+        if self._destinations_of_stage is None:
             column = join_arrays(values_of_stages).astype(np.int64, copy=False)
         else:
             column = np.empty(sum(map(len, values_of_stages)), np.int64)
-            stages = zip(self._joined_indices_of_stage, values_of_stages, strict=True)
-            for joined_indices, values in stages:
-                column[joined_indices] = values
+            stages = zip(self._destinations_of_stage, values_of_stages, strict=True)
+            for destinations, values in stages:
+                column[destinations] = values
 
         if self._keeps_columns:
             self._cache[name] = column
