@@ -90,18 +90,14 @@ def summarize_tokens(
             are spread evenly from its first to its last token.
         gpus: The number of GPUs of the target. None if it is not known.
     """
-    output = accumulator.sum_known("output_tokens")
-    prompt = accumulator.sum_known("input_tokens")
-    total_per_s = per_second(_add_known(output, prompt), window)
-    output_per_s = per_second(output, window)
-    steady_output_per_s = _steady_output_per_s(accumulator, window.steady, timeline)
-    steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
-    steady_total_per_s = _add_known(steady_output_per_s, steady_input_per_s)
+    output_tokens = accumulator.sum_known("output_tokens")
+    window_rates = _rates_in_window(accumulator, window)
+    steady_rates = _rates_in_steady_state(accumulator, window.steady, timeline)
 
     return Tokens(
         # Tokens of ok requests, and those of failed ones, which a provider may bill.
-        input=prompt,
-        output=output,
+        input=accumulator.sum_known("input_tokens"),
+        output=output_tokens,
         cached=accumulator.sum_known("cached_tokens"),
         cache_written=accumulator.sum_known("cache_written_tokens"),
         reasoning=accumulator.sum_known("reasoning_tokens"),
@@ -114,21 +110,51 @@ def summarize_tokens(
         per_event=_tokens_per_event(accumulator),
         sources=_count_sources(accumulator),
         # Rates over the measurement window.
-        input_per_s=per_second(prompt, window),
-        output_per_s=output_per_s,
-        output_per_s_per_gpu=per_gpu(output_per_s, gpus),
-        total_per_s=total_per_s,
-        total_per_s_per_gpu=per_gpu(total_per_s, gpus),
+        input_per_s=window_rates.input,
+        output_per_s=window_rates.output,
+        output_per_s_per_gpu=per_gpu(window_rates.output, gpus),
+        total_per_s=window_rates.total,
+        total_per_s_per_gpu=per_gpu(window_rates.total, gpus),
         # Rates over the steady state.
-        steady_input_per_s=steady_input_per_s,
-        steady_output_per_s=steady_output_per_s,
-        steady_output_per_s_per_gpu=per_gpu(steady_output_per_s, gpus),
-        steady_total_per_s=steady_total_per_s,
-        steady_total_per_s_per_gpu=per_gpu(steady_total_per_s, gpus),
+        steady_input_per_s=steady_rates.input,
+        steady_output_per_s=steady_rates.output,
+        steady_output_per_s_per_gpu=per_gpu(steady_rates.output, gpus),
+        steady_total_per_s=steady_rates.total,
+        steady_total_per_s_per_gpu=per_gpu(steady_rates.total, gpus),
         # Rates over the interval of MLPerf LoadGen, and over the full run.
-        last_issued_output_per_s=per_second(output, window.last_issued),
+        last_issued_output_per_s=per_second(output_tokens, window.last_issued),
         whole_output_per_s=whole_output_per_s(all_stages, window),
     )
+
+
+class _TokenRates(NamedTuple):
+    """Tokens per second of one interval. A rate is None if its tokens were not counted."""
+
+    input: float | None
+    output: float | None
+    total: float | None
+
+
+def _rates_in_window(accumulator: MetricAccumulator, window: Window) -> _TokenRates:
+    """Return the prompt and output tokens per second of the measurement window."""
+    prompt_tokens = accumulator.sum_known("input_tokens")
+    output_tokens = accumulator.sum_known("output_tokens")
+    total_tokens = _add_known(output_tokens, prompt_tokens)
+    return _TokenRates(
+        input=per_second(prompt_tokens, window),
+        output=per_second(output_tokens, window),
+        total=per_second(total_tokens, window),
+    )
+
+
+def _rates_in_steady_state(
+    accumulator: MetricAccumulator, steady: Span, timeline: Sequence[NDArray[np.int64]]
+) -> _TokenRates:
+    """Return the prompt and output tokens per second of the steady state."""
+    input_per_s = _steady_input_per_s(accumulator, steady)
+    output_per_s = _steady_output_per_s(accumulator, steady, timeline)
+    total_per_s = _add_known(output_per_s, input_per_s)
+    return _TokenRates(input=input_per_s, output=output_per_s, total=total_per_s)
 
 
 def _length_mismatch_share(accumulator: MetricAccumulator) -> float | None:
@@ -226,23 +252,19 @@ def _count_sources(accumulator: MetricAccumulator) -> Sources:
 def _count_requests_by_source(
     accumulator: MetricAccumulator, direction: Literal["input", "output"]
 ) -> dict[str, int]:
-    """Return how many ok requests had their input or output tokens counted by each source.
+    """Return the number of ok requests by who counted their tokens, such as "server".
 
-    A source is, for example, "server" or "tokenizer". Two more entries are no sources: "none" for
-    requests whose tokens were not counted, and "unasked" for requests that ask for no output, such
-    as embeddings. Entries without any request are left out.
+    The key "none" has the requests whose tokens nobody counted. The key "unasked" has those that
+    ask for no output, such as embeddings. A key without requests is left out.
 
     Args:
         accumulator: The requests.
-        direction: Which tokens were counted: those of prompts, or those of responses.
+        direction: "input" for the tokens of prompts, "output" for those of responses.
     """
     sources = [source or "none" for source in SOURCES]
-    requests_by_source = {}
-    for source in [*sources, "unasked"]:
-        requests = accumulator.sum(f"{direction}_source_{source}")
-        if requests:
-            requests_by_source[source] = requests
-    return requests_by_source
+    sources.append("unasked")
+    counts = {source: accumulator.sum(f"{direction}_source_{source}") for source in sources}
+    return {source: count for source, count in counts.items() if count}
 
 
 def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) -> float | None:
@@ -269,10 +291,9 @@ def without_output_counts(tokens: Tokens) -> Tokens:
 def output_tokens_over_time(
     measured: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
-    """Return a function that returns the output tokens that came in an interval of the run.
+    """Return a function that estimates the output tokens in any interval of the run.
 
-    It is created once, and then called for many intervals, such as the blocks of time in which the
-    drift of the run is measured. It returns None for every interval if no tokens were counted.
+    The function returns None if no tokens were counted.
 
     Args:
         measured: The measured requests.
@@ -285,13 +306,11 @@ def output_tokens_over_time(
 
     events_before_bins = windows.cumulate_event_counts(timeline)
     if events_before_bins is None:
-        return partial(_count_spread_tokens, measured.amount("output").curve())
+        token_curve = measured.amount("output").curve()
+        return partial(_count_spread_tokens, token_curve)
 
-    # The tokens that the server counts, also those that it does not stream.
-    tokens_of_events = _TokensOfEvents(
-        events_before_bins, event_count, measured.sum("billed_tokens")
-    )
-    return tokens_of_events.count_in
+    token_count = measured.sum("billed_tokens")  # includes tokens that are not streamed
+    return _TokensOfEvents(events_before_bins, event_count, token_count).count_in
 
 
 class _TokensOfEvents(NamedTuple):
