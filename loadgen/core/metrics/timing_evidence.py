@@ -50,6 +50,16 @@ class TimingEvidence(NamedTuple):
     samples: Sequence[WorkerSample]
     window: Window
 
+    @property
+    def are_events_sent_together(self) -> bool:
+        """Whether the server or a proxy sends several events at once, so the client is not late.
+
+        That is so if the client read most events together with others, and soon after they arrived.
+        """
+        if self.unsure_share is None:
+            return False
+        return self.is_read_promptly and self.unsure_share > MIN_HELD_BACK_SHARE
+
 
 def explain_lateness(
     samples: Sequence[WorkerSample], window: Window, *, is_local: bool
@@ -70,17 +80,17 @@ def explain_lateness(
         window: The measurement window, in which the worst seconds of the workers are looked for.
         is_local: Whether client and server share a host.
     """
-    most_delayed = worst_second(samples, window, "waited_share")
-    most_writing = worst_second(samples, window, "write_share")
+    longest_wait = worst_second(samples, window, "waited_share")
+    longest_write = worst_second(samples, window, "write_share")
     busiest = worst_second(samples, window, "cpu_share")
-    if most_delayed is None or most_writing is None or busiest is None:
+    if longest_wait is None or longest_write is None or busiest is None:
         # No worker was sampled over a full second, so nothing is known of the workers.
         return {"remedy": "shared_host" if is_local else "lower_load"}
 
-    waited_share = most_delayed.waited_share or 0.0  # None if the system does not report it
-    write_share = most_writing.write_share
+    waited_share = longest_wait.waited_share or 0.0  # None if the system does not report it
+    write_share = longest_write.write_share
     if write_share > max(MIN_WAITED_SHARE, waited_share):
-        return {"remedy": "disk", "write_share": write_share, "at_s": most_writing.t_s}
+        return {"remedy": "disk", "write_share": write_share, "at_s": longest_write.t_s}
 
     if is_local:
         return {"remedy": "shared_host"}
@@ -88,9 +98,9 @@ def explain_lateness(
     if waited_share > MIN_WAITED_SHARE:
         return {
             "remedy": "other_processes",
-            "worker": most_delayed.worker,
+            "worker": longest_wait.worker,
             "waited_share": waited_share,
-            "at_s": most_delayed.t_s,
+            "at_s": longest_wait.t_s,
         }
 
     if busiest.cpu_share < MAX_IDLE_CPU_SHARE:
@@ -128,21 +138,16 @@ def explain_withheld(
 def explain_uncertain_times(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it, as a sentence.
 
-    The timestamp of an event is uncertain if the client read the event together with a later one.
-    Either a proxy or the server holds events back and sends several at once, or the client was late
-    and read several at once. It was not late if it read them soon after they had arrived.
+    A timestamp is uncertain if the client read the event together with a later one. Either the
+    server or a proxy sent several events at once, or the client was late.
     """
-    unsure_share = evidence.unsure_share
-    are_most_unsure = unsure_share is not None and unsure_share > MIN_HELD_BACK_SHARE
-    are_events_held_back = are_most_unsure and evidence.is_read_promptly
-
-    cause: dict[str, str | float | None]
-    if are_events_held_back:
-        cause = {"remedy": "held_back"}
+    values: dict[str, str | float | None] = {"unsure_share": evidence.unsure_share}
+    if evidence.are_events_sent_together:
+        values["remedy"] = "held_back"
     else:
-        cause = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
+        lateness = explain_lateness(evidence.samples, evidence.window, is_local=evidence.is_local)
+        values.update(lateness)
 
-    values = {"unsure_share": unsure_share, **cause}
     return format_reason(ReasonCode(code="times_uncertain", values=values))
 
 

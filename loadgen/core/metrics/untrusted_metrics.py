@@ -14,85 +14,73 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import RunManifest
 
 
-def withhold_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
-    """Return the metrics to withhold because token counts contradict the responses.
+def find_untrusted_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
+    """Return the metrics that use token counts, with the reason, if the counts cannot be trusted.
 
-    A count contradicts a response that has fewer tokens than output events (understated), or more
-    tokens than were requested (overstated). If that is so for too many responses, no token count of
-    the run is trusted. The metrics that are withheld are "tokens", and those whose definition names
-    the reason code "counts_contradict".
-
-    Returns:
-        Each withheld metric with the reason. Empty if the counts can be trusted.
+    A count is wrong if it is lower than the number of output events (understated), or higher than
+    the number of requested tokens (overstated). A few wrong counts are tolerated: the result is
+    empty then.
     """
-    counted_responses = accumulator.sum("exact_counts")
-    contradicting = accumulator.sum("conflicting_counts")
-    if contradicting <= limits.CONTRADICTING_SHARE * counted_responses:
+    checked_responses = accumulator.sum("exact_counts")
+    wrong_counts = accumulator.sum("conflicting_counts")
+    if wrong_counts <= limits.CONTRADICTING_SHARE * checked_responses:
         return {}
 
-    understated = accumulator.sum("understated_counts")
+    understated_counts = accumulator.sum("understated_counts")
     reason = make_code(
         "counts_contradict",
-        contradicting=contradicting,
-        answers=counted_responses,
-        share=contradicting / counted_responses,
-        understated=understated,
-        overstated=contradicting - understated,
+        contradicting=wrong_counts,
+        answers=checked_responses,
+        share=wrong_counts / checked_responses,
+        understated=understated_counts,
+        overstated=wrong_counts - understated_counts,
         limit=limits.CONTRADICTING_SHARE,
     )
-    withheld_metrics = ("tokens", *guarded("counts_contradict"))
+    untrusted_metrics = ("tokens", *guarded(reason.code))
+    return dict.fromkeys(untrusted_metrics, format_reason(reason))
 
-    return dict.fromkeys(withheld_metrics, format_reason(reason))
 
-
-def withhold_kernel_time_metrics(
+def find_untrusted_kernel_time_metrics(
     accumulator: MetricAccumulator, manifest: RunManifest
 ) -> dict[str, str]:
-    """Return the metrics to withhold because the kernel gave no timestamps of received packets.
+    """Return the metrics that need kernel timestamps, with the reason, if there are none.
 
-    Without them, as on macOS, a client cannot know how late it read a response, nor whether a pause
-    in a response was its own. The metrics that are withheld are "stalls", and those whose
-    definition names the reason code "no_kernel_times".
-
-    Nothing is withheld if any response has such a timestamp, if no response has a first token, or
-    if the run was in virtual time, in which all times are exact.
-
-    Returns:
-        Each withheld metric with the reason.
+    The kernel stamps received packets on Linux, but not on macOS. Without that, a client cannot
+    know how late it read a response. The result is empty if any response has such a timestamp, if
+    no response has a first token, or in virtual time, in which all times are exact.
     """
-    # `hot_path` names the implementation that reads sockets. Virtual time has no sockets, so it is
-    # "" then.
-    is_virtual_time = manifest.host.hot_path == ""
     has_kernel_times = accumulator.sum("kernel_timestamps") > 0
-    has_no_responses = accumulator.sum("with_first_token") == 0
-    if is_virtual_time or has_kernel_times or has_no_responses:
+    has_first_tokens = accumulator.sum("with_first_token") > 0
+    if has_kernel_times or not has_first_tokens or _is_virtual_time(manifest):
         return {}
 
-    reason = format_reason(make_code("no_kernel_times"))
-    withheld_metrics = (*guarded("no_kernel_times"), "stalls")
-    return dict.fromkeys(withheld_metrics, reason)
+    reason = make_code("no_kernel_times")
+    untrusted_metrics = (*guarded(reason.code), "stalls")
+    return dict.fromkeys(untrusted_metrics, format_reason(reason))
 
 
-def withhold_first_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
-    """Return the metrics to withhold because too many streams did not show the first token.
+def _is_virtual_time(manifest: RunManifest) -> bool:
+    """Return True if the run was simulated, so that no implementation read any sockets."""
+    return manifest.host.hot_path == ""
 
-    Such a response has several tokens by the server's count, but no output event that could be
-    timed. Its output is in fields that are not known, or it came as one JSON object although a
-    stream was requested.
 
-    Returns:
-        Each withheld metric with the reason. Empty if enough streams showed the first token.
+def find_untrusted_first_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
+    """Return the metrics that need the first token, with the reason, if many streams hid it.
+
+    A stream hides its first token if the server counts tokens, but none came in an event that could
+    be timed. The result is empty if few streams did.
     """
-    ok = accumulator.sum("ok")
-    without_output_event = accumulator.sum("tpot_no_output")
-    if without_output_event <= limits.UNSEEN_OUTPUT * ok:
+    ok_responses = accumulator.sum("ok")
+    hidden_first_tokens = accumulator.sum("tpot_no_output")
+    if hidden_first_tokens <= limits.UNSEEN_OUTPUT * ok_responses:
         return {}
 
     reason = make_code(
         "output_unseen",
-        unseen=without_output_event,
-        answers=ok,
-        share=without_output_event / ok,
+        unseen=hidden_first_tokens,
+        answers=ok_responses,
+        share=hidden_first_tokens / ok_responses,
         limit=limits.UNSEEN_OUTPUT,
     )
-    return dict.fromkeys(guarded("output_unseen"), format_reason(reason))
+    untrusted_metrics = guarded(reason.code)
+    return dict.fromkeys(untrusted_metrics, format_reason(reason))

@@ -50,29 +50,33 @@ class ReportedStatistics(NamedTuple):
     withheld: dict[str, WithheldStatistics]
 
     def undecided_metrics(self, manifest: RunManifest) -> dict[str, str]:
-        """Return the metrics on which no term of an SLO can be decided, with the reason for each.
+        """Return the metrics on which no SLO term can be decided, with the reason for each.
 
-        - ITL, if this run has none.
-        - Unsound metrics, of which no statistic can be trusted.
-        - Gaps between events, if the quantile that an SLO limits is too uncertain. Terms on metrics
-          of single requests take uncertain values into account themselves.
+        They are ITL if this run has none, the unsound metrics, and gaps between events whose
+        limited quantile is withheld.
         """
-        undecided = {}
+        reason_by_metric = {}
         if self.itl_absent:
-            undecided["itl"] = f"ITL is not defined: {self.itl_absent}"
+            reason_by_metric["itl"] = f"ITL is not defined: {self.itl_absent}"
 
-        undecided |= self.unsound
-        terms = [term for slo in manifest.slos for term in slo.terms]
-        for term in terms:
-            if term.metric in pooled_metrics() and self._is_withheld(term):
-                undecided[term.metric] = "it is too uncertain to be reported"
+        reason_by_metric.update(self.unsound)
+        for term in _terms_on_gaps(manifest):
+            if self._is_withheld(term):
+                reason_by_metric[term.metric] = "it is too uncertain to be reported"
 
-        return undecided
+        return reason_by_metric
 
     def _is_withheld(self, term: Term) -> bool:
         """Return True if the quantile that an SLO term is about is withheld."""
         withheld = self.withheld.get(term.metric)
         return withheld is not None and quantiles.quantile_name(term.quantile) in withheld.ranges
+
+
+def _terms_on_gaps(manifest: RunManifest) -> list[Term]:
+    """Return the SLO terms on the gaps between events, which are one sample of all requests."""
+    metrics_of_gaps = pooled_metrics()
+    terms = [term for slo in manifest.slos for term in slo.terms]
+    return [term for term in terms if term.metric in metrics_of_gaps]
 
 
 def select_statistics(
@@ -104,12 +108,11 @@ def select_statistics(
     uncertain_ranges = uncertainty.find_uncertain_statistics(
         distributions, measured, gap_bounds, manifest.limits
     )
+    is_tpot_uncertain_by_tokens = _is_tpot_uncertain_by_tokens_only(
+        uncertain_ranges, measured, distributions["tpot"], manifest.limits
+    )
     withheld = timing_evidence.explain_withheld(
-        uncertain_ranges,
-        evidence,
-        is_tpot_uncertain_by_tokens=_is_tpot_uncertain_by_tokens_only(
-            uncertain_ranges, measured, distributions["tpot"], manifest.limits
-        ),
+        uncertain_ranges, evidence, is_tpot_uncertain_by_tokens=is_tpot_uncertain_by_tokens
     )
     if not itl_absent and "inter_chunk" in withheld:
         # ITL is then the gap between events, whose metric is "inter_chunk".
@@ -167,16 +170,15 @@ def _find_unsound_metrics(
     - Metrics of kernel timestamps, if there are none.
     - Stalls, if the errors of timestamps may have caused them.
     """
-    unsound = untrusted_metrics.withhold_token_metrics(measured)
-    unsound |= missing_metrics(manifest.slos)
-
+    unsound = untrusted_metrics.find_untrusted_token_metrics(measured)
+    unsound.update(missing_metrics(manifest.slos))
     if manifest.stream:
-        unsound |= untrusted_metrics.withhold_first_token_metrics(measured)
+        unsound.update(untrusted_metrics.find_untrusted_first_token_metrics(measured))
 
-    without_kernel_times = untrusted_metrics.withhold_kernel_time_metrics(measured, manifest)
-    unsound |= without_kernel_times
-
-    if not without_kernel_times and uncertainty.are_stalls_uncertain(measured, manifest.limits):
+    untrusted_by_kernel = untrusted_metrics.find_untrusted_kernel_time_metrics(measured, manifest)
+    if untrusted_by_kernel:
+        unsound.update(untrusted_by_kernel)  # these include the stalls
+    elif uncertainty.are_stalls_uncertain(measured, manifest.limits):
         unsound["stalls"] = timing_evidence.explain_uncertain_times(evidence)
 
     return unsound
@@ -277,17 +279,13 @@ def _without_other_unsound_metrics(
 
 
 def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields of a run or of a part of it that change if unsound metrics are removed.
+    """Return the summary fields that change if unsound metrics are removed, with the new values.
 
-    A part is a stage, a target, a class, a model or a step. Only the fields that a run and its
-    parts have in common are considered.
+    For example, an unsound TTFT changes the field "ttft_ms" to an empty distribution.
 
     Args:
-        part: The summary of the run or part.
+        part: The summary of a run, or of a part of it, such as a stage or a target.
         unsound: The unsound metrics, with the reason for each.
-
-    Returns:
-        The new value of each changed field, such as an empty distribution for "ttft_ms".
     """
     changes: dict[str, object] = {}
     for field, distribution in _distributions_of(part, unsound).items():
@@ -296,8 +294,7 @@ def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -
     if "tokens" in unsound:
         changes["tokens"] = without_output_counts(part.tokens)
         if isinstance(part, TargetSummary):
-            # Only targets have this field, the output rate over the time in which they were used.
-            changes["own_output_per_s"] = None
+            changes["own_output_per_s"] = None  # only the summary of a target has this field
 
     return changes
 
