@@ -81,12 +81,12 @@ def bound_ttft_from_sent(columns: Columns) -> Bounds:
 def bound_first_answer(columns: Columns) -> Bounds:
     """Return the bounds of the time to the first answer, which is output other than reasoning.
 
-    The true time is at most as long as measured. It may be shorter by the send lag and by the error
-    of the timestamp. The records have the timestamp error of the first token, but not that of a
-    later one. So it counts only if the first answer is the first token.
+    The true time may be shorter than measured by the send lag and by the timestamp error. That
+    error was recorded only for the first token, so a later first answer is taken to have none.
     """
+    first_token_errors = _known_errors(columns, "stamp_error_ns")
     is_first_token = columns["first_answer_ns"] == columns["first_token_ns"]
-    timestamp_errors = np.where(is_first_token, _known_errors(columns, "stamp_error_ns"), 0)
+    timestamp_errors = np.where(is_first_token, first_token_errors, 0)
     errors = timestamp_errors + _send_lag(columns)
     return _bounds_less_errors(columns.measure("first_answer"), errors)
 
@@ -156,17 +156,18 @@ def _bound_time_per_token(
     if are_tokens_certain and not _has_timestamp_errors(columns):
         return Bounds(values_ns, values_ns)
 
-    span_bounds_ns = _bound_span(columns, span_ns)
-
-    # The value is smallest for the shortest span and the most tokens. A response with at most one
-    # token has no such value, and the 1 only avoids a division by 0.
-    most_tokens = np.maximum(token_bounds.upper, 1)
-    fewest_tokens = np.maximum(token_bounds.lower, 1)
-    is_undefined = values_ns == UNDEFINED
+    shortest_span_ns, longest_span_ns = _bound_span(columns, span_ns)
+    is_defined = values_ns != UNDEFINED
     return Bounds(
-        lower=np.where(is_undefined, UNDEFINED, span_bounds_ns.lower // most_tokens),
-        upper=np.where(is_undefined, UNDEFINED, span_bounds_ns.upper // fewest_tokens),
+        lower=_divide_where(is_defined, shortest_span_ns, token_bounds.upper),
+        upper=_divide_where(is_defined, longest_span_ns, token_bounds.lower),
     )
+
+
+def _divide_where(is_defined: NDArray[np.bool_], span_ns: Ints, tokens: Ints) -> Ints:
+    """Return each span divided by its tokens where that is defined, else UNDEFINED."""
+    positive_tokens = np.maximum(tokens, 1)  # avoids a division by 0
+    return np.where(is_defined, span_ns // positive_tokens, UNDEFINED)
 
 
 def _has_timestamp_errors(columns: Columns) -> bool:
@@ -210,42 +211,39 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
 
 
 def _limit_first_event_by_surplus(columns: Columns, tokens: Ints) -> Ints:
-    """Return the most tokens of each first event, if each later event has at least one.
+    """Return the largest possible number of tokens in the first event of each response.
 
-    The tokens in surplus of one per event may all be in the first event. So in a response with 12
-    tokens in 10 events, the first event has at most 1 + 2 = 3 tokens.
-
-    A response also has tokens without text, such as the one that ends it. They are counted by the
-    server, but come in no event. If the surplus is not larger than the number of such tokens, the
-    first event has one token.
+    Each later event has at least one token. So in a response with 12 tokens in 10 events, the first
+    event has at most 12 - 9 = 3 tokens. If the only extra tokens can be those without text, which
+    come in no event, such as the one that ends a response, the first event has one token.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
-    surplus_tokens = np.maximum(tokens - events, 0)
+    extra_tokens = np.maximum(tokens - events, 0)
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
-    has_one_token_per_event = surplus_tokens <= textless_tokens
-    return np.where(has_one_token_per_event, 1, 1 + surplus_tokens)
+    has_one_token_per_event = extra_tokens <= textless_tokens
+    return np.where(has_one_token_per_event, 1, 1 + extra_tokens)
 
 
 def _limit_first_event_by_average(columns: Columns, tokens: Ints) -> Ints:
-    """Return the most tokens of each first event, from the mean tokens per event of its response.
+    """Return an assumed limit of the tokens in the first event of each response.
 
-    The first event is assumed to have at most FIRST_EVENT_FACTOR times that mean, rounded up. For
-    example, with a factor of 4 and 25 tokens in 10 events, it has at most 4 * 3 = 12 tokens. The
-    assumption only holds where events carry two tokens or more on average. Other responses have no
-    such limit, which is NO_LIMIT.
+    The limit is FIRST_EVENT_FACTOR times the mean tokens per event, rounded up. With a factor of 4
+    and 25 tokens in 10 events, it is 4 * 3 = 12. Where events carry fewer than two tokens on
+    average, nothing is assumed, and the limit is NO_LIMIT.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
-    mean_tokens_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
-    has_two_or_more_per_event = tokens >= 2 * events
-    return np.where(has_two_or_more_per_event, FIRST_EVENT_FACTOR * mean_tokens_per_event, NO_LIMIT)
+    mean_tokens = _divide_rounding_up(tokens, np.maximum(events, 1))
+    limit = FIRST_EVENT_FACTOR * mean_tokens
+    carries_several_tokens = tokens >= 2 * events
+    return np.where(carries_several_tokens, limit, NO_LIMIT)
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:

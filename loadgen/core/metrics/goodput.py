@@ -131,23 +131,23 @@ def _sum_unless_withheld(values: Iterable[_Number | None]) -> _Number | None:
     return sum(known_values)
 
 
-def include_task_outcome(requests: Goodput, tasks: Sessions | None) -> Goodput:
+def include_task_outcome(goodput: Goodput, tasks: Sessions | None) -> Goodput:
     """Return the goodput of requests, whose SLO is met only if that of whole tasks is met too.
 
     An agent's task is a sequence of requests, and an SLO may limit its duration. If the SLO has no
     term on single requests, its part about tasks alone decides.
 
     Args:
-        requests: The goodput of single requests.
+        goodput: The goodput of single requests.
         tasks: The summary of the tasks that they belong to, None if there are none.
     """
     if tasks is None or tasks.goodput is None:
-        return requests
-    are_tasks_good = tasks.goodput.met
-    if not requests.has_slo:
-        return msgspec.structs.replace(requests, met=are_tasks_good)
-    is_met = combine_outcomes([requests.met, are_tasks_good])
-    return msgspec.structs.replace(requests, met=is_met)
+        return goodput
+
+    is_met = tasks.goodput.met
+    if goodput.has_slo:
+        is_met = combine_outcomes([goodput.met, is_met])
+    return msgspec.structs.replace(goodput, met=is_met)
 
 
 def without_slo_outcomes(summary: SummaryT) -> SummaryT:
@@ -182,10 +182,10 @@ def _not_judged_goodput(goodput: Goodput) -> Goodput:
 
     If there is an SLO, `not_judged` says that it is not judged because the run is not valid.
     """
-    # An SLO on whole tasks alone sets `met`, but not `has_slo`, which is about single requests.
-    has_any_slo = goodput.has_slo or goodput.met is not None
+    has_request_slo = goodput.has_slo
+    has_task_slo = goodput.met is not None  # has an outcome without any SLO on single requests
     not_judged = goodput.not_judged
-    if has_any_slo:
+    if has_request_slo or has_task_slo:
         not_judged = "the run is not valid; verdict.reasons says why"
 
     terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
@@ -274,26 +274,24 @@ def _lacks_tpot(sample: SloSample, slo: Slo) -> bool:
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     """Return the number of requests that meet every term, or None if it is too uncertain.
 
-    The errors of timestamps give a range of possible numbers. The number is too uncertain if an end
-    of the range differs from it by more than MAX_UNCERTAIN_GOOD_SHARE.
+    Timestamps have errors, so latencies near a limit may be on its other side. The number is too
+    uncertain if it could be off by more than the share MAX_UNCERTAIN_GOOD_SHARE.
     """
     if _has_undecidable_requests(sample, slo) or _lacks_tpot(sample, slo):
         return None
 
     good = sample.accumulator.sum("good")
-    possible_range = bound_good_requests(sample.accumulator, slo)
-    if possible_range is None:  # no metric of the SLO is uncertain
+    possible_good = bound_good_requests(sample.accumulator, slo)
+    if possible_good is None:  # no metric of the SLO is uncertain
         return good
-
-    is_too_uncertain = possible_range.exceeds(good, MAX_UNCERTAIN_GOOD_SHARE)
-    return None if is_too_uncertain else good
+    return None if possible_good.exceeds(good, MAX_UNCERTAIN_GOOD_SHARE) else good
 
 
 def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
     """Return whether the required share of requests is good, or None if it is undecided.
 
     Timestamps have errors, so the number of good requests is known only within bounds. The answer
-    is decided if it is the same for the fewest and for the most good requests that are possible.
+    is decided if it is the same at both bounds.
 
     Args:
         sample: The requests.
@@ -304,16 +302,13 @@ def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> 
         return None
 
     fewest_good, most_good = _possible_good_counts(sample, slo)
-    is_met_by_fewest = _is_required_share(sample, fewest_good, share_limit)
-    is_met_by_most = _is_required_share(sample, most_good, share_limit)
-    if is_met_by_fewest is not is_met_by_most:
+    outcome = _reaches_share(sample, fewest_good, share_limit)
+    if outcome is not _reaches_share(sample, most_good, share_limit):
         return None
 
-    # Responses without a TPOT counted as good. If there are many, a share that is met is not sure.
-    if is_met_by_fewest and _lacks_tpot(sample, slo):
-        return None
-
-    return is_met_by_fewest
+    # Long responses without a TPOT count as good, although their true TPOT may be over the limit.
+    is_outcome_unsure = outcome is True and _lacks_tpot(sample, slo)
+    return None if is_outcome_unsure else outcome
 
 
 def _possible_good_counts(sample: SloSample, slo: Slo) -> tuple[int, int]:
@@ -325,12 +320,11 @@ def _possible_good_counts(sample: SloSample, slo: Slo) -> tuple[int, int]:
     return int(good_range.lower), int(good_range.upper)
 
 
-def _is_required_share(sample: SloSample, good: int, share_limit: float) -> bool | None:
-    """Return whether a number of good requests is the required share of the counted requests.
+def _reaches_share(sample: SloSample, good: int, share_limit: float) -> bool | None:
+    """Return whether `good` requests are at least a share of all counted requests.
 
-    Requests that the end of the run cut off, the unfinished ones, are not counted. If there are
-    many and the share would be reached with all of them good, it is undecided and the result is
-    None.
+    Requests that the end of the run cut off are unfinished and not counted. Return None if there
+    are many of them and the share would be reached if all of them were good.
 
     Args:
         sample: The requests.

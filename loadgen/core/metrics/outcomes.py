@@ -57,8 +57,8 @@ def _is_metric_of_output(metric: str) -> bool:
 def _lower_bounds_ns(columns: Columns, metric: str) -> NDArray[np.int64] | None:
     """Return lower bounds of a metric of unfinished requests, or None if the metric has none.
 
-    An error in the function that computes the bounds is reported as one of the package that defines
-    the metric (`METRICS.guard`).
+    A metric may be defined by an installed package. If its function fails, the error that is raised
+    names that package.
     """
     definition = METRICS.get(metric)
     if definition is None or definition.least is None:
@@ -133,12 +133,11 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
     has_value = values != UNDEFINED
     is_within_limit = values <= term.limit_ns
 
-    can_lack_value = columns.request_no_output
+    # A scalar True stands for all requests.
     is_metric_of_tokens = needs(term.metric) == "tokens"
-    if is_metric_of_tokens:
-        can_lack_value = np.ones(len(columns), bool)
+    needs_no_value = True if is_metric_of_tokens else columns.request_no_output
 
-    is_met: NDArray[np.bool_] = np.where(has_value, is_within_limit, can_lack_value)
+    is_met: NDArray[np.bool_] = np.where(has_value, is_within_limit, needs_no_value)
     return is_met
 
 

@@ -108,6 +108,11 @@ class _TermOutcome(NamedTuple):
     undecided_reason: str = ""
 
 
+def _undecided(reason: str) -> _TermOutcome:
+    """Return the outcome of a term that is undecided for a reason."""
+    return _TermOutcome(is_met=None, undecided_reason=reason)
+
+
 def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
     """Judge each term of an SLO: as met, missed or undecided.
 
@@ -140,10 +145,9 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
         return _undecided_term(term, counts, _no_value_reason(term.metric))
 
     value_ns = gaps.quantile(term.quantile)
+    outcome = _TermOutcome(is_met=value_ns <= term.limit_ns)
     if sample.has_too_many_unfinished:
-        outcome = _TermOutcome(None, _TOO_MANY_UNFINISHED)
-    else:
-        outcome = _TermOutcome(value_ns <= term.limit_ns)
+        outcome = _undecided(_TOO_MANY_UNFINISHED)
 
     return _term_result(term, counts, outcome, _TermValue(value_ns))
 
@@ -205,20 +209,17 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
         term: The term.
         term_number: The index of the term in the SLO, which is in the names of its counts.
     """
-    accumulator = sample.accumulator
-    ok_with_value = accumulator.sum(term_sum_name(term_number, "values"))
-    ok_over_limit = accumulator.sum(term_sum_name(term_number, "over"))
-    unfinished_over_limit = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
-    undecided = accumulator.sum("unfinished") - unfinished_over_limit
+    sum_of = sample.accumulator.sum
+    ok_with_value = sum_of(term_sum_name(term_number, "values"))
+    ok_over_limit = sum_of(term_sum_name(term_number, "over"))
+    unfinished_over_limit = sum_of(term_sum_name(term_number, "unfinished_over"))
+    undecided = sum_of("unfinished") - unfinished_over_limit
 
-    # Every decided request that is not ok is over the limit and has no value.
-    decided = sample.not_cancelled - undecided
-    misses_without_value = decided - accumulator.sum("ok")
-
+    not_ok = sample.not_cancelled - undecided - sum_of("ok")
     return _SampleCounts(
-        total=ok_with_value + misses_without_value,
+        total=ok_with_value + not_ok,
         with_value=ok_with_value,
-        over_limit=ok_over_limit + misses_without_value,
+        over_limit=ok_over_limit + not_ok,
         unfinished=undecided,
         without_tpot=sample.count_without_tpot(term),
     )
@@ -259,22 +260,17 @@ def _decide_request_term(
         uncertain_range: The range of an uncertain value at the quantile, None if it is certain.
     """
     if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
-        limit_in_range = _limit_in_range_reason(term.metric, uncertain_range)
-        return _TermOutcome(is_met=None, undecided_reason=limit_in_range)
+        return _undecided(_limit_in_range_reason(term.metric, uncertain_range))
 
     is_met = _is_request_term_met(sample, term, counts)
     if is_met is not None:
         return _TermOutcome(is_met)
 
     if uncertain_range is not None:
-        # Reports show the range of the value instead of a reason.
-        return _TermOutcome(is_met=None)
-
+        return _undecided(reason="")  # reports show the range instead of a reason
     if counts.without_tpot:
-        no_time_span = _no_time_span_reason(counts.without_tpot)
-        return _TermOutcome(is_met=None, undecided_reason=no_time_span)
-
-    return _TermOutcome(is_met=None, undecided_reason=_TOO_MANY_UNFINISHED)
+        return _undecided(_no_time_span_reason(counts.without_tpot))
+    return _undecided(_TOO_MANY_UNFINISHED)
 
 
 def _is_in_range(limit_ns: float, value_range: Range) -> bool:
@@ -283,19 +279,19 @@ def _is_in_range(limit_ns: float, value_range: Range) -> bool:
 
 
 def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -> bool | None:
-    """Return whether a term is met, or None if requests that are left out could decide it.
+    """Return whether a term is met, or None if requests without a known value could decide it.
 
-    Unfinished requests and responses without a TPOT are left out, because their values are not
-    known. If there are many of them, they could decide the term, unless it is missed even if all of
-    them are within its limit.
+    These are unfinished requests and responses without a TPOT. They do not matter if there are few
+    of them, or if the term is missed even with all of them within its limit.
 
     Args:
         sample: The requests.
         term: The term: a quantile of a metric with a limit.
-        counts: The requests that the term is judged by, and those that are left out.
+        counts: The requests that the term is judged by, and those without a known value.
     """
-    are_many_left_out = sample.has_too_many_unfinished or counts.without_tpot > 0
-    if are_many_left_out and not _is_missed_in_any_case(term, counts):
+    has_many_without_tpot = counts.without_tpot > 0  # a few are not counted
+    has_many_unknown = sample.has_too_many_unfinished or has_many_without_tpot
+    if has_many_unknown and not _is_missed_in_any_case(term, counts):
         return None
 
     # In ascending order of values, the requests within the limit come first. The term is met if the

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", *(name for name, _ in QUANTILES), "max")
 
-ERROR_SIZES = 200
-"""So many sizes of the errors of events are tried for the bounds of the gaps. Each gives valid
-bounds, and the best of them is taken, so fewer sizes only make the bounds wider."""
+MAX_THRESHOLDS = 200
+"""So many thresholds of the errors of events are tried for the bounds of the gaps. Each gives valid
+bounds, and the tightest are used, so fewer thresholds only make the bounds wider."""
 
 RangesMs: TypeAlias = dict[str, tuple[float, float]]
 """The smallest and the largest value, in ms, of each statistic of a metric that is withheld."""
@@ -142,12 +142,10 @@ class GapBounds:
         self._mean = mean
         self._largest_gap_lower_bound_ns = largest_gap_lower_bound_ns
 
-        # Entry i of both arrays is one threshold: so many events have a larger error.
+        # For each threshold of the error, the number of events with a larger error.
         thresholds = _sample_error_thresholds(event_errors)
         self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
-        self._events_above_threshold = np.array(
-            [threshold.events_above for threshold in thresholds]
-        )
+        self._events_above = np.array([threshold.events_above for threshold in thresholds])
 
         # Entry i is the number of gaps in bucket i of the histogram and in all smaller ones.
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
@@ -174,11 +172,10 @@ class GapBounds:
         are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 97) - 2 ms.
         At index 2 this threshold gives no bound, because there is no index -1.
         """
-        gap_indices = index_in_order - self._events_above_threshold
-        has_bound = gap_indices >= 0
-
-        measured_gaps_ns = self._measured_gaps_at(gap_indices[has_bound])
-        bounds_ns = measured_gaps_ns - self._thresholds_ns[has_bound]
+        gap_indices = index_in_order - self._events_above
+        exists = gap_indices >= 0
+        gaps_ns = self._measured_gaps_at(gap_indices[exists])
+        bounds_ns = gaps_ns - self._thresholds_ns[exists]
         return float(bounds_ns.max(initial=0.0))
 
     def _upper_bound_ns(self, index_in_order: int) -> float:
@@ -186,15 +183,13 @@ class GapBounds:
 
         Each threshold of the error gives a bound, and the smallest one is the tightest. If 3 events
         are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 103) + 2 ms.
-        It does not exist if there are fewer than 104 gaps. At least one bound exists, because no
-        event is above the largest threshold.
+        With fewer than 104 gaps it does not exist. The largest threshold always gives a bound.
         """
         gap_count = int(self._gaps_up_to_bucket[-1])
-        gap_indices = index_in_order + self._events_above_threshold
-        has_bound = gap_indices < gap_count
-
-        measured_gaps_ns = self._measured_gaps_at(gap_indices[has_bound])
-        bounds_ns = measured_gaps_ns + self._thresholds_ns[has_bound]
+        gap_indices = index_in_order + self._events_above
+        exists = gap_indices < gap_count
+        gaps_ns = self._measured_gaps_at(gap_indices[exists])
+        bounds_ns = gaps_ns + self._thresholds_ns[exists]
         return float(bounds_ns.min())
 
     def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -223,31 +218,34 @@ class ErrorThreshold(NamedTuple):
 def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
     """Return thresholds for timestamp errors, in ascending order from 0 to the largest error.
 
-    `GapBounds` computes bounds of the gaps between events from every threshold, and uses the
-    tightest. More thresholds give tighter bounds and take more time. So only about ERROR_SIZES
-    buckets of the histogram become thresholds. For example, with an ERROR_SIZES of 200 and errors
-    in 1,000 buckets, every fifth of these buckets does.
-
     Args:
         event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
     """
-    # Entry i is the number of events with errors in the buckets after bucket i.
-    events_above_bucket = event_errors.count - np.cumsum(event_errors.counts)
-    thresholds = [ErrorThreshold(error_ns=0.0, events_above=int(events_above_bucket[0]))]
+    events_above = (event_errors.count - np.cumsum(event_errors.counts)).tolist()
+    thresholds = [ErrorThreshold(error_ns=0.0, events_above=events_above[0])]
 
+    buckets = _sample_buckets(event_errors)
+    if buckets:
+        for bucket in buckets:
+            error_ns = event_errors.bucket_middle(bucket)
+            thresholds.append(ErrorThreshold(error_ns, events_above[bucket]))
+        largest_error_ns = float(event_errors.largest_ns)
+        thresholds.append(ErrorThreshold(largest_error_ns, events_above=0))
+
+    return thresholds
+
+
+def _sample_buckets(event_errors: Histogram) -> list[int]:
+    """Return about MAX_THRESHOLDS of the buckets with errors above 0, at regular distances.
+
+    More thresholds would give tighter bounds, but take more time. With 200 thresholds and errors in
+    1,000 buckets, every fifth of these buckets is returned.
+    """
     buckets_with_events = np.flatnonzero(event_errors.counts)
     buckets_above_0 = buckets_with_events[buckets_with_events > 0]
-    if not len(buckets_above_0):
-        return thresholds  # all errors are 0
-
-    step = max(len(buckets_above_0) // ERROR_SIZES, 1)
-    sampled_buckets = buckets_above_0[::step]
-    for bucket in sampled_buckets.tolist():
-        error_ns = event_errors.bucket_middle(bucket)
-        thresholds.append(ErrorThreshold(error_ns, int(events_above_bucket[bucket])))
-
-    thresholds.append(ErrorThreshold(float(event_errors.largest_ns), events_above=0))
-    return thresholds
+    step = max(len(buckets_above_0) // MAX_THRESHOLDS, 1)
+    sampled_buckets: list[int] = buckets_above_0[::step].tolist()
+    return sampled_buckets
 
 
 SampleBounds: TypeAlias = ValueBounds | GapBounds
@@ -273,18 +271,17 @@ def _collect_bounds(
     stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
 ) -> ValueBounds:
     """Return the bounds of a metric of those ok requests for which the metric is defined."""
-    lower_bounds: list[NDArray[np.int64]] = []
-    upper_bounds: list[NDArray[np.int64]] = []
+    lower_blocks: list[NDArray[np.int64]] = []
+    upper_blocks: list[NDArray[np.int64]] = []
     for block in _blocks_of(stages):
         lower, upper = compute_bounds(block)
         is_defined = block.where(OK) & (lower != UNDEFINED)
-        lower_bounds.append(lower[is_defined])
-        upper_bounds.append(upper[is_defined])
+        lower_blocks.append(lower[is_defined])
+        upper_blocks.append(upper[is_defined])
 
-    all_lower = np.concatenate(lower_bounds)
-    # The bounds of millions of requests take much memory, so it is freed before more is used.
-    lower_bounds.clear()
-    all_upper = np.concatenate(upper_bounds)
+    all_lower = np.concatenate(lower_blocks)
+    lower_blocks.clear()  # frees much memory before the next copy is made
+    all_upper = np.concatenate(upper_blocks)
     return ValueBounds(all_lower, all_upper)
 
 
@@ -353,16 +350,16 @@ def _sum_errors(columns: Columns, field: str) -> int:
 
 
 def _largest_gap_lower_bound_ns(columns: Columns) -> int:
-    """Return how long the largest gap between the events of these responses is at least.
+    """Return a lower bound of the largest gap between the events of a response, in ns.
 
-    Each response has its largest measured gap. The true gap is shorter by at most the error of the
-    event at its end. For measured gaps of 50 and 40 ms, with errors of 20 and 5 ms, the true gaps
-    are at least 30 and 35 ms, so the largest one is at least 35 ms.
+    A gap is at least as long as measured less the timestamp error of the event at its end. If two
+    responses have largest gaps of 50 and 40 ms, with errors of 20 and 5 ms, the true gaps are at
+    least 30 and 35 ms, and the bound is 35 ms.
     """
-    has_gaps = columns["output_events"] > 1
     errors_ns = np.maximum(columns["max_gap_error_ns"], 0)  # -1 is an error that is not known
-    lower_bounds_ns = (columns["max_gap_ns"] - errors_ns)[has_gaps]
-    return int(lower_bounds_ns.max(initial=0))
+    lower_bounds_ns = columns["max_gap_ns"] - errors_ns
+    has_gaps = columns["output_events"] > 1
+    return int(lower_bounds_ns[has_gaps].max(initial=0))
 
 
 def find_uncertain_ranges(
@@ -409,21 +406,29 @@ def find_uncertain_statistics(
     """
     uncertain_statistics = {}
     for definition in METRICS.available():
-        if definition.name == "inter_chunk" and gap_bounds is not None:
-            # The gaps of all requests are one sample. They have bounds of their own.
-            ranges: StatisticRanges | None = gap_bounds.bound_statistics()
-        else:
-            ranges = measured.statistic_ranges(definition.name)
-
+        metric = definition.name
+        ranges = _statistic_ranges(metric, measured, gap_bounds)
         if ranges is None:
             continue
 
         limit = _uncertainty_limit(definition, limits)
-        uncertain_ranges = find_uncertain_ranges(distributions[definition.name], ranges, limit)
+        uncertain_ranges = find_uncertain_ranges(distributions[metric], ranges, limit)
         if uncertain_ranges:
-            uncertain_statistics[definition.name] = uncertain_ranges
+            uncertain_statistics[metric] = uncertain_ranges
 
     return uncertain_statistics
+
+
+def _statistic_ranges(
+    metric: str, measured: MetricAccumulator, gap_bounds: GapBounds | None
+) -> StatisticRanges | None:
+    """Return the ranges of the statistics of a metric, or None if they are certain.
+
+    The metric "inter_chunk" is the gaps between events, which have bounds of their own.
+    """
+    if metric == "inter_chunk" and gap_bounds is not None:
+        return gap_bounds.bound_statistics()
+    return measured.statistic_ranges(metric)
 
 
 def certain_distribution(
@@ -530,11 +535,11 @@ def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) ->
 
 
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | None:
-    """Return the fewest and the most requests that may be good, which is to meet every SLO term.
+    """Return the fewest and the most requests that may meet every SLO term.
 
-    The latencies of requests are uncertain by the errors of timestamps. If all of them were as long
-    as possible, the fewest requests would be good. If all were as short as possible, the most would
-    be. Returns None if no metric that the SLO limits is uncertain.
+    Timestamps have errors, so latencies are only known within bounds. The fewest requests meet the
+    SLO if all latencies are at their upper bounds. Returns None if no metric of the SLO is
+    uncertain.
 
     Args:
         accumulator: The requests.
@@ -547,11 +552,12 @@ def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | Non
     fewest_good = 0
     most_good = 0
     for block in _blocks_of(accumulator.columns):
-        bounds_by_metric = {
-            metric: compute_bounds(block) for metric, compute_bounds in bound_functions.items()
-        }
-        longest = {metric: values.upper for metric, values in bounds_by_metric.items()}
-        shortest = {metric: values.lower for metric, values in bounds_by_metric.items()}
+        longest = {}
+        shortest = {}
+        for metric, compute_bounds in bound_functions.items():
+            latency_bounds = compute_bounds(block)
+            shortest[metric] = latency_bounds.lower
+            longest[metric] = latency_bounds.upper
         fewest_good += int(outcomes.meets_slo(block, slo, longest).sum())
         most_good += int(outcomes.meets_slo(block, slo, shortest).sum())
 
