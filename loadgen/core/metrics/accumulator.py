@@ -152,21 +152,20 @@ class MetricAccumulator:
         self.slo = slo
         self.columns: list[Columns] = []
 
-        # What is added up, by name: `sums["ok"]` is the number of ok requests, `minima["sent"]` the
-        # time of the first send in ns, and `samples["session"]` the durations of conversations.
+        # Results by name, for example the number of ok requests in `sums["ok"]`, and the time of
+        # the first send in `minima["sent"]`.
         self.sums: dict[str, int] = {}
         self.minima: dict[str, int] = {}
         self.maxima: dict[str, int] = {}
-        self.last_sent: LastSent | None = None
-        self.failures: dict[str, FailureCount] = {}
         self.samples: dict[str, Values] = {}
         self.amounts: dict[str, Amounts] = {}
 
-        # A cache of what was computed from the records, by the name of the metric.
+        self.last_sent: LastSent | None = None
+        self.failures: dict[str, FailureCount] = {}  # by the kind of failure
+
+        # Caches by metric. The last one also has the index of the value in the ordered sample.
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
-
-        # A cache of single values, by the name of the metric and the index in its ordered sample.
         self._value_by_index: dict[tuple[str, int], float] = {}
 
     def sum(self, name: str) -> int:
@@ -242,18 +241,15 @@ class MetricAccumulator:
         if statistic_ranges is None:
             return None
 
-        cached_range = statistic_ranges.by_index.get(index_in_order)
-        if cached_range is not None:
-            return cached_range
+        cached_ranges = statistic_ranges.by_index
+        if index_in_order not in cached_ranges:
+            # The bounds of all requests take too much memory to keep, so they are computed anew.
+            bounds = uncertainty.bound_metric(self.columns, metric)
+            if bounds is None:
+                return None
+            cached_ranges[index_in_order] = bounds.bound_nth(index_in_order)
 
-        # The bounds of all requests are computed anew, because they take too much memory to keep.
-        sample_bounds = uncertainty.bound_metric(self.columns, metric)
-        if sample_bounds is None:
-            return None
-
-        value_range = sample_bounds.bound_nth(index_in_order)
-        statistic_ranges.by_index[index_in_order] = value_range
-        return value_range
+        return cached_ranges[index_in_order]
 
     def amount(self, name: str) -> Amounts:
         """Return one of REQUEST_AMOUNTS, or the amounts that were added under this name."""
@@ -426,10 +422,11 @@ class MetricAccumulator:
     def _count_term_outcomes(
         self, columns: Columns, ok: NDArray[np.bool_], term_number: int, term: Term
     ) -> None:
-        """Count the requests by which a term of the SLO is judged.
+        """Count the requests that a term of an SLO is judged by.
 
-        They are the ok requests with a value of its metric, those of them whose value is over its
-        limit, and the unfinished requests that had exceeded the limit when they were cut.
+        - "values": the ok requests with a value of the term's metric.
+        - "over": those of them whose value is over the limit.
+        - "unfinished_over": the unfinished requests that were over the limit when they were cut.
 
         Args:
             columns: The records.
@@ -438,25 +435,27 @@ class MetricAccumulator:
             term: The term.
         """
         values = drop_undefined(columns.measure(term.metric)[ok])
+        is_over = values > term.limit_ns
         is_over_when_cut = outcomes.is_over_when_cut(columns, term)
         self.add_to_sum(term_sum_name(term_number, "values"), len(values))
-        self.add_to_sum(term_sum_name(term_number, "over"), (values > term.limit_ns).sum())
+        self.add_to_sum(term_sum_name(term_number, "over"), is_over.sum())
         self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
 
     def _add_due_times(self, columns: Columns, is_open_loop: bool) -> None:
-        """Add when requests were due, which bounds the measurement window and gives offered rates.
+        """Add the times at which requests were due.
 
-        - "due": all requests that reached their due time.
-        - "open_due": those of open loops, which alone have an offered rate.
-        - "start": the latest start, which is a single request or the first one of a task.
+        They bound the measurement window. Those of open loops, "open_due", also give the offered
+        rate. "start" is the latest due time of a single request or of the first request of a task.
         """
-        reached_due_time = columns.reached_due_time
-        due_ns = columns["due_ns"][reached_due_time]
+        was_due = columns.reached_due_time
+        due_ns = columns["due_ns"][was_due]
         self.add_range("due", due_ns)
         if is_open_loop:
             self.add_range("open_due", due_ns)
-        is_start = reached_due_time & (columns["turn"] <= 0)
-        self.add_maximum("start", columns["due_ns"][is_start])
+
+        is_first_turn = columns["turn"] <= 0
+        start_ns = columns["due_ns"][was_due & is_first_turn]
+        self.add_maximum("start", start_ns)
 
     def _add_end_times(self, columns: Columns) -> None:
         """Add the latest end and the latest token, which bound the measurement window."""
@@ -512,17 +511,20 @@ class MetricAccumulator:
         self.add_known("failed_output", columns["output_tokens"][failed])
 
     def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the output events of ok requests and the tokens that they carried.
+        """Add the output events of ok requests, and the tokens that were billed and streamed.
 
-        Some servers count, and bill, reasoning tokens that they never stream. So there are fewer
-        streamed tokens than billed ones.
+        A server may bill reasoning tokens that it never streams.
         """
-        has_both = (columns["output_tokens"] >= 0) & (columns["output_events"] > 0)
-        selected = as_selection(ok & has_both)
+        has_token_count = columns["output_tokens"] >= 0
+        has_events = columns["output_events"] > 0
+        selected = as_selection(ok & has_token_count & has_events)
+
+        events = columns["output_events"][selected]
         streamed_tokens = request_metrics.streamed_tokens(columns)[selected]
-        self.add_to_sum("output_events", columns["output_events"][selected].sum(dtype=np.int64))
+        billed_tokens = columns["output_tokens"][selected]
+        self.add_to_sum("output_events", events.sum(dtype=np.int64))
         self.add_to_sum("streamed_tokens", streamed_tokens.sum(dtype=np.int64))
-        self.add_to_sum("billed_tokens", columns["output_tokens"][selected].sum(dtype=np.int64))
+        self.add_to_sum("billed_tokens", billed_tokens.sum(dtype=np.int64))
 
     def _add_tokens_per_event(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the output events of ok responses, their tokens, and the tokens in surplus of events.
@@ -549,23 +551,22 @@ class MetricAccumulator:
         self.add_to_sum("surplus_tokens", surplus_counts.sum())
 
     def _count_contradicting_token_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the responses whose number of output tokens contradicts the response.
+        """Count the responses whose number of output tokens cannot be right.
 
-        - "exact_counts": the ok responses that are examined: those that a request with output got,
-          and whose tokens the server or a tokenizer counted.
-        - "understated_counts": those with fewer tokens than output events.
-        - "conflicting_counts": those, and the ones with more tokens than were requested.
+        Only responses whose tokens the server or a tokenizer counted are checked ("exact_counts").
+        A count is too low if there are more output events ("understated_counts"), and too high if
+        fewer tokens were requested. "conflicting_counts" has both.
         """
-        is_exact_source = np.isin(columns["output_source"], EXACT_SOURCES)
-        has_output_count = ~columns.request_no_output & (columns["output_tokens"] >= 0)
-        is_examined = ok & has_output_count & is_exact_source
+        is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
+        requests_output = ~columns.request_no_output
+        is_checked = ok & requests_output & is_exact & (columns["output_tokens"] >= 0)
 
-        has_too_few_tokens = is_examined & request_metrics.understates(columns)
-        has_too_many_tokens = is_examined & request_metrics.overstates(columns)
-
-        self.add_to_sum("exact_counts", is_examined.sum())
-        self.add_to_sum("understated_counts", has_too_few_tokens.sum())
-        self.add_to_sum("conflicting_counts", (has_too_few_tokens | has_too_many_tokens).sum())
+        is_too_low = is_checked & request_metrics.understates(columns)
+        is_too_high = is_checked & request_metrics.overstates(columns)
+        is_wrong = is_too_low | is_too_high
+        self.add_to_sum("exact_counts", is_checked.sum())
+        self.add_to_sum("understated_counts", is_too_low.sum())
+        self.add_to_sum("conflicting_counts", is_wrong.sum())
 
     def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the requested and the received output tokens of the ok requests that have both.
@@ -583,19 +584,15 @@ class MetricAccumulator:
     def _add_built_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the prompt tokens of ok requests, as the client and as the server counted them.
 
-        A later check compares both sums. Only requests that have both counts are added. The client
-        has counted the tokens of a prompt if it built the prompt itself (`built_tokens`). Requests
-        that ask for no output, such as embeddings, are left out.
+        Only requests with both counts are added, so that the sums can be compared. The client
+        counts the tokens of a prompt that it builds itself.
         """
-        client_counts = columns["built_tokens"]
-        server_counts = columns["input_tokens"]
-        is_from_server = columns["input_source"] == SOURCES.index("server")
-        has_server_count = is_from_server & (server_counts >= 0)
-        has_client_count = client_counts > 0
-        is_compared = ok & ~columns.request_no_output & has_server_count & has_client_count
-        self.add_to_sum("prompts_compared", is_compared.sum())
-        self.add_to_sum("prompt_tokens_built", client_counts[is_compared].sum(dtype=np.int64))
-        self.add_to_sum("prompt_tokens_of_server", server_counts[is_compared].sum(dtype=np.int64))
+        is_compared = ok & _has_both_prompt_counts(columns)
+        client_counts = columns["built_tokens"][is_compared]
+        server_counts = columns["input_tokens"][is_compared]
+        self.add_to_sum("prompts_compared", len(client_counts))
+        self.add_to_sum("prompt_tokens_built", client_counts.sum(dtype=np.int64))
+        self.add_to_sum("prompt_tokens_of_server", server_counts.sum(dtype=np.int64))
 
     def _count_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Count the ok requests by the source of their token counts, for input and for output.
@@ -669,6 +666,18 @@ class MetricAccumulator:
             self.add_to_sum(f"{DEAD_WORKER_PREFIX}{worker}", 1)
 
 
+def _has_both_prompt_counts(columns: Columns) -> NDArray[np.bool_]:
+    """Return which requests with output have a prompt that both the client and the server counted.
+
+    Requests that ask for no output, such as embeddings, are left out.
+    """
+    has_client_count = columns["built_tokens"] > 0
+    is_from_server = columns["input_source"] == SOURCES.index("server")
+    has_server_count = is_from_server & (columns["input_tokens"] >= 0)
+    has_both: NDArray[np.bool_] = has_client_count & has_server_count
+    return has_both & ~columns.request_no_output
+
+
 def _summarize_failures(
     columns: Columns, rows: NDArray[np.int64], texts: Sequence[str]
 ) -> FailureCount:
@@ -739,15 +748,14 @@ def _time_request_amounts(columns: Columns, name: str, slo: Slo | None) -> Timed
     - "ok" and "good": 1 for each ok request, or for each that meets the SLO, at its end. Without an
       SLO every ok request is good.
     """
-    match name:
-        case "output":
-            return request_metrics.time_output_tokens(columns)
-        case "input":
-            return _time_prompt_tokens(columns)
-        case "good" if slo is not None:
-            return _time_request_ends(columns, outcomes.meets_slo(columns, slo))
-        case _:
-            return _time_request_ends(columns, columns.where(OK))
+    if name == "output":
+        return request_metrics.time_output_tokens(columns)
+    if name == "input":
+        return _time_prompt_tokens(columns)
+
+    if name == "good" and slo is not None:
+        return _time_request_ends(columns, outcomes.meets_slo(columns, slo))
+    return _time_request_ends(columns, columns.where(OK))
 
 
 def _time_prompt_tokens(columns: Columns) -> TimedAmounts:

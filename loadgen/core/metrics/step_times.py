@@ -98,9 +98,6 @@ def _measure_steps_of_class(
 ) -> list[StepTime]:
     """Return the times of the steps of one request class, all of whose tasks have the same turns.
 
-    A task begins with its first turn and ends with its last one. Its time is divided among the
-    requests and pauses on its critical path, which are those that delayed its end.
-
     Args:
         requests: The requests of all classes.
         is_of_class: Which of them belong to the class.
@@ -112,11 +109,15 @@ def _measure_steps_of_class(
         return [UNKNOWN] * len(steps)
 
     turn_times = _measure_turn_times(tasks, preceding_turns)
-    task_start_ns = tasks.due_ns[:, 0]
-    task_end_ns = tasks.end_ns[:, -1]
-    total_ns = float((task_end_ns - task_start_ns).sum())
-
+    total_ns = _total_duration_ns(tasks)
     return [_step_time(step, turn_times, total_ns) for step in steps]
+
+
+def _total_duration_ns(tasks: _TaskTimes) -> float:
+    """Return the sum of the durations of all tasks, from the first turn to the end of the last."""
+    first_due_ns = tasks.due_ns[:, 0]
+    last_end_ns = tasks.end_ns[:, -1]
+    return float((last_end_ns - first_due_ns).sum())
 
 
 def _find_preceding_turns(steps: Sequence[StepPlan]) -> dict[int, list[int]]:
@@ -128,8 +129,8 @@ def _find_preceding_turns(steps: Sequence[StepPlan]) -> dict[int, list[int]]:
     return preceding_turns
 
 
-class _TaskLayout(NamedTuple):
-    """The place of each request in a table with a row for each task and a column for each turn.
+class _TaskTable(NamedTuple):
+    """Arranges requests in a table with a row for each task and a column for each turn.
 
     Attributes:
         row_of_request: The row of each request.
@@ -143,8 +144,19 @@ class _TaskLayout(NamedTuple):
     task_count: int
     turns: int
 
-    def tabulate(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return a value of each request as such a table, 0 for a turn that has no request."""
+    @classmethod
+    def of_requests(
+        cls, task_of_request: NDArray[np.int64], turn_of_request: NDArray[np.int64], turns: int
+    ) -> _TaskTable:
+        """Return the table for some requests, with a row for each of their tasks.
+
+        The requests of the tasks 7, 9 and 7 get the rows 0, 1 and 0.
+        """
+        task_ids, row_of_request = np.unique(task_of_request, return_inverse=True)
+        return cls(row_of_request, turn_of_request, task_count=len(task_ids), turns=turns)
+
+    def fill(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the table with a value of each request, and 0 for a turn without a request."""
         table = np.zeros((self.task_count, self.turns), np.int64)
         table[self.row_of_request, self.turn_of_request] = values
         return table
@@ -152,7 +164,7 @@ class _TaskLayout(NamedTuple):
     def find_complete_rows(self, is_valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which rows have a request for each turn, all of which are valid."""
         request_counts = np.bincount(self.row_of_request, minlength=self.task_count)
-        valid_requests = self.tabulate(is_valid).sum(axis=1)
+        valid_requests = self.fill(is_valid).sum(axis=1)
         has_all_requests: NDArray[np.bool_] = request_counts == self.turns
         are_all_valid: NDArray[np.bool_] = valid_requests == self.turns
         return has_all_requests & are_all_valid
@@ -168,21 +180,16 @@ def _select_ok_tasks(
         is_of_class: Which of them belong to the class whose tasks are selected.
         turns: The number of turns of a complete task.
     """
-    # `np.unique` numbers the tasks. The requests of the tasks 7, 9 and 7 get the rows 0, 1 and 0.
-    task_of_request = requests["session"][is_of_class]
-    task_ids, row_of_request = np.unique(task_of_request, return_inverse=True)
-    layout = _TaskLayout(
-        row_of_request,
+    task_table = _TaskTable.of_requests(
+        task_of_request=requests["session"][is_of_class],
         turn_of_request=requests["turn"][is_of_class],
-        task_count=len(task_ids),
         turns=turns,
     )
-
     is_request_ok = requests["status"][is_of_class] == OK
-    is_task_ok = layout.find_complete_rows(is_request_ok)
-    due_ns = layout.tabulate(requests["due_ns"][is_of_class])
-    end_ns = layout.tabulate(requests["end_ns"][is_of_class])
+    is_task_ok = task_table.find_complete_rows(is_request_ok)
 
+    due_ns = task_table.fill(requests["due_ns"][is_of_class])
+    end_ns = task_table.fill(requests["end_ns"][is_of_class])
     return _TaskTimes(due_ns=due_ns[is_task_ok], end_ns=end_ns[is_task_ok])
 
 
@@ -212,30 +219,25 @@ def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
 def _find_critical_paths(
     tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
 ) -> NDArray[np.bool_]:
-    """Return which requests are on the critical path of their task, one row for each task.
+    """Return which requests delayed the end of their task: a row per task, a column per turn.
 
-    The critical path leads from the last request of a task back to its first one: from each request
-    to the one of those it waited for that ended last. For example, turn 3 waits for the turns 1 and
-    2, which end after 4 s and 6 s. Then turn 2 is on the path, and turn 1 is not.
+    These requests are the critical path. It is followed backwards from the last turn. If turn 3
+    waits for the turns 1 and 2, which end after 4 s and 6 s, turn 2 is on the path and turn 1 is
+    not.
 
     Args:
         tasks: The times of the requests of each task.
-        preceding_turns: For each turn, the turns that it waits for, which are lower ones.
+        preceding_turns: For each turn, the lower turns that it waits for.
     """
     is_on_path = np.zeros(tasks.due_ns.shape, bool)
-    is_on_path[:, -1] = True
+    last_turn = -1
+    is_on_path[:, last_turn] = True
 
-    # From the last turn down, so that it is known which tasks have a turn on their paths when the
-    # turns that it waits for are examined.
     for turn in sorted(preceding_turns, reverse=True):
-        awaited_turns = preceding_turns[turn]
-        if not awaited_turns:
-            continue
-
-        ended_last = _find_turn_that_ended_last(tasks, awaited_turns)
-        for awaited_turn in awaited_turns:
-            delayed_turn = ended_last == awaited_turn
-            is_on_path[:, awaited_turn] |= is_on_path[:, turn] & delayed_turn
+        if preceding_turns[turn]:
+            tasks_on_path = np.flatnonzero(is_on_path[:, turn])
+            slowest_turns = _find_turn_that_ended_last(tasks, preceding_turns[turn])
+            is_on_path[tasks_on_path, slowest_turns[tasks_on_path]] = True
 
     return is_on_path
 

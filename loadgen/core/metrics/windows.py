@@ -89,20 +89,15 @@ def measure_window(
 ) -> Window:
     """Return the intervals of a run over which rates, such as tokens per second, are computed.
 
-    - The measurement window lasts from the first due time to the last token.
-    - The steady state is the part of the time from the first to the last due time in which the
-      load is full.
-    - `last_issued`, over which MLPerf LoadGen measures rates, lasts from the first due time to the
-      end of the request that was sent last.
-    - The full run lasts from its start to the end of its last request.
-
-    If no request was due, only the full run has times.
+    The measurement window lasts from the first due time to the last token. The full run lasts from
+    its start to the end of its last request. `last_issued` lasts from the first due time to the end
+    of the request that was sent last, as MLPerf LoadGen measures rates. If no request was due, only
+    the full run has times.
 
     Args:
         accumulator: The requests that are measured.
         all_stages: The requests of all stages of the run, measured or not.
-        full_load: When all virtual users send requests, and no request of an earlier stage is in
-            flight. The steady state lies within this time.
+        full_load: The time in which the load has its full strength, which limits the steady state.
     """
     run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
     full_run = span(0, run_end_ns)
@@ -110,11 +105,11 @@ def measure_window(
         return Window(full_run=full_run)
 
     first_due_ns = accumulator.minima["due"]
-    measurement_window = span(first_due_ns, _last_token_ns(accumulator))
+    measured_time = span(first_due_ns, _last_token_ns(accumulator))
     return Window(
-        start_s=measurement_window.start_s,
-        end_s=measurement_window.end_s,
-        duration_s=measurement_window.duration_s,
+        start_s=measured_time.start_s,
+        end_s=measured_time.end_s,
+        duration_s=measured_time.duration_s,
         steady=_steady_state(accumulator, full_load),
         last_issued=span(first_due_ns, _last_issued_end_ns(accumulator)),
         full_run=full_run,
@@ -155,8 +150,8 @@ def find_full_load_time(
     """Return the time in which the load of some stages is complete and there is no other load.
 
     It begins when no request of an earlier stage is in flight any more and, in a closed loop, every
-    virtual user has sent its first request. In a closed loop with a number of requests, it ends
-    when ENDED_USERS_SHARE of the virtual users have sent their last request.
+    virtual user has sent its first request. If the virtual users end one by one, it ends when
+    ENDED_USERS_SHARE of them have ended. Otherwise it has no end.
 
     Args:
         all_stages: The requests of each stage of the run.
@@ -170,62 +165,61 @@ def find_full_load_time(
     last_user_start_ns = all_stages[first_stage].maximum("user_start")
     start_ns = max([*earlier_ends_ns, last_user_start_ns])
 
-    user_end_times = all_stages[last_stage].sample("user_end")
-    if not user_end_times.count:
-        # An open loop has no virtual users, and in a closed loop with a duration all end together.
+    user_ends_ns = all_stages[last_stage].sample("user_end")
+    do_users_end_one_by_one = user_ends_ns.count > 0
+    if not do_users_end_one_by_one:
         return FullLoadTime(start_ns)
 
-    end_ns = round(user_end_times.quantile(ENDED_USERS_SHARE))
+    end_ns = round(user_ends_ns.quantile(ENDED_USERS_SHARE))
     return FullLoadTime(start_ns, end_ns)
 
 
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which records of a stage are the first requests of the virtual users of a closed loop.
 
-    A virtual user sends one session, a conversation or a single request, after the other. The slots
-    of a run number all planned requests, session by session. A stage has `concurrency`
-    virtual users, and their first sessions are the first `concurrency` sessions of the stage.
+    The first conversations of 8 virtual users are the first 8 conversations of the stage. A single
+    request counts as a conversation with one turn.
 
     Args:
-        columns: The records of the stage.
+        columns: The records of the stage. Their column "slot" numbers all planned requests of the
+            run, conversation by conversation.
         plan: The plan of the stage. No record of an open loop is selected.
-        turns: The number of slots of each session, which is 1 for single requests.
+        turns: The number of slots of each conversation.
     """
-    if not plan.concurrency:
+    virtual_users = plan.concurrency
+    if not virtual_users:
         return np.zeros(len(columns), bool)
-    end_of_first_sessions = plan.first_slot + plan.concurrency * turns
-    is_in_first_session = columns["slot"] < end_of_first_sessions
-    is_first: NDArray[np.bool_] = is_in_first_session & (columns["turn"] == 0)
-    return is_first
+
+    end_slot = plan.first_slot + virtual_users * turns
+    is_in_first_conversation = columns["slot"] < end_slot
+    is_first_turn: NDArray[np.bool_] = columns["turn"] == 0
+    return is_in_first_conversation & is_first_turn
 
 
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which ok records of a stage are the last requests of its virtual users.
 
-    A virtual user sends one session, a conversation or a single request, after the other. So the
-    last sessions of 8 virtual users are the last 8 sessions of the stage, and the last request of a
-    virtual user is the last one of such a session.
+    The last conversations of 8 virtual users are the last 8 conversations of the stage. A single
+    request counts as a conversation with one turn.
 
     Args:
-        columns: The records of the stage.
-        plan: The plan of the stage. No record is selected if the stage has no virtual users (open
-            loop), or ends after a duration and so has no planned number of requests.
-        turns: The number of slots of each session, which is 1 for single requests. A slot is the
-            position of a request in the schedule, and those of a session follow each other.
+        columns: The records of the stage. Their column "slot" numbers all planned requests of the
+            run, conversation by conversation.
+        plan: The plan of the stage. No record is selected if the stage is an open loop, or ends
+            after a duration and so has no planned number of requests.
+        turns: The number of slots of each conversation.
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
 
-    # The last 8 of 100 sessions with 3 slots each begin at slot 92 * 3 of the stage.
-    session_count = plan.slots // turns if plan.sessions is None else plan.sessions
-    earlier_sessions = session_count - plan.concurrency
-    first_slot_of_last_sessions = plan.first_slot + earlier_sessions * turns
-    is_in_last_session = columns["slot"] >= first_slot_of_last_sessions
+    # The last 8 of 100 conversations with 3 slots each begin at slot 92 * 3 of the stage.
+    conversations = plan.slots // turns if plan.sessions is None else plan.sessions
+    earlier_slots = (conversations - plan.concurrency) * turns
+    is_in_last_conversation = columns["slot"] >= plan.first_slot + earlier_slots
 
     is_single_request = columns["session"] < 0
-    ends_session = is_single_request | is_last_slot_of_task(columns["slot"], turns)
-
-    is_last: NDArray[np.bool_] = is_in_last_session & ends_session & columns.where(OK)
+    is_last_turn = is_single_request | is_last_slot_of_task(columns["slot"], turns)
+    is_last: NDArray[np.bool_] = is_in_last_conversation & is_last_turn & columns.where(OK)
     return is_last
 
 
