@@ -213,34 +213,41 @@ def _add_to_blocks(
     for block, request_count in zip(samples, request_counts.tolist(), strict=True):
         block.requests += request_count
 
-    # The requests are put in order of their blocks once. The latencies of a block are then adjacent
-    # for each metric. With 3 requests in block 0 and 2 in block 1, block 1 begins at index 3.
-    rows_by_block = _order_ok_rows(columns, block_of_request)
-    starts_of_later_blocks = np.cumsum(request_counts)[:-1]
+    # In order of blocks, the requests of a block are adjacent. With 3 requests in block 0 and 2 in
+    # block 1, block 0 ends before index 3, and block 1 before index 5.
+    ordered_rows = _order_ok_rows(columns, block_of_request)
+    block_ends = np.cumsum(request_counts)
     for metric in LATENCIES:
-        latencies_ns = columns.measure(metric)[rows_by_block]
-        latencies_of_blocks = np.split(latencies_ns, starts_of_later_blocks)
-        for block, block_latencies_ns in zip(samples, latencies_of_blocks, strict=True):
-            block.values[metric].add(drop_undefined(block_latencies_ns))
+        latencies_ns = columns.measure(metric)[ordered_rows]
+        _add_latencies(samples, metric, np.split(latencies_ns, block_ends[:-1]))
+
+
+def _add_latencies(
+    samples: list[BlockSamples], metric: str, latencies_of_blocks: list[NDArray[np.int64]]
+) -> None:
+    """Add the values of a latency to each block, without those of requests that lack it."""
+    for block, latencies_ns in zip(samples, latencies_of_blocks, strict=True):
+        block.values[metric].add(drop_undefined(latencies_ns))
 
 
 def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDArray[np.int32]:
-    """Return the rows of the ok requests of a stage, in order of their blocks.
+    """Return the row numbers of the ok requests of a stage, in order of their blocks.
 
-    The rows are int32, which holds them and takes half the memory of int64.
+    They are int32, which takes half the memory of int64.
 
     Args:
         columns: The records of the stage.
         block_of_request: The number of the block of each ok request.
     """
-    order_of_requests = np.argsort(block_of_request, kind="stable").astype(np.int32)
-    if len(block_of_request) == len(columns):  # all requests are ok
-        return order_of_requests
+    order = np.argsort(block_of_request, kind="stable").astype(np.int32)
+    are_all_ok = len(block_of_request) == len(columns)
+    if are_all_ok:
+        return order
     ok_rows = np.flatnonzero(columns.where(OK)).astype(np.int32)
-    return ok_rows[order_of_requests]
+    return ok_rows[order]
 
 
-class _ListedBlock(NamedTuple):
+class _TimedBlock(NamedTuple):
     """A block of time that the drift lists, and whether it lies wholly in the steady state."""
 
     samples: BlockSamples
@@ -267,31 +274,28 @@ def measure_drift(
 
     blocks: list[Block] = []
     steady_blocks: list[Block] = []
-    for listed in _list_blocks(time_blocks, steady):
-        tokens = tokens_in(listed.span) if listed.is_steady else None
-        block = _summarize_block(listed.samples, listed.span, tokens)
+    for timed_block in _list_blocks(time_blocks, steady):
+        tokens = tokens_in(timed_block.span) if timed_block.is_steady else None
+        block = _summarize_block(timed_block.samples, timed_block.span, tokens)
         blocks.append(block)
-        if listed.is_steady:
+        if timed_block.is_steady:
             steady_blocks.append(block)
 
     changes = _measure_changes(steady_blocks) if len(steady_blocks) >= MIN_BLOCKS else {}
     return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
 
 
-def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_ListedBlock]:
-    """Return the blocks to list: those with requests, and all since the steady state began."""
-    listed: list[_ListedBlock] = []
-    has_steady_state_begun = False
+def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
+    """Return the blocks to list: those with requests, and all since the first steady one."""
+    timed_blocks: list[_TimedBlock] = []
     for number, samples in enumerate(time_blocks.samples):
-        if not samples.requests and not has_steady_state_begun:
-            continue
         start_ns = number * time_blocks.block_ns
         span = windows.span(start_ns, start_ns + time_blocks.block_ns)
-        is_steady = _is_inside(span, steady)
-        has_steady_state_begun = has_steady_state_begun or is_steady
-        listed.append(_ListedBlock(samples, span, is_steady))
+        is_after_steady_block = any(block.is_steady for block in timed_blocks)
+        if samples.requests or is_after_steady_block:
+            timed_blocks.append(_TimedBlock(samples, span, _is_inside(span, steady)))
 
-    return listed
+    return timed_blocks
 
 
 def _is_inside(inner: Span, outer: Span) -> bool:
@@ -334,18 +338,17 @@ def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
     A series is a quantile of a latency, or the output rate, in each block. The result has the
     fields of `Drift`.
     """
-    third = len(steady_blocks) // 3
-    first_blocks = steady_blocks[:third]
-    last_blocks = steady_blocks[-third:]
-
-    def measure_change(block_field: str) -> float | None:
-        first_values = [getattr(block, block_field) for block in first_blocks]
-        last_values = [getattr(block, block_field) for block in last_blocks]
-        return _relative_change(first_values, last_values)
-
-    changes = {quantile.field: measure_change(quantile.block_field) for quantile in QUANTILES}
-    changes["output_per_s"] = measure_change("output_per_s")
+    changes = {"output_per_s": _change_of([block.output_per_s for block in steady_blocks])}
+    for quantile in QUANTILES:
+        values = [getattr(block, quantile.block_field) for block in steady_blocks]
+        changes[quantile.field] = _change_of(values)
     return changes
+
+
+def _change_of(values: Sequence[float | None]) -> float | None:
+    """Return the relative change from the first to the last third of some values."""
+    third = len(values) // 3
+    return _relative_change(values[:third], values[-third:])
 
 
 def _relative_change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:

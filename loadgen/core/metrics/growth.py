@@ -7,7 +7,7 @@ longer, the series are tested again relative to the work of the requests.
 from __future__ import annotations
 
 import math
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -374,10 +374,10 @@ class _SeriesTrend(NamedTuple):
 
 
 def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
-    """Test whether any series of any replica grows, without regard to the work of the requests.
+    """Test whether any series of any replica grows, such as its TTFT.
 
     A growth is certain if it is beyond chance among all series, and possible if it would be
-    improbable by chance in a single series.
+    improbable by chance in a single series. Nothing is corrected for prompts that became longer.
     """
     trends_by_replica = _find_trends(replicas)
 
@@ -389,7 +389,7 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
         elif series_trend.is_growth_possible:
             possible.append(series_trend.describe_growth())
 
-    # Growth has to be visible at every replica, so the one with the noisiest series counts.
+    # A growth of this share would have been seen at every replica.
     visible_share = max(_visible_share(series_trends) for series_trends in trends_by_replica)
     return GrowthTest(certain, possible, visible_share)
 
@@ -398,19 +398,15 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
     """Return the trends of the series of each replica, one list per replica.
 
     All series are tested in one call, because Holm's correction for multiple tests has to cover all
-    of them. Left out are series with values in too few blocks, and those with a mean of 0, because
-    a growth is measured as a share of the mean.
+    of them.
     """
     all_values = [values for replica in replicas for _, values in replica.tested]
-    all_trends = trend.find_trends(all_values)
+    remaining_trends = iter(trend.find_trends(all_values))
 
     trends_by_replica = []
-    first_trend = 0  # the index in `all_trends` of the first series of the replica
     for replica in replicas:
-        end_trend = first_trend + len(replica.tested)
-        trends_of_replica = all_trends[first_trend:end_trend]
+        trends_of_replica = list(islice(remaining_trends, len(replica.tested)))
         trends_by_replica.append(_name_trends(replica, trends_of_replica))
-        first_trend = end_trend
 
     return trends_by_replica
 
@@ -418,17 +414,19 @@ def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
 def _name_trends(
     replica: ReplicaSeries, trends: Sequence[trend.Trend | None]
 ) -> list[_SeriesTrend]:
-    """Return the trends of a replica with their series, without those that cannot be used.
+    """Return the trends of a replica with their series.
+
+    A series with a mean of 0 is left out, because growth is measured as a share of the mean.
 
     Args:
         replica: The replica.
         trends: The trend of each of its tested series, None for too few values.
     """
-    return [
-        _SeriesTrend(replica.name, series_name, values, line)
-        for (series_name, values), line in zip(replica.tested, trends, strict=True)
-        if line is not None and line.mean > 0
-    ]
+    series_trends = []
+    for (series_name, values), line in zip(replica.tested, trends, strict=True):
+        if line is not None and line.mean > 0:
+            series_trends.append(_SeriesTrend(replica.name, series_name, values, line))
+    return series_trends
 
 
 def _visible_share(series_trends: Sequence[_SeriesTrend]) -> float:

@@ -320,21 +320,17 @@ class _GapVariations(NamedTuple):
 def _measure_gap_variations(
     columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]
 ) -> _GapVariations:
-    """Return the variation of the gaps between sends, and that of the gaps between due times.
+    """Return how much the gaps between sends vary, and how much those between due times do.
 
-    If the client kept to the schedule, both are equal. Only requests are compared whose due time
-    the arrival process determines. They are the single requests of open loops, and the first
-    requests of conversations and tasks in open loops. Later ones wait for a response.
+    If the client kept to the schedule, both are equal.
     """
     requests = _PlannedRequests(columns_of_stages, plans)
     stages = requests.join("stage")
     sent_variation = gap_variation(requests.join("sent_ns"), stages)
-
     if requests.were_sent_when_due():
-        planned_variation = sent_variation  # the times are equal, so one computation is enough
-    else:
-        planned_variation = gap_variation(requests.join("due_ns"), stages)
+        return _GapVariations(sent=sent_variation, planned=sent_variation)
 
+    planned_variation = gap_variation(requests.join("due_ns"), stages)
     return _GapVariations(sent=sent_variation, planned=planned_variation)
 
 
@@ -358,12 +354,14 @@ class _PlannedRequests:
 
 
 def _select_planned(columns: Columns, plans: Sequence[StagePlan]) -> NDArray[np.bool_] | slice:
-    """Return which requests were sent at a time that the arrival process determines.
+    """Return which requests were sent at a planned time, instead of after a response.
 
     They are single requests and the first requests of conversations, in open loops. A run without
     stages is one open loop.
     """
-    is_planned = (columns["sent_ns"] >= 0) & (columns["turn"] == 0)
+    was_sent = columns["sent_ns"] >= 0
+    is_first_turn = columns["turn"] == 0
+    is_planned = was_sent & is_first_turn
     if plans:
         is_open_stage = np.array([not plan.closed for plan in plans])
         is_planned &= is_open_stage[columns["stage"]]

@@ -78,8 +78,6 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     if is_due_at_once:
         return None
 
-    # Longer prompts have later first tokens, and longer prompts and responses have later ends, even
-    # if the server keeps up. The factors correct the expected delays for that.
     test = _DeliveryTest(due_ns)
     prompt_factors = test.find_delay_factors(requests.column("input_tokens"))
     shortfall_of_tokens = test.compare_events(
@@ -87,11 +85,24 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     )
     if shortfall_of_tokens is not None:
         return shortfall_of_tokens
+    return _find_shortfall_of_responses(requests, test, prompt_factors)
 
-    # How long the requests of a session take together depends on more than the server.
+
+def _find_shortfall_of_responses(
+    requests: _PlannedRequests, test: _DeliveryTest, prompt_factors: DelayFactors
+) -> Shortfall | None:
+    """Return how many fewer responses than expected were completed, or None if enough were.
+
+    The ends of responses are not compared in a short load, nor if there are sessions, because how
+    long the requests of a session take together depends on more than the server.
+
+    Args:
+        requests: The requests of the load.
+        test: The test of its second half.
+        prompt_factors: How much longer each request may take because of a longer prompt.
+    """
     end_ns = requests.ok_end_ns()
-    can_compare_ends = not requests.have_sessions() and test.lasts_long_enough(end_ns)
-    if not can_compare_ends:
+    if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
 
     output_factors = test.find_delay_factors(requests.requested_output_tokens())
@@ -229,61 +240,59 @@ class _DeliveryTest:
         return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
 
     def find_delay_factors(self, tokens: NDArray[np.int64]) -> DelayFactors:
-        """Return how many times as long as in the first quarter the delay of each request may be.
+        """Return the factor by which the expected delay of each request is multiplied.
 
-        A request with more tokens takes longer even if the server keeps up. So the factor of a
-        request is its tokens divided by the mean tokens of the first quarter: 2 for a request of
-        400 tokens if the mean is 200. It is 1 if the number of its tokens is not known.
-
-        Return None, which stands for a factor of 1 for every request, unless the mean tokens of the
-        second half exceed those of the first quarter by more than MIN_GROWTH_SHARE.
+        A request with more tokens takes longer, even if the server keeps up. Its factor is its
+        tokens divided by the mean tokens of the first quarter: 400 tokens with a mean of 200 give a
+        factor of 2. Return None, a factor of 1 for all requests, if requests have not grown.
 
         Args:
             tokens: The prompt or output tokens of each request, -1 if not known.
         """
         is_known = tokens >= 0
         is_in_second_half = self._due_ns > self._half_start_ns
-        first_quarter_tokens = tokens[is_known & self._is_in_first_quarter]
-        second_half_tokens = tokens[is_known & is_in_second_half]
-        has_tokens = bool(first_quarter_tokens.any()) and len(second_half_tokens) > 0
-        if not has_tokens:
+        first_tokens = tokens[is_known & self._is_in_first_quarter]
+        later_tokens = tokens[is_known & is_in_second_half]
+        if not _have_tokens_grown(first_tokens, later_tokens):
             return None
 
-        first_quarter_mean = float(first_quarter_tokens.mean())
-        second_half_mean = float(second_half_tokens.mean())
-        have_requests_grown = second_half_mean > (1 + MIN_GROWTH_SHARE) * first_quarter_mean
-        if not have_requests_grown:
-            return None
-
-        return np.where(is_known, tokens / first_quarter_mean, 1.0)
+        factors = tokens / float(first_tokens.mean())
+        return np.where(is_known, factors, 1.0)
 
     def compare_events(
         self, events: EventName, event_ns: NDArray[np.int64], delay_factors: DelayFactors
     ) -> Shortfall | None:
         """Return how many fewer events came in the second half than expected, or None if enough.
 
-        In the first quarter of a load, no queue has formed yet. So its delays show how fast the
-        server is, and how many events are due in the second half. A server that is overloaded
-        delivers fewer then.
+        In the first quarter of a load, no queue has formed yet. So its delays show how many events
+        a server that keeps up delivers in the second half.
 
         Args:
             events: The name of the events, for reports.
             event_ns: The time of the event of each request, -1 if it never came.
             delay_factors: By what the expected delay of each request is multiplied.
         """
-        has_first_quarter_delay = (event_ns >= 0) & self._is_in_first_quarter
-        delays_ns = event_ns[has_first_quarter_delay] - self._due_ns[has_first_quarter_delay]
+        delays_ns = self._first_quarter_delays(event_ns)
         if not len(delays_ns):
             return None
 
         expected = self._count_expected(delays_ns, delay_factors)
-        came_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
-        observed = int(came_in_second_half.sum())
+        observed = self._count_in_second_half(event_ns)
         have_enough_come = observed >= MIN_DELIVERED_SHARE * expected
         if have_enough_come or self._may_be_chance(expected, observed):
             return None
 
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
+
+    def _first_quarter_delays(self, event_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how long after its due time each event of the first quarter's requests came."""
+        selected = (event_ns >= 0) & self._is_in_first_quarter
+        return event_ns[selected] - self._due_ns[selected]
+
+    def _count_in_second_half(self, event_ns: NDArray[np.int64]) -> int:
+        """Return the number of events that came in the second half of the load."""
+        is_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
+        return int(is_in_second_half.sum())
 
     def _may_be_chance(self, expected: float, observed: int) -> bool:
         """Return True if a shortfall is within CHANCE_SIGMAS standard deviations.
@@ -327,8 +336,9 @@ class _DeliveryTest:
     ) -> float:
         """Return the expected events of the second half if longer requests have longer delays.
 
-        It is the sum, over all requests, of the probability that the event of the request comes in
-        the second half: that it comes by its end, less that it comes by its start.
+        Each request adds the probability that its event comes in the second half. That is the
+        probability that it comes before the end, minus the probability that it comes before the
+        start.
 
         Args:
             delays_ns: The delays of a request with a factor of 1, equally probable and sorted.
@@ -338,9 +348,9 @@ class _DeliveryTest:
         for rows in block_slices(len(self._due_ns)):  # in slices, which takes little memory
             due_ns = self._due_ns[rows]
             factors = delay_factors[rows]
-            by_end = _probability_by(self._half_end_ns, due_ns, delays_ns, factors)
-            by_start = _probability_by(self._half_start_ns, due_ns, delays_ns, factors)
-            probabilities[rows] = by_end - by_start
+            before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, factors)
+            before_start = _probability_before(self._half_start_ns, due_ns, delays_ns, factors)
+            probabilities[rows] = before_end - before_start
 
         return float(probabilities.sum())
 
@@ -350,27 +360,34 @@ class _DeliveryTest:
         return np.searchsorted(self._ordered_due_ns, whole_ns, side="right")
 
 
-def _probability_by(
-    time_ns: float,
+def _have_tokens_grown(earlier: NDArray[np.int64], later: NDArray[np.int64]) -> bool:
+    """Return True if the mean tokens of requests grew by more than the share MIN_GROWTH_SHARE."""
+    if not earlier.any() or not len(later):
+        return False
+    return float(later.mean()) > (1 + MIN_GROWTH_SHARE) * float(earlier.mean())
+
+
+def _probability_before(
+    deadline_ns: float,
     due_ns: NDArray[np.int64],
     ordered_delays_ns: NDArray[np.float64],
     delay_factors: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return, for each request, the probability that its event comes by a time.
+    """Return, for each request, the probability that its event comes before a deadline.
 
-    A request with a factor of 2 that is due 6 s before the time has its event by then if the delay
-    of a request with a factor of 1 is at most 6 s / 2 = 3 s. If 80 of the 100 delays are, the
+    A request that is due 6 s before the deadline may have a delay of 6 s. If its factor is 2, that
+    is 6 s / 2 = 3 s of an ordinary request. If 80 of 100 ordinary delays are at most 3 s, the
     probability is 0.8.
 
     Args:
-        time_ns: The time.
+        deadline_ns: The deadline.
         due_ns: The due time of each request.
-        ordered_delays_ns: The delays of a request with a factor of 1, equally probable and sorted.
-        delay_factors: By what the delay of each request is multiplied.
+        ordered_delays_ns: The delays of an ordinary request, equally probable and sorted.
+        delay_factors: By what the ordinary delay is multiplied for each request.
     """
-    longest_delays_ns = (time_ns - due_ns) / delay_factors
-    delays_up_to_longest = np.searchsorted(ordered_delays_ns, longest_delays_ns, side="right")
-    return delays_up_to_longest / len(ordered_delays_ns)
+    allowed_delays_ns = (deadline_ns - due_ns) / delay_factors
+    shorter_delays = np.searchsorted(ordered_delays_ns, allowed_delays_ns, side="right")
+    return shorter_delays / len(ordered_delays_ns)
 
 
 def _index_of_dispersion(ordered_due_ns: NDArray[np.int64]) -> float:

@@ -115,19 +115,27 @@ def judge_load(
 
     judgement = _judge_by_growth(measured, warmup, window, manifest)
     is_open_loop = not any(stage.closed for stage in stages)
-
-    has_grown = judgement.sustained is False
-    if is_open_loop and not has_grown:
+    if is_open_loop:
         judgement = _judge_by_delivery(judgement, measured)
 
-    if judgement.sustained is True and _have_many_failed(measured):
+    is_sustained = judgement.sustained is True
+    if is_sustained and _have_many_failed(measured):
         return _undecided_by_failures(judgement, measured)
 
     return judgement
 
 
 def _judge_by_delivery(by_growth: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement by growth, unless the server delivered too little to keep up."""
+    """Return the judgement by growth, unless only the deliveries show that the server fell behind.
+
+    Args:
+        by_growth: The judgement by the growth of queues.
+        measured: The records of each measured stage.
+    """
+    is_decided_by_growth = by_growth.sustained is False
+    if is_decided_by_growth:
+        return by_growth
+
     shortfall = find_shortfall(measured)
     if shortfall is None:
         return by_growth
@@ -159,9 +167,13 @@ def _have_many_failed(measured: Sequence[Columns]) -> bool:
 
 
 def _undecided_by_failures(judgement: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement of a load under which nothing grew and many requests failed.
+    """Return the judgement of a load as undecided, because many of its requests failed.
 
     A server that rejects requests has a short queue although it does not keep up.
+
+    Args:
+        judgement: The judgement without regard to failures.
+        measured: The records of each measured stage.
     """
     requests = sum(map(len, measured))
     reason = (
@@ -251,14 +263,16 @@ def _too_short(load_s: float, request_s: float) -> Sustainable:
 
 
 def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) -> Sustainable:
-    """Judge the load by the series of all replicas, if each of them got enough requests.
+    """Judge whether queues grew at any replica, if each of them got enough requests.
 
     Args:
-        replicas: What happened at each replica or target over time.
+        replicas: The queue and the latencies of each replica or target over time.
         tested_time: The part of the load that is tested.
     """
     if not replicas:
-        return _too_few_requests(0, "", tested_time, replica_count=0)
+        return _too_few_requests(
+            due_requests=0, replica_name="", tested_time=tested_time, replica_count=0
+        )
 
     for replica in replicas:
         if replica.due_requests < MIN_REQUESTS:
@@ -266,7 +280,8 @@ def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) ->
                 replica.due_requests, replica.name, tested_time, replica_count=len(replicas)
             )
 
-    return _GrowthReport(replicas, tested_time, find_growth(replicas)).judge()
+    growth_test = find_growth(replicas)
+    return _GrowthReport(replicas, tested_time, growth_test).judge()
 
 
 def _too_few_requests(
@@ -366,30 +381,24 @@ class _GrowthReport:
         )
 
     def _growing(self) -> Sustainable:
-        """Return the judgement of a load under which the test found growth beyond chance.
+        """Return the judgement of a load under which latencies or queues certainly grew.
 
-        Its reason describes the series that grows most. If there are several replicas, it also says
-        how many of them are affected.
+        Its reason describes what grew most, and how many replicas are affected.
         """
         growths = sorted(self._test.certain, reverse=True)
         largest = growths[0]
-        growing_replicas = dict.fromkeys(growth.replica for growth in growths if growth.replica)
-        replica_count = len(self._replicas)
-
-        affected = ""
-        if replica_count > 1:
-            affected = (
-                f"; {len(growing_replicas)} of {replica_count} {self._replica_noun}s are affected"
-            )
-
         reason = (
             f"upward trend in {_series_of(largest)}, {_format_change(largest)} in "
-            f"{self._time_phrase}{affected}"
+            f"{self._time_phrase}"
         )
+
+        # A dictionary removes repeated names, and preserves their order.
+        names = dict.fromkeys(growth.replica for growth in growths if growth.replica)
+        if len(self._replicas) > 1:
+            reason += f"; {len(names)} of {len(self._replicas)} {self._replica_noun}s are affected"
+
         judgement = self._make_judgement("grows", reason, sustained=False)
-        return msgspec.structs.replace(
-            judgement, growing=tuple(growing_replicas), growth_share=largest.share
-        )
+        return msgspec.structs.replace(judgement, growing=tuple(names), growth_share=largest.share)
 
     def _possibly_growing(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""
