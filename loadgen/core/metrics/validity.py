@@ -100,20 +100,28 @@ def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
     Both are errors of the client in ms. They matter if they are a large share of the measured
     latency.
     """
-    manifest = evidence.manifest
+    limits_of_run = evidence.manifest.limits
     summary = evidence.summary
+    latency = evidence.inputs.reference_latency
 
-    errors = (
-        ("sent_late", summary.send_lag_ms, manifest.limits.send_lag_share),
-        ("arrivals_unsure", summary.stamp_error_ms, manifest.limits.stamp_error_share),
+    send_lag = _describe_excessive_error(summary.send_lag_ms, latency, limits_of_run.send_lag_share)
+    if send_lag is not None:
+        yield make_code("sent_late", **send_lag, **_cause_of_lateness(evidence))
+
+    timestamp_error = _describe_excessive_error(
+        summary.stamp_error_ms, latency, limits_of_run.stamp_error_share
     )
-    for code, error_ms, limit in errors:
-        excess = _describe_excessive_error(error_ms, evidence.inputs.reference_latency, limit)
-        if excess is not None:
-            cause = explain_lateness(
-                evidence.worker_samples, summary.window, is_local=is_local(manifest)
-            )
-            yield make_code(code, **excess, **cause)
+    if timestamp_error is not None:
+        yield make_code("arrivals_unsure", **timestamp_error, **_cause_of_lateness(evidence))
+
+
+def _cause_of_lateness(evidence: RunEvidence) -> dict[str, str | float | None]:
+    """Return why the client sends or reads late, as values of a `ReasonCode`."""
+    return explain_lateness(
+        evidence.worker_samples,
+        evidence.summary.window,
+        is_local=is_local(evidence.manifest),
+    )
 
 
 def _describe_excessive_error(
@@ -244,27 +252,27 @@ def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a caveat if responses are too short, and one if prompts are not as long as requested.
+    """Yield a caveat if responses are shorter than requested, and one if prompts differ in length.
 
-    Both are another load than the requested one.
+    The server then had less or more work than the requested load.
     """
     inputs = evidence.inputs
     if evidence.has_short_responses:
-        yield make_code(
-            "shortened",
-            asked=inputs.requested_tokens,
-            got=inputs.received_tokens,
-            share=inputs.received_tokens / inputs.requested_tokens,
-        )
+        requested_tokens = inputs.requested_tokens
+        received_tokens = inputs.received_tokens
+        share = received_tokens / requested_tokens
+        yield make_code("shortened", asked=requested_tokens, got=received_tokens, share=share)
 
     if evidence.has_wrong_prompt_lengths:
-        yield make_code(
-            "prompt_lengths", share=inputs.prompt_count_difference, limit=limits.PROMPT_LENGTHS
-        )
+        difference = inputs.prompt_count_difference
+        yield make_code("prompt_lengths", share=difference, limit=limits.PROMPT_LENGTHS)
 
 
 def _check_concurrency(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a caveat if a closed loop sent so few requests that some virtual users sent none."""
+    """Yield a caveat if a closed loop sent so few requests that some virtual users sent none.
+
+    Virtual users are called lanes in results files.
+    """
     if evidence.is_concurrency_unfilled:
         virtual_users = evidence.largest_concurrency
         yield make_code(
@@ -291,9 +299,7 @@ def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
 def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
     """Yield a caveat for each reason why metrics, or statistics of metrics, are not reported.
 
-    The caveats about whole metrics come first. They are those of `summary.unsound`, of which no
-    statistic can be trusted. Then follow those of `summary.withheld`, of which single statistics,
-    such as a p99, are too uncertain.
+    The caveats about whole metrics come first, and then those about single statistics, such as p99.
     """
     whole_metrics = [
         _WithheldMetric(metric, statistics=[], reason=reason)
@@ -301,14 +307,13 @@ def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
     ]
     yield from _group_by_reason(whole_metrics)
 
-    # An inter-token latency (ITL) is a gap between events, whose metric is "inter_chunk". Their
-    # statistics are the same, so only ITL is listed.
-    skipped_metrics = {"inter_chunk"} if summary.itl_ms is not None else set()
-    single_statistics = [
-        _WithheldMetric(metric, statistics=list(withheld.ranges), reason=withheld.reason)
-        for metric, withheld in summary.withheld.items()
-        if metric not in skipped_metrics
-    ]
+    has_itl = summary.itl_ms is not None
+    single_statistics = []
+    for metric, withheld in summary.withheld.items():
+        is_listed_as_itl = metric == "inter_chunk" and has_itl  # the same gaps between events
+        if not is_listed_as_itl:
+            statistics = list(withheld.ranges)
+            single_statistics.append(_WithheldMetric(metric, statistics, withheld.reason))
     yield from _group_by_reason(single_statistics)
 
 

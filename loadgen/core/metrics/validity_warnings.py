@@ -27,6 +27,10 @@ WARMUP_IN_FLIGHT = "warmup"
 """The stored code of the cause that requests of the warm-up were in flight until the end."""
 
 
+REPLICA_CHANGES = ("loss", "scale_up")
+"""The events at which the number of replicas changes. Their `load_before` is that number."""
+
+
 def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield the warnings of a run, in the order in which reports show them.
 
@@ -73,20 +77,31 @@ def _list_stored_warnings(
 ) -> Iterator[ReasonCode]:
     """Yield the warnings that the run itself stored in its manifest, for example when it started.
 
-    A warning of an older version has a text and no code. The warning "undisclosed" lists keys that
-    are missing in the description of the system under test. Keys that the metrics page of the
-    hardware has disclosed in the meantime are removed from it.
+    A warning of an older version has a text and no code. The warning "undisclosed" is about missing
+    keys in the description of the system under test, which the hardware may have disclosed since.
     """
     for text in manifest.warnings:
         warning = manifest.warning_codes.get(text)
         if warning is None:
             yield make_code("note", text=text)
-        elif warning.code != "undisclosed":
-            yield warning
+        elif warning.code == "undisclosed":
+            yield from _check_undisclosed_keys(warning, hardware)
         else:
-            missing_keys = _still_undisclosed(warning.values["missing"], hardware)
-            if missing_keys:
-                yield make_code("undisclosed", missing=missing_keys)
+            yield warning
+
+
+def _check_undisclosed_keys(
+    warning: ReasonCode, hardware: SeenHardware | None
+) -> Iterator[ReasonCode]:
+    """Yield a stored warning about missing keys again, unless the hardware disclosed all of them.
+
+    Args:
+        warning: The warning, whose value "missing" has the keys.
+        hardware: What metrics pages show of the hardware, None if none was read.
+    """
+    missing_keys = _still_undisclosed(warning.values["missing"], hardware)
+    if missing_keys:
+        yield make_code("undisclosed", missing=missing_keys)
 
 
 def _still_undisclosed(
@@ -121,17 +136,19 @@ def _check_declared_hardware(
     if hardware is None:
         return
 
-    power_limit = None if hardware.power_limit_w is None else f"{hardware.power_limit_w:g}"
-    for key, reported in (("driver", hardware.driver), ("power_limit_w", power_limit)):
-        declared = metadata.get(f"{SYSTEM}accelerator.{key}")
-        if not declared or not reported:
-            continue
+    reported_values = {"accelerator.driver": hardware.driver}
+    if hardware.power_limit_w is not None:
+        reported_values["accelerator.power_limit_w"] = f"{hardware.power_limit_w:g}"
 
-        agrees = reported == declared or reported.startswith(f"{declared}.")
-        if not agrees:
-            yield make_code(
-                "hardware_differs", key=f"accelerator.{key}", said=declared, seen=reported
-            )
+    for key, reported in reported_values.items():
+        declared = metadata.get(SYSTEM + key)
+        if declared and reported and not _is_same_version(declared, reported):
+            yield make_code("hardware_differs", key=key, said=declared, seen=reported)
+
+
+def _is_same_version(declared: str, reported: str) -> bool:
+    """Return True if a declared version agrees with the reported one, of which it may be a part."""
+    return reported == declared or reported.startswith(f"{declared}.")
 
 
 def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
@@ -231,27 +248,20 @@ def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
     - "cache_unsaid": a share was requested, and the server does not report cached tokens.
     - "cache_differs": a share was requested, and the reported one differs by more than the limit.
-    - "cached": prompts do not share any text, and many of their tokens came from a cache all the
-      same.
+    - "cached": prompts share no text, but many of their tokens came from a cache.
     """
-    cached_share = evidence.summary.tokens.cached_share
-    requested_share = evidence.manifest.requested_cache_share
-    if cached_share is None:
-        if requested_share is not None:
-            yield make_code("cache_unsaid", asked=requested_share)
+    cached = evidence.summary.tokens.cached_share
+    requested = evidence.manifest.requested_cache_share
+    limit = limits.CACHED_SHARE
+    if cached is None:
+        if requested is not None:
+            yield make_code("cache_unsaid", asked=requested)
         return
 
-    if requested_share is not None and _differs_from_requested(cached_share, requested_share):
-        yield make_code(
-            "cache_differs", asked=requested_share, share=cached_share, limit=limits.CACHED_SHARE
-        )
-    elif cached_share > limits.CACHED_SHARE and not evidence.manifest.shares_prompts:
-        yield make_code("cached", share=cached_share)
-
-
-def _differs_from_requested(cached_share: float, requested_share: float) -> bool:
-    """Return True if two shares of cached prompt tokens differ by more than the limit."""
-    return abs(cached_share - requested_share) > limits.CACHED_SHARE
+    if requested is not None and abs(cached - requested) > limit:
+        yield make_code("cache_differs", asked=requested, share=cached, limit=limit)
+    elif cached > limit and not evidence.manifest.shares_prompts:
+        yield make_code("cached", share=cached)
 
 
 def _check_response_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
@@ -278,37 +288,35 @@ def _check_replica_count(summary: Summary) -> Iterator[ReasonCode]:
 
 
 def _list_replica_changes(events: tuple[Recovery, ...]) -> list[tuple[str, str, float]]:
-    """Return the changes of the number of replicas, as values of a `ReasonCode`.
+    """Return each change of the number of replicas: the number before, the number after, the time.
 
-    Each change has the number of replicas before it, the number after it, both as text, and its
-    time in seconds. Spikes of the load are events too, and are left out.
+    The numbers are text, and the time is in seconds. Spikes of the load are left out.
     """
-    return [
-        (event.load_before, event.load_after, event.at_s)
-        for event in events
-        if event.event in ("loss", "scale_up")
-    ]
+    replica_changes = [event for event in events if event.event in REPLICA_CHANGES]
+    return [(change.load_before, change.load_after, change.at_s) for change in replica_changes]
 
 
 def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a warning if the client asked for the server's timing and no response had it.
+    """Yield a warning if the client requested the server's timing and no response had it.
 
-    A warning that the run stored when it started may say so already.
+    There is none if the run already stored this warning when it started.
     """
-    is_stored = any(
-        warning.code == "server_timing_missing" for warning in manifest.warning_codes.values()
-    )
-    requests_with_timing = summary.splits.accounted
-    has_no_timing = summary.requests.ok > 0 and not requests_with_timing
-    if manifest.server_timing and has_no_timing and not is_stored:
-        # Without the name of the server, the sentence of the warning says "it".
-        yield make_code("server_timing_missing", server=summary.target.server or "it")
+    stored_codes = {warning.code for warning in manifest.warning_codes.values()}
+    if not manifest.server_timing or "server_timing_missing" in stored_codes:
+        return
+
+    responses_with_timing = summary.splits.accounted
+    if summary.requests.ok and not responses_with_timing:
+        server = summary.target.server or "it"  # a pronoun in the sentence of the warning
+        yield make_code("server_timing_missing", server=server)
 
 
 def _list_unsupported_terms(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a warning for each SLO term that rests on too few samples for its quantile."""
+    """Yield a warning for each decided SLO term that has too few samples for its quantile."""
     for term in summary.goodput.slo:
-        if not term.supported and not term.undecided:
+        has_too_few_samples = not term.supported
+        is_decided = not term.undecided
+        if has_too_few_samples and is_decided:
             yield make_code(
                 "slo_samples",
                 metric=term.metric,
@@ -335,22 +343,18 @@ def _check_send_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
 
 
 def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a warning if the load was never steady, with what prevented it.
+    """Yield a warning if the run has no steady state, with what prevented it.
 
-    The steady state is the time in which the measured load has its full strength and is the only
-    load. In a closed loop there is none if some virtual users were done before others had begun. In
-    an open loop there is none if requests of the warm-up were in flight until the end.
-
-    There is no warning if the requests were too few to be spread over time, nor if another caveat
-    already says that the closed loop never reached its concurrency.
+    In a closed loop, some virtual users ended before others had begun. In an open loop, requests of
+    the warm-up were in flight until the end.
     """
     has_steady_state = evidence.summary.window.steady.duration_s is not None
-    if has_steady_state or evidence.is_concurrency_unfilled:
+    has_own_caveat = evidence.is_concurrency_unfilled
+    if has_steady_state or has_own_caveat or not _is_spread_over_time(evidence):
         return
 
-    if _is_spread_over_time(evidence):
-        cause = STARTING_OR_ENDING_USERS if evidence.is_closed_loop else WARMUP_IN_FLIGHT
-        yield make_code("never_steady", because=cause)
+    cause = STARTING_OR_ENDING_USERS if evidence.is_closed_loop else WARMUP_IN_FLIGHT
+    yield make_code("never_steady", because=cause)
 
 
 def _is_spread_over_time(evidence: RunEvidence) -> bool:
