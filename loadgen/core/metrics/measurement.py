@@ -103,6 +103,11 @@ class RunData:
         """The plans of the stages; a run without any has one stage, which is measured."""
         return self.manifest.stages or (StagePlan(),)
 
+    @property
+    def measured_stage_indices(self) -> list[int]:
+        """The indices of the stages that are measured."""
+        return [index for index, plan in enumerate(self.stage_plans) if plan.measured]
+
     def gaps_of_stage(self, stage: int) -> Histogram:
         """Return the gaps between output events of a stage."""
         return self.gaps[stage] if stage < len(self.gaps) else Histogram()
@@ -196,14 +201,18 @@ class _EventData(NamedTuple):
         Args:
             data: What is stored of the run beside its records.
             stages: The indices of the stages.
-            requests: The requests of these stages.
+            requests: The requests of these stages, by whose times the gaps are bounded.
         """
         gaps = merge_histograms(data.gaps_of_stage(stage) for stage in stages)
         errors = merge_histograms(data.event_errors_of_stage(stage) for stage in stages)
-        gap_bounds = uncertainty.bound_gaps(requests.columns, gaps, errors)
-        # A run that was not streamed has no timeline, and one that was cut off has a shorter one.
+        # A run that was cut off may have no timeline of its last stages.
         timeline = [data.timeline[stage] for stage in stages if stage < len(data.timeline)]
-        return cls(gaps, errors, gap_bounds, timeline)
+        return cls(
+            gaps=gaps,
+            errors=errors,
+            gap_bounds=uncertainty.bound_gaps(requests.columns, gaps, errors),
+            timeline=timeline,
+        )
 
     @property
     def unsure_share(self) -> float | None:
@@ -212,6 +221,13 @@ class _EventData(NamedTuple):
             return None
         exact_events = int(self.errors.counts[0])  # bucket 0 has the errors of 0
         return 1 - exact_events / self.errors.count
+
+
+class _BoundedSample(NamedTuple):
+    """The values of a metric, and their bounds, which are None if all values are certain."""
+
+    values: Values | Histogram
+    bounds: SampleBounds | None
 
 
 def _measure_run_window(
@@ -284,9 +300,6 @@ class _RunMeasurement:
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
         """Compute once what several sections of the summary use.
 
-        The measured requests are selected first. Everything else follows from them: their output
-        events, the measurement window, and the distributions of their latencies.
-
         Args:
             data: What is stored of the run beside its records.
             accumulator: The records, added up for each stage, target, class and step.
@@ -296,34 +309,29 @@ class _RunMeasurement:
         self._target = combine_targets(data.manifest.targets)
         self._run_accumulator = accumulator
 
-        # A run may have stages that are not measured, such as a warm-up.
-        self._measured_stage_indices = [
-            index for index, plan in enumerate(data.stage_plans) if plan.measured
-        ]
+        # The requests. A run may have stages that are not measured, such as a warm-up.
+        self._measured_stage_indices = data.measured_stage_indices
         self.measured_and_warmup = accumulator.measured_and_warmup()
         self._measured_requests = self.measured_and_warmup.measured
         self._unrecorded_by_stage = count_unrecorded(data, accumulator.stages)
 
-        self._events = _EventData.of_stages(
-            data, self._measured_stage_indices, self._measured_requests
-        )
-        self._window = _measure_run_window(
-            accumulator.stages, self.measured_and_warmup, self._measured_stage_indices
-        )
+        # Their output events, and the window in which they were measured.
+        stages = self._measured_stage_indices
+        self._events = _EventData.of_stages(data, stages, self._measured_requests)
+        self._window = _measure_run_window(accumulator.stages, self.measured_and_warmup, stages)
         self.output_tokens_in = output_tokens_over_time(
             self._measured_requests, self._events.timeline
         )
 
+        # Their latencies.
         distributions = _measure_distributions(self._measured_requests, self._events)
         self._reference_latency = ReferenceLatency.of_samples(
             distributions["ttft"], distributions["e2e"]
         )
         self._statistics = self._select_statistics(distributions)
+        undecidable_metrics = self._statistics.undecided_metrics(self._manifest)
         self._part_summarizer = PartSummarizer(
-            self._manifest,
-            accumulator,
-            self._measured_requests,
-            undecidable_metrics=self._statistics.undecided_metrics(self._manifest),
+            self._manifest, accumulator, self._measured_requests, undecidable_metrics
         )
 
     def _select_statistics(self, distributions: Mapping[str, Distribution]) -> ReportedStatistics:
@@ -373,16 +381,14 @@ class _RunMeasurement:
         return msgspec.structs.replace(summary, interactivity=compute_interactivity(summary))
 
     def _summarize_requests(self, run_metrics: PartMetrics, parts: SummaryParts) -> Summary:
-        """Return a summary with the metrics of all measured requests and with each stage.
-
-        The other fields of the summary have their default values, and are filled later.
+        """Return a summary with all required fields. The optional ones are filled later.
 
         Args:
             run_metrics: The metrics of all measured stages together.
             parts: The summaries of the targets, classes and other parts.
         """
-        tasks = self._summarize_tasks()
-        verdict_until_judged = Verdict(valid=True, limits=self._manifest.limits)
+        sessions = self._summarize_tasks()
+        preliminary_verdict = Verdict(valid=True, limits=self._manifest.limits)
 
         return Summary(
             # Which run this is, and where it sent its requests.
@@ -391,7 +397,7 @@ class _RunMeasurement:
             target=self._target,
             rtt_ms=self._manifest.rtt_ms,
             fingerprints=self._manifest.fingerprints,
-            verdict=verdict_until_judged,
+            verdict=preliminary_verdict,
             # The metrics of all measured requests.
             window=self._window,
             bytes=run_metrics.bytes,
@@ -399,9 +405,9 @@ class _RunMeasurement:
             warmup=self._count_warmup(),
             load=run_metrics.load,
             tokens=run_metrics.tokens,
-            goodput=self._combine_goodput(run_metrics, parts, tasks),
+            goodput=self._combine_goodput(run_metrics, parts, sessions),
             stalls=count_stalls(self._measured_requests),
-            sessions=tasks,
+            sessions=sessions,
             client=self._summarize_client(),
             # The distributions of latencies.
             tpot_undefined=self._measured_requests.sum("tpot_undefined"),
@@ -411,7 +417,6 @@ class _RunMeasurement:
             # The same metrics for each part of the run.
             stages=self._summarize_stages(run_metrics),
             targets=parts.targets,
-            rack=self._summarize_rack(parts, run_metrics),
         )
 
     def _summarize_tasks(self) -> Sessions | None:
@@ -443,29 +448,32 @@ class _RunMeasurement:
         )
 
     def _add_measurement_quality(self, summary: Summary) -> Summary:
-        """Return the summary with the metrics that must not be shown, and how many are uncertain.
+        """Return the summary with what is uncertain about its metrics.
 
-        - `unsound`: the metrics of which no statistic can be trusted.
-        - `withheld`: the statistics, such as a p99, that are too uncertain.
-        - `event_unsure_share`: the share of output events whose time of arrival is uncertain.
-        - `tpot_no_span` and `tpot_no_output`: the ok responses without a TPOT, because all tokens
-          came at one time, or because no output event was seen. Both are 0 without streaming.
+        That is which metrics and statistics cannot be trusted, the share of output events with an
+        uncertain time, and how many responses have no TPOT (0 without streaming).
         """
         requests = self._measured_requests
-        is_streamed = self._manifest.stream
-        return msgspec.structs.replace(
+        summary = msgspec.structs.replace(
             summary,
             unsound=self._statistics.unsound,
             withheld=self._statistics.withheld,
             event_unsure_share=self._events.unsure_share,
-            tpot_no_span=requests.sum("tpot_no_span") if is_streamed else 0,
-            tpot_no_output=requests.sum("tpot_no_output") if is_streamed else 0,
+        )
+        if not self._manifest.stream:
+            return summary
+
+        return msgspec.structs.replace(
+            summary,
+            tpot_no_span=requests.sum("tpot_no_span"),
+            tpot_no_output=requests.sum("tpot_no_output"),
         )
 
     def _add_summaries_of_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
         """Return the summary with the summaries of the parts that only some runs have."""
         return msgspec.structs.replace(
             summary,
+            rack=self._summarize_rack(parts, summary.tokens.output_per_s),
             regions=parts.regions,
             nodes=parts.nodes,
             classes=parts.classes,
@@ -611,11 +619,16 @@ class _RunMeasurement:
             return combine_class_goodput([part.goodput for part in parts.classes])
         return include_task_outcome(metrics.goodput, tasks)
 
-    def _summarize_rack(self, parts: SummaryParts, metrics: PartMetrics) -> RackTokens | None:
-        """Return the output rates over all targets, or None unless they are interchangeable."""
+    def _summarize_rack(self, parts: SummaryParts, run_rate: float | None) -> RackTokens | None:
+        """Return the output rates of the targets, or None unless they are interchangeable.
+
+        Args:
+            parts: The summaries of the targets and other parts.
+            run_rate: The output tokens per second of the run.
+        """
         if not are_interchangeable(self._manifest.targets):
             return None
-        return summarize_rack(parts.targets, metrics.tokens.output_per_s)
+        return summarize_rack(parts.targets, run_rate)
 
     def _measure_drift(self) -> drift.Drift:
         """Return how latency and output changed in the course of the steady state."""
@@ -651,34 +664,33 @@ class _RunMeasurement:
         return percentiles
 
     def _certain_percentiles(self, definition: MetricDefinition) -> dict[str, float]:
-        """Return the requested percentiles of a metric that are certain enough to be shown.
+        """Return the requested percentiles of a metric that the errors of timestamps hardly change.
 
-        The sample of a metric is either the gaps between events, as a histogram, or one value per
-        request. A percentile is certain if the errors of timestamps can hardly change it.
+        They are in ms, by name.
         """
-        sample: Values | Histogram
-        sample_bounds: SampleBounds | None
-        if definition.sample == "gaps":
-            sample = self._events.gaps
-            sample_bounds = self._events.gap_bounds
-        else:
-            sample = self._measured_requests.sample(definition.name)
-            sample_bounds = uncertainty.bound_metric(
-                self._measured_requests.columns, definition.name
-            )
-
-        quantiles = uncertainty.certain_quantiles(sample, sample_bounds, definition, self._manifest)
+        sample, bounds = self._bounded_sample(definition)
+        quantiles = uncertainty.certain_quantiles(sample, bounds, definition, self._manifest)
         return quantiles_ms(sample, quantiles)
 
-    def verdict_inputs(self) -> VerdictInputs:
-        """Return the numbers that the verdict on the measurement needs and the summary lacks.
+    def _bounded_sample(self, definition: MetricDefinition) -> _BoundedSample:
+        """Return the values of a metric: the gaps between events, or one value per request."""
+        if definition.sample == "gaps":
+            return _BoundedSample(self._events.gaps, self._events.gap_bounds)
 
-        The verdict says whether the measurement can be trusted. For example, it compares requested
-        with received tokens, and `remarks` counts the responses with something unusual.
+        requests = self._measured_requests
+        bounds = uncertainty.bound_metric(requests.columns, definition.name)
+        return _BoundedSample(requests.sample(definition.name), bounds)
+
+    def verdict_inputs(self) -> VerdictInputs:
+        """Return the numbers that decide whether the measurement can be trusted.
+
+        They are only those that the summary does not have.
         """
         requests = self._measured_requests
         template_tokens = self._manifest.template_tokens
-
+        is_slo_missed = self._part_summarizer.is_slo_missed_by_server(
+            gaps=self._events.gaps, unrecorded=self._unrecorded
+        )
         return VerdictInputs(
             reference_latency=self._reference_latency,
             dead_workers=self._find_dead_workers(),
@@ -687,9 +699,7 @@ class _RunMeasurement:
             repeated_prompts=count_repeated_prompts(requests),
             requested_tokens=self._requested_tokens(),
             received_tokens=requests.sum("received_tokens"),
-            is_slo_missed=self._part_summarizer.is_slo_missed_by_server(
-                gaps=self._events.gaps, unrecorded=self._unrecorded
-            ),
+            is_slo_missed=is_slo_missed,
             remarks=requests.sums_with_prefix(REMARK_PREFIX),
         )
 

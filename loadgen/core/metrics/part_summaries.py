@@ -262,6 +262,13 @@ class SummaryParts(NamedTuple):
     steps: tuple[StepSummary, ...]
 
 
+def _summarize_tokens(requests: MetricAccumulator, scope: Scope) -> Tokens:
+    """Return the tokens of some requests, and their rates over the window of the scope."""
+    return summarize_tokens(
+        requests, scope.all_stages, scope.window, timeline=scope.timeline, gpus=scope.gpus
+    )
+
+
 class PartSummarizer:
     """Computes the metrics of the run, its stages, targets, classes, models and steps.
 
@@ -296,13 +303,9 @@ class PartSummarizer:
     ) -> PartMetrics:
         """Return the metrics of one stage, or those of all measured stages together.
 
-        Only for stages are the gaps between events, and the number of requests without a record,
-        known. The metrics of other parts of a run, such as its targets, are computed without them.
-
         Args:
             accumulator: The requests of the stages.
-            scope: What else the metrics depend on, such as the window that rates are computed over
-                and the number of GPUs.
+            scope: The window that rates are computed over, and what else the metrics depend on.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that were lost and have no record.
         """
@@ -339,39 +342,47 @@ class PartSummarizer:
 
         Args:
             sample: The requests, with what is needed to judge their SLO.
-            scope: What the metrics depend on beside the requests, such as their window.
+            scope: The window that rates are computed over, and what else the metrics depend on.
         """
-        accumulator = sample.accumulator
+        requests = sample.accumulator
         limits = self._manifest.limits
-        load = summarize_load(
-            accumulator, scope.all_stages, scope.window, self._manifest.stages, scope.run_total
+        return PartMetrics(
+            requests=count_requests(requests, sample.unrecorded),
+            bytes=total_bytes(requests),
+            load=self._summarize_load(requests, scope),
+            tokens=_summarize_tokens(requests, scope),
+            goodput=measure_goodput(sample, scope.window),
+            ttft_ms=certain_distribution(requests, "ttft", limits),
+            tpot_ms=certain_distribution(requests, "tpot", limits),
+            e2e_ms=certain_distribution(requests, "e2e", limits),
         )
 
-        return PartMetrics(
-            requests=count_requests(accumulator, sample.unrecorded),
-            bytes=total_bytes(accumulator),
-            load=msgspec.structs.replace(load, arrival=scope.arrival),
-            tokens=summarize_tokens(
-                accumulator, scope.all_stages, scope.window, scope.timeline, scope.gpus
-            ),
-            goodput=measure_goodput(sample, scope.window),
-            ttft_ms=certain_distribution(accumulator, "ttft", limits),
-            tpot_ms=certain_distribution(accumulator, "tpot", limits),
-            e2e_ms=certain_distribution(accumulator, "e2e", limits),
+    def _summarize_load(self, requests: MetricAccumulator, scope: Scope) -> Load:
+        """Return the offered, achieved and completed load of some requests."""
+        load = summarize_load(
+            requests, scope.all_stages, scope.window, self._manifest.stages, scope.run_total
         )
+        return msgspec.structs.replace(load, arrival=scope.arrival)
 
     def _measure_part(
         self, part: MeasuredAndWarmup, window: Window, gpus: int | None = None
     ) -> PartMetrics:
         """Return the metrics of a target, class, model or step.
 
+        The columns that were read for them are then removed from memory.
+
         Args:
             part: The requests of the part: those of measured stages, and those of a warm-up.
             window: The window of the run.
             gpus: The number of GPUs that served the requests, None if not known.
         """
+        scope = Scope(
+            window=window,
+            all_stages=[part.measured, part.warmup],
+            gpus=gpus,
+            run_total=self._measured,
+        )
         slo_sample = self._slo_sample_of_part(part.measured)
-        scope = Scope(window, all_stages=part, gpus=gpus, run_total=self._measured)
         metrics = self._measure(slo_sample, scope)
         _free_columns(part.measured)
         return metrics
@@ -683,32 +694,30 @@ def _group_targets(
     return list(indices_by_name.values())
 
 
-def summarize_rack(
-    targets: Sequence[TargetSummary], single_clock_per_s: float | None
-) -> RackTokens | None:
+def summarize_rack(targets: Sequence[TargetSummary], run_rate: float | None) -> RackTokens | None:
     """Return the output tokens per second of several targets, such as the nodes of a rack.
 
-    There are two definitions of their total: the sum of the rates of all targets, each over its own
-    time, and all tokens divided by the time of the run. Returns None for a run with a single
-    target, which has no target summaries.
+    Each target has a rate over the time in which it was used. The rate of the run is over one time
+    for all targets. Returns None for a run with a single target, which has no target summaries.
 
     Args:
         targets: The summaries of the targets.
-        single_clock_per_s: The output tokens of all targets per second of the run.
+        run_rate: The output tokens per second of the run, None if it is not known.
     """
-    rates = [target.own_output_per_s or 0.0 for target in targets]
-    if not rates:
+    target_rates = [target.own_output_per_s or 0.0 for target in targets]
+    if not target_rates:
         return None
 
-    median = statistics.median(rates)
-    rate_range = max(rates) - min(rates)
+    lowest = min(target_rates)
+    highest = max(target_rates)
+    median = statistics.median(target_rates)
     return RackTokens(
-        targets=len(rates),
-        sum_of_rates_per_s=sum(rates),
-        single_clock_per_s=single_clock_per_s,
-        min_per_s=min(rates),
-        mean_per_s=statistics.fmean(rates),
+        targets=len(target_rates),
+        sum_of_rates_per_s=sum(target_rates),
+        single_clock_per_s=run_rate,
+        min_per_s=lowest,
+        mean_per_s=statistics.fmean(target_rates),
         median_per_s=median,
-        max_per_s=max(rates),
-        spread=rate_range / median if median else 0.0,
+        max_per_s=highest,
+        spread=(highest - lowest) / median if median else 0.0,
     )
