@@ -128,22 +128,17 @@ def _request_rate(
 
     Args:
         accumulator: The requests.
-        time_name: Whether the rate is about the times at which requests were due or were sent.
-        run_total: All measured requests of the run, if the requests are only a part of them. None
-            if they are all measured requests.
+        time_name: The time that is counted: when requests were due, or when they were sent.
+        run_total: All measured requests of the run, None if `accumulator` has all of them.
     """
     if run_total is None:
         return times_per_s(accumulator, time_name)
 
-    requests_of_part = accumulator.sum(time_name)
-    if not requests_of_part:
-        return None
-
+    part_count = accumulator.sum(time_name)
     run_rate = times_per_s(run_total, time_name)
-    if run_rate is None:
+    if not part_count or run_rate is None:
         return None
-
-    return run_rate * requests_of_part / run_total.sum(time_name)
+    return run_rate * part_count / run_total.sum(time_name)
 
 
 def times_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float | None:

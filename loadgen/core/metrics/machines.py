@@ -66,9 +66,8 @@ def summarize_machines(
     Args:
         manifest: The manifest of the run.
         window: The measurement window.
-        reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. A request
-            counts as late if it was sent later than due by more than a share of this latency. None
-            if it is not known.
+        reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. The lag
+            that makes a request late is a share of it. None if it is not known.
         measured: The measured records.
         samples: The samples that each worker took of itself.
     """
@@ -80,23 +79,29 @@ def summarize_machines(
         MachineSummary(name=name, workers=0, state=LOST_BEFORE_LOAD)
         for name in manifest.cluster.lost
     ]
-    machine_count = len(workers_by_machine) + len(lost_machines)
-    if machine_count < 2:
+    if len(workers_by_machine) + len(lost_machines) < 2:
         return ()
 
-    allowed_lag_ns = None
-    if reference_latency_ms is not None:
-        reference_latency_ns = reference_latency_ms * 1e6
-        allowed_lag_ns = manifest.limits.send_lag_share * reference_latency_ns
-
+    allowed_lag_ns = _allowed_lag_ns(manifest, reference_latency_ms)
     requests = _MachineRequests(measured, allowed_lag_ns)
     full_seconds = full_seconds_within(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
         for name, workers in workers_by_machine.items()
     ]
-
     return (*machines, *lost_machines)
+
+
+def _allowed_lag_ns(manifest: RunManifest, reference_latency_ms: float | None) -> float | None:
+    """Return how long after its due time a request may be sent without being late.
+
+    It is a share of the reference latency, the limit `send_lag_share`. None if that latency is not
+    known.
+    """
+    if reference_latency_ms is None:
+        return None
+    reference_latency_ns = reference_latency_ms * 1e6
+    return manifest.limits.send_lag_share * reference_latency_ns
 
 
 def _group_workers(workers: Sequence[PlacedWorker]) -> dict[str, list[PlacedWorker]]:

@@ -136,11 +136,12 @@ class RunAccumulator:
             columns: The records of the stage.
             texts: Error texts and other texts of records, which `columns["text"]` indexes.
         """
+        is_open_loop = not plan.closed
         for grouping in self._group_by_part(columns):
             for part_index, part in enumerate(grouping.parts):
-                part_columns = Columns(columns, grouping.part_of_record == part_index)
-                accumulator = part.of_stage(plan)
-                accumulator.add(part_columns, texts, is_open_loop=not plan.closed)
+                is_in_part = grouping.part_of_record == part_index
+                part_columns = Columns(columns, is_in_part)
+                part.of_stage(plan).add(part_columns, texts, is_open_loop=is_open_loop)
                 part_columns.forget()  # frees memory; columns are read again when needed
 
     def _add_user_times(self, stage: int, columns: Columns) -> None:
@@ -164,8 +165,11 @@ class RunAccumulator:
             yield _PartGrouping(self.targets, columns["target"])
 
         if self.classes:
-            start_ids = columns["request"] // self._manifest.turns_per_session
-            yield _PartGrouping(self.classes, class_indices(self._manifest, start_ids))
+            # A conversation has one id per turn. All of its requests have the same class.
+            turns = self._manifest.turns_per_session
+            conversation_ids = columns["request"] // turns
+            class_of_record = class_indices(self._manifest, conversation_ids)
+            yield _PartGrouping(self.classes, class_of_record)
 
         if self.steps:
             step_of_record = step_indices(self._manifest, columns["request"], columns["turn"])
@@ -276,20 +280,20 @@ def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Add the conversations and tasks whose last request is recorded to an accumulator.
+    """Add the conversations and agentic tasks that have ended to an accumulator.
 
-    Both are sequences of requests, and are called tasks here. The names of the sums call them
-    sessions. If the SLO limits whole tasks, those within its limits, which are good, are added too.
+    If an SLO limits whole tasks, those that meet it are added as good tasks, too.
     """
     _count_ended_tasks(accumulator, ended)
 
     ok_tasks = ended.select(ended.ok > 0)
     _add_ok_tasks(accumulator, ok_tasks)
 
-    objective = None if accumulator.slo is None else accumulator.slo.task
-    if objective is not None:
-        is_good = tasks.meets_task_term(ended, objective)
-        _add_good_tasks(accumulator, ended.select(is_good))
+    slo = accumulator.slo
+    if slo is not None and slo.task is not None:
+        is_good = tasks.meets_task_term(ended, slo.task)
+        good_tasks = ended.select(is_good)
+        _add_good_tasks(accumulator, good_tasks)
 
 
 def _add_good_tasks(accumulator: MetricAccumulator, good: TaskColumns) -> None:
@@ -299,12 +303,10 @@ def _add_good_tasks(accumulator: MetricAccumulator, good: TaskColumns) -> None:
 
 
 def _count_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Count tasks by how they ended.
+    """Count conversations and tasks, which the sums call sessions, by how they ended.
 
-    - "sessions": all of them.
-    - "sessions_cancelled": those with a cancelled request.
-    - "sessions_abandoned": those whose user went away in the middle of a response.
-    - "sessions_cut": those that the end of the drain cut.
+    A session is cancelled if any of its requests is, and abandoned if its user went away during a
+    response. It is cut if a request was still unfinished when the run ended.
     """
     is_cancelled = ended.cancelled > 0
     is_cut_by_drain = (ended.unfinished > 0) & ~is_cancelled

@@ -83,34 +83,24 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_tasks(
     accumulator: MetricAccumulator, cut: CutConversations, window: Window
 ) -> Sessions | None:
-    """Return the summary of conversations and agentic tasks, or None if there are none.
+    """Return the summary of sessions, which are conversations and tasks, or None without any.
 
-    Both are sequences of requests, and the summary calls both sessions. Some have no outcome,
-    neither ok nor failed, and do not count:
-
-    - The end of the load cut a session before its last request was scheduled.
-    - The end of the run cut a session while a request was in flight.
-    - A request of the session was cancelled.
-
-    A session that its user abandoned in the middle of a response counts.
+    A session has no outcome, and does not count, if the end of the load or of the run cut it, or if
+    one of its requests was cancelled.
 
     Args:
         accumulator: The requests, and the sessions whose last request is recorded.
         cut: The number of sessions whose last request was never scheduled.
         window: The measurement window and the steady state, which rates are divided by.
     """
-    recorded_sessions = accumulator.sum("sessions")
-    has_sessions = bool(recorded_sessions or cut.by_end_of_load or cut.cancelled)
+    recorded = accumulator.sum("sessions")
+    has_sessions = bool(recorded or cut.by_end_of_load or cut.cancelled)
     if not has_sessions:
         return None
 
     cut_by_end_of_run = accumulator.sum("sessions_cut")
-    without_outcome = accumulator.sum("sessions_cancelled") + cut_by_end_of_run
-    with_outcome = recorded_sessions - without_outcome
-
+    with_outcome = recorded - cut_by_end_of_run - accumulator.sum("sessions_cancelled")
     ok_sessions = accumulator.sum("sessions_ok")
-    has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
-
     return Sessions(
         # The sessions by outcome, and the rate of ok ones.
         count=with_outcome,
@@ -127,9 +117,16 @@ def summarize_tasks(
         # Means per ok session.
         requests=_mean_of_ok(accumulator, "session_requests"),
         input_tokens=_mean_of_ok(accumulator, "session_input"),
-        cached_tokens=_mean_of_ok(accumulator, "session_cached") if has_cached_tokens else None,
+        cached_tokens=_mean_cached_tokens(accumulator),
         output_tokens=_mean_of_ok(accumulator, "session_output"),
     )
+
+
+def _mean_cached_tokens(accumulator: MetricAccumulator) -> float | None:
+    """Return the mean cached tokens per ok session, None if no response reports cached tokens."""
+    if not accumulator.sum("cached_tokens_known"):
+        return None
+    return _mean_of_ok(accumulator, "session_cached")
 
 
 def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:

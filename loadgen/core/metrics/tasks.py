@@ -160,25 +160,24 @@ class _TaskRequests:
 
 
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
-    """Return the conversations and tasks that these requests belong to, one row for each.
+    """Return a table with a row for each conversation or agentic task of a stage.
 
-    Both are called tasks here. Requests that stand alone are left out.
+    Requests that belong to none are left out.
 
     Args:
-        columns: The records of a stage.
-        turns: The number of requests of the longest task, from the manifest of the run.
+        columns: The records of the stage.
+        turns: The number of slots in the schedule for the requests of each task.
     """
     requests = _TaskRequests(columns)
     if not len(requests.order):
         return _empty_table()
 
-    # Each task has `turns` slots in the schedule, so its largest slot shows if its last request is
-    # among these requests.
-    largest_slots = requests.largest(requests.column("slot"))
+    # A task has ended if there is a record of its last slot.
+    latest_slots = requests.largest(requests.column("slot"))
     return TaskTable(
         numbers=requests.task_numbers(),
         columns=_combine_by_task(requests),
-        has_ended=is_last_slot_of_task(largest_slots, turns),
+        has_ended=is_last_slot_of_task(latest_slots, turns),
     )
 
 
