@@ -68,7 +68,7 @@ RECIPES = (
     Recipe("dynamo.md", ("dynamo-trtllm",)),
     Recipe("hosted-api.md"),
     Recipe("litellm.md", ("dynamo-trtllm", "litellm")),
-    Recipe("llama-cpp.md"),
+    Recipe("llama-cpp.md", ("llamacpp",)),
     Recipe("sglang.md"),
     Recipe("tensorrt-llm.md"),
     Recipe("transformers.md", ("transformers",)),
