@@ -346,18 +346,14 @@ class Columns:
 
         column = self._rows[field]
         if _is_constant(column):
-            # All records have the same value, so the first rows equal the selected ones. Such a
-            # column takes no memory, and needs no place in the cache.
-            return column[: len(self)]
+            return column[: len(self)]  # any rows will do, because all have the same value
 
-        if self._selection is not None:
-            column = column[self._selection]
-
-        column = np.ascontiguousarray(column)
+        selected = column if self._selection is None else column[self._selection]
+        selected = np.ascontiguousarray(selected)
         if self._is_kept(field):
-            self._cache[field] = column
+            self._cache[field] = selected
 
-        return column
+        return selected
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
         """Return the values of a field at some positions of the selected rows.

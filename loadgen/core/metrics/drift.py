@@ -7,7 +7,7 @@ the run.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -275,14 +275,20 @@ def measure_drift(
     blocks: list[Block] = []
     steady_blocks: list[Block] = []
     for timed_block in _list_blocks(time_blocks, steady):
-        tokens = tokens_in(timed_block.span) if timed_block.is_steady else None
-        block = _summarize_block(timed_block.samples, timed_block.span, tokens)
-        blocks.append(block)
+        block = _summarize_block(timed_block.samples, timed_block.span)
         if timed_block.is_steady:
+            block = _with_token_rate(block, timed_block.span, tokens_in)
             steady_blocks.append(block)
+        blocks.append(block)
 
     changes = _measure_changes(steady_blocks) if len(steady_blocks) >= MIN_BLOCKS else {}
     return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
+
+
+def _with_token_rate(block: Block, span: Span, tokens_in: Callable[[Span], float | None]) -> Block:
+    """Return a block with its output tokens per second, None if they were not counted."""
+    output_per_s = windows.per_second(tokens_in(span), span)
+    return msgspec.structs.replace(block, output_per_s=output_per_s)
 
 
 def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
@@ -307,29 +313,26 @@ def _is_inside(inner: Span, outer: Span) -> bool:
     return outer.start_s <= inner.start_s and inner.end_s <= outer.end_s
 
 
-def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) -> Block:
-    """Return the quantiles and the token rate of a block of time.
+def _summarize_block(samples: BlockSamples, span: Span) -> Block:
+    """Return a block of time with the quantiles of its latencies, without a token rate.
 
     Args:
         samples: The latencies of the requests that are due in the block.
         span: The time of the block.
-        tokens: The output tokens that came in the block. None if they are not known, or if the
-            block has no token rate because it is not in the steady state.
     """
-    quantiles_ms: dict[str, Any] = {}
-    for quantile in QUANTILES:
-        values_ns = samples.values[quantile.metric]
-        if values_ns.count:
-            quantile_ns = values_ns.quantile(quantile.probability)
-            quantiles_ms[quantile.block_field] = milliseconds(quantile_ns)
-
-    return Block(
+    block = Block(
         start_s=span.start_s or 0.0,
         end_s=span.end_s or 0.0,
         requests=samples.requests,
-        output_per_s=windows.per_second(tokens, span),
-        **quantiles_ms,
     )
+    quantiles_ms = {}
+    for quantile in QUANTILES:
+        latencies_ns = samples.values[quantile.metric]
+        if latencies_ns.count:
+            quantile_ns = latencies_ns.quantile(quantile.probability)
+            quantiles_ms[quantile.block_field] = milliseconds(quantile_ns)
+
+    return msgspec.structs.replace(block, **quantiles_ms)
 
 
 def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
