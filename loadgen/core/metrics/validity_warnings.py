@@ -41,24 +41,33 @@ def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     summary = evidence.summary
     yield from _list_stored_warnings(manifest, summary.hardware)
     yield from _check_declared_hardware(manifest.metadata, summary.hardware)
-
-    if summary.run.state == "cut_off":
-        yield make_code("cut_off")
-
+    yield from _check_end_of_run(summary)
     yield from _check_unfinished_requests(manifest, summary)
     yield from _list_changed_limits(manifest.limits)
     yield from _check_tokens(evidence)
     yield from _check_replica_count(summary)
     yield from _list_remarks(evidence)
     yield from _check_server_timing(manifest, summary)
-
-    # Random prompts are hard to predict, so that fewer drafted tokens are accepted than usual.
-    if summary.speculation is not None and manifest.random_words:
-        yield make_code("drafts_random")
-
+    yield from _check_speculation(manifest, summary)
     yield from _list_unsupported_terms(summary)
     yield from _check_send_gaps(evidence)
     yield from _check_steady_state(evidence)
+
+
+def _check_end_of_run(summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a warning if the run was cut off, so that it could not write its end."""
+    if summary.run.state == "cut_off":
+        yield make_code("cut_off")
+
+
+def _check_speculation(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a warning if random prompts were used with speculative decoding.
+
+    Random words are hard to predict, so fewer drafted tokens are accepted than usual.
+    """
+    uses_speculation = summary.speculation is not None
+    if uses_speculation and manifest.random_words:
+        yield make_code("drafts_random")
 
 
 def _list_remarks(evidence: RunEvidence) -> Iterator[ReasonCode]:

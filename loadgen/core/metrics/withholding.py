@@ -217,11 +217,9 @@ def withhold_unsound_metrics(summary: Summary) -> Summary:
 
 
 def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, object]:
-    """Return the new values of summary fields from which unsound metrics were removed.
+    """Return the fields that only the summary of a run has and that change, with the new values.
 
-    These are the fields that only the summary of a run has. `_withhold_in_part` changes those that
-    its parts, such as stages, have too. An unsound metric cannot be trusted and must not be
-    reported in any form, so everything that is computed from it is removed.
+    Everything that is computed from an unsound metric is removed.
 
     Args:
         summary: The summary of the run.
@@ -234,17 +232,22 @@ def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, 
     if "itl" in unsound:
         changes["itl_ms"] = None
         changes["itl_absent"] = summary.itl_absent or unsound["itl"]
-
     if "stalls" in unsound:
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
-
     if "tokens" in unsound:
-        changes["drift"] = drift.without_tokens(summary.drift)
-        # The field `rack` has the output rates over all targets, and nothing else.
-        changes["rack"] = None
-        if summary.sessions is not None:
-            changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
+        changes.update(_withhold_tokens_in_run(summary))
 
+    return changes
+
+
+def _withhold_tokens_in_run(summary: Summary) -> dict[str, object]:
+    """Return the fields of a run that have numbers of output tokens, without these numbers."""
+    changes: dict[str, object] = {
+        "drift": drift.without_tokens(summary.drift),
+        "rack": None,  # has output rates, and nothing else
+    }
+    if summary.sessions is not None:
+        changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
     return changes
 
 
@@ -263,19 +266,17 @@ def _without_unsound_percentiles(
 def _without_other_unsound_metrics(
     summary: Summary, unsound: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return the distributions of `summary.other_metrics` without those of unsound metrics.
+    """Return `summary.other_metrics` with an empty distribution for each unsound metric.
 
-    Common metrics, such as TTFT, are separate fields of a summary. The distributions of all other
-    metrics are in the field `other_metrics`, by the name of the metric with its unit. An unsound
-    metric keeps its entry there, with a distribution that has no values.
+    They are the metrics that have no field of the summary to themselves, by name with unit.
     """
     unsound_fields = {
         definition.field for definition in METRICS.available() if definition.name in unsound
     }
-    return {
-        field: distribution.withheld() if field in unsound_fields else distribution
-        for field, distribution in summary.other_metrics.items()
-    }
+    distributions = dict(summary.other_metrics)
+    for field in unsound_fields.intersection(distributions):
+        distributions[field] = distributions[field].withheld()
+    return distributions
 
 
 def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, object]:
