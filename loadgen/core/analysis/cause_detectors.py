@@ -8,7 +8,7 @@ often it is named, and how often one is named in runs without a cause.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.server_metrics.series import MetricSample
+    from loadgen.core.slo import Term
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -82,6 +83,8 @@ _MIN_CAP_INCREASE = 0.5
 """The increase of the share of readings in which the hardware reports lower clocks."""
 _BATCH_FRACTION = 0.2
 """The fifth of the requests with the smallest batches is compared with that with the largest."""
+_NEAR_MEDIAN = SIGNIFICANT_CHANGE - 1
+"""The relative difference from the median TPOT below which a TPOT is about the same: 20 %."""
 _SIMILAR_LENGTH = 1.1
 """Prompts are no longer than others if their mean length is within this factor."""
 
@@ -130,21 +133,26 @@ class Case(msgspec.Struct, frozen=True):
         return () if curve is None else curve.values
 
     def missed_limit_ms(self, metric: str, values_ns: Ints) -> float | None:
-        """Return the tightest limit of a metric in the SLO that too many values exceed, or None.
+        """Return the tightest limit of a metric in the SLO that is missed, or None.
 
         A term such as "p99 of TPOT <= 50 ms" is missed if more than 1 % of the values exceed 50 ms.
         """
         if self.manifest.slo is None:
             return None
 
-        missed_limits_ns = []
-        for term in self.manifest.slo.terms:
-            if term.metric == metric:
-                share_over_limit = float((values_ns > term.limit_ns).mean())
-                if share_over_limit > 1 - term.quantile:
-                    missed_limits_ns.append(term.limit_ns)
-
+        missed_limits_ns = [
+            term.limit_ns
+            for term in self.manifest.slo.terms
+            if term.metric == metric and _is_missed(term, values_ns)
+        ]
         return min(missed_limits_ns) / 1e6 if missed_limits_ns else None
+
+
+def _is_missed(term: Term, values_ns: Ints) -> bool:
+    """Return True if more values exceed the limit of a term than its quantile allows."""
+    share_over_limit = float((values_ns > term.limit_ns).mean())
+    allowed_share = 1 - term.quantile
+    return share_over_limit > allowed_share
 
 
 Detector: TypeAlias = Callable[[Case], Cause | None]
@@ -185,15 +193,10 @@ def excess_of_slow(values: Ints, is_slow: Mask, is_fast: Mask) -> float:
 def detect_network(case: Case) -> Cause | None:
     """Detect slow requests whose excess TTFT was mostly spent on connecting or in the network.
 
-    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones. Each part of
-    TTFT, such as the time to connect, explains a share of it. The rest of TTFT, which belongs to no
-    part, was spent in the network if the server reports how long requests queue and how long
-    prefill takes. If it does not, the rest includes both.
+    The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones.
     """
     connect_share = case.excess_shares["connect"]
-    is_server_time_known = "queue" in case.excess_shares and "prefill" in case.excess_shares
-    network_share = case.excess_shares["rest"] if is_server_time_known else 0.0
-    share = connect_share + network_share
+    share = connect_share + _network_share(case)
     if share < MOST_OF_EXCESS:
         return None
 
@@ -208,6 +211,16 @@ def detect_network(case: Case) -> Cause | None:
 
     evidence = f"{share:.0%} of their additional TTFT was spent {location}"
     return make_cause("network", share, evidence)
+
+
+def _network_share(case: Case) -> float:
+    """Return which share of the excess TTFT was spent in the network, 0 if that is not known.
+
+    It is known if the server reports how long requests queue and how long their prefill takes. What
+    then remains of TTFT ("rest") was spent in the network.
+    """
+    is_server_time_known = "queue" in case.excess_shares and "prefill" in case.excess_shares
+    return case.excess_shares["rest"] if is_server_time_known else 0.0
 
 
 def detect_buffering(case: Case) -> Cause | None:
@@ -320,25 +333,29 @@ def _are_short_and_periodic(bursts: Sequence[_Burst], span_s: float) -> bool:
 
 
 def detect_slow_target(case: Case) -> Cause | None:
-    """Detect a target or replica that served most of the slow requests, but not most of all.
+    """Detect a target or replica that served far more of the slow requests than of all requests.
 
     Its share of the slow requests must be at least CLEAR_SHARE, and _MIN_TARGET_FACTOR times its
     share of all requests.
     """
-    keys, key_index, counts = np.unique(case.replica_keys, return_inverse=True, return_counts=True)
-    slow_counts = np.bincount(key_index[case.is_slow], minlength=len(keys))
-    slow_shares = slow_counts / case.is_slow.sum()
-    worst = int(np.argmax(slow_shares))
-    slow_share = float(slow_shares[worst])
-    share_of_all = float(counts[worst] / len(case.replica_keys))
+    replica_key, slow_count = _most_frequent(case.replica_keys[case.is_slow])
+    slow_share = slow_count / int(case.is_slow.sum())
+    share_of_all = float((case.replica_keys == replica_key).mean())
     if slow_share < CLEAR_SHARE or slow_share < _MIN_TARGET_FACTOR * share_of_all:
         return None
 
-    name = replica_name(int(keys[worst]), case.manifest)
+    name = replica_name(replica_key, case.manifest)
     evidence = (
         f"{_percent_of_slow(slow_share)} were at {name}, which serves {share_of_all:.0%} of all"
     )
     return make_cause("target", slow_share, evidence)
+
+
+def _most_frequent(numbers: Ints) -> tuple[int, int]:
+    """Return the most frequent number and how often it occurs: (7, 2) for 3, 7, 7."""
+    distinct_numbers, counts = np.unique(numbers, return_counts=True)
+    index = int(np.argmax(counts))
+    return int(distinct_numbers[index]), int(counts[index])
 
 
 class _TpotStep(msgspec.Struct, frozen=True):
@@ -415,8 +432,7 @@ def _measure_tpot_step(
 ) -> _TpotStep | None:
     """Return the step of TPOT at a relative time, or None if TPOT does not rise there.
 
-    If TPOT also rises within the time before or after it, that is a trend and not a step. The
-    threshold between both medians is their geometric mean, because TPOT changes by a factor.
+    If TPOT also rises within the time before or after it, that is a trend and not a step.
 
     Args:
         step_time: The relative time of the step, from 0 to 1.
@@ -427,17 +443,27 @@ def _measure_tpot_step(
         return None
 
     median_before_ns = float(np.median(before_ns))
-
     # The divisor is at least 1 ns, because the median of simulated requests can be 0.
     factor = float(np.median(after_ns)) / max(median_before_ns, 1.0)
-    if factor < SIGNIFICANT_CHANGE or _is_rising(before_ns) or _is_rising(after_ns):
+    is_trend = _is_rising(before_ns) or _is_rising(after_ns)
+    if factor < SIGNIFICANT_CHANGE or is_trend:
         return None
 
-    threshold_ns = median_before_ns * factor**0.5
-    share_below = float((before_ns < threshold_ns).mean())
-    share_above = float((after_ns > threshold_ns).mean())
+    middle_ns = median_before_ns * factor**0.5  # the geometric mean of both medians
+    return _TpotStep(step_time, factor, _measure_separation(before_ns, after_ns, middle_ns))
 
-    return _TpotStep(step_time, factor, min(share_below, share_above))
+
+def _measure_separation(
+    lower_ns: NDArray[Any], higher_ns: NDArray[Any], threshold_ns: float
+) -> float:
+    """Return how clearly a threshold separates lower values from higher ones, from 0 to 1.
+
+    It is the share of the lower values that are below the threshold, or the share of the higher
+    values that are above it, whichever is smaller.
+    """
+    share_below = float((lower_ns < threshold_ns).mean())
+    share_above = float((higher_ns > threshold_ns).mean())
+    return min(share_below, share_above)
 
 
 def _is_rising(values: NDArray[np.float64]) -> bool:
@@ -480,11 +506,7 @@ def _describe_throttling(case: Case, step_time: float) -> str:
 def detect_preemptions(case: Case) -> Cause | None:
     """Detect a server that took requests out of its batch because the KV cache was full.
 
-    A preempted request waits in the queue again and repeats its prefill. So the cause explains as
-    much of the excess TTFT, by which slow requests exceed fast ones, as queue and prefill do
-    together. If the server does not report its queueing time, that is not known and counts as all.
-
-    Returns None if the metrics pages report preemptions in fewer than MIN_READS reads.
+    Returns None if fewer than MIN_READS reads of the metrics pages show preempted requests.
     """
     # Servers count preempted requests, or list those that are paused.
     values_by_read = [
@@ -495,53 +517,54 @@ def detect_preemptions(case: Case) -> Cause | None:
     if reads_with_preemptions < MIN_READS:
         return None
 
-    explained_share = 1.0
-    if "queue" in case.excess_shares:
-        queue_share = case.excess_shares["queue"]
-        prefill_share = case.excess_shares.get("prefill", 0.0)
-        explained_share = queue_share + prefill_share
-
     evidence = (
         f"the server's metrics page reports preempted requests in {reads_with_preemptions} reads, "
         "because the KV cache was full"
     )
-    return make_cause("preemptions", explained_share, evidence)
+    return make_cause("preemptions", _share_by_preemptions(case), evidence)
+
+
+def _share_by_preemptions(case: Case) -> float:
+    """Return which share of the excess TTFT preemptions explain at most.
+
+    A preempted request waits in the queue again and repeats its prefill, so it is the share of both
+    together. If the server does not report its queueing time, it is 1, because they may explain all
+    of it. The excess TTFT is the mean TTFT of the slow requests minus that of the fast ones.
+    """
+    if "queue" not in case.excess_shares:
+        return 1.0
+    return case.excess_shares["queue"] + case.excess_shares.get("prefill", 0.0)
 
 
 def detect_full_kv_cache(case: Case) -> Cause | None:
     """Detect requests that waited in the server's queue for room in the KV cache.
 
-    Waiting must explain most of the excess TTFT, by which slow requests are above fast ones. If the
-    server does not report its queueing time, that is part of the rest of TTFT, which belongs to no
-    reported part.
+    Waiting must explain most of the excess TTFT, which is the mean TTFT of the slow requests minus
+    that of the fast ones.
     """
-    usage = case.server_values(series.KV_USE)
-    full_reads = sum(value >= _FULL_CACHE for value in usage)
-    waiting_share = (
-        case.excess_shares["queue"] if "queue" in case.excess_shares else case.excess_shares["rest"]
-    )
+    usage_by_read = case.server_values(series.KV_USE)
+    full_reads = sum(usage >= _FULL_CACHE for usage in usage_by_read)
+    # If the server does not report how long requests queued, that time is in the rest of TTFT.
+    waiting_share = case.excess_shares.get("queue", case.excess_shares["rest"])
     if full_reads < MIN_READS or waiting_share < MOST_OF_EXCESS:
         return None
 
     evidence = (
-        f"the KV cache was at least {_FULL_CACHE:.0%} full in {full_reads} of {len(usage)} reads "
-        "of the metrics page, and requests waited for room in it"
+        f"the KV cache was at least {_FULL_CACHE:.0%} full in {full_reads} of {len(usage_by_read)} "
+        "reads of the metrics page, and requests waited for room in it"
     )
     return make_cause("kv_cache", waiting_share, evidence)
 
 
 def detect_long_prompts(case: Case) -> Cause | None:
-    """Detect requests that have an unusually long prompt, or waited while one was processed.
+    """Detect slow requests that have an unusually long prompt, or waited while one was processed.
 
-    A few prompts must be much longer than the median. They must affect most slow requests, and at
-    least _MIN_AFFECTED_FACTOR times as large a share of the slow requests as of the fast ones.
+    That must be so for most slow requests, and for a much smaller share of the fast ones.
     """
     prompt_tokens = case.requests["input_tokens"]
     limit_tokens = _LONG_PROMPT * float(np.median(prompt_tokens))
     long_indexes = np.flatnonzero(prompt_tokens > limit_tokens)
-    min_count = _MIN_LONG_SHARE * len(prompt_tokens)
-    max_count = _MAX_LONG_SHARE * len(prompt_tokens)
-    if not min_count <= len(long_indexes) <= max_count:
+    if not _are_exceptional(len(long_indexes), len(prompt_tokens)):
         return None
 
     slow_share = _share_affected(case, np.flatnonzero(case.is_slow), long_indexes)
@@ -556,22 +579,28 @@ def detect_long_prompts(case: Case) -> Cause | None:
     return make_cause("long_prompts", slow_share, evidence)
 
 
-def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
-    """Return the share of the requests at `indexes` that a long prompt slows down.
+def _are_exceptional(long_count: int, prompt_count: int) -> bool:
+    """Return True if the long prompts are an exception, and not so few that they do not matter."""
+    min_count = _MIN_LONG_SHARE * prompt_count
+    max_count = _MAX_LONG_SHARE * prompt_count
+    return min_count <= long_count <= max_count
 
-    That is so if the prompt of the request is long, or if the same replica processed a long prompt
-    while the request waited for its first token. A sample of about _AFFECTED_SAMPLE requests stands
-    for all, since each is compared with every long prompt.
+
+def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
+    """Return which share of some requests a long prompt slows down, see `_is_affected`.
+
+    Each request is compared with every long prompt. To save time, only about _AFFECTED_SAMPLE
+    requests, evenly spread, are examined.
 
     Args:
         case: All requests.
-        indexes: The indexes of the requests that may be affected.
+        indexes: The indexes of the requests that may be affected. There is at least one.
         long_indexes: The indexes of all requests with a long prompt.
     """
     stride = max(len(indexes) // _AFFECTED_SAMPLE, 1)
-    sample = indexes[::stride].tolist()
-    affected = sum(_is_affected(case, index, long_indexes) for index in sample)
-    return affected / len(sample)
+    sampled_indexes = indexes[::stride].tolist()
+    affected_count = sum(_is_affected(case, index, long_indexes) for index in sampled_indexes)
+    return affected_count / len(sampled_indexes)
 
 
 def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
@@ -602,14 +631,14 @@ class _WaitInServer(NamedTuple):
     """Where the slow requests waited in the server, as far as it reports that.
 
     Attributes:
-        explained_share: The share of the excess TTFT that waiting explains.
-        certainty: How certain it is that they waited in a queue.
         location: Where they waited, as a part of a sentence.
+        certainty: How certain it is that they waited in a queue.
+        explained_share: The share of the excess TTFT that waiting explains.
     """
 
-    explained_share: float
-    certainty: str
     location: str
+    certainty: str
+    explained_share: float
 
 
 def detect_growing_queue(case: Case) -> Cause | None:
@@ -626,27 +655,27 @@ def detect_growing_queue(case: Case) -> Cause | None:
 
 
 def _locate_wait(case: Case) -> _WaitInServer | None:
-    """Return where the slow requests waited in the server, or None if it is not in a queue.
+    """Return where the slow requests waited in the server, or None if it was not in a queue.
 
     A queue is likely if the server reports that they waited in it. It is possible if the server
     does not report its queueing time, or probably counts waiting as prefill.
     """
-    if "queue" not in case.excess_shares:
-        return _WaitInServer(
-            case.excess_shares["rest"], "possible", "in the server, probably in its queue"
-        )
+    shares = case.excess_shares
+    if "queue" not in shares:
+        location = "in the server, probably in its queue"
+        return _WaitInServer(location, certainty="possible", explained_share=shares["rest"])
 
-    queue_share = case.excess_shares["queue"]
-    if queue_share >= MOST_OF_EXCESS:
-        return _WaitInServer(queue_share, "likely", "in the server's queue")
+    if shares["queue"] >= MOST_OF_EXCESS:
+        location = "in the server's queue"
+        return _WaitInServer(location, certainty="likely", explained_share=shares["queue"])
 
     if _may_count_waiting_as_prefill(case):
-        return _WaitInServer(
-            queue_share + case.excess_shares["prefill"],
-            "possible",
+        location = (
             "in the server: it reports the time as prefill, although these prompts "
-            "are not longer than others",
+            "are not longer than others"
         )
+        share = shares["queue"] + shares["prefill"]
+        return _WaitInServer(location, certainty="possible", explained_share=share)
 
     return None
 
@@ -697,42 +726,40 @@ def detect_queue_of_all(case: Case) -> Cause | None:
     - If the server reports how long requests waited, one sign is enough.
     - If it does not, both are needed, and the queue is only a possible cause.
     """
-    growth_clause = _describe_ttft_growth(case)
-    has_ttft_grown = growth_clause != ""
+    growth_text = _describe_ttft_growth(case)  # "" if TTFT does not grow
+    has_grown = bool(growth_text)
     is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
 
-    queue_ns = case.requests["server_queue_ns"]
-    is_queue_reported = bool((queue_ns >= 0).all())
-    if is_queue_reported:
-        has_sign = has_ttft_grown or is_ttft_missed
-        return _cause_by_reported_queue(case, queue_ns, growth_clause) if has_sign else None
+    is_queue_reported = bool((case.requests["server_queue_ns"] >= 0).all())
+    if is_queue_reported and (has_grown or is_ttft_missed):
+        return _cause_by_reported_queue(case, growth_text)
 
-    if not (has_ttft_grown and is_ttft_missed):
-        return None
+    if not is_queue_reported and has_grown and is_ttft_missed:
+        evidence = f"all requests waited in the server, probably in its queue; {growth_text}"
+        return make_cause("queue", share=1.0, evidence=evidence, sure="possible")
 
-    evidence = f"all requests waited in the server, probably in its queue; {growth_clause}"
-    return make_cause("queue", share=1.0, evidence=evidence, sure="possible")
+    return None
 
 
-def _cause_by_reported_queue(case: Case, queue_ns: Ints, growth: str) -> Cause | None:
-    """Return the queue as a cause if the server reports that it took most of the mean TTFT.
+def _cause_by_reported_queue(case: Case, growth_text: str) -> Cause | None:
+    """Return the queue as a cause if requests spent most of their TTFT in it, else None.
 
     Args:
-        case: The requests.
-        queue_ns: How long each of them waited in the server's queue.
-        growth: How the median TTFT grew, "" if it did not.
+        case: The requests, for each of which the server reports how long it waited in the queue.
+        growth_text: How the median TTFT grew during the load, "" if it did not.
     """
-    queue_ms = float(queue_ns.mean()) / 1e6
-    ttft_ms = float(case.ttft_ns.mean()) / 1e6
-    if queue_ms < MOST_OF_EXCESS * ttft_ms:
+    mean_queue_ms = float(case.requests["server_queue_ns"].mean()) / 1e6
+    mean_ttft_ms = float(case.ttft_ns.mean()) / 1e6
+    if mean_queue_ms < MOST_OF_EXCESS * mean_ttft_ms:
         return None
 
-    growth_clause = f"; {growth}" if growth else ""
     evidence = (
-        f"overloaded: requests waited {queue_ms:,.0f} ms of a mean TTFT of {ttft_ms:,.0f} ms in "
-        f"the server's queue{growth_clause}"
+        f"overloaded: requests waited {mean_queue_ms:,.0f} ms of a mean TTFT of "
+        f"{mean_ttft_ms:,.0f} ms in the server's queue"
     )
-    return make_cause("queue", queue_ms / ttft_ms, evidence)
+    if growth_text:
+        evidence += f"; {growth_text}"
+    return make_cause("queue", mean_queue_ms / mean_ttft_ms, evidence)
 
 
 class _BatchGroup(NamedTuple):
@@ -772,7 +799,7 @@ def detect_large_batches(case: Case) -> Cause | None:
     if limit_ms is None:
         return None
 
-    batches = _compare_batch_sizes(case, known_tpot_ns, has_tpot)
+    batches = _compare_batch_sizes(_count_in_decode(case, has_tpot), known_tpot_ns)
     if batches.large.median_tpot_ms >= SIGNIFICANT_CHANGE * batches.small.median_tpot_ms:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
@@ -781,29 +808,31 @@ def detect_large_batches(case: Case) -> Cause | None:
     return cause if cause.share >= CLEAR_SHARE else None
 
 
-def _compare_batch_sizes(case: Case, tpot_ns: Ints, has_tpot: Mask) -> _BatchComparison:
-    """Compare the requests with the smallest and with the largest fifth of the batch sizes.
+def _count_in_decode(case: Case, has_tpot: Mask) -> Ints:
+    """Return the batch size of each request that has a TPOT.
 
-    The batch size of a request is the number of requests that the server was decoding in the middle
-    of its decode.
-
-    Args:
-        case: All requests.
-        tpot_ns: The TPOT of those that have one.
-        has_tpot: Which requests have one.
+    It is the number of requests that the server was decoding at the middle of the time from the
+    first to the last token of this request.
     """
     first_token_ns = case.requests["first_token_ns"][has_tpot]
     done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
+    examined_in_decode = _count_open_spans(first_token_ns, done_ns, middle_ns)
+    return examined_in_decode * case.stride  # each examined request stands for so many of the run
 
-    # Each examined request stands for `stride` requests of the run.
-    sizes = _count_open_spans(first_token_ns, done_ns, middle_ns) * case.stride
-    is_small = sizes <= np.quantile(sizes, _BATCH_FRACTION)
-    is_large = sizes >= np.quantile(sizes, 1 - _BATCH_FRACTION)
 
+def _compare_batch_sizes(batch_sizes: Ints, tpot_ns: Ints) -> _BatchComparison:
+    """Return the fifth of the requests with the smallest batches, and that with the largest.
+
+    Args:
+        batch_sizes: The batch size of each request.
+        tpot_ns: The TPOT of each request.
+    """
+    is_small = batch_sizes <= np.quantile(batch_sizes, _BATCH_FRACTION)
+    is_large = batch_sizes >= np.quantile(batch_sizes, 1 - _BATCH_FRACTION)
     return _BatchComparison(
-        small=_summarize_batches(sizes[is_small], tpot_ns[is_small]),
-        large=_summarize_batches(sizes[is_large], tpot_ns[is_large]),
+        small=_summarize_batches(batch_sizes[is_small], tpot_ns[is_small]),
+        large=_summarize_batches(batch_sizes[is_large], tpot_ns[is_large]),
     )
 
 
@@ -830,36 +859,31 @@ def _summarize_batches(sizes: Ints, tpot_ns: Ints) -> _BatchGroup:
 def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
     """Return large batches as the likely cause of a missed TPOT limit: TPOT rises with their size.
 
-    A threshold separates the TPOT of small and of large batches: the geometric mean of both
-    medians. The cause is clear if most requests in small batches are below it, and most in large
-    batches above it. So the smaller one of these two shares becomes the share of the cause.
+    The share of the cause says how clearly the TPOT of small and of large batches differs, see
+    `_measure_separation`.
 
     Args:
         batches: The requests that were decoded in small and in large batches.
         limit_ms: The TPOT limit that was missed.
     """
-    small_ms = batches.small.median_tpot_ms
-    large_ms = batches.large.median_tpot_ms
-    threshold_ms = (small_ms * large_ms) ** 0.5
-    threshold_ns = threshold_ms * 1e6
-    small_share_below = float((batches.small.tpot_ns < threshold_ns).mean())
-    large_share_above = float((batches.large.tpot_ns > threshold_ns).mean())
+    small, large = batches
+    middle_ms = (small.median_tpot_ms * large.median_tpot_ms) ** 0.5  # the geometric mean
+    separation = _measure_separation(small.tpot_ns, large.tpot_ns, threshold_ns=middle_ms * 1e6)
 
     evidence = (
-        f"TPOT was {small_ms:,.4g} ms with {batches.small.median_size:,} requests in decode and "
-        f"{large_ms:,.4g} ms with {batches.large.median_size:,} (limit {limit_ms:,.4g} ms); "
-        "lower the load or add replicas"
+        f"TPOT was {small.median_tpot_ms:,.4g} ms with {small.median_size:,} requests in decode "
+        f"and {large.median_tpot_ms:,.4g} ms with {large.median_size:,} "
+        f"(limit {limit_ms:,.4g} ms); lower the load or add replicas"
     )
-
-    return make_cause("batch", min(small_share_below, large_share_above), evidence)
+    return make_cause("batch", separation, evidence)
 
 
 def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
-    """Return batches as a possible cause of a missed TPOT limit if TPOT is always about the same.
+    """Return batches as a possible cause of a missed TPOT limit if TPOT does not depend on them.
 
     Then either the batches are too large all the time, because the load is too high, or the server
     cannot decode faster. The share of the cause is the share of the requests whose TPOT differs
-    from the median by less than 20 % (SIGNIFICANT_CHANGE).
+    from the median by less than 20 %.
 
     Args:
         tpot_ns: The TPOT of each request.
@@ -867,9 +891,8 @@ def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms:
         limit_ms: The TPOT limit that was missed.
     """
     median_ns = float(np.median(tpot_ns))
-    max_relative_difference = SIGNIFICANT_CHANGE - 1
-    is_near_median = abs(tpot_ns / median_ns - 1) < max_relative_difference
-    share_near_median = float(is_near_median.mean())
+    relative_differences = np.abs(tpot_ns / median_ns - 1)
+    share_near_median = float((relative_differences < _NEAR_MEDIAN).mean())
     evidence = (
         f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with "
         f"{batches.small.median_size:,} to {batches.large.median_size:,} in decode "

@@ -93,31 +93,38 @@ def _worst_tenant(tenants: Sequence[TenantShare], shares: Sequence[float] | None
 def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare:
     """Return what a tenant received, added up over its request classes.
 
-    The share of good requests and the output rate are None if one of the classes has none, for
-    example because it has no SLO.
-
     Args:
         name: The name of the tenant.
         classes: The summaries of its classes.
     """
     decided = sum(request_class.requests.decided for request_class in classes)
     ok = sum(request_class.requests.ok for request_class in classes)
-
-    good_counts = _known_values([request_class.goodput.good for request_class in classes])
-    counted = sum(request_class.goodput.counted or 0 for request_class in classes)
-    good_share = None
-    if good_counts is not None and counted:
-        good_share = sum(good_counts) / counted
-
-    output_rates = _known_values([_output_per_s(request_class) for request_class in classes])
     return TenantShare(
         name=name,
         classes=tuple(request_class.name for request_class in classes),
         decided=decided,
         ok_share=ok / decided if decided else None,
-        good_share=good_share,
-        output_per_s=None if output_rates is None else sum(output_rates),
+        good_share=_good_share(classes),
+        output_per_s=_total_output_per_s(classes),
     )
+
+
+def _good_share(classes: Sequence[ClassSummary]) -> float | None:
+    """Return the share of the requests of some classes that meet their SLO.
+
+    It is None if a class has no SLO, or if the SLOs count none of the requests.
+    """
+    good_counts = _known_values([request_class.goodput.good for request_class in classes])
+    counted = sum(request_class.goodput.counted or 0 for request_class in classes)
+    if good_counts is None or not counted:
+        return None
+    return sum(good_counts) / counted
+
+
+def _total_output_per_s(classes: Sequence[ClassSummary]) -> float | None:
+    """Return the output tokens per second of some classes, or None if one is not known."""
+    rates_per_s = _known_values([_output_per_s(request_class) for request_class in classes])
+    return None if rates_per_s is None else sum(rates_per_s)
 
 
 def _output_per_s(request_class: ClassSummary) -> float | None:

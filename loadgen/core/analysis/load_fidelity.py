@@ -52,7 +52,14 @@ def check_load(
     inputs: VerdictInputs,
     measured: Sequence[Columns],
 ) -> tuple[StimulusCheck, ...]:
-    """Return the checks that apply to a load. `measured` has the records of each stage."""
+    """Return the checks of whether the load was as requested, none if nothing was sent.
+
+    Args:
+        manifest: The manifest of the run, with the requested load.
+        summary: The summary of the run.
+        inputs: Further counts, such as the number of sent requests.
+        measured: The measured records, by stage.
+    """
     if not inputs.sends:
         return ()
     return (
@@ -175,7 +182,10 @@ def _check_concurrency_or_rate(manifest: RunManifest, summary: Summary) -> Itera
 
 
 def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check that so many requests as there are virtual users were in flight at some time."""
+    """Check that all virtual users of a closed-loop stage had a request in flight at some time.
+
+    Yields nothing if the number of virtual users or of requests in flight is not known.
+    """
     in_flight_max = summary.load.in_flight_max
     if not stage.concurrency or in_flight_max is None:
         return
@@ -250,18 +260,19 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
 
 
 def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
-    """Check that responses have as many output tokens as the requests asked for.
+    """Check that responses have as many output tokens as requested.
 
-    In total at most a share of SHORTENED may be missing, and at most a share of LENGTH_MISMATCH of
-    the responses may have another length. Yields nothing if no request asked for a length.
+    The check fails if too many tokens are missing in total, or if too many responses have another
+    length than requested. Yields nothing if no length was requested.
     """
     requested = float(inputs.requested_tokens)
     received = float(inputs.received_tokens)
     if not requested:
         return
 
-    mismatch_share = summary.tokens.length_mismatch_share
-    has_enough_tokens = received >= requested * (1 - SHORTENED)
+    mismatch_share = summary.tokens.length_mismatch_share  # None if lengths are not known
+    max_missing_share = SHORTENED
+    has_enough_tokens = received >= requested * (1 - max_missing_share)
     have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
     yield StimulusCheck(
         code="outputs",
@@ -273,20 +284,19 @@ def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
 
 
 def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
-    """Check that the server counts as many prompt tokens as the client does.
+    """Check that the server counts about as many prompt tokens as the client does.
 
-    The value is the relative difference, which should be 0 and may be COUNT_DISAGREEMENT. Yields
-    nothing if it is not known.
+    Yields nothing if the server does not report its counts.
     """
-    difference = inputs.prompt_count_difference
-    if difference is None:
+    relative_difference = inputs.prompt_count_difference
+    if relative_difference is None:
         return
 
     yield StimulusCheck(
         code="prompts",
         requested=0.0,
-        seen=difference,
-        ok=abs(difference) <= COUNT_DISAGREEMENT,
+        seen=relative_difference,
+        ok=abs(relative_difference) <= COUNT_DISAGREEMENT,
         n=summary.requests.ok,
     )
 

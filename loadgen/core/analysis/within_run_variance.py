@@ -57,6 +57,9 @@ k-th value is used, which saves sorting millions of values and hardly changes an
 PLUS_FOUR = 2
 """The successes, and also the failures, that are added to a sample (Agresti and Coull 1998)."""
 
+_FEWEST_DEGREES_OF_FREEDOM = min(BLOCK_COUNTS) - 1
+"""The degrees of freedom of the variance of the means of the fewest blocks."""
+
 METHOD = "blocks of time"
 
 FRACTION_OF_PERCENTILE = dict(QUANTILES)
@@ -211,13 +214,10 @@ def estimate_fraction(
         return None
 
     min_error = agresti_coull_error(good_count=float(indicators.sum()), count=len(indicators))
-    estimate_by_blocks = estimate_mean(indicators)
-    if estimate_by_blocks is None:
-        degrees_of_freedom = min(BLOCK_COUNTS) - 1
-        return ScaledEstimate(value, min_error, degrees_of_freedom)
-
-    error = max(min_error, estimate_by_blocks.error)
-    return ScaledEstimate(value, error, estimate_by_blocks.degrees_of_freedom)
+    by_blocks = estimate_mean(indicators)
+    if by_blocks is None:
+        return ScaledEstimate(value, min_error, _FEWEST_DEGREES_OF_FREEDOM)
+    return ScaledEstimate(value, max(min_error, by_blocks.error), by_blocks.degrees_of_freedom)
 
 
 def agresti_coull_error(good_count: float, count: int) -> float:
@@ -302,25 +302,24 @@ def _are_blocks_too_short(summary: Summary) -> bool:
 def _percentile_intervals(
     stages: Sequence[Columns], summary: Summary
 ) -> Iterator[tuple[str, Interval]]:
-    """Yield the path and the interval of each percentile of each metric of single requests.
+    """Yield the path and the interval of each percentile, such as "ttft_ms.p99" with its interval.
 
-    An example is `ttft_ms.p99` with its interval. Percentiles that the number of requests does not
-    support are left out.
+    A percentile is left out if there are too few requests to measure it.
     """
     time_orders = [np.argsort(columns["due_ns"], kind="stable") for columns in stages]
-    for definition in METRICS.available():
-        percentiles_ms = _compared_percentiles(definition, summary)
+    for metric in METRICS.available():
+        percentiles_ms = _percentiles_in_summary(metric, summary)
         if not percentiles_ms:
             continue
-        values_ns = _sample_values(stages, time_orders, definition.name).astype(np.float64)
-        for name, interval in _intervals_of_percentiles(values_ns, percentiles_ms):
-            yield f"{definition.path}.{name}", interval
+        values_ns = _sample_values(stages, time_orders, metric.name).astype(np.float64)
+        for percentile, interval in _intervals_of_percentiles(values_ns, percentiles_ms):
+            yield f"{metric.path}.{percentile}", interval
 
 
 def _intervals_of_percentiles(
     values_ns: NDArray[np.float64], percentiles_ms: dict[str, float]
 ) -> Iterator[tuple[str, Interval]]:
-    """Yield the name and the interval of each percentile that the values support.
+    """Yield the name and the interval of each percentile that has enough values.
 
     Intervals are computed from logarithms, because errors of latencies are relative: 10 % more is
     as likely as 10 % less.
@@ -330,75 +329,83 @@ def _intervals_of_percentiles(
         percentiles_ms: The percentiles in the summary by name, such as `p99`, in ms.
     """
     positive_values_ns = np.maximum(values_ns, 1.0)  # 0 has no logarithm
-    ordered_ns = np.sort(positive_values_ns)
+    sorted_values_ns = np.sort(positive_values_ns)
     for name, percentile_ms in percentiles_ms.items():
         needed_values = max(MIN_SAMPLES, SUPPORT[name])
-        if len(positive_values_ns) < needed_values:
+        if len(values_ns) < needed_values:
             continue
 
-        log_estimate = _estimate_log_percentile(
-            positive_values_ns,
-            ordered_ns,
-            p=FRACTION_OF_PERCENTILE[name],
-            percentile_ms=percentile_ms,
+        fraction = FRACTION_OF_PERCENTILE[name]
+        log_estimate = ScaledEstimate(
+            math.log(percentile_ms),
+            error=_largest_log_error(positive_values_ns, sorted_values_ns, fraction),
+            degrees_of_freedom=_degrees_of_freedom(positive_values_ns, sorted_values_ns, fraction),
         )
         yield name, log_estimate.interval(to_metric=math.exp)
 
 
-def _compared_percentiles(definition: MetricDefinition, summary: Summary) -> dict[str, float]:
-    """Return the percentiles of a metric that runs are compared by, in ms, by name.
+def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[str, float]:
+    """Return those percentiles of a metric in ms, by name, that have a confidence interval.
 
-    An example is {"p50": 120.0, "p99": 480.0}. Values that are not known or 0 are left out, since
-    they have no logarithm. The result is empty for a metric without a value per request, such as
-    the gaps between output events.
+    An example is {"p50": 120.0, "p99": 480.0}. Percentiles that are not known or 0 are left out,
+    since they have no logarithm. The result is empty for a metric without a value per request, such
+    as the gaps between output events.
     """
-    has_value_per_request = definition.values is not None
-    distribution = _distribution_in_summary(definition, summary)
+    has_value_per_request = metric.values is not None
+    distribution = _distribution_in_summary(metric, summary)
     if not has_value_per_request or distribution is None:
         return {}
-    percentiles_ms = {name: getattr(distribution, name) for name in definition.compared}
-    return {name: value for name, value in percentiles_ms.items() if value and value > 0}
+
+    percentiles_ms = {}
+    for name in metric.compared:
+        value_ms = getattr(distribution, name)
+        if value_ms is not None and value_ms > 0:
+            percentiles_ms[name] = value_ms
+    return percentiles_ms
 
 
-def _distribution_in_summary(definition: MetricDefinition, summary: Summary) -> Distribution | None:
+def _distribution_in_summary(metric: MetricDefinition, summary: Summary) -> Distribution | None:
     """Return the distribution of a metric in a summary, or None if the summary does not have it.
 
-    Common metrics, such as TTFT, have a field of their own. Those whose definition names a block of
-    the summary are together in the field `other_metrics`.
+    Common metrics, such as TTFT, have a field of their own. The definition of any other metric has
+    a `block`, and its distribution is in the field `other_metrics`.
     """
-    if definition.block:
-        return summary.other_metrics.get(definition.field)
-    distribution: Distribution | None = getattr(summary, definition.field, None)
-    return distribution
+    has_field_of_its_own = not metric.block
+    if has_field_of_its_own:
+        return getattr(summary, metric.field, None)
+    return summary.other_metrics.get(metric.field)
 
 
-def _estimate_log_percentile(
-    values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, percentile_ms: float
-) -> ScaledEstimate:
-    """Return the logarithm of a percentile in ms, with its standard error.
+def _largest_log_error(
+    values: NDArray[np.float64], sorted_values: NDArray[np.float64], fraction: float
+) -> float:
+    """Return the largest standard error of the logarithm of a percentile, by blocks of time.
 
-    The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest estimate is
-    used. Its degrees of freedom are one less than the number of blocks that it rests on, at least
-    1. To be on the safe side, that is the smallest number of blocks, or the number of blocks with
-    values above the percentile if that is smaller.
+    The error is estimated with each number of blocks in BLOCK_COUNTS.
 
     Args:
         values: The values in order of time, all above 0.
-        ordered: The same values in ascending order, to look percentiles up.
-        p: The percentile as a fraction, such as 0.99.
-        percentile_ms: The percentile in the summary.
+        sorted_values: The same values in ascending order.
+        fraction: The percentile as a fraction, such as 0.99.
     """
-    errors = [
-        estimate_log_percentile_error(values, ordered, p, block_count)
+    return max(
+        estimate_log_percentile_error(values, sorted_values, fraction, block_count)
         for block_count in BLOCK_COUNTS
-    ]
-
-    blocks_above = count_blocks_above(values, ordered, p)
-    fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
-    degrees_of_freedom = max(fewest_blocks - 1.0, 1.0)
-    return ScaledEstimate(
-        value=math.log(percentile_ms), error=max(errors), degrees_of_freedom=degrees_of_freedom
     )
+
+
+def _degrees_of_freedom(
+    values: NDArray[np.float64], sorted_values: NDArray[np.float64], fraction: float
+) -> float:
+    """Return the degrees of freedom of `_largest_log_error`, which has the same parameters.
+
+    They are the number of blocks less 1, as for any variance of block means. Only blocks with a
+    value above the percentile tell something about it, so there may be fewer of them. The result is
+    at least 1.
+    """
+    blocks_above = count_blocks_above(values, sorted_values, fraction)
+    fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
+    return max(fewest_blocks - 1.0, 1.0)
 
 
 def _sample_values(
