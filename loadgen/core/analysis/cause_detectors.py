@@ -89,6 +89,20 @@ _SIMILAR_LENGTH = 1.1
 """Prompts are no longer than others if their mean length is within this factor."""
 
 
+class RunSources(NamedTuple):
+    """What detectors read besides the requests.
+
+    Attributes:
+        manifest: The manifest of the run.
+        samples: The samples of the metrics pages of servers and hardware.
+        server_curves: The values of the servers' pages, by quantity.
+    """
+
+    manifest: RunManifest
+    samples: Sequence[MetricSample]
+    server_curves: dict[str, series.MetricCurve]
+
+
 class Case(msgspec.Struct, frozen=True):
     """The ok requests of a run, ordered by scheduled time, with what detectors need.
 
@@ -104,9 +118,7 @@ class Case(msgspec.Struct, frozen=True):
         excess_shares: For each part of TTFT, such as "queue", which fraction of the excess TTFT it
             explains. The excess is by how much the mean TTFT of the slow requests is above that of
             the fast ones. Empty if too few requests are slow.
-        server_curves: The values of the servers' metrics pages, by quantity.
-        manifest: The manifest of the run.
-        samples: The samples of the pages of servers and hardware.
+        run: The manifest of the run and its metrics pages.
     """
 
     requests: JoinedColumns
@@ -118,9 +130,7 @@ class Case(msgspec.Struct, frozen=True):
     replica_keys: Ints
     stride: int
     excess_shares: dict[str, float]
-    server_curves: dict[str, series.MetricCurve]
-    manifest: RunManifest
-    samples: Sequence[MetricSample]
+    run: RunSources
 
     @property
     def is_explainable(self) -> bool:
@@ -129,7 +139,7 @@ class Case(msgspec.Struct, frozen=True):
 
     def server_values(self, quantity: str) -> Sequence[float]:
         """Return the values of a quantity of the servers' metrics pages."""
-        curve = self.server_curves.get(quantity)
+        curve = self.run.server_curves.get(quantity)
         return () if curve is None else curve.values
 
     def missed_limit_ms(self, metric: str, values_ns: Ints) -> float | None:
@@ -137,12 +147,12 @@ class Case(msgspec.Struct, frozen=True):
 
         A term such as "p99 of TPOT <= 50 ms" is missed if more than 1 % of the values exceed 50 ms.
         """
-        if self.manifest.slo is None:
+        if self.run.manifest.slo is None:
             return None
 
         missed_limits_ns = [
             term.limit_ns
-            for term in self.manifest.slo.terms
+            for term in self.run.manifest.slo.terms
             if term.metric == metric and _is_missed(term, values_ns)
         ]
         return min(missed_limits_ns) / 1e6 if missed_limits_ns else None
@@ -344,7 +354,7 @@ def detect_slow_target(case: Case) -> Cause | None:
     if slow_share < CLEAR_SHARE or slow_share < _MIN_TARGET_FACTOR * share_of_all:
         return None
 
-    name = replica_name(replica_key, case.manifest)
+    name = replica_name(replica_key, case.run.manifest)
     evidence = (
         f"{_percent_of_slow(slow_share)} were at {name}, which serves {share_of_all:.0%} of all"
     )
@@ -490,8 +500,8 @@ def _describe_throttling(case: Case, step_time: float) -> str:
     step_s = start_s + step_time * case.span_s
     end_s = start_s + case.span_s
 
-    shares_before = energy.throttled_fractions(case.samples, start_s, step_s)
-    shares_after = energy.throttled_fractions(case.samples, step_s, end_s)
+    shares_before = energy.throttled_fractions(case.run.samples, start_s, step_s)
+    shares_after = energy.throttled_fractions(case.run.samples, step_s, end_s)
     for reason, share_after in shares_after.items():
         share_before = shares_before.get(reason, 0.0)
         if share_after - share_before >= _MIN_CAP_INCREASE:

@@ -22,6 +22,7 @@ from loadgen.core.analysis.cause_detectors import (
     Case,
     Ints,
     Mask,
+    RunSources,
     client_cause,
     excess_of_slow,
 )
@@ -140,8 +141,8 @@ def _build_case(
 ) -> Case:
     """Return the case: the requests, and what is known of them, that the detectors examine.
 
-    The detectors only look for causes at the server. So TTFT in a case is without the delay with
-    which the client sent a request.
+    The detectors only look for causes at the server. So the delay with which the client sent a
+    request is subtracted from its TTFT.
 
     Args:
         examined: The requests that are examined.
@@ -152,27 +153,20 @@ def _build_case(
     requests = examined.requests
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
-    excess_shares = _explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed)
-
-    due_ns = requests["due_ns"]
-    span_ns = max(int(due_ns[-1] - due_ns[0]), 1)  # not 0, because it is divided by
-    relative_time = (due_ns - due_ns[0]) / span_ns
+    time_since_first_ns = requests["due_ns"] - requests["due_ns"][0]
+    span_ns = max(int(time_since_first_ns[-1]), 1)  # not 0, because it is divided by
 
     return Case(
-        # The requests.
         requests=requests,
         stride=examined.stride,
         ttft_ns=server_ttft_ns,
         is_slow=speed.is_slow,
         is_fast=speed.is_fast,
-        excess_shares=excess_shares,
-        relative_time=relative_time,
+        excess_shares=_explain_excess_by_parts(requests, server_ttft_ns, send_delay_ns, speed),
+        relative_time=time_since_first_ns / span_ns,
         span_s=span_ns / 1e9,
         replica_keys=replica_keys(requests).astype(np.int64),
-        # The run, and the metrics pages of its servers.
-        manifest=manifest,
-        samples=samples,
-        server_curves=series.compute_curves(samples),
+        run=RunSources(manifest, samples, series.compute_curves(samples)),
     )
 
 
@@ -215,7 +209,7 @@ def _explain_by_causes(case: Case, server_causes: list[Cause], send_delay_ns: In
         subject = _subject_of_evidence(server_causes[0], case)
         return _compose_explanation(causes, slow_count, subject)
 
-    queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
+    queue = _find_queue(case.requests, send_delay_ns, case.run.manifest, case.run.samples)
     return _compose_explanation([] if queue is None else [queue], slow_count)
 
 
