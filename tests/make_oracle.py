@@ -251,6 +251,19 @@ MLPERF = [
     "set.jsonl",
     *SIM[:2],
 ]
+ENDPOINTS = ["-b", "llama3.1-8b", *SIM[:2]]
+ENDPOINTS_RUN = [
+    "mlperf",
+    "endpoints",
+    "run",
+    *ENDPOINTS,
+    "--concurrency",
+    "2,4,6,8,12,20,40",
+    "--offline",
+    "elected",
+    "--dataset",
+    "set.jsonl",
+]
 
 
 def priced(name: str) -> list[str]:
@@ -283,6 +296,9 @@ TYPED: list[list[str]] = [
     ["mlperf", "interactive", *MLPERF, "--json", "--out", "interactive"],
     ["mlperf", "offline", *MLPERF, "--json", "--out", "offline"],
     ["mlperf", "verdict", "server", "--json"],
+    ["mlperf", "endpoints", "plan", *ENDPOINTS, "--c-max", "40", "--json"],
+    [*ENDPOINTS_RUN, "--out", "curve", "--json"],
+    ["mlperf", "endpoints", "check", "curve", "--json"],
     ["doctor", *SIM[:2], "--json"],
     ["fit", "trace.jsonl", "--json"],
 ]
