@@ -99,18 +99,15 @@ def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeed
     """Return the seeds from which the arrival times of a stage are drawn.
 
     They follow from the `schedule_seed` of the workload, or from the seed of the run if the
-    workload sets none. Two stages with Poisson arrivals must not have the same arrival times, so
-    the seed of each is derived from the index of the stage. There is one exception: to reproduce a
-    run of MLPerf LoadGen, its seed (`schedule_rng_seed`) must be used unchanged.
+    workload sets none. Two stages must not have the same arrival times. `_draw_arrivals` therefore
+    combines the NumPy seed with the index of the stage, and the Poisson seed contains it already.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
+    if _has_arrivals_of_mlperf(workload, stage_index):
+        # A run of MLPerf LoadGen is reproduced only with its unchanged seed, `schedule_rng_seed`.
+        return _StageSeeds(poisson_seed=base_seed, numpy_seed=base_seed)
 
     poisson_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
-    if _has_arrivals_of_mlperf(workload, stage_index):
-        poisson_seed = base_seed
-
-    # `_draw_arrivals` creates the NumPy generator from this seed and the index of the stage, so
-    # that stages differ in their other arrivals, too.
     return _StageSeeds(poisson_seed=poisson_seed, numpy_seed=base_seed)
 
 

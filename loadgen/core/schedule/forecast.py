@@ -133,25 +133,25 @@ class _StageForecast(NamedTuple):
 def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float) -> _StageForecast:
     """Return the expected number of requests and duration of a stage, None where not known.
 
-    An open loop has both in its schedule. A closed loop may only have one of them, a duration or a
-    number of requests; the other one is estimated. Each virtual user sends its requests one after
-    the other, so by Little's law `users = requests / duration * response time`.
+    An open loop has both in its schedule. A closed loop may only have one of them, and the other
+    one is estimated by Little's law: `users = requests / duration * response time`.
 
     `response_s` is the time of one response in seconds, or 0 if it is not known. Nothing is
     estimated then.
     """
-    request_count: float | None = schedule.slot_count_of(stage)
+    request_count = schedule.slot_count_of(stage)
     duration_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
-    if not response_s:
-        return _StageForecast(request_count, duration_s)
-
+    is_response_known = response_s > 0
     users = len(schedule.virtual_users_of(stage))
-    if request_count is None and duration_s:
+
+    if is_response_known and request_count is None and duration_s:
         estimated_requests = users * duration_s / response_s
-        request_count = estimated_requests
-    elif duration_s is None and request_count is not None:
+        return _StageForecast(estimated_requests, duration_s)
+
+    if is_response_known and duration_s is None and request_count is not None:
         # A shard without virtual users sends no requests; `max` avoids a division by 0.
-        duration_s = request_count * response_s / max(users, 1)
+        estimated_s = request_count * response_s / max(users, 1)
+        return _StageForecast(request_count, estimated_s)
 
     return _StageForecast(request_count, duration_s)
 

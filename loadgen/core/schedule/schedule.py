@@ -224,10 +224,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         if stage.session_count is None:
             return None
-        if self.shard_count == 1:
+
+        is_complete_schedule = self.shard_count == 1
+        if is_complete_schedule:
             return stage.slot_count or 0
-        if self.max_turns == 1:
-            # Each session is one request, which is one slot.
+
+        has_single_requests_only = self.max_turns == 1
+        if has_single_requests_only:
             return self.session_count_in_shard(stage)
 
         turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
@@ -277,11 +280,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         session of the stage has one slot per turn. The iterator is infinite if only a duration
         limits the stage.
         """
-        has_single_requests_only = self.max_turns == 1
+        has_one_slot_per_session = self.max_turns == 1
         for index_in_stage in self._session_indexes_of(stage):
             session_index = stage.first_session + index_in_stage
-            if has_single_requests_only:
-                # With one slot per session, slots and sessions have the same numbers.
+            if has_one_slot_per_session:
+                # The id of the slot is then the number of the session.
                 yield session_index
             else:
                 yield from self.session_slot_ids(session_index)
@@ -371,24 +374,19 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def turn_of(self, slot_id: int) -> int:
         """Return the turn of a slot in its session, from 0. This is the inverse of `slot_id`.
 
-        Each session has a range of `max_turns` ids, the size of the largest session. With
-        `max_turns` 5, session 2 has the range 10 to 14. A conversation of 3 turns uses 10 for turn
-        0, 11 for turn 1 and 14 for turn 2: the last turn has the last id. A single request uses 10.
-        Raises IndexError for an id that the session does not use, such as 12 and 13.
+        Each session has a range of `max_turns` ids. With `max_turns` 5, session 2 has the range 10
+        to 14. A conversation of 3 turns uses 10 for turn 0, 11 for turn 1 and 14 for turn 2: its
+        last turn has the last id. A single request uses 10. Raises IndexError for an id that the
+        session does not use, such as 12 and 13.
         """
         session_index, position = divmod(slot_id, self.max_turns)
         session = self.sessions.get(session_index)
-        if session.is_single_request:
-            if position > 0:
-                raise IndexError(slot_id)
-            return 0
-
         last_turn = session.turn_count - 1
-        last_position = self.max_turns - 1
+        last_position = 0 if session.is_single_request else self.max_turns - 1
         if position == last_position:
             return last_turn
 
-        # The ids between that of the turn before the last one and that of the last turn are unused.
+        # The turns before the last one have the positions 0 to `last_turn - 1`.
         if position >= last_turn:
             raise IndexError(slot_id)
 
@@ -525,33 +523,26 @@ def _blocks_to_hash(schedule: Schedule, stage: ScheduledStage) -> Iterator[SlotC
 def _build_columns(
     schedule: Schedule, stage: ScheduledStage, first: int, count: int
 ) -> SlotColumns:
-    """Return the slots of consecutive sessions of a stage, one slot for each turn of each session.
+    """Return the slots (requests) of `count` consecutive sessions of a stage, from `first` on.
 
-    A slot is one request to send. All slots are computed at once with NumPy, because a schedule may
-    have millions of them.
-
-    Args:
-        schedule: The schedule.
-        stage: The stage of the sessions.
-        first: The position in the stage of the first session, from 0.
-        count: The number of sessions.
+    `first` is counted from 0 in the stage. All slots are computed at once with NumPy, because a
+    schedule may have millions of them.
     """
-    first_session = stage.first_session + first
-    session_indexes = np.arange(first_session, first_session + count, dtype=np.int64)
-    sessions = schedule.sessions.columns(first_session, count)
+    first_index = stage.first_session + first
+    session_indexes = np.arange(first_index, first_index + count, dtype=np.int64)
+    sessions = schedule.sessions.columns(first_index, count)
     slots = _number_slots(session_indexes, sessions)
-
-    # A slot starts at a due time, or when another slot has ended (its predecessor). This is known
-    # for sessions as a whole, and follows from it for each slot.
-    conditions_of_sessions = _start_conditions_of_sessions(schedule, stage, session_indexes)
-    conditions_of_slots = _start_conditions_of_slots(
-        conditions_of_sessions, slots, sessions.predecessor, schedule.max_turns
+    conditions = _start_conditions_of_slots(
+        _start_conditions_of_sessions(schedule, stage, session_indexes),
+        slots,
+        sessions.predecessor,
+        schedule.max_turns,
     )
 
     return SlotColumns(
         slot_id=_slot_ids(slots, schedule.max_turns),
-        due_ns=conditions_of_slots.due_ns,
-        predecessor=conditions_of_slots.predecessor,
+        due_ns=conditions.due_ns,
+        predecessor=conditions.predecessor,
         pause_ns=sessions.pause_ns,
         stage=np.full(len(slots.turn), stage.index),
         session=np.where(slots.is_single_request, NOT_APPLICABLE, slots.session_index),
@@ -661,9 +652,9 @@ def _start_conditions_of_slots(
     due_ns = np.full(len(slots.turn), NOT_APPLICABLE)
     due_ns[is_first_turn] = conditions_of_sessions.due_ns
 
-    # A turn has the id at the position of its number. Only last turns can have another id, but
-    # no turn waits for the last one.
-    predecessor = slots.session_index * max_turns + predecessor_turns
+    # No turn waits for the last one, and all others have the id at the position of their number.
+    first_slot_ids = slots.session_index * max_turns
+    predecessor = first_slot_ids + predecessor_turns
     predecessor[is_first_turn] = conditions_of_sessions.predecessor
 
     return _StartConditions(due_ns, predecessor)
@@ -696,26 +687,22 @@ def _start_conditions_in_closed_loop(
     slot of the user's previous session. With 3 users, sessions 0, 1 and 2 of the stage have due
     times, session 3 waits for session 0, and session 4 for session 1.
 
-    `session_indexes` are consecutive sessions of the stage, so the first ones of all users come
-    before all later ones.
+    `session_indexes` are consecutive sessions of the stage.
     """
     index_in_stage = session_indexes - stage.first_session
     is_first_of_user = index_in_stage < stage.concurrency
+    is_later = ~is_first_of_user
 
     # User i sends session i of the stage first.
-    starting_users = index_in_stage[is_first_of_user]
-    starts_ns = (stage.start_ns or 0) + stage.user_starts_ns(starting_users)
+    due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+    user_starts_ns = stage.user_starts_ns(index_in_stage[is_first_of_user])
+    due_ns[is_first_of_user] = (stage.start_ns or 0) + user_starts_ns
 
-    later_sessions = session_indexes[~is_first_of_user]
-    previous_sessions_of_users = later_sessions - stage.concurrency
-    awaited_slot_ids = _last_slot_ids(schedule, previous_sessions_of_users)
+    predecessor = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+    previous_sessions = session_indexes[is_later] - stage.concurrency
+    predecessor[is_later] = _last_slot_ids(schedule, previous_sessions)
 
-    no_due_times = np.full(len(later_sessions), NOT_APPLICABLE, np.int64)
-    no_predecessors = np.full(len(starting_users), NOT_APPLICABLE, np.int64)
-    return _StartConditions(
-        due_ns=np.concatenate((starts_ns, no_due_times)),
-        predecessor=np.concatenate((no_predecessors, awaited_slot_ids)),
-    )
+    return _StartConditions(due_ns, predecessor)
 
 
 def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:

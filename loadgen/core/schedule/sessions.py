@@ -157,7 +157,7 @@ class Conversations(SessionSequence):
     max_parallel_turns = 1
 
     def __init__(self, seed: int, tool_time: Delay, turns: int) -> None:
-        """Create conversations of `turns` turns with pauses that are drawn from `tool_time`."""
+        """Create conversations of `turns` requests, between which a tool runs for `tool_time`."""
         self.max_turns = turns
         self._seed = seed
         self._tool_time = tool_time
@@ -168,6 +168,8 @@ class Conversations(SessionSequence):
         predecessors = [[turn - 1] if turn > 0 else [] for turn in range(turns)]
         self._predecessor_counts = tuple(len(earlier_turns) for earlier_turns in predecessors)
         self._successors = _successors(predecessors)
+
+        # Reading one conversation after the other would draw the same block again each time.
         self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_lists)
 
     @override
@@ -352,18 +354,13 @@ class MixedSessions(SessionSequence):
         run has chat session 0, code session 1 and chat session 2. Chat session 1 is never sent.
         """
         classes = list(mix.classes.values())
+        sequences = [build_sessions(request_class.requests, seed) for request_class in classes]
         self._seed = seed
         self._weights = [float(request_class.weight) for request_class in classes]
-        self._sessions_of_class = [
-            build_sessions(request_class.requests, seed) for request_class in classes
-        ]
-        self._has_several_turns = np.array(
-            [sessions.max_turns > 1 for sessions in self._sessions_of_class]
-        )
-        self.max_turns = max(sessions.max_turns for sessions in self._sessions_of_class)
-        self.max_parallel_turns = max(
-            sessions.max_parallel_turns for sessions in self._sessions_of_class
-        )
+        self._sessions_of_class = sequences
+        self._has_several_turns = np.array([sequence.max_turns > 1 for sequence in sequences])
+        self.max_turns = max(sequence.max_turns for sequence in sequences)
+        self.max_parallel_turns = max(sequence.max_parallel_turns for sequence in sequences)
 
         # Drawing the classes of a block of sessions costs about as much as drawing one.
         self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_list)
@@ -394,28 +391,25 @@ class MixedSessions(SessionSequence):
         Most sessions usually are single requests, whose turn waits for nothing. So all rows begin
         with these values, and only those of conversations and tasks are overwritten.
         """
-        class_of_session = self._draw_classes(first, count)
-        has_several_turns = self._has_several_turns[class_of_session]
-
         turn_counts = self.turn_counts(first, count)
         end_rows = np.cumsum(turn_counts)
-        start_rows = end_rows - turn_counts
-        row_count = int(turn_counts.sum())
-        predecessor_of_row = np.full(row_count, NOT_APPLICABLE)
-        pause_ns_of_row = np.zeros(row_count, np.int64)
+        predecessors = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
+        pauses_ns = np.zeros(len(predecessors), np.int64)
 
+        classes = self._draw_classes(first, count)
+        has_several_turns = self._has_several_turns[classes]
         for index in np.flatnonzero(has_several_turns).tolist():
-            sessions_of_class = self._sessions_of_class[class_of_session[index]]
-            session = sessions_of_class.columns(first=first + index, count=1)
-            rows_of_session = slice(start_rows[index], end_rows[index])
-            predecessor_of_row[rows_of_session] = session.predecessor
-            pause_ns_of_row[rows_of_session] = session.pause_ns
+            class_sessions = self._sessions_of_class[classes[index]]
+            session = class_sessions.columns(first + index, count=1)
+            rows = slice(end_rows[index] - turn_counts[index], end_rows[index])
+            predecessors[rows] = session.predecessor
+            pauses_ns[rows] = session.pause_ns
 
         return SessionColumns(
             turn_counts=turn_counts,
             is_single_request=np.logical_not(has_several_turns),
-            predecessor=predecessor_of_row,
-            pause_ns=pause_ns_of_row,
+            predecessor=predecessors,
+            pause_ns=pauses_ns,
         )
 
     def _block_as_list(self, block: int) -> list[int]:

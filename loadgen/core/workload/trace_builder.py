@@ -42,11 +42,13 @@ class _OptionalColumn:
         """Start with no rows.
 
         Args:
-            default: The value of rows that have none.
+            default: Stands in the column for every row that has no value.
             typecode: The type of the values, as in the module `array`.
         """
         self._default = default
         self._typecode = typecode
+
+        # None while all rows have the default, because a column of defaults needs no memory.
         self._values: array[Any] | None = None
 
     def add(self, value: float, rows_before: int) -> None:
@@ -336,11 +338,10 @@ class TraceBuilder:
             self._duration_ns.add(duration_ns, row)
 
     def add_bad_row(self, error: InvalidValueError, location: str) -> None:
-        """Count a row with a mistake.
+        """Count a row with a mistake, and store the mistake for the report.
 
-        If bad rows are left out, the first mistake is stored as an example for the report.
-        Otherwise the first MAX_ERRORS mistakes are stored, to be reported together, and the file
-        need not be read further after so many.
+        If bad rows are left out, only the first mistake is stored, as an example. Otherwise the
+        first MAX_ERRORS mistakes are, and reading can stop after so many.
 
         Args:
             error: The mistake.
@@ -348,12 +349,15 @@ class TraceBuilder:
         """
         self._bad_rows += 1
         located_error = UserError(error.code, str(error), location, error.hint, key=error.key)
-        if self._skip_bad:
-            if not self._errors:
-                self._errors.append(located_error)
-            return
+        has_example = bool(self._errors)
+        if not self._skip_bad:
+            self._add_error(located_error)
+        elif not has_example:
+            self._errors.append(located_error)
 
-        self._errors.append(located_error)
+    def _add_error(self, error: UserError) -> None:
+        """Add a mistake to those that are reported, and set `has_enough_errors` at the limit."""
+        self._errors.append(error)
 
         # At the limit, this also appends an error that says that the file is not checked further.
         if has_too_many(self._errors, file=str(self.path)):
@@ -382,15 +386,12 @@ class TraceBuilder:
         if is_unordered:
             order_of_arrival = np.argsort(trace.due_ns, kind="stable")
             trace = trace.select(order_of_arrival)
-            # The tokens per hash of each row are no column of `Trace`.
             block_tokens = block_tokens[order_of_arrival]
 
         return replace(
             trace,
             due_ns=trace.due_ns - trace.due_ns[0],
-            tokens_by_hash=_count_tokens_by_hash(
-                trace.hashes, trace.hash_starts, trace.input_tokens, block_tokens
-            ),
+            tokens_by_hash=_count_tokens_by_hash(trace, block_tokens),
         )
 
     def _check_can_build(self) -> None:
@@ -405,13 +406,9 @@ class TraceBuilder:
     def _build_in_file_order(self, format_name: str) -> Trace:
         """Return the rows in the order of the file, with absolute times in `due_ns`.
 
-        The tokens of hashes are not counted yet, because the order of arrival decides them.
+        `tokens_by_hash` is still empty, because it depends on the order of arrival.
         """
         rows = len(self)
-        first_error = ""
-        if self._errors:
-            first_error = f"{self._errors[0].where}: {self._errors[0].message}"
-
         return Trace(
             path=self.path,
             format=format_name,
@@ -432,8 +429,15 @@ class TraceBuilder:
             untimed_rows=self._untimed_rows,
             rows_without_output=self._rows_without_output,
             bad_rows=self._bad_rows,
-            first_error=first_error,
+            first_error=self._describe_first_error(),
         )
+
+    def _describe_first_error(self) -> str:
+        """Return the place and the text of the first mistake in a row, or "" if there is none."""
+        if not self._errors:
+            return ""
+        first_error = self._errors[0]
+        return f"{first_error.where}: {first_error.message}"
 
     def _reason_for_no_rows(self) -> str:
         """Return why the rows of the file were left out, as the end of a sentence, or ""."""
@@ -472,30 +476,34 @@ def _extend(column: array[int], values: Integers) -> None:
 def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> TraceColumns:
     """Return the rows of a batch for which `is_selected` is True, with their hashes.
 
-    Columns that the trace does not have are empty lists, and stay so.
+    A column that the trace does not have is empty, also in the result.
     """
     if is_selected.all():
         return columns
-
-    hashes: list[int] = []
-    hash_counts: list[int] = []
-    if columns.hashes:
-        # `hashes` has the hashes of all rows, one row after the other. Each of them is selected if
-        # its row is.
-        counts = np.array(columns.hash_counts, np.int64)
-        is_hash_selected = np.repeat(is_selected, counts)
-        hashes = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
-        hash_counts = counts[is_selected].tolist()
 
     return TraceColumns(
         at_ns=columns.at_ns[is_selected],
         input_tokens=columns.input_tokens[is_selected],
         output_tokens=columns.output_tokens[is_selected],
-        hashes=hashes,
-        hash_counts=hash_counts,
+        hashes=_select_hashes(columns, is_selected),
+        hash_counts=_select_values(columns.hash_counts, is_selected),
         sessions=_select_values(columns.sessions, is_selected),
         duration_ns=_select_values(columns.duration_ns, is_selected),
     )
+
+
+def _select_hashes(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> list[int]:
+    """Return the hashes of the selected rows, one row after the other.
+
+    Each hash is selected if its row is. For example, the first of two rows is selected, and they
+    have 1 and 2 hashes. The selection of hashes is then [True, False, False].
+    """
+    if not columns.hashes:
+        return []
+
+    is_hash_selected = np.repeat(is_selected, columns.hash_counts)
+    selected_hashes: list[int] = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
+    return selected_hashes
 
 
 def _select_values(values: Sequence[T], is_selected: NDArray[np.bool_]) -> list[T]:
@@ -537,41 +545,28 @@ def _find_first_blocks(hashes: Integers, hash_starts: Integers) -> _HashedBlocks
     return _HashedBlocks(distinct_hashes, requests, positions)
 
 
-def _count_tokens_by_hash(
-    hashes: Integers,
-    hash_starts: Integers,
-    input_tokens: NDArray[np.int32],
-    block_tokens: NDArray[Any],
-) -> dict[int, int]:
-    """Return how many tokens the block of each hash of a trace has, by the hash.
+def _count_tokens_by_hash(trace: Trace, block_tokens: NDArray[Any]) -> dict[int, int]:
+    """Return how many tokens each distinct block of the prompts has, by the hash of the block.
 
-    A prompt is divided into blocks of equal size, of which the last one may be smaller, and has one
-    hash for each. If a hash occurs several times, its first occurrence decides how long the block
-    is.
+    A prompt is a sequence of blocks of equal size, each with a hash. Its last block may be smaller.
+    For example, a prompt of 20 tokens in blocks of 16 has the hashes 7 and 8, and one of 24 tokens
+    has 7 and 9. The result is {7: 16, 8: 4, 9: 8}.
 
-    For example, a prompt with the hashes 7 and 8 has 20 tokens in blocks of 16, and one with 7 and
-    9 has 24. The result is {7: 16, 8: 4, 9: 8}.
-
-    Args:
-        hashes: The hashes of all prompts, one request after the other.
-        hash_starts: The index of the first hash of each request, and the number of all hashes.
-        input_tokens: The tokens of each prompt.
-        block_tokens: The size of the blocks of each request. It can be a fraction, and 0 means the
-            size of blocks that is inferred for the whole file.
+    `block_tokens` is the block size of each prompt, or 0 where the file does not define it.
     """
-    if not len(hashes):
+    if not len(trace.hashes):
         return {}
 
-    inferred_size = _infer_block_tokens(np.diff(hash_starts), input_tokens)
-    size_of_request = np.where(block_tokens > 0, block_tokens, inferred_size)
+    inferred_size = _infer_block_tokens(np.diff(trace.hash_starts), trace.input_tokens)
+    block_sizes = np.where(block_tokens > 0, block_tokens, inferred_size)
 
-    blocks = _find_first_blocks(hashes, hash_starts)
-    tokens_in_blocks = _count_block_tokens(
+    blocks = _find_first_blocks(trace.hashes, trace.hash_starts)
+    token_counts = _count_block_tokens(
         block_positions=blocks.positions,
-        block_sizes=size_of_request[blocks.requests],
-        prompt_tokens=input_tokens[blocks.requests],
+        block_sizes=block_sizes[blocks.requests],
+        prompt_tokens=trace.input_tokens[blocks.requests],
     )
-    return dict(zip(blocks.hashes.tolist(), tokens_in_blocks.tolist(), strict=True))
+    return dict(zip(blocks.hashes.tolist(), token_counts.tolist(), strict=True))
 
 
 def _count_block_tokens(
@@ -602,11 +597,10 @@ def _count_block_tokens(
 
 
 def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:
-    """Infer the block size of a trace: how many tokens of a prompt each hash stands for.
+    """Infer how many tokens of a prompt each hash of a trace stands for, its block size.
 
-    Each size in BLOCK_SIZES is tried on the first prompts with hashes. The size that explains the
-    number of hashes of most prompts is returned. If it explains less than half of them, the mean
-    number of tokens per hash is returned. Without any hashes, the smallest size is returned.
+    Block sizes are usually powers of two. The result is the one in BLOCK_SIZES that fits at least
+    half of the first prompts with hashes, or else the mean number of tokens per hash.
 
     Args:
         hash_counts: The number of hashes of each prompt.
@@ -618,25 +612,19 @@ def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) 
 
     hashes = hash_counts[prompts_with_hashes]
     tokens = input_tokens[prompts_with_hashes].astype(np.int64)
-
-    explained_prompts = {
-        block_size: _count_explained_prompts(block_size, hashes, tokens)
-        for block_size in BLOCK_SIZES
-    }
-    best_size = max(BLOCK_SIZES, key=explained_prompts.__getitem__)
-    explains_at_least_half = explained_prompts[best_size] * 2 >= len(prompts_with_hashes)
-    if explains_at_least_half:
+    best_size = max(BLOCK_SIZES, key=lambda size: _count_fitting_prompts(size, hashes, tokens))
+    if _count_fitting_prompts(best_size, hashes, tokens) * 2 >= len(prompts_with_hashes):
         return best_size
 
     mean_tokens_per_hash = float(tokens.sum() / hashes.sum())
     return max(1, round(mean_tokens_per_hash))
 
 
-def _count_explained_prompts(block_size: int, hash_counts: Integers, tokens: Integers) -> int:
-    """Return how many prompts have as many hashes as blocks of this size.
+def _count_fitting_prompts(block_size: int, hash_counts: Integers, tokens: Integers) -> int:
+    """Return how many prompts have as many hashes as they would have blocks of this size.
 
-    The last block may be incomplete: 40 tokens are 3 blocks of 16, so the size 16 explains a prompt
-    of 40 tokens with 3 hashes.
+    The last block may be incomplete: 40 tokens are 3 blocks of 16, so the size 16 fits a prompt of
+    40 tokens with 3 hashes.
     """
     blocks_rounded_up = (tokens + block_size - 1) // block_size
     return int((hash_counts == blocks_rounded_up).sum())
