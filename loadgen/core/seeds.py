@@ -23,6 +23,12 @@ _GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
 _MIX_FACTOR_1 = 0xBF58476D1CE4E5B9
 _MIX_FACTOR_2 = 0x94D049BB133111EB
 """The factors of splitmix64."""
+_MIX_SHIFT_1 = 30
+_MIX_SHIFT_2 = 27
+_MIX_SHIFT_3 = 31
+"""The shifts of splitmix64, in bits."""
+_FLOAT_BITS = 53
+"""The significant bits of a float. So many of the highest random bits become a fraction."""
 MOST = 2**64
 """Seeds are below this, as in LoadGen."""
 
@@ -57,19 +63,19 @@ def resolve_salt(seed: int, requested: str | None) -> str:
 def salt_of_run(seed: int, requested: str | None, run_name: str) -> str:
     """Return the salt of one of several runs with the same seed, so that their prompts differ.
 
-    A salt is a text that decides how the prompts of a run begin.
+    A salt is a text from which prompts are drawn. Runs with different salts share no prompts.
 
     Args:
         seed: The seed of all the runs.
-        requested: The salt that the user requested for all of them, or None. FRESH is returned as
-            it is: every run replaces it by a random salt of its own when it starts.
+        requested: The salt that the user requested for all of them, or None. The special value
+            FRESH is returned unchanged: `resolve_salt` replaces it when the run starts.
         run_name: The name of the run, such as `c8` or `r2`, which differs from run to run.
     """
     if requested == FRESH:
         return FRESH
-    if requested is not None:
-        return f"{requested}.{run_name}"
-    return f"{derive_seed(seed, 'salt', run_name):x}"
+    if requested is None:
+        return f"{derive_seed(seed, 'salt', run_name):x}"
+    return f"{requested}.{run_name}"
 
 
 def salt_number(salt: str) -> int:
@@ -124,29 +130,27 @@ def draw_fractions(seed: int, name: str, ids: NDArray[np.int64]) -> NDArray[np.f
     """
     import numpy as np
 
-    # Splitmix64 starts with a seed, and each of its numbers comes from a state that is one constant
-    # higher than the state before. The number of an id comes from the state after `id` such steps.
+    # Splitmix64 adds a constant to its state in each step. Id n has the state after n steps.
     initial_state = np.uint64(derive_seed(seed, name))
     states = initial_state + ids.astype(np.uint64) * np.uint64(_GOLDEN_RATIO_64)
     random_bits = _mix_bits(states)
-    # A float has 53 significant bits, so the highest 53 of 64 bits are used.
-    highest_bits = random_bits >> np.uint64(64 - 53)
-    return highest_bits.astype(np.float64) * 2.0**-53
+
+    highest_bits = random_bits >> np.uint64(64 - _FLOAT_BITS)
+    return highest_bits.astype(np.float64) * 2.0**-_FLOAT_BITS
 
 
 def _mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the random 64-bit numbers that splitmix64 computes from its states.
 
-    Each bit of a state changes about half of the bits of the number. The shifts and factors were
-    found by search, so there is no formula for them: they are "variant 13" of D. Stafford's mixing
-    functions, copied from the reference implementation (https://prng.di.unimi.it/splitmix64.c).
-    Products are reduced modulo 2^64, as the algorithm requires, because uint64 overflows.
+    Shifts and factors are those of the reference implementation
+    (https://prng.di.unimi.it/splitmix64.c). They were found by search, so that each bit of a state
+    changes about half of the bits of the number. Products overflow, as the algorithm requires.
     """
     import numpy as np
 
-    bits = _xor_with_shifted(state, 30) * np.uint64(_MIX_FACTOR_1)
-    bits = _xor_with_shifted(bits, 27) * np.uint64(_MIX_FACTOR_2)
-    return _xor_with_shifted(bits, 31)
+    bits = _xor_with_shifted(state, _MIX_SHIFT_1) * np.uint64(_MIX_FACTOR_1)
+    bits = _xor_with_shifted(bits, _MIX_SHIFT_2) * np.uint64(_MIX_FACTOR_2)
+    return _xor_with_shifted(bits, _MIX_SHIFT_3)
 
 
 def _xor_with_shifted(bits: NDArray[np.uint64], shift: int) -> NDArray[np.uint64]:

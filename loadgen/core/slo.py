@@ -90,17 +90,24 @@ def merge_slos(base: Slo, added: Slo) -> Slo:
 
     If both limit the same metric at the same percentile, or the attainment, `added` decides.
     """
-    term_by_key = {(term.metric, term.quantile): term for term in (*base.terms, *added.terms)}
-    rank = {metric: index for index, metric in enumerate(metrics())}
-
-    def sort_key(term: Term) -> tuple[int, float]:
-        return rank.get(term.metric, len(rank)), term.quantile
-
+    terms = {(term.metric, term.quantile): term for term in (*base.terms, *added.terms)}
+    goodput_share = base.goodput_share if added.goodput_share is None else added.goodput_share
     return Slo(
-        terms=tuple(sorted(term_by_key.values(), key=sort_key)),
-        goodput_share=base.goodput_share if added.goodput_share is None else added.goodput_share,
+        terms=_sort_terms(terms.values()),
+        goodput_share=goodput_share,
         task=added.task or base.task,
     )
+
+
+def _sort_terms(terms: Iterable[Term]) -> tuple[Term, ...]:
+    """Return terms in the order of the known metrics, unknown ones last, and by percentile."""
+    position_of_metric = {metric: position for position, metric in enumerate(metrics())}
+    last_position = len(position_of_metric)
+
+    def sort_key(term: Term) -> tuple[int, float]:
+        return position_of_metric.get(term.metric, last_position), term.quantile
+
+    return tuple(sorted(terms, key=sort_key))
 
 
 def describe_slo(slo: Slo) -> str:

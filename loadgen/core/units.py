@@ -85,8 +85,8 @@ def duration_ns(text: str, default_unit: str | None = None) -> int:
 
     Args:
         text: The duration.
-        default_unit: The unit of a number without one: "s" for options, "ms" for `goodput`. Without
-            it only `0` needs no unit.
+        default_unit: The unit of a number without one: "s" for options, "ms" for `goodput`. If it
+            is None, every number but 0 needs a unit.
 
     Raises:
         InvalidValueError: The text is no duration, or it is out of range.
@@ -97,8 +97,10 @@ def duration_ns(text: str, default_unit: str | None = None) -> int:
     if text and several_units is not None:
         # The groups of the pattern are named after the units: `1m30s` gives {"m": "1", "s": "30"}.
         number_by_unit = several_units.groupdict(default="0")
-        ns = sum(int(number) * UNIT_NS[unit] for unit, number in number_by_unit.items())
-        return _within_a_year(ns)
+        return _within_a_year(
+            sum(int(number) * UNIT_NS[unit] for unit, number in number_by_unit.items())
+        )
+
     one_unit = _QUANTITY.fullmatch(text)
     if one_unit is None:
         raise InvalidValueError("invalid_value", "must be a duration", DURATION_HINT)

@@ -97,16 +97,21 @@ class Digest:
 def fingerprint(prompts: Prompts, count: int | None) -> str:
     """Return the fingerprint of the first `count` requests, by building each of them.
 
-    Two runs with equal fingerprints have sent the same prompts with the same ids. If `count` is
-    None, the load has no fixed number of requests. The fingerprint then covers its first requests
-    and begins with "first". During a run the same value is computed with a `Digest`, to which each
-    request is added when it is built.
+    Two runs with equal fingerprints have sent the same prompts with the same ids. During a run the
+    same value is computed with a `Digest`, to which each request is added when it is built.
+
+    A load without a fixed number of requests has the count None. The fingerprint then covers its
+    first ENDLESS_SAMPLE requests, and begins with "first" and this number.
     """
-    # With history "server", messages of the assistant are real replies, which differ in every run.
+    covered_count = ENDLESS_SAMPLE if count is None else count
+    # Messages of the assistant are either in the workload ("scripted"), or real replies of the
+    # server, which differ in every run.
     digest = Digest(includes_replies=prompts.history == "scripted")
-    request_ids = iter(prompts.request_ids(ENDLESS_SAMPLE if count is None else count))
+
+    # Requests are built in batches, which is faster than one by one.
+    request_ids = iter(prompts.request_ids(covered_count))
     while batch := list(itertools.islice(request_ids, REQUESTS_HASHED_TOGETHER)):
         digest.add(zip(batch, iter_requests(prompts, batch), strict=True))
-    if count is None:
-        return f"first{ENDLESS_SAMPLE}-{digest.hexdigest()}"
-    return digest.hexdigest()
+
+    prefix = f"first{ENDLESS_SAMPLE}-" if count is None else ""
+    return prefix + digest.hexdigest()

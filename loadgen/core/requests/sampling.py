@@ -83,18 +83,33 @@ def length_sampler(length: LengthDistribution) -> LengthSampler:
         case "uniform":
             return _uniform_sampler(length.min, length.max)
         case "normal":
-            return _truncated_sampler(length, lambda z: length.mean + length.stddev * z)
+            return _normal_sampler(length)
         case "lognormal":
-            mu = lognormal_mu(length)
-            return _truncated_sampler(
-                length, lambda z: math.exp(min(mu + length.sigma * z, MAX_EXPONENT))
-            )
+            return _lognormal_sampler(length)
         case "listed":
             return _listed_sampler(length.values)
         case "empirical":
             return _weighted_sampler(length.values, length.weights or [1.0] * len(length.values))
         case other:
             raise ValueError(f"there is no length distribution {other!r}")
+
+
+def _normal_sampler(length: LengthDistribution) -> LengthSampler:
+    """Return a sampler of a normal distribution that is truncated to its bounds."""
+    return _truncated_sampler(
+        length, lambda standard_normal: length.mean + length.stddev * standard_normal
+    )
+
+
+def _lognormal_sampler(length: LengthDistribution) -> LengthSampler:
+    """Return a sampler of a log-normal distribution that is truncated to its bounds."""
+    mu = lognormal_mu(length)
+
+    def transform(standard_normal: float) -> float:
+        # `math.exp` raises OverflowError for a large exponent.
+        return math.exp(min(mu + length.sigma * standard_normal, MAX_EXPONENT))
+
+    return _truncated_sampler(length, transform)
 
 
 def sample_lengths(
@@ -118,18 +133,18 @@ def _sample_truncated_lengths(
 ) -> list[int]:
     """Return normal or log-normal lengths, exactly as single calls of the sampler draw them.
 
-    All values are computed as one NumPy array, which is faster. A few of them are then drawn with
-    the sampler instead: those outside the bounds of the distribution, which must be drawn again,
-    and those that NumPy may round in another way than the sampler.
+    All lengths are computed as one NumPy array, which is faster. The few that could differ from the
+    sampler's are drawn with the sampler instead (see `_needs_sampler`).
     """
     normal_values = _standard_normal_values(key, purpose, indices)
     unrounded = _transform_normal_values(length, normal_values)
     rounded = np.rint(unrounded)
     needs_sampler = _needs_sampler(length, unrounded, rounded)
 
-    # Values outside the bounds may be too large for 64 bits, so a 0 stands in their place until the
-    # sampler has drawn them.
-    lengths: list[int] = np.where(needs_sampler, 0, rounded).astype(np.int64).tolist()
+    # These values may be too large for an integer of 64 bits, so they are 0 until they are drawn.
+    rounded[needs_sampler] = 0
+    lengths: list[int] = rounded.astype(np.int64).tolist()
+
     sampler = length_sampler(length)
     for position in np.flatnonzero(needs_sampler).tolist():
         lengths[position] = sampler(key, purpose, indices[position])
@@ -302,13 +317,13 @@ def _standard_normal_value(random_bits: int) -> float:
     """Turn 128 random bits into a value of the standard normal distribution.
 
     This is the Box-Muller transform of two uniform numbers u and v between 0 and 1, which are made
-    of the lower and the upper 64 bits.
+    of the lower and the upper 64 bits. Each uses 53 of its 64 bits, as many as a float has.
     """
-    low_word = random_bits & LOW_64_BITS
-    high_word = random_bits >> 64
+    low_bits = (random_bits & LOW_64_BITS) >> UNUSED_BITS
+    high_bits = (random_bits >> 64) >> UNUSED_BITS
     # The 0.5 keeps u above 0, where its logarithm is finite.
-    u = ((low_word >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
-    v = ((high_word >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
+    u = (low_bits + 0.5) * UNIT_OF_53_BITS
+    v = (high_bits + 0.5) * UNIT_OF_53_BITS
     return math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v)
 
 

@@ -428,17 +428,22 @@ class _GraphBuilder:
 def _find_turn_of_message(requests: list[TaskRequest], turn: int) -> int:
     """Return the turn that first sent the latest user message before or at `turn`.
 
-    A request without a user message of its own either repeats the message of an earlier turn, or
-    only sends tool results and responses. In the second case the search goes on at the first of the
-    turns that it waits for. It ends, because the first request of a task always has a message.
+    The first request of a task always has a message, so the search ends there at the latest.
     """
     while not requests[turn].has_message:
-        request = requests[turn]
-        if request.repeated_message_turn is not None:
-            turn = request.repeated_message_turn
-        else:
-            turn = request.predecessors[0]
+        turn = _earlier_turn_with_same_message(requests[turn])
     return turn
+
+
+def _earlier_turn_with_same_message(request: TaskRequest) -> int:
+    """Return an earlier turn with the same latest user message as a request that has no new one.
+
+    The request either repeats the message of that turn, or sends tool results and responses after
+    it.
+    """
+    if request.repeated_message_turn is not None:
+        return request.repeated_message_turn
+    return request.predecessors[0]
 
 
 def _find_steps_with_tool_results(task: Task) -> set[str]:
@@ -470,9 +475,8 @@ def _step_samplers(step: TaskStep) -> _StepSamplers:
 def _delay_sampler(delay: DelayDistribution) -> DelaySampler:
     """Return a sampler of delays in ns, such as the time of a tool or the think time of a user.
 
-    `length_sampler` draws any whole numbers, so it draws delays too. It only limits normal and
-    log-normal values to the lengths that a prompt may have, unless the distribution has bounds.
-    The bounds of delays, 0 and LONGEST_NS, are therefore set explicitly.
+    The default bounds of `length_sampler` are those of prompts. Delays have other ones, which are
+    set here: 0 and LONGEST_NS.
     """
     if delay.tag in ("normal", "lognormal"):
         min_ns = 0 if delay.min is None else delay.min

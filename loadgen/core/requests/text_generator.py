@@ -102,21 +102,19 @@ class TextGenerator:
     def unique_head(self, index: int, tokens: int) -> list[str]:
         """Return the first words of text number `index`, which no other number has.
 
-        With them a prompt is unknown to a prefix cache. There are HEAD_TOKENS words. If the text
-        has fewer `tokens`, only so many are returned, and another text may begin with them too.
+        With them a prompt is unknown to a prefix cache. There are HEAD_TOKENS words, each one
+        token. A text of fewer `tokens` has only so many, and another text may begin with them too.
 
-        The possible heads are numbered, and each index has a head number of its own. A head number
-        is converted to words as a number is converted to decimal digits, by repeated division. With
-        10 words per place and 4 places, number 4725 would be the words 5, 2, 7 and 4.
+        The possible heads are numbered, and the words of a head are the digits of its number. With
+        10 words and 4 digits, number 4725 would be the words 5, 2, 7 and 4.
         """
-        inner_word_count = len(self._inner_words)
         head_number = self._head_order.position_of(index)
-        remaining_number, word_index = divmod(head_number, len(self._start_words))
+        higher_digits, digit = divmod(head_number, len(self._start_words))
 
-        head = [self._start_words[word_index]]
+        head = [self._start_words[digit]]
         for _ in range(HEAD_TOKENS - 1):
-            remaining_number, word_index = divmod(remaining_number, inner_word_count)
-            head.append(self._inner_words[word_index])
+            higher_digits, digit = divmod(higher_digits, len(self._inner_words))
+            head.append(self._inner_words[digit])
 
         return head[:tokens]
 
@@ -188,11 +186,11 @@ class TextGenerator:
     def random_text(
         self, purpose: str, index: int, word_count: int, head: Sequence[str], prefix: str = ""
     ) -> str:
-        """Return a prefix and `word_count` words after it, without counting tokens.
+        """Return a prefix and `word_count` words after it: those of `head`, and then random words.
 
-        The words are those of `head`, and then random words. For natural texts, a passage of a book
-        follows the head instead. If the next word of the book would have too many tokens, random
-        words of one token each complete the text.
+        For natural texts, a passage of a book follows the head instead. It has as many tokens as
+        words are left. If the next word of the book would have too many tokens, random words of one
+        token each complete the text.
 
         Args:
             purpose: What the text is for. Texts for different purposes differ.
@@ -205,18 +203,15 @@ class TextGenerator:
         if words_after_head <= 0:
             return prefix + "".join(head[:word_count])
 
-        if self._book is None:
-            passage = ""
-            random_word_count = words_after_head
-        else:
+        passage = ""
+        random_word_count = words_after_head
+        if self._book is not None:
             position = random_integer(self._key, purpose + " passage", index, INDEX_BYTES)
             passage, random_word_count = self._book.passage(position, max_tokens=words_after_head)
 
-        text_before_random_words = "".join((prefix, *head, passage))
-
         # Each random word is chosen by this many random bytes.
         choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * random_word_count)
-        return self._write_words(text_before_random_words, choices)
+        return self._write_words("".join((prefix, *head, passage)), choices)
 
 
 class _Permutation:
@@ -302,7 +297,6 @@ class Book:
         1 and 3 tokens, `_tokens_before` is [0, 1, 3, 4, 7]. A passage from word 1 on with at most 4
         tokens has the words 1 and 2 (3 tokens), so the result is 3: with word 3 it would have 6.
         """
-        # The passage ends before the last word that has at most this many tokens before it.
-        token_limit = self._tokens_before[start] + max_tokens
-        index_after_that_word = bisect_right(self._tokens_before, token_limit)
-        return index_after_that_word - 1
+        most_tokens_before_end = self._tokens_before[start] + max_tokens
+        # The last index with at most so many tokens before it. `bisect_right` returns the next one.
+        return bisect_right(self._tokens_before, most_tokens_before_end) - 1

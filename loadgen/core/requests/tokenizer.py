@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -37,6 +38,10 @@ START_WORD_COUNT = 4096
 
 MAX_WORDS = 16_384
 """Most words that are taken from the vocabulary of a model."""
+
+# A word may have the mark for a space before it: "Ġ" in byte-level vocabularies, "▁" in those of
+# SentencePiece. Older BPE vocabularies mark the end of a word with "</w>".
+_WORD_TOKEN = re.compile(r"[Ġ▁ ]?(?P<word>[a-z]{2,})(?:</w>)?")
 
 # PATTERN and SPECIAL equal those of tiktoken_ext.openai_public.cl100k_base; a test compares them.
 PATTERN = (
@@ -172,21 +177,19 @@ def _load_packaged_encode(folder: Path) -> Encode:
     import tiktoken
 
     packed_tokens = read_packaged_data(folder / RANKS_FILE, RANKS_SHA256)
-
-    # The id (rank) of a token is its position in the file. Each token has its length before it, in
-    # one byte.
-    ranks: dict[bytes, int] = {}
-    offset = 0
-    while offset < len(packed_tokens):
-        token_length = packed_tokens[offset]
-        start = offset + 1
-        end = start + token_length
-        ranks[packed_tokens[start:end]] = len(ranks)
-        offset = end
-
-    return tiktoken.Encoding(
+    # The id (rank) of a token is its position in the file.
+    ranks = {token: rank for rank, token in enumerate(_unpack_tokens(packed_tokens))}
+    encoding = tiktoken.Encoding(
         PACKAGED_NAME, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL
-    ).encode_ordinary
+    )
+    return encoding.encode_ordinary
+
+
+def _unpack_tokens(packed_tokens: bytes) -> Iterator[bytes]:
+    """Yield the tokens of a packed vocabulary, where each has its length before it in one byte."""
+    stream = io.BytesIO(packed_tokens)
+    while length_byte := stream.read(1):
+        yield stream.read(length_byte[0])
 
 
 def read_packaged_data(path: Path, sha256: str) -> bytes:
@@ -216,7 +219,8 @@ def read_packaged_data(path: Path, sha256: str) -> bytes:
 def read_tokenizer_file(path: Path) -> Tokenizer:
     """Read the tokenizer of a model from a `tokenizer.json`, or the folder that contains one.
 
-    Raises UserError if there is no tokenizer, or none with single-token words to build prompts of.
+    Raises UserError if there is no tokenizer, or if it has no words that are one token each.
+    Prompts are generated from such words.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     content = _read_file(file)
@@ -226,8 +230,8 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         ids: list[int] = model.encode(text, add_special_tokens=False).ids
         return ids
 
-    vocabulary = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
-    if not vocabulary.inner_words or not vocabulary.start_words:
+    words = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
+    if not words.inner_words or not words.start_words:
         problem = (
             "this tokenizer has no single-token word of two or more letters, "
             "so no prompts can be generated with it"
@@ -238,11 +242,10 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,
         sha256=hashlib.sha256(content).hexdigest(),
-        start_words=vocabulary.start_words,
-        inner_words=vocabulary.inner_words,
+        start_words=words.start_words,
+        inner_words=words.inner_words,
         is_additive=False,  # It may merge words with their neighbours.
-        # The model is loaded already, so there is nothing to load when a text is encoded.
-        load_encode=lambda: encode,
+        load_encode=lambda: encode,  # The model is loaded already.
     )
 
 
@@ -276,13 +279,11 @@ def _candidate_words(vocabulary: dict[str, int]) -> list[str]:
 
     In most vocabularies, low ids are frequent words. `vocabulary` has the id of each token.
     """
-    # A word may have the mark for a space before it: "Ġ" in byte-level vocabularies, "▁" in those
-    # of SentencePiece. Older BPE vocabularies mark the end of a word with "</w>".
-    pattern = re.compile(r"[Ġ▁ ]?(?P<word>[a-z]{2,})(?:</w>)?")
     tokens_by_id = sorted(vocabulary, key=vocabulary.__getitem__)
-    matches = (pattern.fullmatch(token) for token in tokens_by_id)
-    candidates = dict.fromkeys(match["word"] for match in matches if match)
-    return list(candidates)[:MAX_WORDS]
+    matches = (_WORD_TOKEN.fullmatch(token) for token in tokens_by_id)
+    words = [match["word"] for match in matches if match]
+    distinct_words = list(dict.fromkeys(words))  # Unlike a set, this keeps their order.
+    return distinct_words[:MAX_WORDS]
 
 
 class _OneTokenWords(NamedTuple):
@@ -329,10 +330,11 @@ def _select_inner_words(candidates: list[str], count_tokens: Callable[[str], int
 def _select_start_words(inner_words: list[str], count_tokens: Callable[[str], int]) -> list[str]:
     """Return the words that are one token at the start of a text, where no space is before them.
 
-    All `inner_words` are one token inside a text. So if "house water" is two tokens, and "water" is
-    one of them, "house" is one token at the start.
+    A word is tested together with a word after it, because a tokenizer may add something to a word
+    that stands alone. The second word is one token, as all `inner_words` are inside a text. So if
+    "house water" is two tokens, "house" is the other one.
     """
     if not inner_words:
         return []
-    following_word = inner_words[0]
-    return [word for word in inner_words if count_tokens(f"{word} {following_word}") == 2]
+    second_word = inner_words[0]
+    return [word for word in inner_words if count_tokens(f"{word} {second_word}") == 2]

@@ -676,10 +676,10 @@ class Dispatcher:
     def _drop_remaining_turns(
         self, progress: _SessionProgress, cause: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop the turns (requests) of a session that have not started, as one has no response.
+        """Drop all turns (requests) of a session that have not started.
 
-        The prompts of later turns contain that response. Turns of parallel branches may already
-        have a due time; they are dropped, too. Turns in flight continue.
+        Their prompts would contain the response of the turn `cause`, which has none. Turns of
+        parallel branches that wait for their due time are dropped, too. Turns in flight continue.
 
         Args:
             progress: The session. The dropped turns are marked in it, so that they are dropped only
@@ -690,8 +690,7 @@ class Dispatcher:
         """
         turns_without_due_time = progress.take_turns_without_due_time()
 
-        # To find turns with a due time, all slots with one are searched. Only a session with open
-        # turns can have any.
+        # All slots with a due time must be searched, which is only useful if the session has some.
         turns_with_due_time: list[int] = []
         if progress.open_turns > 0:
             turns_with_due_time = self._cancel_turns_with_due_time(progress)
@@ -870,7 +869,7 @@ class Dispatcher:
         self._current_stage = stage
         self._current_start_ns = start_ns
 
-        # An open loop sends sessions at arrival times; a closed loop has none, and virtual users.
+        # A closed loop has no arrival times, so its cursor is at the end from the beginning.
         self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
         if stage.is_closed_loop:
             self._begin_users(stage, start_ns)

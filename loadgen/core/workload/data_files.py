@@ -136,19 +136,33 @@ class _HubFile(NamedTuple):
         return set(re.split(r"[-_./]", str(self.relative_path)))
 
 
-def resolve_data_set(path: Path) -> tuple[list[Path], str]:
-    """Return the files of a data set, and a note for the user about where they come from.
+class DataFiles(NamedTuple):
+    """The files of a data set, and a note for the user about where they come from.
 
-    The path is a plain file, whose note is "", or the name of a data set of Hugging Face, such as
+    The note is empty for a plain file.
+    """
+
+    files: list[Path]
+    note: str
+
+
+def resolve_data_set(path: Path) -> DataFiles:
+    """Return the files of a data set.
+
+    The path is a plain file, or the name of a data set of Hugging Face, such as
     `hf:ORG/NAME/CONFIG:SPLIT`. Its files are taken from the cache of this host or downloaded.
 
     Raises UserError if there is no such data set, configuration or split.
     """
-    name = str(path)
-    is_on_hugging_face = name.startswith(HUB)
-    if not is_on_hugging_face:
-        return [path], ""
+    is_on_hugging_face = str(path).startswith(HUB)
+    return _resolve_hub_name(str(path)) if is_on_hugging_face else DataFiles([path], note="")
 
+
+def _resolve_hub_name(name: str) -> DataFiles:
+    """Return the files of a data set of Hugging Face, downloaded if this host does not have them.
+
+    Raises UserError if there is no such data set, configuration or split.
+    """
     selection = _parse_hub_name(name)
     files = _find_cached_files(selection.data_set) or _download_files(selection.data_set)
     config_files = _select_config(files, selection.config)
@@ -156,11 +170,16 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
 
     selected_files = sorted(file.path for file in _select_split(config_files, split))
     if not selected_files:
-        file_names = sorted({str(file.relative_path) for file in files})
-        hint = f"the data set has these files: {', '.join(file_names[:MAX_FILES_IN_HINT])}"
-        raise UserError("unknown_name", "the data set has no such part", name, hint)
+        raise _unknown_part_error(name, files)
 
-    return selected_files, _describe_hub_files(selection.data_set, split, selected_files)
+    return DataFiles(selected_files, _describe_hub_files(selection.data_set, split, selected_files))
+
+
+def _unknown_part_error(name: str, files: list[_HubFile]) -> UserError:
+    """Return the error for a configuration or a split that a data set does not have."""
+    file_names = sorted({str(file.relative_path) for file in files})
+    hint = f"the data set has these files: {', '.join(file_names[:MAX_FILES_IN_HINT])}"
+    return UserError("unknown_name", "the data set has no such part", name, hint)
 
 
 def _select_config(files: list[_HubFile], config: str) -> list[_HubFile]:

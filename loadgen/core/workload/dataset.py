@@ -258,12 +258,12 @@ def read_rows(path: str | Path) -> Rows:
     try:
         file_stats = [file.stat() for file in files]
         sizes_and_times = tuple((stat.st_size, stat.st_mtime_ns) for stat in file_stats)
-        version = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
-        return _read_cached(version)
+        cache_key = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
+        return _read_cached(cache_key)
     except OSError as error:
+        unreadable_file = error.filename or path
         problem = f"cannot read the requests: {error.strerror}"
-        error_code = of_reading(error)
-        raise UserError(error_code, problem, str(error.filename or path)) from None
+        raise UserError(of_reading(error), problem, str(unreadable_file)) from None
 
 
 @functools.lru_cache(maxsize=DATASETS_CACHED)
@@ -322,16 +322,17 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
     digest = hashlib.sha256()
     converted = _TemporaryFile()
 
-    size = 0
+    end_offset = 0
     for file in files:
         _update_digest(digest, file)
         for where, row in read_located_rows(file):
             line = _encode_row(row, where)
-            if checker.accept(line, size, where):
-                os.pwrite(converted.descriptor, line, size)
-                size += len(line)
+            is_accepted = checker.accept(line, end_offset, where)
+            if is_accepted:
+                os.pwrite(converted.descriptor, line, end_offset)
+                end_offset += len(line)
 
-    return checker.finish(_DataSetContent(size, digest.hexdigest(), source_note, converted))
+    return checker.finish(_DataSetContent(end_offset, digest.hexdigest(), source_note, converted))
 
 
 def _encode_row(row: Mapping[str, object], where: str) -> bytes:

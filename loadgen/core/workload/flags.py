@@ -421,6 +421,10 @@ def _slo_term_examples(default_unit: str | None) -> str:
     return "ttft:2s, ttft:2s:p95, attainment:99%"
 
 
+_PERCENTILE_IN_NAME = re.compile(r"[._-]?(?P<percentile>p[0-9]+)[._-]?")
+"""A percentile in the name of a metric, with the separators around it, such as `p95_`."""
+
+
 def _suggest_slo_term(name: str, limit_text: str) -> str:
     """Return a question that suggests a term for a name that is no metric, or "" for no idea.
 
@@ -428,23 +432,23 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
     `p95_ttft:2s` gives `did you mean "ttft:2s:p95"?`.
     """
     name = name.lower()
-    percentile = re.search(r"[._-]?(?P<percentile>p[0-9]+)[._-]?", name)
-    if percentile is not None:
-        name_without_percentile = name.replace(percentile[0], "")
-        limit_text = f"{limit_text}:{percentile['percentile']}"
+    percentile = _PERCENTILE_IN_NAME.search(name)
+    if percentile is None:
+        known_name = _closest_slo_name(name)
+        term = f"{known_name}:{limit_text}"
     else:
-        name_without_percentile = name
+        known_name = _closest_slo_name(name.replace(percentile[0], ""))
+        term = f"{known_name}:{limit_text}:{percentile['percentile']}"
 
-    if name_without_percentile == "goodput":
+    return f'did you mean "{term}"?' if known_name else ""
+
+
+def _closest_slo_name(name: str) -> str | None:
+    """Return the name of a metric, or of the attainment, that is like a name, or None."""
+    if name == "goodput":
         # Other tools use this name for the share of requests that meet the limits.
-        known_name: str | None = ATTAINMENT
-    else:
-        known_name = closest(name_without_percentile, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
-
-    if not known_name:
-        return ""
-
-    return f'did you mean "{known_name}:{limit_text}"?'
+        return ATTAINMENT
+    return closest(name, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
 
 
 def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[StopRule, ...]:

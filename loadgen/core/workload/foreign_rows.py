@@ -110,29 +110,31 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
     three parts only, because data sets use the same names for different contents.
     """
     prompt = _read_prompt(row, prompt_field)
-    remaining_fields = _without(row, prompt.used_fields)
+    quoted_fields = " and ".join(f"`{field}`" for field in prompt.used_fields)
+    notes = [f"prompts are {quoted_fields}"]
 
     # Each call removes the field that it returns from the remaining ones.
+    remaining_fields = _without(row, prompt.used_fields)
     system_prompt = _take_text_field(remaining_fields, SYSTEM_FIELDS)
     response = _take_text_field(remaining_fields, RESPONSE_FIELDS)
-
-    request: Row = {"prompt": prompt.text}
-    quoted_prompt_fields = [f"`{field}`" for field in prompt.used_fields]
-
-    notes = [f"prompts are {' and '.join(quoted_prompt_fields)}"]
     if system_prompt is not None:
-        system_message = {"role": "system", "content": system_prompt.text}
-        request = {"messages": [system_message, {"role": "user", "content": prompt.text}]}
         notes.append(f"system prompts from `{system_prompt.field}`")
-
     if response is not None:
         notes.append(f"output lengths from `{response.field}`")
 
     return ConvertedRow(
-        row=remaining_fields | request,
+        row=remaining_fields | _request_fields(prompt.text, system_prompt),
         note=", ".join(notes),
         response="" if response is None else response.text,
     )
+
+
+def _request_fields(prompt_text: str, system_prompt: _TextField | None) -> Row:
+    """Return the fields of a row that are sent: a prompt, or a chat with a system prompt."""
+    if system_prompt is None:
+        return {"prompt": prompt_text}
+    system_message = {"role": "system", "content": system_prompt.text}
+    return {"messages": [system_message, {"role": "user", "content": prompt_text}]}
 
 
 class _TextField(NamedTuple):

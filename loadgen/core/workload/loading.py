@@ -178,8 +178,8 @@ def _complete_from_trace_block(overrides: Overrides, base: str) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
     The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Each key
-    has the effect of an option, such as `trace_speed`, and is used if that option is not specified.
-    The file is ignored, because the command line names another trace.
+    but `file` has the effect of an option, such as `trace_speed`, unless that option is specified.
+    The command line names another trace than `file`.
 
     Raises CombinedError for an unknown key in the block. All other mistakes in the base are
     reported later, when it is loaded.
@@ -189,11 +189,13 @@ def _complete_from_trace_block(overrides: Overrides, base: str) -> Overrides:
         return overrides
 
     options_of_block = read_flags(**_options_of_trace_block(block, base))
-    unspecified_options = [name for name in TRACE_OPTIONS if getattr(overrides, name) is None]
-    values_from_block = {name: getattr(options_of_block, name) for name in unspecified_options}
-    all_errors = (*overrides.errors, *options_of_block.errors)
-
-    return replace(overrides, **values_from_block, errors=all_errors)
+    errors = (*overrides.errors, *options_of_block.errors)
+    values_of_block = {
+        name: getattr(options_of_block, name)
+        for name in TRACE_OPTIONS
+        if getattr(overrides, name) is None
+    }
+    return replace(overrides, **values_of_block, errors=errors)
 
 
 def _read_trace_block(base: str) -> Mapping[str, object] | None:
@@ -377,14 +379,14 @@ def _build_workload(
 ) -> Workload:
     """Build the workload that a YAML text and the options of the command line describe together.
 
-    There are three steps: the text is parsed and validated, `replaced_fields` replace some of its
-    fields, and the options are applied to the result. If the first step finds mistakes, they are
-    raised at once. Mistakes of the last step are collected and raised together.
+    If the text has mistakes, they are raised at once. Mistakes of the options are collected and
+    raised together.
 
     Args:
         source: The text, its name in error messages, and its directory.
         overrides: The options of the command line.
-        replaced_fields: Validated fields by name, such as the requests of a trace.
+        replaced_fields: Validated fields by name that replace those of the text, such as the
+            requests of a trace.
 
     Raises:
         CombinedError: All mistakes in the text and the options.
@@ -395,13 +397,13 @@ def _build_workload(
 
     workload_file = _validate_workload_file(document, source, overrides, errors)
 
-    fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
-    fields.update(replaced_fields or {})
-
     # All fields have been validated, so `model_construct` builds the model without doing it again.
-    workload_without_options = Workload.model_construct(**fields, source_text=source.text)
+    file_fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
+    all_fields = file_fields | dict(replaced_fields or {})
+    workload_of_file = Workload.model_construct(**all_fields, source_text=source.text)
+
     document_errors = DocumentErrors(source.label, document, errors)
-    workload = apply_overrides(workload_without_options, overrides, document_errors)
+    workload = apply_overrides(workload_of_file, overrides, document_errors)
     if document_errors.errors:
         raise CombinedError(sort_errors(document_errors.errors))
 

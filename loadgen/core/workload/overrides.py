@@ -92,20 +92,18 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
 
 
 def _names_of_replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
-    """Return the names of the measured stages that the command line replaces by a single stage.
+    """Return the names of the measured stages that were replaced by a single stage.
 
     `--request-rate` and `--concurrency` replace all measured stages by one. A note tells the user
-    so if there were several. Otherwise the result is `workload.replaced`, the names that an earlier
-    change of the workload has replaced, so that they are not forgotten.
+    so if there were several. Options may be applied to a workload more than once, so the names of
+    an earlier replacement (`workload.replaced`) are returned if this one replaces no stages.
     """
     # In a run, a stage without a name is called "load".
     measured_names = [stage.name or "load" for stage in workload.stages if stage.measured]
 
-    replaces_stages = overrides.request_rate is not None or overrides.concurrency is not None
-    if replaces_stages and len(measured_names) > 1:
-        return tuple(measured_names)
-
-    return workload.replaced
+    has_load_option = overrides.request_rate is not None or overrides.concurrency is not None
+    replaces_several_stages = has_load_option and len(measured_names) > 1
+    return tuple(measured_names) if replaces_several_stages else workload.replaced
 
 
 def _override_requests(
@@ -203,9 +201,9 @@ def _check_slo_has_effect(workload: Workload, errors: DocumentErrors) -> None:
 def _check_attainment_has_limit(slo: Slo, workload_slo: Slo | None, errors: DocumentErrors) -> None:
     """Add an error if an SLO has an attainment without a latency limit.
 
-    The attainment (`goodput_share`) is the share of requests that must meet all latency limits. The
-    option `--slo attainment:99%` replaces the SLO of the workload, so the user may have lost the
-    limits by mistake. `--slo +attainment:99%`, with a plus, would have kept them.
+    The attainment, `slo.goodput_share`, is the share of requests that must meet all latency limits.
+    The option `--slo attainment:99%` replaces the SLO of the workload with its limits, and
+    `--slo +attainment:99%`, with a plus, keeps them.
 
     Args:
         slo: The SLO of the workload as the options have changed it.
@@ -213,12 +211,12 @@ def _check_attainment_has_limit(slo: Slo, workload_slo: Slo | None, errors: Docu
         errors: The error is added here.
     """
     attainment = slo.goodput_share
-    if slo.terms or attainment is None:
+    has_latency_limits = bool(slo.terms)
+    if has_latency_limits or attainment is None:
         return
 
     term = f"{ATTAINMENT}:{attainment * 100:g}%"
     hint = "add --slo ttft:2s"
-
     had_latency_limits = workload_slo is not None and bool(workload_slo.terms)
     if had_latency_limits:
         hint = f"use --slo +{term} to keep the limits of the workload, or add --slo ttft:2s"

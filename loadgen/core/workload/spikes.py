@@ -27,9 +27,9 @@ def expand_spikes(stages: Seq) -> Seq:
     a mistake becomes a stage with an `InvalidSpike`.
     """
     expanded_stages = Seq(stages.at)
-
-    # Each stage has the position in the file of the stage that it is expanded from.
+    # Every stage stays at its index, so it also has the same position in the file.
     expanded_stages.values_at = stages.values_at
+
     unnamed_spikes = 0
     for stage in stages:
         is_spike = isinstance(stage, Map) and "spike" in stage

@@ -112,11 +112,11 @@ def _find_arrival_count_error(stages: list[Stage]) -> _StageError | None:
 
 
 def _count_planned_arrivals(stage: Stage) -> float:
-    """Return how many arrival times the schedule of a stage will contain.
+    """Return how many arrival times the schedule of a stage is expected to contain.
 
     A closed loop has none, because it decides during the run when a request is sent. A stage that
-    nothing limits, such as one with an infinite rate and only a duration, counts as 0. It is
-    reported by `_find_endless_stage_error`.
+    nothing limits, such as one with an infinite rate and only a duration, is reported by
+    `_find_endless_stage_error`. It counts as 0 here.
     """
     arrival = stage.arrival
     if isinstance(arrival, Closed):

@@ -242,15 +242,15 @@ def _with_load_options(
 ) -> list[Stage]:
     """Return the stages with the load of the options: arrival process, burstiness and stagger.
 
-    - A rate or a concurrency describes a new load, which replaces the measured stages of the file.
-      A burstiness is a part of a new load with a rate, and a stagger of one with a concurrency.
-    - A burstiness without a rate changes the open loops of the file.
-    - A stagger (the time over which virtual users start) without a concurrency changes the closed
-      loops of the file.
+    A new arrival process replaces the measured stages of the file, and already contains the
+    burstiness or the stagger. Without one, a burstiness changes the open loops of the file.
+
+    A stagger is the time over which the virtual users of a closed loop start. Without
+    `--concurrency` it changes the closed loops of the file.
 
     Args:
         stages: The stages of the file.
-        arrival: The arrival process of the new load, or None if the options describe no new load.
+        arrival: The new arrival process, or None if the options describe none.
         overrides: The options.
         errors: Mistakes are added here.
     """
@@ -259,33 +259,41 @@ def _with_load_options(
     elif overrides.burstiness is not None:
         stages = [_with_burstiness(stage, overrides.burstiness, errors) for stage in stages]
 
-    is_stagger_in_new_load = overrides.concurrency is not None
-    if overrides.stagger is None or is_stagger_in_new_load:
-        return stages
+    if overrides.stagger is not None and overrides.concurrency is None:
+        stages = _with_staggered_users(stages, overrides.stagger, errors)
 
-    return _with_staggered_users(stages, overrides.stagger, errors)
+    return stages
 
 
 def _replace_measured_stages(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage]:
     """Replace all measured stages by one stage with the arrival process of the options.
 
-    The new stage has the total length of the measured stages and the position of the first one.
-    Warm-up stages keep their limits and get the same process, because they must bring the server
-    into the state that is then measured. An infinite rate is the exception: a duration does not end
-    it, so warm-up stages keep their own process.
+    The new stage has the total length of the measured stages and the position of the first one, or
+    is the last stage if there is none. Warm-up stages keep their limits.
     """
     measured_stages = [stage for stage in stages if stage.measured]
-    warmup_stages = [stage for stage in stages if not stage.measured]
-
-    sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
-    if not sends_all_at_once:
-        warmup_stages = [stage.model_copy(update={"arrival": arrival}) for stage in warmup_stages]
-
     load_stage = _merge_stages(arrival, measured_stages)
 
-    # All stages before the first measured one are warm-up stages.
-    load_position = stages.index(measured_stages[0]) if measured_stages else len(stages)
-    return [*warmup_stages[:load_position], load_stage, *warmup_stages[load_position:]]
+    new_stages = []
+    for stage in stages:
+        if not stage.measured:
+            new_stages.append(_with_warmup_arrival(stage, arrival))
+        elif stage is measured_stages[0]:
+            new_stages.append(load_stage)
+
+    if not measured_stages:
+        new_stages.append(load_stage)
+    return new_stages
+
+
+def _with_warmup_arrival(stage: Stage, arrival: ArrivalOption) -> Stage:
+    """Return a warm-up stage with the arrival process of the measured load.
+
+    A warm-up must bring the server into the state that is then measured. An infinite rate is the
+    exception: a duration does not end it, so the stage keeps its own process.
+    """
+    sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
+    return stage if sends_all_at_once else stage.model_copy(update={"arrival": arrival})
 
 
 def _merge_stages(arrival: ArrivalOption, stages: list[Stage]) -> Stage:
@@ -438,21 +446,22 @@ def _refuse_trace_options_without_trace(
     """Add an error for each option for traces that has no effect.
 
     A workload can replay the requests of a trace, its arrival times, or both. Some options, such as
-    the speed, only change arrival times. The others, such as the slice, change both.
+    the speed, only change arrival times. The others, such as the slice, change what is replayed.
     """
     replays_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
+    replays_requests = isinstance(requests, FromTrace)
     if replays_arrivals:
         return
 
-    unused_fields = _changed_replay_fields(overrides)
-    if isinstance(requests, FromTrace):
+    if replays_requests:
         problem = "the arrivals are not replayed from a trace"
+        fields_without_effect = _changed_replay_fields(overrides)
     else:
         problem = "no trace is replayed"
-        unused_fields |= changed_trace_fields(overrides)
+        fields_without_effect = _changed_replay_fields(overrides) | changed_trace_fields(overrides)
 
     hint = "use --trace FILE, without --request-rate and --concurrency"
-    for field in unused_fields:
+    for field in fields_without_effect:
         errors.add_option("no_effect", problem, f"--set {OPTION_OF_TRACE_FIELD[field]}", hint)
 
 

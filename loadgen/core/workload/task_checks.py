@@ -27,15 +27,16 @@ REFUSED_KEYS: dict[str, tuple[str, ...]] = {
 def check_steps(steps: Map, tools: object, file: str) -> Iterator[LoadgenError]:
     """Yield an error for everything that keeps the steps of a task from being carried out.
 
-    Cycles and ends are only checked if all steps that others wait for exist. Otherwise one wrong
-    name would lead to several errors.
+    If a step waits for a step that does not exist, the order of the steps is not checked, because
+    one wrong name would lead to several errors.
 
     Args:
         steps: The steps as they are written, by their names.
-        tools: The tools as they are written.
+        tools: The tools as they are written. Anything but a mapping is reported by pydantic.
         file: The name of the file.
     """
-    graph = _StepGraph(steps, tools if isinstance(tools, dict) else {}, file)
+    tools_by_name = tools if isinstance(tools, dict) else {}
+    graph = _StepGraph(steps, tools_by_name, file)
     unknown_steps = list(graph.check_references())
     yield from unknown_steps
 
@@ -46,6 +47,7 @@ def check_steps(steps: Map, tools: object, file: str) -> Iterator[LoadgenError]:
     if unknown_steps or not steps:
         return
 
+    # A cycle of steps may have no first or last step, so this would be reported twice.
     cycles = list(graph.check_cycles())
     yield from cycles or graph.check_ends()
 
@@ -104,18 +106,20 @@ class _StepGraph:
         Args:
             code: The kind of error.
             name: The name of the step.
-            key: The key of the step that is wrong or missing, or "" for the step as a whole. The
-                position of a missing key is that of the step.
+            key: The key of the step that is wrong or missing, or "" for the step as a whole.
             problem: What is wrong.
             hint: What to do.
         """
-        step = self.steps[name]
+        # A path is the keys that lead to a value, such as `requests.task.steps.plan.tool`.
         step_path = child_path(self.steps.path, name)
-
         key_path = child_path(step_path, key) if key else step_path
-        if isinstance(step, Map) and key in step:
+
+        step = self.steps[name]
+        has_key = isinstance(step, Map) and key in step
+        if has_key:
             place = place_at(self.file, step.values_at[key], key_path)
         else:
+            # A missing key has no position in the file, so that of the step is used.
             place = place_at(self.file, self.steps.keys_at[name], step_path)
 
         return UserError(code, problem, place, hint, key=key_path)

@@ -67,16 +67,17 @@ class Documents(Part):
 
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
-        """Refuse more documents than the corpus has, or than a request may have."""
-        largest = largest_value(self.count)
-        if largest is None or largest > MAX_DOCUMENTS:
+        """Refuse a count of more chunks than the corpus has, or than a request may have."""
+        max_count = largest_value(self.count)
+        # It is None for a count without a maximum.
+        if max_count is None or max_count > MAX_DOCUMENTS:
             problem = f"has a count that can exceed {MAX_DOCUMENTS}"
-            raise units.InvalidValueError(
-                "out_of_range", problem, "for example count: {uniform: {min: 3, max: 20}}"
-            )
+            hint = "for example count: {uniform: {min: 3, max: 20}}"
+            raise units.InvalidValueError("out_of_range", problem, hint)
 
-        if largest > self.corpus:
-            problem = f"needs {largest} different chunks from {self.corpus}"
+        chunks_in_corpus = self.corpus
+        if max_count > chunks_in_corpus:
+            problem = f"needs {max_count} different chunks from {chunks_in_corpus}"
             raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
 
         return self
@@ -209,15 +210,15 @@ class Task(Part):
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
-        """Refuse a task that may have more requests than are allowed."""
-        if self.width > MAX_TASK_REQUESTS:
+        """Refuse a task that may have more requests (`width`) than are allowed."""
+        max_requests = self.width
+        if max_requests > MAX_TASK_REQUESTS:
             problem = (
-                f"may have {format.counted(self.width, 'request')}, but at most "
+                f"may have {format.counted(max_requests, 'request')}, but at most "
                 f"{MAX_TASK_REQUESTS:,} are allowed"
             )
-            raise units.InvalidValueError(
-                "too_large", problem, "lower the maximum of turns or parallel"
-            )
+            hint = "lower the maximum of turns or parallel"
+            raise units.InvalidValueError("too_large", problem, hint)
         return self
 
     @model_validator(mode="after")

@@ -134,12 +134,13 @@ def _open_table(file: pq.ParquetFile, path: Path, unit: TimeUnit) -> ParquetTrac
     columns = _find_columns(schema, table_format)
     _check_column_types(schema, columns, path)
 
-    # Dates have a unit of their own. All formats that define a unit for numbers define seconds.
+    # Numbers without a defined unit have `unit`. All formats that define one define seconds. Dates
+    # need no unit.
     has_dates = pa.types.is_timestamp(schema.field(columns.time).type)
     needs_time_unit = table_format.any_unit and not has_dates
-    time_unit = unit if needs_time_unit else "s"
+    time_unit_ns = UNIT_NS[unit] if needs_time_unit else UNIT_NS["s"]
 
-    checker = _BatchChecker(columns, UNIT_NS[time_unit])
+    checker = _BatchChecker(columns, time_unit_ns)
     batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
     checked_batches = (checker.check(batch) for batch in batches)
 
@@ -302,6 +303,8 @@ class _BatchChecker:
         values = self._read_values(batch)
         times = self._compare_times(values)
         checks = [*self._value_checks(values), *self._time_checks(values, times)]
+
+        # A row is valid if it meets all checks.
         is_valid = np.logical_and.reduce([check.is_met for check in checks])
         valid_columns = TraceColumns(
             values.at_ns[is_valid],
@@ -310,12 +313,19 @@ class _BatchChecker:
             sessions=self._sessions(batch, is_valid),
             duration_ns=self._durations_ns(batch, is_valid),
         )
-        first_bad_rows = self._first_bad_rows(checks, is_valid)
+        bad_row_count = int((~is_valid).sum())
+        checked_batch = CheckedBatch(
+            valid_columns, bad_row_count, self._first_bad_rows(checks, is_valid)
+        )
+
+        self._remember(times, row_count=len(is_valid))
+        return checked_batch
+
+    def _remember(self, times: _TimeComparison, row_count: int) -> None:
+        """Store what the next batch is compared with, and count the rows of this one."""
         self._first_ns = times.first_ns
         self._latest_ns = times.latest_ns
-        self._rows_read += len(is_valid)
-
-        return CheckedBatch(valid_columns, int((~is_valid).sum()), first_bad_rows)
+        self._rows_read += row_count
 
     def _read_values(self, batch: pa.RecordBatch) -> _BatchValues:
         """Return the values of a batch, with 0 in the place of values that are not valid."""

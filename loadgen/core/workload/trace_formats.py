@@ -237,19 +237,20 @@ def _find_csv_columns(names: list[str], table_format: FormatRow) -> _CsvColumns:
 
     `names` are the names of all columns of the file in their order, converted to lower case.
     """
-
-    def find_optional(name: str) -> int | None:
-        return names.index(name) if name in names else None
-
     required = required_columns(table_format)
     return _CsvColumns(
         time=names.index(required.time),
         input_tokens=names.index(required.input_tokens),
         output_tokens=names.index(required.output_tokens),
-        session=find_optional(table_format.session),
-        duration=find_optional(table_format.duration),
+        session=_index_or_none(names, table_format.session),
+        duration=_index_or_none(names, table_format.duration),
         count=len(names),
     )
+
+
+def _index_or_none(names: list[str], name: str) -> int | None:
+    """Return the position of an optional column, or None if the file does not have it."""
+    return names.index(name) if name in names else None
 
 
 def _csv_format(

@@ -298,31 +298,29 @@ class _Wait(NamedTuple):
 def _find_predecessors(turns_by_agent: list[list[int]], times: _RequestTimes) -> list[set[int]]:
     """Return for each request of a session the requests that it waits for.
 
-    Requests are identified by their turns, their positions in the session in order of time. The
-    last request waits for all that no other request waits for, so that the session ends with it.
-
-    For example, [[0, 1, 4], [2, 3]] are the turns of a main agent and a sub-agent. If request 1
-    started the sub-agent, and request 4 was sent after its end, the result is [{}, {0}, {1}, {2},
-    {1, 3}].
+    Requests are identified by their turns, their positions in the session in order of time. For
+    example, [[0, 1, 4], [2, 3]] are the turns of a main agent and a sub-agent. If request 1 started
+    the sub-agent, and request 4 was sent after its end, the result is [{}, {0}, {1}, {2}, {1, 3}].
 
     Args:
         turns_by_agent: The turns of each agent. The first one is the main agent, which sent the
             first request of the session.
         times: When each request was sent and ended.
     """
-    main_turns = turns_by_agent[0]
+    main_turns, *turns_by_sub_agent = turns_by_agent
     waits = [wait for agent_turns in turns_by_agent for wait in _waits_within_agent(agent_turns)]
-    for sub_agent_turns in turns_by_agent[1:]:
+    for sub_agent_turns in turns_by_sub_agent:
         waits += _waits_around_sub_agent(main_turns, sub_agent_turns, times)
 
     predecessors: list[set[int]] = [set() for _ in times.sent_ns]
     for wait in waits:
         predecessors[wait.waiting_turn].add(wait.awaited_turn)
 
+    # The session must end with its last request, so that one also waits for all requests for which
+    # no other one waits.
     last_turn = len(predecessors) - 1
     awaited_turns = {wait.awaited_turn for wait in waits}
-    turns_without_successor = set(range(last_turn)) - awaited_turns
-    predecessors[last_turn].update(turns_without_successor)
+    predecessors[last_turn].update(set(range(last_turn)) - awaited_turns)
 
     return predecessors
 

@@ -45,20 +45,20 @@ def decide_unit(trial_times_ns: NDArray[np.int64], default: TimeUnit | None = No
     is used.
 
     Args:
-        trial_times_ns: The time of each row in ns, read as if the file were in `TRIAL_UNIT`.
+        trial_times_ns: The time of each row in ns, on the assumption that the file has TRIAL_UNIT.
         default: The unit of whole numbers in this format, or None for milliseconds.
     """
     probable = _judge_by_fractions(trial_times_ns, default)
-    other_unit: TimeUnit = "ms" if probable.unit == "s" else "s"
-
     probable_rate = mean_rate(trial_times_ns, probable.unit)
-    other_rate = mean_rate(trial_times_ns, other_unit)
-    is_other_unit_better = _is_plausible(other_rate) and not _is_plausible(probable_rate)
-    if not is_other_unit_better:
+    if _is_plausible(probable_rate):
         return probable
 
-    rejected_rate = f"{probable_rate:,.3g} requests/s in {UNIT_NAMES[probable.unit]}"
-    return UnitDecision(other_unit, f"they would be {rejected_rate}")
+    other_unit: TimeUnit = "ms" if probable.unit == "s" else "s"
+    if not _is_plausible(mean_rate(trial_times_ns, other_unit)):
+        return probable
+
+    implausible_rate = f"{probable_rate:,.3g} requests/s in {UNIT_NAMES[probable.unit]}"
+    return UnitDecision(other_unit, reason=f"they would be {implausible_rate}")
 
 
 def _judge_by_fractions(
@@ -73,19 +73,18 @@ def _judge_by_fractions(
 
 
 def mean_rate(trial_times_ns: NDArray[np.int64], unit: TimeUnit) -> float | None:
-    """Return the mean requests per second of a file whose times are numbers of `unit`.
+    """Return the mean requests per second of a file if its times have a unit.
 
     Return None if there is no request, or if all have the same time.
 
     Args:
-        trial_times_ns: The time of each request in ns, computed as if the numbers in the file had
-            the unit `TRIAL_UNIT`.
-        unit: The real unit of the file.
+        trial_times_ns: The time of each row in ns, on the assumption that the file has TRIAL_UNIT.
+        unit: The unit that is assumed instead.
     """
     if not len(trial_times_ns):
         return None
     trial_span_ns = float(int(trial_times_ns.max()) - int(trial_times_ns.min()))
-    # If TRIAL_UNIT is "ms" and the real unit is "s", the real times are 1,000 times as long.
+    # If TRIAL_UNIT is "ms" and the unit is "s", the times are 1,000 times as long.
     unit_ratio = UNIT_NS[unit] / UNIT_NS[TRIAL_UNIT]
     span_s = trial_span_ns / NS_PER_S * unit_ratio
     return len(trial_times_ns) / span_s if span_s else None

@@ -135,15 +135,15 @@ def _read_with_unit(path: Path, unit: TimeUnit, *, skip_bad: bool) -> Trace:
 def _read_and_infer_unit(path: Path, *, skip_bad: bool) -> Trace:
     """Read a trace, and infer the unit of its times if the format does not define it.
 
-    The file is first read as if its times were numbers of TRIAL_UNIT. All times together show which
-    unit is plausible, and the file is read again if it is another one.
+    The file is first read with the unit TRIAL_UNIT. The times of all its rows show which unit is
+    plausible, and the file is read again if that is another one.
     """
-    builder, file_format = _read_file(path, TRIAL_UNIT, skip_bad=skip_bad)
-    trace = builder.build(file_format.name)
+    trial_builder, file_format = _read_file(path, TRIAL_UNIT, skip_bad=skip_bad)
+    trace = trial_builder.build(file_format.name)
     if not file_format.needs_time_unit:
         return trace
 
-    decision = decide_unit(builder.times_ns(), file_format.default_unit)
+    decision = decide_unit(trial_builder.times_ns(), file_format.default_unit)
     if decision.unit != TRIAL_UNIT:
         builder, _ = _read_file(path, decision.unit, skip_bad=skip_bad)
         trace = builder.build(file_format.name)
@@ -208,7 +208,7 @@ def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 def _read_lines(
     path: Path, lines: Iterator[NumberedLine], unit: TimeUnit, *, skip_bad: bool
 ) -> tuple[TraceBuilder, _FileFormat]:
-    """Read the rows of a file of lines, whose format is recognized by the first line.
+    """Read the rows of a text file (CSV or JSON), whose first line shows its format.
 
     Return the rows, and the properties of the format that the caller reports.
 
@@ -228,20 +228,15 @@ def _read_lines(
 
     _, first_line = first
     trace_format = _find_format(path, first_line)
-    file_format = _FileFormat(
-        name=trace_format.name,
-        needs_time_unit=trace_format.with_unit is not None,
-        default_unit=trace_format.default_unit,
-    )
-
-    # The first line of a CSV file only names the columns. Other files begin with their first row.
-    is_csv = not _is_json(first_line)
-    rows = lines if is_csv else itertools.chain([first], lines)
-
     row_format = _format_in_unit(trace_format, unit)
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=row_format.must_be_ordered)
+
+    # The first line of a CSV file only names the columns.
+    rows = itertools.chain([first], lines) if _is_json(first_line) else lines
     add_lines(builder, row_format, rows)
-    return builder, file_format
+
+    needs_time_unit = trace_format.with_unit is not None
+    return builder, _FileFormat(trace_format.name, needs_time_unit, trace_format.default_unit)
 
 
 def _format_in_unit(trace_format: TraceFormat, unit: TimeUnit) -> TraceFormat:
