@@ -52,7 +52,8 @@ class Corpus:
         """Compute the popularity of each chunk of the corpus by Zipf's law.
 
         A chunk is a passage of a document, of which a retrieval system puts several into a prompt.
-        The chunk of rank k, counted from 1, is drawn in proportion to 1 / k^zipf.
+        By Zipf's law, the chunk of rank k is drawn in proportion to 1 / k^s with the exponent s
+        (`spec.zipf`). Ranks begin at 1.
 
         Args:
             spec: The size of the corpus, its chunks and their popularity.
@@ -61,14 +62,14 @@ class Corpus:
         self.tokens = spec.tokens
         self._chunks_per_prompt = spec.count
         self._key = key
+
         ranks = np.arange(1, spec.corpus + 1, dtype=float)
-        weights = ranks**-spec.zipf
-        self._cumulative_shares = np.cumsum(weights) / weights.sum()
+        popularity = ranks**-spec.zipf
+        self._cumulative_shares = np.cumsum(popularity) / popularity.sum()
 
         # `chunks_of` has a cache, because the chunks of a prompt are needed for its text and for
         # its lengths. The cache belongs to this instance, so that it is freed with it.
-        add_cache = functools.lru_cache(maxsize=PROMPTS_CACHED)
-        self.chunks_of = add_cache(self._draw_chunks)
+        self.chunks_of = functools.lru_cache(maxsize=PROMPTS_CACHED)(self._draw_chunks)
 
     def _draw_chunks(self, prompt_index: int) -> tuple[int, ...]:
         """Draw the chunks of a prompt, none of them twice.

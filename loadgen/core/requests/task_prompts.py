@@ -373,9 +373,9 @@ class TaskPrompts(GeneratedPrompts):
     def _documents(self, task_index: int, turn: int) -> _Documents:
         """Return the documents that a request sends, as chunks of a corpus.
 
-        Only the first request of a step sends any. A step with `documents` sends some that are
-        drawn from its corpus. A step with `best: n` comes after a ranking, and sends the n best
-        documents of it.
+        Only the first request of a step sends any. These are documents of an earlier ranking if the
+        step has the key `best`, the number of documents to send. They are drawn from the corpus of
+        the step if it has the key `documents`.
         """
         request = self.graphs[task_index][turn]
         step = self._task.steps[request.step]

@@ -135,22 +135,28 @@ def _build_stage(
     position: _StagePosition,
     stage_seeds: _StageSeeds,
 ) -> ScheduledStage:
-    """Return one stage of a schedule.
+    """Return one stage of a schedule, an open or a closed loop.
 
-    A closed loop has no arrival times: its virtual users send the next request after a response.
     Raises ValueError if nothing limits a closed loop.
     """
-    if not isinstance(stage.arrival, Closed):
-        return _build_open_stage(stage, sessions, position, stage_seeds)
-    if stage.duration_ns is None and stage.count is None:
+    if isinstance(stage.arrival, Closed):
+        return _build_closed_stage(stage, stage.arrival, sessions, position)
+    return _build_open_stage(stage, sessions, position, stage_seeds)
+
+
+def _build_closed_stage(
+    stage: Stage, arrival: Closed, sessions: SessionSequence, position: _StagePosition
+) -> ScheduledStage:
+    """Return a closed loop, whose virtual users send the next request after a response.
+
+    It has no arrival times. Without a count, as many requests are sent as fit into the duration,
+    and the number of slots is not known. Raises ValueError if there is no duration either.
+    """
+    slot_count = None
+    if stage.count is not None:
+        slot_count = sessions.total_turns(position.first_session, stage.count)
+    elif stage.duration_ns is None:
         raise ValueError(f"stage {stage.name!r} has neither a duration nor a count")
-
-    concurrency = stage.arrival.concurrency
-    session_count = stage.count
-
-    slot_count = None  # As many as fit into the duration.
-    if session_count is not None:
-        slot_count = sessions.total_turns(position.first_session, session_count)
 
     return ScheduledStage(
         index=position.index,
@@ -159,12 +165,12 @@ def _build_stage(
         start_ns=position.start_ns,
         length_ns=stage.duration_ns,
         first_session=position.first_session,
-        session_count=session_count,
-        concurrency=concurrency,
+        session_count=stage.count,
+        concurrency=arrival.concurrency,
         arrivals_ns=np.zeros(0, np.int64),
         slot_count=slot_count,
         max_turns=sessions.max_turns,
-        ramp_ns=stage.arrival.ramp_ns or 0,
+        ramp_ns=arrival.ramp_ns or 0,
         inherited_users=position.previous_users,
     )
 

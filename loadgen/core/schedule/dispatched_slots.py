@@ -126,10 +126,9 @@ class InterruptedSlots:
     ) -> Iterator[DispatchedSlot]:
         """Yield the requests (slots) of an open loop whose sessions had not arrived at the stop.
 
-        A session is a single request, a conversation or a task, and arrives at a planned time. Only
-        the sessions of this shard are yielded, the part of the schedule that one worker sends. They
-        are dealt to the shards in turn: with 2 shards, shard 1 has the sessions 1, 3, 5 and so on.
-        If 2 of them have arrived, the requests of session 5 come first.
+        Only the sessions of this shard are yielded, the part of the schedule that one worker sends.
+        They are dealt to the shards in turn: with 2 shards, shard 1 has the sessions 1, 3, 5 and so
+        on. If 2 of them have arrived, the requests of session 5 come first.
 
         Args:
             stage: The open loop.
@@ -137,19 +136,14 @@ class InterruptedSlots:
                 have the due time NOT_APPLICABLE.
             arrived_count: How many sessions of this shard have arrived.
         """
-        sessions_of_stage = range(stage.first_session, stage.first_session + len(stage.arrivals_ns))
-        sessions_of_shard = sessions_of_stage[
-            self._schedule.shard_index :: self._schedule.shard_count
-        ]
-        arrivals_of_shard_ns = self._schedule.arrivals_ns_of(stage).tolist()
-
-        remaining_sessions = sessions_of_shard[arrived_count:]
-        remaining_arrivals_ns = arrivals_of_shard_ns[arrived_count:]
-        for session_index, arrival_ns in zip(
-            remaining_sessions, remaining_arrivals_ns, strict=True
-        ):
-            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrival_ns
-            yield from self.slots_of_session(stage, session_index, virtual_user=None, due_ns=due_ns)
+        schedule = self._schedule
+        arrivals_ns = schedule.arrivals_ns_of(stage).tolist()
+        for index_in_shard in range(arrived_count, len(arrivals_ns)):
+            index_in_stage = schedule.shard_index + index_in_shard * schedule.shard_count
+            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrivals_ns[index_in_shard]
+            yield from self.slots_of_session(
+                stage, stage.first_session + index_in_stage, virtual_user=None, due_ns=due_ns
+            )
 
 
 def has_planned_slots(stage: ScheduledStage) -> bool:

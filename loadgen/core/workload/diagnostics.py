@@ -274,10 +274,9 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
     its key is not known.
     """
     # `TaggedUnion` adds two texts to the error: what the union is called, such as "arrival", and
-    # the keys that select a member.
-    context = error["ctx"]
-    noun = str(context["noun"])
-    known_keys = str(context["known"]).split(", ")
+    # the keys that select a member, joined by commas.
+    noun = str(error["ctx"]["noun"])
+    known_keys = str(error["ctx"]["known"]).split(", ")
 
     value = location.value
     if not isinstance(value, Map) or not value:
@@ -291,7 +290,7 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
         hint = f"its parameters go inside, for example {example}"
         return UserError("conflict", problem, location.place(file), hint)
 
-    unknown_key = next(iter(value))  # It is the only one.
+    (unknown_key,) = value
     problem = f'unknown {noun} "{unknown_key}"'
     place_of_key = place_at(file, value.keys_at[unknown_key], location.path)
     return UserError("unknown_name", problem, place_of_key, did_you_mean(unknown_key, known_keys))

@@ -139,9 +139,9 @@ class Part(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return a reference to the JSON Schema of this part, and extend the schema it refers to.
+        """Let `extend_json_schema` change the JSON Schema of this part.
 
-        pydantic calls this method for each part. `handler` stores the generated schema in the table
+        Pydantic calls this method for each part. `handler` stores the generated schema in the table
         of definitions (`$defs`) and returns a reference to it, such as
         `{"$ref": "#/$defs/Poisson"}`.
         """
@@ -149,7 +149,7 @@ class Part(BaseModel):
         definition = handler.resolve_ref_schema(reference)
         extended_schema = cls.extend_json_schema(dict(definition))
 
-        # pydantic has no method to replace a definition, so the dictionary itself is changed.
+        # A definition can only be replaced by changing the dictionary in the table.
         definition.clear()
         definition.update(extended_schema)
         return reference

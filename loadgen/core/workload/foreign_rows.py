@@ -307,9 +307,9 @@ def _read_turns_to_question(turns: Sequence[object], field: str) -> list[_Turn]:
 def _find_response(turns_after_question: Iterator[_Turn]) -> str:
     """Return the recorded response to the first question of a conversation, "" if there is none.
 
-    A system message between question and response is not sent with the question, although the
-    response depends on it. Such a conversation cannot be used, and is left out like one without a
-    question. Further questions before the response are ignored.
+    Further questions before the response are ignored. A conversation with a system message before
+    the response cannot be used: the response depends on that message, which is not sent with the
+    question. It is left out in the same way as a conversation without a question.
 
     Raises:
         EmptyConversationError: A system message comes before the response.

@@ -217,10 +217,11 @@ class Stage(Part):
 
     @classmethod
     def convert_to_fields(cls, data: Any) -> Any:
-        """Convert `warmup: true`, another spelling of `measured: false`, to the field.
+        """Return the stage as it is written with `measured` in place of the key `warmup`.
 
-        Pydantic calls this before it validates a stage. Raises `InvalidValueError` for a stage with
-        both `warmup` and `measured`, and for an invalid spike.
+        `warmup: true` has the same meaning as `measured: false`. Pydantic calls this before it
+        validates a stage. Raises `InvalidValueError` for a stage with both keys, and for an invalid
+        spike.
         """
         if not isinstance(data, Map):
             return data

@@ -88,9 +88,6 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     def reused_share(self, request_count: int | None = None) -> float | None:
         """Return the share of prompt tokens that an unlimited prefix cache would know already.
 
-        A hash stands for a block of a prompt. The block is new where its hash occurs first, and all
-        its tokens are reused at each later occurrence.
-
         Args:
             request_count: The number of first requests to look at, or None for all.
 
@@ -99,21 +96,28 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         """
         end = len(self) if request_count is None else min(request_count, len(self))
 
-        # A part of a trace has the hashes of the whole trace, so its own may not begin at 0.
+        # A slice of a trace shares the hashes of the complete trace, so its first is not always 0.
         hashes = self.hashes[self.hash_starts[0] : self.hash_starts[end]]
         if not len(hashes):
             return None
 
-        distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
-        repetitions = occurrences - 1
-        block_tokens = np.array(
-            [self.tokens_by_hash[block_hash] for block_hash in distinct_hashes.tolist()]
-        )
-        reused_tokens = float((block_tokens * repetitions).sum())
+        reused_tokens = self._count_reused_tokens(hashes)
         prompt_tokens = float(self.input_tokens[:end].sum(dtype=np.int64))
 
         # The tokens of a block can be rounded up, so that the sum can exceed that of the prompts.
         return min(1.0, reused_tokens / prompt_tokens)
+
+    def _count_reused_tokens(self, hashes: Integers) -> float:
+        """Return how many tokens are in blocks whose hash has occurred before.
+
+        A hash stands for a block of a prompt. The block is new where its hash occurs first, and all
+        its tokens are reused at each later occurrence.
+        """
+        distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
+        tokens_of_blocks = np.array(
+            [self.tokens_by_hash[block_hash] for block_hash in distinct_hashes.tolist()]
+        )
+        return float((tokens_of_blocks * (occurrences - 1)).sum())
 
     @property
     def end_ns(self) -> int:

@@ -73,15 +73,14 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     _, first_line = first
     may_begin_document = first_line.lstrip().startswith(("{", "["))
     if may_begin_document:
-        # This reads as many further lines as a document may have. `_lines_of_document` returns the
-        # objects of the document, or the lines that were read if they are no document.
+        # This takes as many lines from `lines` as a document may have. If they are no document,
+        # they are yielded unchanged.
         document = _decode_document(first, lines)
         yield from _lines_of_document(document)
     else:
         yield first
 
-    unread_lines = lines
-    yield from unread_lines
+    yield from lines  # Those that are left.
 
 
 def _lines_of_document(decoded: _DecodedDocument) -> Iterable[NumberedLine]:

@@ -278,12 +278,11 @@ def _refuse_deep_nesting(text: str, file: str) -> None:
 
 
 def _find_deep_nesting(text: str) -> Any:
-    """Return the mark (position) at which a text is nested too deeply, or None.
+    """Return the mark (position) at which a text is nested deeper than MAX_DEPTH, or None.
 
-    The library libyaml raises an error itself for a text that exceeds its limit, which is far above
-    MAX_DEPTH. The text before the place of this error is then searched. It exceeds MAX_DEPTH as
-    well, because the nesting grows by one level at a time. Raises yaml.MarkedYAMLError for a syntax
-    error.
+    libyaml has a limit of its own, far above MAX_DEPTH, and raises an error at that place. In this
+    case the text before it, which is too deep already, is searched. Raises yaml.MarkedYAMLError for
+    a syntax error.
     """
     try:
         return _find_mark_beyond_max_depth(text)
@@ -448,21 +447,22 @@ class _NodeReader:
         checked the text without following its aliases.
         """
         self._remaining_nodes -= 1
-        is_too_deep = depth > MAX_DEPTH
-        has_too_many_nodes = self._remaining_nodes < 0
-        if not is_too_deep and not has_too_many_nodes:
-            return
+        if depth > MAX_DEPTH:
+            raise self._size_error("cycle", "has an alias inside itself", node, path)
+        if self._remaining_nodes < 0:
+            raise self._size_error("too_large", "too many values", node, path)
 
-        # The path can be very long here, such as `a[0][0][0]` and so on, so all indexes are cut.
-        path_of_list = path.partition("[")[0]
-        place = place_at(self._file, _position(node), path_of_list)
+    def _size_error(self, code: Code, problem: str, node: yaml.Node, path: str) -> CombinedError:
+        """Return the error of a file with too many or too deeply nested values.
+
+        Its path can be very long, such as `a[0][0][0]` and so on, so all indexes are cut.
+        """
+        path_without_indexes = path.partition("[")[0]
+        place = place_at(self._file, _position(node), path_without_indexes)
         hint = (
             f"use at most {MAX_DEPTH} levels and {MAX_NODES:,} values; each use of an alias counts"
         )
-        if is_too_deep:
-            raise _fatal_error("cycle", "has an alias inside itself", place, hint)
-
-        raise _fatal_error("too_large", "too many values", place, hint)
+        return _fatal_error(code, problem, place, hint)
 
     def _read_entries(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
         """Return a mapping with its own keys and those that `<<` merges into it.
