@@ -56,8 +56,8 @@ class Comparability(NamedTuple):
 
 
 def check_comparability(ours: OurRun, theirs: OtherResult) -> Comparability:
-    """Return how the two loads differ, as far as the run and the file tell."""
-    stage = next((stage for stage in ours.manifest.stages if stage.measured), StagePlan())
+    """Return how the servers and loads of the two results differ, as far as this is known."""
+    stage = _find_measured_stage(ours.manifest)
     fields = list(_list_fields(ours, theirs, stage))
     return Comparability(
         differences=tuple(
@@ -68,8 +68,16 @@ def check_comparability(ours: OurRun, theirs: OtherResult) -> Comparability:
     )
 
 
+def _find_measured_stage(manifest: RunManifest) -> StagePlan:
+    """Return the first load stage that is measured, or an empty one if the run has no stages."""
+    for stage in manifest.stages:
+        if stage.measured:
+            return stage
+    return StagePlan()
+
+
 def _list_fields(ours: OurRun, theirs: OtherResult, stage: StagePlan) -> Iterator[ComparedField]:
-    """Yield the properties that have to be equal."""
+    """Yield the properties that must be equal for the metrics to be comparable."""
     facts = theirs.definitions.facts
     target = ours.summary.target
     yield ComparedField("model", target.model, theirs.result.model)
@@ -86,15 +94,24 @@ def _list_fields(ours: OurRun, theirs: OtherResult, stage: StagePlan) -> Iterato
 def _compare_load(
     stage: StagePlan, concurrency: float | None, rate_per_s: float | None
 ) -> ComparedField:
-    """Return the loads: a number of requests in flight or a rate. Equal loads have equal texts."""
+    """Return our load and that of the other tool: each is a concurrency or a request rate.
+
+    Args:
+        stage: Our load.
+        concurrency: The concurrency of the other tool, or None.
+        rate_per_s: Its request rate, or None.
+    """
+    has_only_rate = concurrency is None and rate_per_s is not None
+    if stage.concurrency and has_only_rate:
+        return ComparedField(
+            "load", ours=f"{stage.concurrency} in flight", theirs=f"{rate_per_s:g}/s"
+        )
     if stage.concurrency:
-        if concurrency is None and rate_per_s is not None:
-            theirs = f"{rate_per_s:g}/s"
-            return ComparedField("load", f"{stage.concurrency} in flight", theirs)
         return _compare_numbers("concurrency", stage.concurrency, concurrency)
 
-    if stage.rate is not None and rate_per_s is None and concurrency is not None:
-        return ComparedField("load", f"{stage.rate:g}/s", f"{concurrency:g} in flight")
+    has_only_concurrency = rate_per_s is None and concurrency is not None
+    if stage.rate is not None and has_only_concurrency:
+        return ComparedField("load", ours=f"{stage.rate:g}/s", theirs=f"{concurrency:g} in flight")
     return _compare_numbers("request rate", stage.rate, rate_per_s)
 
 

@@ -17,6 +17,9 @@ from loadgen.explain.parts import (
 )
 from loadgen.explain.token_ratio import TokenRatio, find_token_ratio
 
+INPUT_TOKENS = MetricName("tokens.input", "input tokens")
+OUTPUT_TOKENS = MetricName("tokens.output", "output tokens")
+
 
 class _Requests(NamedTuple):
     """How many requests of a run ended.
@@ -77,19 +80,19 @@ def _explain_successes(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
 
 
 def _explain_failures(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
-    """Return the difference of failed requests.
+    """Return why the numbers of failed requests differ.
 
-    With another number of requests, failures are expected in proportion. The rest is not explained,
-    and its expected variation is that of a binomial distribution.
+    The other tool is expected to have the same failure rate as our run. What is beyond that is not
+    explained. The variation by chance is that of two binomial distributions with this rate.
     """
     our_failed = ours.failed or 0.0
     their_failed = theirs.failed or 0.0
-    share = our_failed / ours.total if ours.total else 0.0
-    variance = (ours.total + theirs.total) * share * (1 - share)
+    failure_rate = our_failed / ours.total if ours.total else 0.0
+    variance = (ours.total + theirs.total) * failure_rate * (1 - failure_rate)
     return split_difference(
         MetricName("requests.failed", "failed requests"),
         our_failed,
-        [MetricStep("requests", share * theirs.total)],
+        [MetricStep("requests", failure_rate * theirs.total)],
         their_failed,
         expected_variation=NORMAL_95 * math.sqrt(variance),
     )
@@ -98,30 +101,42 @@ def _explain_failures(ours: _Requests, theirs: _Requests) -> ExplainedMetric:
 def _explain_tokens(
     ours: OurRun, theirs: OtherResult, our_requests: _Requests, their_requests: _Requests
 ) -> Iterator[ExplainedMetric]:
-    """Yield the differences of prompt and output tokens: more requests, and other counts."""
-    for name, our_value, tokens in (
-        (
-            MetricName("tokens.input", "input tokens"),
-            ours.summary.tokens.input,
-            TokenRatio(counting=_find_prompt_scale(ours, theirs)),
-        ),
-        (
-            MetricName("tokens.output", "output tokens"),
-            ours.summary.tokens.output,
-            find_token_ratio(ours, theirs),
-        ),
-    ):
-        their_value = theirs.metrics.get(name.path)
-        if our_value is None or their_value is None or not our_requests.ok:
-            continue
-        after_requests = our_value * their_requests.ok / our_requests.ok
-        after_counting = after_requests * tokens.counting
-        steps = [
-            MetricStep("requests", after_requests),
-            MetricStep("token_counts", after_counting),
-            MetricStep("response_lengths", after_counting * tokens.length),
-        ]
-        yield split_difference(name, our_value, steps, their_value)
+    """Yield why the total numbers of input and output tokens differ.
+
+    A number that one of the results does not have is left out.
+    """
+    if not our_requests.ok:
+        return
+
+    our_tokens = ours.summary.tokens
+    their_input = theirs.metrics.get(INPUT_TOKENS.path)
+    if our_tokens.input is not None and their_input is not None:
+        ratio = TokenRatio(counting=_find_prompt_scale(ours, theirs))
+        after_requests = our_tokens.input * their_requests.ok / our_requests.ok
+        steps = _list_token_steps(after_requests, ratio)
+        yield split_difference(INPUT_TOKENS, our_tokens.input, steps, their_input)
+
+    their_output = theirs.metrics.get(OUTPUT_TOKENS.path)
+    if our_tokens.output is not None and their_output is not None:
+        ratio = find_token_ratio(ours, theirs)
+        after_requests = our_tokens.output * their_requests.ok / our_requests.ok
+        steps = _list_token_steps(after_requests, ratio)
+        yield split_difference(OUTPUT_TOKENS, our_tokens.output, steps, their_output)
+
+
+def _list_token_steps(after_requests: float, ratio: TokenRatio) -> list[MetricStep]:
+    """Return our number of tokens after each step towards the number of the other tool.
+
+    Args:
+        after_requests: Our number, scaled to the number of requests of the other tool.
+        ratio: How the tokens per request differ.
+    """
+    after_counting = after_requests * ratio.counting
+    return [
+        MetricStep("requests", after_requests),
+        MetricStep("token_counts", after_counting),
+        MetricStep("response_lengths", after_counting * ratio.length),
+    ]
 
 
 def _find_prompt_scale(ours: OurRun, theirs: OtherResult) -> float:

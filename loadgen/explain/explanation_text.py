@@ -26,6 +26,9 @@ from loadgen.render.section import (
 
 HEAD = ("metric", "ours", "theirs", "difference", "explained", "parts")
 
+UNTITLED = ""
+"""The title of a section that has no heading."""
+
 SHOWN_SHARE = 0.02
 """The table leaves out parts below this share of the difference. JSON has all of them."""
 
@@ -55,34 +58,48 @@ def build_report(explanation: ExplainedDifference) -> Report:
         generated_by="loadgen explain",
         notices=notices,
         headline=[Paragraph(_summarize(explanation))],
-        sections=list(_list_sections(explanation, explanation.metrics)),
-        brief=list(_list_sections(explanation, _select_brief(explanation), is_brief=True)),
+        sections=list(_list_full_sections(explanation)),
+        brief=list(_list_brief_sections(explanation)),
     )
 
 
-def _list_sections(
-    explanation: ExplainedDifference, metrics: Sequence[ExplainedMetric], *, is_brief: bool = False
-) -> Iterator[Section]:
-    """Yield the table of metrics and what a reader needs to understand it."""
-    if is_brief:
-        yield section("", Paragraph(_summarize(explanation)))
+def _list_brief_sections(explanation: ExplainedDifference) -> Iterator[Section]:
+    """Yield what a terminal shows by default: the most common metrics that differ."""
+    metrics = _select_brief(explanation)
+    differing = [metric for metric in metrics if metric.outcome != "equal"]
+    yield section(UNTITLED, Paragraph(_summarize(explanation)))
+    yield section(UNTITLED, _build_table(differing))
+    yield section(UNTITLED, Paragraph(_list_equal_metrics(metrics)))
+    yield from _list_warning_sections(explanation)
 
-    rows = [_create_row(metric) for metric in metrics if metric.outcome != "equal" or not is_brief]
-    yield section("", Table(HEAD, rows, "remarks"))
-    if is_brief:
-        yield section("", Paragraph(_list_equal_metrics(metrics)))
-    yield section("", Bullets(_list_warnings(explanation), "warn"))
-    if _unexplained_latencies(explanation):
-        yield section("", Paragraph(UNEXPLAINED_HINT))
-    if is_brief:
-        return
 
-    names = {part.name: None for metric in metrics for part in metric.parts}
-    meanings = [(PART_LABELS[name], PART_MEANINGS[name]) for name in PART_LABELS if name in names]
-    yield section(
-        "Parts", Paragraph(READING, "soft"), Table(("part", "meaning"), meanings, "prose")
-    )
+def _list_full_sections(explanation: ExplainedDifference) -> Iterator[Section]:
+    """Yield all metrics, the meaning of their parts, and the source of the definitions."""
+    yield section(UNTITLED, _build_table(explanation.metrics))
+    yield from _list_warning_sections(explanation)
+    yield section("Parts", Paragraph(READING, "soft"), _build_part_table(explanation.metrics))
     yield section("Definitions", _describe_definitions(explanation))
+
+
+def _build_table(metrics: Sequence[ExplainedMetric]) -> Table:
+    """Return the table with a row for each metric."""
+    return Table(HEAD, [_create_row(metric) for metric in metrics], "remarks")
+
+
+def _list_warning_sections(explanation: ExplainedDifference) -> Iterator[Section]:
+    """Yield what may make the comparison wrong, and what to do about unexplained latencies."""
+    yield section(UNTITLED, Bullets(_list_warnings(explanation), "warn"))
+    if _unexplained_latencies(explanation):
+        yield section(UNTITLED, Paragraph(UNEXPLAINED_HINT))
+
+
+def _build_part_table(metrics: Sequence[ExplainedMetric]) -> Table:
+    """Return the table with the meaning of each part that any metric has."""
+    used_names = {part.name for metric in metrics for part in metric.parts}
+    meanings = [
+        (label, PART_MEANINGS[name]) for name, label in PART_LABELS.items() if name in used_names
+    ]
+    return Table(("part", "meaning"), meanings, "prose")
 
 
 def _describe_definitions(explanation: ExplainedDifference) -> Facts:
@@ -129,7 +146,10 @@ def _format_outcome(metric: ExplainedMetric) -> str:
 
 
 def _describe_parts(metric: ExplainedMetric) -> str:
-    """Return the parts with their changes and shares, and the rest if it is not negligible."""
+    """Return the parts of a difference, such as "tail -0.8 (62 %), failures -0.5 (38 %)".
+
+    Small parts are left out. An unexplained rest comes last. Return "" for equal values.
+    """
     if metric.outcome == "equal":
         return ""
     texts = [
@@ -138,11 +158,17 @@ def _describe_parts(metric: ExplainedMetric) -> str:
         if abs(part.share) >= SHOWN_SHARE
     ]
     if metric.outcome in ("unexplained", "within_variation"):
-        share = metric.unexplained / metric.difference
-        variation = metric.expected_variation
-        bounds = f" (runs vary by ±{_format_value(variation)})" if variation is not None else ""
-        texts.append(_describe_part("unexplained", metric.unexplained, share) + bounds)
+        texts.append(_describe_unexplained(metric))
     return ", ".join(texts)
+
+
+def _describe_unexplained(metric: ExplainedMetric) -> str:
+    """Return the rest of a difference, and how far two runs vary by chance if this is known."""
+    share = metric.unexplained / metric.difference
+    text = _describe_part("unexplained", metric.unexplained, share)
+    if metric.expected_variation is None:
+        return text
+    return f"{text} (runs vary by ±{_format_value(metric.expected_variation)})"
 
 
 def _describe_part(label: str, change: float, share: float) -> str:
@@ -162,32 +188,34 @@ def _format_change(change: float) -> str:
 
 
 def _summarize(explanation: ExplainedDifference) -> str:
-    """Return how many metrics differ, and for how many of them the difference is explained."""
+    """Return how many metrics differ, and which of the differences are not explained."""
     tool = explanation.tool
+    metric_count = len(explanation.metrics)
     differing = [metric for metric in explanation.metrics if metric.outcome != "equal"]
-    if not explanation.metrics:
+    if metric_count == 0:
         return f"{tool} and our run have no metric in common."
     if not differing:
-        return f"{tool} and our run agree in all {len(explanation.metrics)} metrics."
+        return f"{tool} and our run agree in all {metric_count} metrics."
 
     unexplained = [metric for metric in differing if metric.outcome == "unexplained"]
-    text = (
-        f"{tool} differs from our run in {len(differing)} of {len(explanation.metrics)} metrics. "
-        f"Parts and chance explain {len(differing) - len(unexplained)} of these differences"
+    explained_count = len(differing) - len(unexplained)
+    exception = f", but not those of {', '.join(_group_labels(unexplained))}" if unexplained else ""
+    return (
+        f"{tool} differs from our run in {len(differing)} of {metric_count} metrics. "
+        f"Parts and chance explain {explained_count} of these differences{exception}."
     )
-    if not unexplained:
-        return f"{text}."
-    return f"{text}, but not those of {', '.join(_group_labels(unexplained))}."
 
 
 def _group_labels(metrics: Sequence[ExplainedMetric]) -> list[str]:
-    """Return the labels of metrics without units, one for all statistics of a latency."""
+    """Return the labels of metrics without units, with the statistics of a latency in one label.
+
+    "TTFT p50, ms" and "TTFT p99, ms" become "TTFT p50/p99".
+    """
     statistics_by_name: dict[str, list[str]] = {}
     for metric in metrics:
         if not metric.is_latency:
             statistics_by_name[metric.label] = []
             continue
-        # For example, "E2E latency p50, ms" is the statistic "p50" of "E2E latency".
         name, _, statistic = metric.label.removesuffix(", ms").rpartition(" ")
         statistics_by_name.setdefault(name, []).append(statistic)
 

@@ -79,12 +79,14 @@ def list_redefinitions(
     tokens: TokenRatio,
     percentiles: PercentileRule,
 ) -> list[Redefinition]:
-    """Return the latency after each replaced definition, in the order of this module.
+    """Return our latency after each step in which it becomes more like that of the other tool.
+
+    A step that changes nothing is left out. The order is fixed, see the module.
 
     Args:
-        our_definition: Our definition.
+        our_definition: Our definition of the latency.
         their: The definition of the other tool.
-        counts_warm_up: Whether our warm-up counts by the other result.
+        counts_warm_up: Whether the requests of our warm-up count, as those of the other tool do.
         tokens: How the token counts of the other result differ from ours.
         percentiles: How the other tool computes percentiles.
     """
@@ -125,7 +127,10 @@ class _NamedDefinition(NamedTuple):
 def _list_definitions(
     our_definition: LatencyDefinition, their: LatencyDefinition
 ) -> Iterator[_NamedDefinition]:
-    """Yield the definition after each difference between two definitions was replaced."""
+    """Yield our definition after each change, until it is that of the other tool.
+
+    Properties that are equal in both definitions have no step.
+    """
     definition = our_definition
     if definition.unit != their.unit:
         is_pooled = definition.unit == "gap"
@@ -175,20 +180,24 @@ def _explain_statistic(
         tokens=_find_tokens(ours, theirs, tool_latency.definition),
         percentiles=theirs.definitions.percentiles,
     )
-    steps = list(_compute_steps(ours, redefinitions, statistic))
-    definition_count = sum(step.name != "response_lengths" for step in steps)
-    value = steps[-1].value if steps else our_value
     final_latency = redefinitions[-1].latency if redefinitions else own_latency
-    steps += _list_run_steps(theirs, tool_latency, final_latency, statistic, value)
+    steps = list(_compute_steps(ours, redefinitions, statistic))
+    final_value = steps[-1].value if steps else our_value
+    run_steps = _list_run_steps(theirs, tool_latency, final_latency, statistic, final_value)
 
     return split_difference(
         MetricName(path, f"{LATENCY_LABELS[tool_latency.name]} {statistic}, ms"),
         our_value,
-        steps,
+        [*steps, *run_steps],
         their_value,
         expected_variation=_estimate_variation(ours, theirs, final_latency, statistic),
-        redefinition_steps=definition_count,
+        redefinition_steps=_count_definitions(steps),
     )
+
+
+def _count_definitions(steps: list[MetricStep]) -> int:
+    """Return how many steps replace a definition. Response lengths are a property of the runs."""
+    return sum(step.name != "response_lengths" for step in steps)
 
 
 def _find_tokens(ours: OurRun, theirs: OtherResult, definition: LatencyDefinition) -> TokenRatio:
@@ -217,26 +226,27 @@ def _list_run_steps(
     statistic: str,
     value: float,
 ) -> Iterator[MetricStep]:
-    """Yield what the server and the client of the other tool add, as far as it is known.
+    """Yield the value after the server and the client of the other run replace ours.
+
+    A step whose effect is not known is left out.
 
     Args:
         theirs: The other result.
         tool_latency: The latency.
-        redefined: How the other tool computes it.
-        statistic: The statistic of it.
+        redefined: How the other tool computes the latency.
+        statistic: The statistic of the latency, such as "p99".
         value: The value of our run by the definition of the other tool, in ms.
     """
     server_ms = None
     if theirs.server_times is not None:
         server_ms = theirs.server_times.compute_statistic(redefined, statistic)
     if server_ms is not None:
-        value = server_ms
-        yield MetricStep("server", value)
+        yield MetricStep("server", server_ms)
 
     client_send_ms = theirs.find_client_send_ms(tool_latency.name, statistic)
     if client_send_ms is not None:
-        value += client_send_ms
-        yield MetricStep("client_send", value)
+        before_sending_ms = value if server_ms is None else server_ms
+        yield MetricStep("client_send", before_sending_ms + client_send_ms)
 
     if server_ms is not None:
         yield MetricStep("client", theirs.metrics[f"{tool_latency.metric}.{statistic}"])

@@ -71,10 +71,11 @@ class OtherResult(NamedTuple):
 
     @property
     def tokens_per_chunk(self) -> float:
-        """The tokens that the tool found in a chunk, by which it splits the time between chunks.
+        """The number of tokens that the tool counts in a chunk in which the server counts one.
 
-        It is 1 for a tool that does not split chunks. Its TPOT divides the same time by the tokens
-        of the server, so TPOT / ITL is the number of its own tokens for each of the server.
+        Some tools compute ITL with their own token counts and TPOT with those of the server. Then
+        TPOT / ITL is the number: a TPOT of 20 ms and an ITL of 10 ms mean 2 tokens. It is 1 for
+        other tools, and for a file without these metrics.
         """
         tpot_ms = self.metrics.get("tpot_ms.mean")
         itl_ms = self.metrics.get("inter_chunk_ms.mean")
@@ -87,10 +88,10 @@ class OtherResult(NamedTuple):
         return find_number(self.document, path) if path else None
 
     def find_client_send_ms(self, name: LatencyName, statistic: str) -> float | None:
-        """Return how much the client's own time for sending adds to a statistic, in ms.
+        """Return the part of a statistic that the client needed to send requests, in ms.
 
-        The mean of this time adds to the means of TTFT and E2E latency. For a percentile of the
-        TTFT, it is the percentile of the TTFT less that of the time after sending.
+        The file may have the mean of this time, and percentiles of the TTFT with and without it.
+        Return None if the file does not have them, or for any other latency.
         """
         facts = self.definitions.facts
         if statistic == "mean" and name in ("ttft", "e2e"):
@@ -151,9 +152,9 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
 
 
 def _read_document(path: Path) -> Mapping[str, object]:
-    """Return the JSON object in a result file, or that in its last line for JSON lines.
+    """Return the JSON object in a result file that was read before, so that it is not empty.
 
-    Records of single requests, one per line, have no facts about the run.
+    If each line is an object, return that of the last line. Return {} for any other JSON value.
     """
     text = path.read_text("utf-8", "replace")
     try:

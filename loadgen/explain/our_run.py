@@ -61,29 +61,21 @@ class OurRun:
         rows: NDArray[np.void],
         gaps: Sequence[Histogram],
     ) -> None:
-        """Select the requests.
+        """Prepare the latencies of the measured requests, and of those with the warm-up.
 
         Args:
             summary: The summary of the run.
-            manifest: Its manifest.
-            rows: The records of its requests.
-            gaps: For each stage, the times between output events.
+            manifest: The manifest of the run, which has its load stages and its API.
+            rows: The record of each request.
+            gaps: The histogram of times between output events of each load stage.
         """
         self.summary = summary
         self.manifest = manifest
         self.measured = select_successful(manifest, rows)
-        every_row = Columns(rows)
-        is_successful = every_row.where(OK) & (every_row["first_token_ns"] >= 0)
-        self.all_requests = SuccessfulRequests(every_row, is_successful)
+        self.all_requests = _select_all_successful(rows)
 
-        measured_gaps = [
-            histogram
-            for index, histogram in enumerate(gaps)
-            if not manifest.stages or manifest.stages[index].measured
-        ]
-        self._measured_samples = LatencySamples(
-            manifest.api, self.measured, merge_histograms(measured_gaps)
-        )
+        measured_gaps = merge_histograms(_select_measured_gaps(manifest, gaps))
+        self._measured_samples = LatencySamples(manifest.api, self.measured, measured_gaps)
         self._all_samples = LatencySamples(manifest.api, self.all_requests, merge_histograms(gaps))
 
     @property
@@ -100,15 +92,7 @@ class OurRun:
         sample = self._samples(latency).sample(latency.definition)
         if isinstance(sample, PooledGaps):
             return _compute_gap_statistic(sample.histogram, latency.token_scale, statistic)
-
-        values = self._known_values(latency)
-        if len(values.values) == 0:
-            return None
-        if statistic == "mean":
-            return float(np.average(values.values, weights=values.weights)) / NS_PER_MS
-        if latency.percentiles == "element" and values.weights is None:
-            return quantile_of(values.values, PERCENTILES[statistic]) / NS_PER_MS
-        return values.percentiles((statistic,))[statistic]
+        return compute_value_statistic(self._known_values(latency), latency.percentiles, statistic)
 
     def estimate_standard_error(self, latency: DefinedLatency, statistic: str) -> float | None:
         """Return the standard error of a statistic in ms, from blocks of time of the run.
@@ -153,41 +137,90 @@ class OurRun:
         return self._all_samples if latency.includes_warm_up else self._measured_samples
 
     def _known_values(self, latency: DefinedLatency) -> WeightedValues:
-        """Return the values of a latency in ns in the order of scheduled times.
+        """Return the latency of each request in ns, in the order of scheduled times.
 
         Requests without a value are left out.
+        """
+        values_ns, weights = self._compute_values(latency)
+        requests = self.requests(includes_warm_up=latency.includes_warm_up)
+        scheduled_ns = requests.columns["due_ns"][requests.is_successful]
+        is_known = ~np.isnan(values_ns)
+        if weights is not None:
+            is_known &= weights > 0
+
+        known_indices = np.flatnonzero(is_known)
+        order = known_indices[np.argsort(scheduled_ns[known_indices], kind="stable")]
+        return WeightedValues(values_ns[order], None if weights is None else weights[order])
+
+    def _compute_values(self, latency: DefinedLatency) -> WeightedValues:
+        """Return the latency of each request in ns, NaN for a request without a value.
+
+        The values are scaled to the token counts and response lengths of the other run.
         """
         samples = self._samples(latency)
         sample = samples.sample(latency.definition)
         assert not isinstance(sample, PooledGaps), "times between events are no values of requests"
         values_ns, weights = sample.compute()
         values_ns = _scale_lengths(values_ns, latency, samples)
-        values_ns = _scale_tokens(values_ns, latency, samples)
+        return WeightedValues(_scale_tokens(values_ns, latency, samples), weights)
 
-        requests = self.requests(includes_warm_up=latency.includes_warm_up)
-        order = np.argsort(requests.columns["due_ns"][requests.is_successful], kind="stable")
-        is_known = ~np.isnan(values_ns)
-        if weights is not None:
-            is_known &= weights > 0
-        order = order[is_known[order]]
-        return WeightedValues(values_ns[order], None if weights is None else weights[order])
+
+def _select_all_successful(rows: NDArray[np.void]) -> SuccessfulRequests:
+    """Return the requests of a run, of which those that succeeded with a token are marked."""
+    columns = Columns(rows)
+    has_token = columns["first_token_ns"] >= 0
+    return SuccessfulRequests(columns, columns.where(OK) & has_token)
+
+
+def _select_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> list[Histogram]:
+    """Return the histograms of the measured load stages, or all if the run has no stages."""
+    if not manifest.stages:
+        return list(gaps)
+    return [
+        gaps[index] for index, stage in enumerate(manifest.stages[: len(gaps)]) if stage.measured
+    ]
+
+
+def compute_value_statistic(
+    latencies: WeightedValues, rule: PercentileRule, statistic: str
+) -> float | None:
+    """Return a statistic of latencies in ms, such as "mean" or "p99", or None without any.
+
+    Args:
+        latencies: The latencies in ns, with the weight of each if they are weighted.
+        rule: How a percentile is computed.
+        statistic: The name of the statistic.
+    """
+    if len(latencies.values) == 0:
+        return None
+    if statistic == "mean":
+        return float(np.average(latencies.values, weights=latencies.weights)) / NS_PER_MS
+
+    is_one_of_the_values = rule == "element" and latencies.weights is None
+    if is_one_of_the_values:
+        return quantile_of(latencies.values, PERCENTILES[statistic]) / NS_PER_MS
+    return latencies.percentiles((statistic,))[statistic]
 
 
 def _compute_gap_statistic(gaps: Histogram, token_scale: float, statistic: str) -> float | None:
     """Return a statistic of the times between tokens in ms, or None without any.
 
-    With a scale of 1.6, each event has 1.6 tokens on average. The 0.6 further tokens come at the
-    same time as the first one, so 0.6 of 1.6 times are 0, and percentiles of the others are taken
-    at smaller shares of them.
+    Tokens of the same event come at the same time, so the times between them are 0. With 2 tokens
+    per event, half of all times are 0, and p90 of all times is p80 of the times between events.
+
+    Args:
+        gaps: The times between events.
+        token_scale: The mean number of tokens per event.
+        statistic: "mean" or a percentile such as "p99".
     """
     if gaps.count == 0:
         return None
     if statistic == "mean":
         return gaps.total_ns / gaps.count / token_scale / NS_PER_MS
 
-    zero_share = 1 - 1 / token_scale
-    share_of_gaps = (PERCENTILES[statistic] - zero_share) / (1 - zero_share)
-    return gaps.quantile(share_of_gaps) / NS_PER_MS if share_of_gaps > 0 else 0.0
+    zero_fraction = 1 - 1 / token_scale
+    quantile_of_gaps = (PERCENTILES[statistic] - zero_fraction) / (1 - zero_fraction)
+    return gaps.quantile(quantile_of_gaps) / NS_PER_MS if quantile_of_gaps > 0 else 0.0
 
 
 def _scale_lengths(
@@ -195,11 +228,12 @@ def _scale_lengths(
 ) -> NDArray[np.float64]:
     """Return latencies as they would be for longer responses, at the same time per token.
 
-    The time from the first token to the end grows with the length, and the time before it does not.
-    A latency that is divided by tokens is divided by more of them as well.
+    For responses of twice the length, the time after the first token doubles, and the time before
+    it does not change. For a latency per token, the number of tokens doubles, too.
     """
     definition = latency.definition
-    if latency.length_scale == 1.0 or definition.end not in ("last_token_ns", "end_ns"):
+    includes_generation = definition.end in ("last_token_ns", "end_ns")
+    if latency.length_scale == 1.0 or not includes_generation:
         return values_ns
 
     generation_ns = samples.timestamps(definition.end) - samples.timestamps("first_token_ns")
@@ -207,11 +241,11 @@ def _scale_lengths(
     if definition.divisor is None:
         return values_ns + added_ns
 
-    counts = samples.token_counts(definition.divisor)
-    durations_ns = values_ns * counts + added_ns
-    scaled_counts = np.maximum(counts * latency.length_scale, 1.0)
-    scaled_values: NDArray[np.float64] = durations_ns / scaled_counts
-    return scaled_values
+    token_counts = samples.token_counts(definition.divisor)
+    durations_ns = values_ns * token_counts + added_ns
+    scaled_counts = np.maximum(token_counts * latency.length_scale, 1.0)
+    scaled_values_ns: NDArray[np.float64] = durations_ns / scaled_counts
+    return scaled_values_ns
 
 
 def _scale_tokens(
@@ -219,17 +253,18 @@ def _scale_tokens(
 ) -> NDArray[np.float64]:
     """Return latencies per token as they would be with another number of tokens per request.
 
-    With a scale of 1.5, a request of 101 tokens counts as one of 151.5. A latency that was divided
-    by 100 tokens is then divided by 150.5.
+    The other tool may count more tokens in the same response, so it divides by a larger number. At
+    a scale of 1.5, it counts 151.5 tokens for 101 of ours, and divides by 150.5 in place of 100.
     """
     divisor = latency.definition.divisor
     if divisor is None or latency.token_scale == 1.0:
         return values_ns
 
-    counts = samples.token_counts(divisor)
-    added_tokens = (latency.token_scale - 1) * samples.token_counts("all_tokens")
-    scaled_counts = counts + added_tokens
-    scaled_values: NDArray[np.float64] = np.where(
-        scaled_counts > 0, values_ns * counts / np.maximum(scaled_counts, 1e-9), np.nan
-    )
-    return scaled_values
+    token_counts = samples.token_counts(divisor)
+    added_counts = (latency.token_scale - 1) * samples.token_counts("all_tokens")
+    scaled_counts = token_counts + added_counts
+    has_tokens = scaled_counts > 0
+
+    scaled_values_ns = np.full(len(values_ns), np.nan)
+    np.divide(values_ns * token_counts, scaled_counts, out=scaled_values_ns, where=has_tokens)
+    return scaled_values_ns

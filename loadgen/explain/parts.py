@@ -183,36 +183,26 @@ def split_difference(
     expected_variation: float | None = None,
     redefinition_steps: int | None = None,
 ) -> ExplainedMetric:
-    """Return the parts of a difference from the values after each step.
+    """Split the difference of a metric between our run and the other result into parts.
 
-    The part of a step is its value less the one before it, so the parts and the unexplained rest
-    add up to the difference exactly.
+    Each step changes the metric a little more towards the other value, and its change is a part.
+    What is missing after the last step is unexplained.
 
     Args:
         name: The metric.
         ours: Its value in our run, before the first step.
-        steps: The values after each step, in order.
+        steps: The value after each step, in order.
         theirs: Its value in the other result.
-        expected_variation: See `ExplainedMetric`.
+        expected_variation: Half of the 95 % interval of the difference between two runs of the same
+            load. None if it is not known.
         redefinition_steps: How many of the first steps replace definitions. The others describe how
             the runs differ. None if all of them replace definitions.
     """
-    difference = theirs - ours
-    previous = ours
-    changes: dict[PartName, float] = {}
-    for step in steps:
-        changes[step.name] = changes.get(step.name, 0.0) + step.value - previous
-        previous = step.value
-
-    smallest_change = NEGLIGIBLE * max(abs(ours), abs(theirs))
-    parts = tuple(
-        DifferencePart(name=part, change=change, share=change / difference if difference else 0.0)
-        for part, change in changes.items()
-        if abs(change) > smallest_change
-    )
-    unexplained = theirs - previous
-    has_difference = abs(difference) > EQUAL_WITHIN * max(abs(ours), abs(theirs))
-    explained_share = 1 - abs(unexplained / difference) if has_difference else None
+    largest_value = max(abs(ours), abs(theirs))
+    parts = _create_parts(_sum_changes(ours, steps), theirs - ours, NEGLIGIBLE * largest_value)
+    unexplained = theirs - (steps[-1].value if steps else ours)
+    has_difference = abs(theirs - ours) > EQUAL_WITHIN * largest_value
+    explained_share = 1 - abs(unexplained / (theirs - ours)) if has_difference else None
 
     definition_steps = steps if redefinition_steps is None else steps[:redefinition_steps]
     return ExplainedMetric(
@@ -226,6 +216,27 @@ def split_difference(
         expected_variation=expected_variation,
         explained_share=explained_share,
         outcome=_judge(explained_share, unexplained, expected_variation),
+    )
+
+
+def _sum_changes(ours: float, steps: Sequence[MetricStep]) -> dict[PartName, float]:
+    """Return by how much the steps of each name change a metric whose first value is ours."""
+    changes: dict[PartName, float] = {}
+    previous_value = ours
+    for step in steps:
+        changes[step.name] = changes.get(step.name, 0.0) + step.value - previous_value
+        previous_value = step.value
+    return changes
+
+
+def _create_parts(
+    changes: dict[PartName, float], difference: float, smallest_change: float
+) -> tuple[DifferencePart, ...]:
+    """Return the changes as parts of a difference, without those up to the smallest change."""
+    return tuple(
+        DifferencePart(name=name, change=change, share=change / difference if difference else 0.0)
+        for name, change in changes.items()
+        if abs(change) > smallest_change
     )
 
 
@@ -247,17 +258,19 @@ def combine_variation(
 ) -> float | None:
     """Return half of the 95 % interval of the difference between two runs.
 
-    The other run is taken to vary as ours does, less if it has more requests.
+    The variance of a mean is inversely proportional to the number of requests, so the variance of
+    the other run follows from ours. Return None if the standard error is not finite.
 
     Args:
         standard_error: The standard error of the metric in our run.
         our_count: The number of requests in our run.
-        their_count: The number of requests in the other run. None takes that of ours.
+        their_count: The number of requests in the other run. If it is None or 0, both runs are
+            taken to have the same number.
     """
     if not math.isfinite(standard_error):
         return None
-    ratio = our_count / their_count if their_count else 1.0
-    return NORMAL_95 * standard_error * math.sqrt(1 + ratio)
+    variance_ratio = our_count / their_count if their_count else 1.0
+    return NORMAL_95 * standard_error * math.sqrt(1 + variance_ratio)
 
 
 NORMAL_95 = 1.959964

@@ -7,7 +7,7 @@ divided by their mean latency, so both factors explain it completely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +23,13 @@ from loadgen.core.metrics.windows import (
 )
 from loadgen.explain.other_result import OtherResult
 from loadgen.explain.our_run import DefinedLatency, OurRun
-from loadgen.explain.parts import ExplainedMetric, MetricName, MetricStep, split_difference
+from loadgen.explain.parts import (
+    ExplainedMetric,
+    MetricName,
+    MetricStep,
+    PartName,
+    split_difference,
+)
 from loadgen.explain.token_ratio import find_token_ratio
 from loadgen.interop import benchmark_windows
 from loadgen.interop.tool_definitions import RateWindow
@@ -55,33 +61,62 @@ class _RunFactors(NamedTuple):
     e2e_ms: float
 
 
+class _RateRatio(NamedTuple):
+    """The factor by which a difference between the two runs changes a rate."""
+
+    part: PartName
+    factor: float
+
+
 def explain_rates(ours: OurRun, theirs: OtherResult) -> Iterator[ExplainedMetric]:
-    """Yield the rate of requests and that of output tokens, as far as both results have them."""
+    """Yield why the request rates and the rates of output tokens differ.
+
+    A rate that one of the results does not have is left out.
+    """
     headline = select_headline_rates(ours.summary)
-    windows = list(_list_windows(ours, theirs))
-    rates_by_window = [_compute_rates(window) for window in windows]
+    request_steps = []
+    token_steps = []
+    for window in _list_windows(ours, theirs):
+        rates = _compute_rates(window)
+        if rates.requests_per_s is not None:
+            request_steps.append(MetricStep(window.step_name, rates.requests_per_s))
+        if rates.tokens_per_s is not None:
+            token_steps.append(MetricStep(window.step_name, rates.tokens_per_s))
 
-    for name, our_value in (
-        (REQUEST_RATE, headline.requests),
-        (TOKEN_RATE, headline.output),
-    ):
-        their_value = theirs.metrics.get(name.path)
-        if our_value is None or their_value is None:
-            continue
+    if headline.requests is not None and REQUEST_RATE.path in theirs.metrics:
+        yield _explain_rate(ours, theirs, REQUEST_RATE, headline.requests, request_steps)
+    if headline.output is not None and TOKEN_RATE.path in theirs.metrics:
+        yield _explain_rate(ours, theirs, TOKEN_RATE, headline.output, token_steps)
 
-        is_tokens = name is TOKEN_RATE
-        steps = []
-        for window, rates in zip(windows, rates_by_window, strict=True):
-            value = rates.tokens_per_s if is_tokens else rates.requests_per_s
-            if value is not None:
-                steps.append(MetricStep(window.step_name, value))
 
-        definition_count = len(steps)
-        if steps:
-            steps += _list_run_steps(ours, theirs, steps[-1].value, is_tokens=is_tokens)
-        yield split_difference(
-            name, our_value, steps, their_value, redefinition_steps=definition_count
-        )
+def _explain_rate(
+    ours: OurRun,
+    theirs: OtherResult,
+    name: MetricName,
+    our_rate: float,
+    window_steps: list[MetricStep],
+) -> ExplainedMetric:
+    """Return why a rate differs: first the time that it is divided by, then the two runs.
+
+    Args:
+        ours: Our run.
+        theirs: The other result, which has this rate.
+        name: REQUEST_RATE or TOKEN_RATE.
+        our_rate: The rate that our run reports.
+        window_steps: Our rate in each window of time, of which the last one is that of the other
+            tool.
+    """
+    run_steps = []
+    if window_steps:
+        rate = window_steps[-1].value
+        run_steps = _list_run_steps(ours, theirs, rate, is_tokens=name is TOKEN_RATE)
+    return split_difference(
+        name,
+        our_rate,
+        [*window_steps, *run_steps],
+        theirs.metrics[name.path],
+        redefinition_steps=len(window_steps),
+    )
 
 
 class _CountedWindow(NamedTuple):
@@ -101,9 +136,10 @@ class _CountedWindow(NamedTuple):
 
 
 def _list_windows(ours: OurRun, theirs: OtherResult) -> Iterator[_CountedWindow]:
-    """Yield the windows from ours, the steady state, to that of the other tool.
+    """Yield windows of time that change step by step from ours to that of the other tool.
 
-    The start-up is added first, and then the tail: the time after the last request was started.
+    Our rate is that of the steady state. First the start-up is added, and then the tail, which is
+    the time after the last request was started. Then more requests may count.
     """
     steady = ours.summary.window.steady
     start_s = ours.summary.window.start_s
@@ -133,16 +169,20 @@ def _find_window(requests: SuccessfulRequests, rate_window: RateWindow) -> Span:
 
 
 def _compute_rates(counted: _CountedWindow) -> _Rates:
-    """Return the rates in a window: requests that ended in it, and tokens that came in it."""
+    """Return the requests that ended in a window and the tokens received in it, per second."""
     columns = counted.requests.columns
-    counts = counted.requests.is_successful
+    is_counted = counted.requests.is_successful
+    end_ns = columns["end_ns"]
     if counted.counts_failed:
-        counts = counts | _has_failed(columns)
+        is_counted = is_counted | _has_failed(columns)
+        end_ns = columns["done_ns"]  # failed requests have no end of a response
 
-    ended_ns = columns["done_ns"] if counted.counts_failed else columns["end_ns"]
-    ended = int((counts & is_within(ended_ns, counted.window)).sum())
-    tokens = estimate_tokens_within(columns, counted.window)
-    return _Rates(per_second(ended, counted.window), per_second(tokens, counted.window))
+    request_count = int((is_counted & is_within(end_ns, counted.window)).sum())
+    token_count = estimate_tokens_within(columns, counted.window)
+    return _Rates(
+        requests_per_s=per_second(request_count, counted.window),
+        tokens_per_s=per_second(token_count, counted.window),
+    )
 
 
 def _has_failed(columns: Columns) -> NDArray[np.bool_]:
@@ -161,53 +201,69 @@ def _list_run_steps(
         value: Our rate by the definition of the other tool.
         is_tokens: Whether it is a rate of tokens.
     """
-    name = TOKEN_RATE if is_tokens else REQUEST_RATE
     our_factors = _find_our_factors(ours, theirs)
     their_factors = _find_their_factors(theirs)
     if our_factors is None or their_factors is None:
         return []
 
-    steps = []
+    ratios = []
     counts_failed = theirs.definitions.counts_failed_requests and not is_tokens
     if our_factors.ok_share and not counts_failed:
-        value *= their_factors.ok_share / our_factors.ok_share
-        steps.append(MetricStep("failures", value))
+        ratios.append(_RateRatio("failures", their_factors.ok_share / our_factors.ok_share))
 
     if is_tokens:
         tokens = find_token_ratio(ours, theirs)
-        value *= tokens.counting
-        steps.append(MetricStep("token_counts", value))
-        value *= tokens.length
-        steps.append(MetricStep("response_lengths", value))
+        ratios.append(_RateRatio("token_counts", tokens.counting))
+        ratios.append(_RateRatio("response_lengths", tokens.length))
 
-    # The rate is the mean number in flight divided by the latency, so what is left after the ratio
-    # of the latencies is the ratio of the numbers in flight.
+    steps = _multiply_steps(value, ratios)
+    rate = steps[-1].value if steps else value
+    their_rate = theirs.metrics[TOKEN_RATE.path if is_tokens else REQUEST_RATE.path]
     latency_ratio = our_factors.e2e_ms / their_factors.e2e_ms
-    in_flight_ratio = theirs.metrics[name.path] / (value * latency_ratio) if value else 1.0
-    value *= in_flight_ratio
-    steps.append(MetricStep("in_flight", value))
-    value *= latency_ratio
-    steps.append(MetricStep("latency", value))
+    return steps + _multiply_steps(rate, _apply_littles_law(rate, their_rate, latency_ratio))
 
+
+def _apply_littles_law(rate: float, their_rate: float, latency_ratio: float) -> list[_RateRatio]:
+    """Return the ratios of requests in flight and of latencies, which lead to the other rate.
+
+    By Little's law, a rate is the mean number of requests in flight divided by their latency.
+
+    Args:
+        rate: Our rate after all other steps.
+        their_rate: The rate of the other tool.
+        latency_ratio: Our mean latency divided by that of the other tool.
+    """
+    in_flight_ratio = their_rate / (rate * latency_ratio) if rate else 1.0
+    return [_RateRatio("in_flight", in_flight_ratio), _RateRatio("latency", latency_ratio)]
+
+
+def _multiply_steps(rate: float, ratios: Iterable[_RateRatio]) -> list[MetricStep]:
+    """Return the rate after it was multiplied by each ratio, one after the other."""
+    steps = []
+    for ratio in ratios:
+        rate *= ratio.factor
+        steps.append(MetricStep(ratio.part, rate))
     return steps
 
 
 def _find_our_factors(ours: OurRun, theirs: OtherResult) -> _RunFactors | None:
-    """Return the factors of our rate by the definition of the other tool, or None."""
+    """Return the success rate and mean E2E latency of our run as the other tool defines them.
+
+    Return None if the tool does not define E2E latency, or our run has no such latency.
+    """
     latency = theirs.definitions.find_latency("e2e")
     if latency is None:
         return None
-    counts_warm_up = theirs.sent_no_warm_up and ours.has_warm_up
-    e2e_ms = ours.compute_statistic(
-        DefinedLatency(latency.definition, includes_warm_up=counts_warm_up), "mean"
-    )
+    includes_warm_up = theirs.sent_no_warm_up and ours.has_warm_up
+    our_latency = DefinedLatency(latency.definition, includes_warm_up=includes_warm_up)
+    e2e_ms = ours.compute_statistic(our_latency, "mean")
     if not e2e_ms:
         return None
 
-    requests = ours.requests(includes_warm_up=counts_warm_up)
-    ok = int(requests.is_successful.sum())
-    failed = int(_has_failed(requests.columns).sum())
-    return _RunFactors(ok / (ok + failed), e2e_ms)
+    requests = ours.requests(includes_warm_up=includes_warm_up)
+    ok_count = int(requests.is_successful.sum())
+    failed_count = int(_has_failed(requests.columns).sum())
+    return _RunFactors(ok_share=ok_count / (ok_count + failed_count), e2e_ms=e2e_ms)
 
 
 def _find_their_factors(theirs: OtherResult) -> _RunFactors | None:
@@ -220,9 +276,10 @@ def _find_their_factors(theirs: OtherResult) -> _RunFactors | None:
 
 
 def _compute_their_e2e_ms(theirs: OtherResult) -> float | None:
-    """Return the mean E2E latency of a file that has only TTFT and TPOT, or None.
+    """Return the mean E2E latency in ms, computed from the means of TTFT and TPOT, or None.
 
-    A response takes its TTFT, and then its TPOT for each further token.
+    A response takes its TTFT, and then its TPOT for each further token. This does not hold for a
+    tool whose TPOT includes the time before the first token.
     """
     tpot = theirs.definitions.find_latency("tpot")
     if tpot is None or tpot.definition.start == "sent_ns":

@@ -6,7 +6,7 @@ tool reports and that in the log is the time of its client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.stats.quantiles import quantile_of
-from loadgen.explain.our_run import DefinedLatency
-from loadgen.interop.sample_statistics import PERCENTILES, WeightedValues
+from loadgen.explain.our_run import DefinedLatency, compute_value_statistic
+from loadgen.interop.sample_statistics import WeightedValues
 from loadgen.interop.tool_definitions import LatencyDefinition
 from loadgen.sim.server.send_log import LoggedRequest, SentRequests, parse_log
-
-NS_PER_MS = 1e6
 
 ENTRY_POINT = "/completions"
 """The end of the paths of requests that generate a response. Others look at the server."""
@@ -48,47 +45,50 @@ class ServerTimes(NamedTuple):
     def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
         """Return a statistic of a latency as the server saw it, in ms; None without values.
 
-        The server's time begins when the request arrives, and a token comes when it is sent.
+        The statistic is "mean" or a percentile such as "p99". The server measures from the arrival
+        of a request, and to the time when it sends a token.
         """
-        sample = self._compute_values(latency.definition, latency.token_scale)
-        if len(sample.values) == 0:
-            return None
-        if statistic == "mean":
-            return float(np.average(sample.values, weights=sample.weights)) / NS_PER_MS
-        if latency.percentiles == "element" and sample.weights is None:
-            return quantile_of(sample.values, PERCENTILES[statistic]) / NS_PER_MS
-        return sample.percentiles((statistic,))[statistic]
+        latencies_ns = self._compute_latencies(latency)
+        return compute_value_statistic(latencies_ns, latency.percentiles, statistic)
 
-    def _compute_values(self, definition: LatencyDefinition, token_scale: float) -> WeightedValues:
-        """Return the values of a latency in ns, with weights if requests have different ones.
+    def _compute_latencies(self, latency: DefinedLatency) -> WeightedValues:
+        """Return a latency of each response in ns.
 
-        Args:
-            definition: The latency.
-            token_scale: The tokens that the other tool counted for each token of the log.
+        A latency per token leaves out responses without a token to divide by. It has weights if
+        each token counts once, not each response.
         """
+        definition = latency.definition
         if definition.unit == "gap":
-            split_count = round(len(self.gaps_ns) * (token_scale - 1))
-            zeros = np.zeros(split_count)  # further tokens of the same event
-            return WeightedValues(np.concatenate([self.gaps_ns.astype(np.float64), zeros]))
+            return WeightedValues(self._compute_token_gaps(latency.token_scale))
 
-        is_from_request = definition.start in ("due_ns", "sent_ns")
-        start_ns = self.arrival_ns if is_from_request else self.first_send_ns
-        is_to_end = definition.end in ("last_token_ns", "end_ns")
-        end_ns = self.last_send_ns if is_to_end else self.first_send_ns
-        durations_ns = (end_ns - start_ns).astype(np.float64)
+        durations_ns = self._compute_durations(definition)
         if definition.divisor is None:
             return WeightedValues(durations_ns)
 
-        tokens = self.tokens * token_scale
-        counts = tokens if definition.divisor == "all_tokens" else tokens - 1
-        has_value = counts > 0
-        values_ns = durations_ns[has_value] / counts[has_value]
-        weights = counts[has_value].astype(np.int64) if definition.unit == "token" else None
-        return WeightedValues(values_ns, weights)
+        token_counts = self.tokens * latency.token_scale
+        if definition.divisor != "all_tokens":
+            token_counts -= 1
+        has_tokens = token_counts > 0
+        counts = token_counts[has_tokens]
+        weights = counts.astype(np.int64) if definition.unit == "token" else None
+        return WeightedValues(durations_ns[has_tokens] / counts, weights)
+
+    def _compute_token_gaps(self, tokens_per_send: float) -> NDArray[np.float64]:
+        """Return the times between tokens in ns. Those between tokens of the same send are 0."""
+        zero_count = round(len(self.gaps_ns) * (tokens_per_send - 1))
+        return np.concatenate([self.gaps_ns.astype(np.float64), np.zeros(zero_count)])
+
+    def _compute_durations(self, definition: LatencyDefinition) -> NDArray[np.float64]:
+        """Return the time of each response in ns from the start to the end of a latency."""
+        starts_with_request = definition.start in ("due_ns", "sent_ns")
+        start_ns = self.arrival_ns if starts_with_request else self.first_send_ns
+        ends_with_response = definition.end in ("last_token_ns", "end_ns")
+        end_ns = self.last_send_ns if ends_with_response else self.first_send_ns
+        return (end_ns - start_ns).astype(np.float64)
 
 
 def read_server_times(path: Path, response_count: int | None) -> ServerTimes:
-    """Return the responses in a log that `loadgen sim --log FILE` wrote.
+    """Return the responses in a log of a simulated server, which `loadgen sim --log FILE` wrote.
 
     Args:
         path: The log.
@@ -96,10 +96,24 @@ def read_server_times(path: Path, response_count: int | None) -> ServerTimes:
             the log count, because some tools send requests before their load. None counts all.
 
     Raises:
-        UserError: The file is no such log, or has fewer responses.
+        UserError: The file cannot be read or is no such log, or it has fewer responses.
     """
+    times = _collect_times(_read_log(path), response_count)
+    if response_count is not None and len(times.tokens) < response_count:
+        raise UserError(
+            "mismatch",
+            f"the log has {len(times.tokens)} responses, and the other result has "
+            f"{response_count} successful requests",
+            str(path),
+            "give the log of the server that the other tool measured, with --log-events all",
+        )
+    return times
+
+
+def _read_log(path: Path) -> SentRequests:
+    """Return the content of a log. Raises UserError if it cannot be read or is no log."""
     try:
-        sent = parse_log(path.read_bytes())
+        return parse_log(path.read_bytes())
     except OSError as error:
         raise UserError(
             of_reading(error), f"cannot be read: {error.strerror}", str(path), ""
@@ -112,45 +126,52 @@ def read_server_times(path: Path, response_count: int | None) -> ServerTimes:
             "write one with: loadgen sim --log FILE --log-events all",
         ) from None
 
-    times = _collect_times(sent, response_count)
-    if response_count is not None and len(times.tokens) < response_count:
-        raise UserError(
-            "mismatch",
-            f"the log has {len(times.tokens)} responses, and the other result has "
-            f"{response_count} successful requests",
-            str(path),
-            "give the log of the server that the other tool measured, with --log-events all",
-        )
-    return times
-
 
 def _collect_times(sent: SentRequests, response_count: int | None) -> ServerTimes:
-    """Return the times of the last responses in a log, in the order of their arrival."""
+    """Return the times of the responses that arrived last, in the order of their arrival.
+
+    A response_count of None takes all responses in the log.
+    """
     sends_by_request = _group_sends(sent)
-    responses = [
-        request
-        for request in sent.requests
-        if request.path.endswith(ENTRY_POINT)
-        and not request.fault
-        and len(sends_by_request.get(request.number, ())) > 1
-    ]
-    responses.sort(key=_arrival_ns)
+    responses = _list_responses(sent.requests, sends_by_request)
     if response_count is not None:
         responses = responses[-response_count:]
 
-    sends = [sends_by_request[response.number] for response in responses]
-    has_all_sends = all(
-        len(times) == response.output_tokens
-        for response, times in zip(responses, sends, strict=True)
-    )
-    gaps = [np.diff(times) for times in sends] if has_all_sends else []
+    sends_ns = [sends_by_request[response.number] for response in responses]
+    token_counts = [response.output_tokens for response in responses]
     return ServerTimes(
         arrival_ns=np.array([response.arrival_ns for response in responses], np.int64),
-        first_send_ns=np.array([times[0] for times in sends], np.int64),
-        last_send_ns=np.array([times[-1] for times in sends], np.int64),
-        tokens=np.array([response.output_tokens for response in responses], np.int64),
-        gaps_ns=np.concatenate(gaps) if gaps else np.zeros(0, np.int64),
+        first_send_ns=np.array([times_ns[0] for times_ns in sends_ns], np.int64),
+        last_send_ns=np.array([times_ns[-1] for times_ns in sends_ns], np.int64),
+        tokens=np.array(token_counts, np.int64),
+        gaps_ns=_compute_send_gaps(sends_ns, token_counts),
     )
+
+
+def _list_responses(
+    requests: Sequence[LoggedRequest], sends_by_request: Mapping[int, NDArray[np.int64]]
+) -> list[LoggedRequest]:
+    """Return the requests that were answered with tokens and without a fault, by arrival.
+
+    The log has the first and the last send of each response, so one with fewer sends is not whole.
+    """
+    responses = []
+    for request in requests:
+        generates_tokens = request.path.endswith(ENTRY_POINT)
+        is_whole = len(sends_by_request.get(request.number, ())) > 1
+        if generates_tokens and is_whole and not request.fault:
+            responses.append(request)
+    return sorted(responses, key=_arrival_ns)
+
+
+def _compute_send_gaps(
+    sends_ns: Sequence[NDArray[np.int64]], token_counts: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the times between the sends of all responses, or none if the log leaves out sends."""
+    has_all_sends = [len(times_ns) for times_ns in sends_ns] == list(token_counts)
+    if not sends_ns or not has_all_sends:
+        return np.zeros(0, np.int64)
+    return np.concatenate([np.diff(times_ns) for times_ns in sends_ns])
 
 
 def _arrival_ns(request: LoggedRequest) -> int:

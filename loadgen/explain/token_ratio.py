@@ -35,7 +35,11 @@ class TokenRatio(NamedTuple):
 
 
 def find_token_ratio(ours: OurRun, theirs: OtherResult) -> TokenRatio:
-    """Return why the output tokens per request differ. Equal or unknown counts have no ratio."""
+    """Return whether the other responses were longer, or their tokens counted in another way.
+
+    If they also took longer by about the same ratio, they were longer. Unknown and nearly equal
+    counts have a ratio of 1.
+    """
     our_tokens = ours.mean_tokens("output_tokens")
     their_tokens = theirs.output_tokens_per_request
     if not our_tokens or not their_tokens:
@@ -49,12 +53,11 @@ def find_token_ratio(ours: OurRun, theirs: OtherResult) -> TokenRatio:
     if duration_ratio is None:
         return TokenRatio(counting=ratio)
 
-    # Ratios are compared as logarithms, so that twice as long and half as long are equally far.
-    distance_to_equal_length = abs(math.log(duration_ratio))
-    distance_to_longer = abs(math.log(duration_ratio / ratio))
-    if distance_to_longer < distance_to_equal_length:
-        return TokenRatio(length=ratio)
-    return TokenRatio(counting=ratio)
+    # In logarithms, twice as long and half as long are equally far from equal.
+    distance_from_one = abs(math.log(duration_ratio))
+    distance_from_token_ratio = abs(math.log(duration_ratio / ratio))
+    is_longer = distance_from_token_ratio < distance_from_one
+    return TokenRatio(length=ratio) if is_longer else TokenRatio(counting=ratio)
 
 
 def _find_duration_ratio(ours: OurRun, theirs: OtherResult) -> float | None:
