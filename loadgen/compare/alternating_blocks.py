@@ -36,7 +36,7 @@ GROUP_ORDERS: tuple[tuple[SideName, ...], ...] = (("A", "B", "B", "A"), ("B", "A
 """The two orders of the blocks of a group. Groups have them in turn."""
 
 BLOCKS_PER_GROUP = 4
-PAIRS_PER_GROUP = 2
+BLOCKS_PER_PAIR = 2
 
 MIN_GROUPS = 3
 """Groups that an interval needs: two agree by chance too often. It is the least number of repeats
@@ -79,28 +79,36 @@ class BlockGroup(NamedTuple):
 
     blocks: tuple[LiveBlock, ...]
 
+    @property
+    def order(self) -> str:
+        """The sides in the order of the blocks: "ABBA" or "BAAB"."""
+        return "".join(block.side for block in self.blocks)
+
     def names_of(self, side: SideName) -> list[str]:
         """Return the names of the two blocks of a side."""
         return [block.name for block in self.blocks if block.side == side]
 
 
 def list_groups(seed: int, count: int) -> tuple[BlockGroup, ...]:
-    """Return the first groups of a comparison. The seed decides with which order they begin."""
-    first_order = seeds.derive_seed(seed, "live order") % len(GROUP_ORDERS)
-    groups = []
-    for group_index in range(count):
-        order = GROUP_ORDERS[(first_order + group_index) % len(GROUP_ORDERS)]
-        blocks = [
-            LiveBlock(
-                number=group_index * BLOCKS_PER_GROUP + place + 1,
-                side=side,
-                pair=group_index * PAIRS_PER_GROUP + place // 2,
-            )
-            for place, side in enumerate(order)
-        ]
-        groups.append(BlockGroup(tuple(blocks)))
+    """Return groups of blocks in which the orders ABBA and BAAB alternate.
 
-    return tuple(groups)
+    The seed decides which of the two orders is the first.
+    """
+    first_order = seeds.derive_seed(seed, "live order")
+    return tuple(
+        _create_group(group_index, GROUP_ORDERS[(first_order + group_index) % len(GROUP_ORDERS)])
+        for group_index in range(count)
+    )
+
+
+def _create_group(group_index: int, sides: Sequence[SideName]) -> BlockGroup:
+    """Return a group whose blocks are sent to these sides. Blocks are numbered over all groups."""
+    first_index = group_index * BLOCKS_PER_GROUP
+    blocks = [
+        LiveBlock(number=block_index + 1, side=side, pair=block_index // BLOCKS_PER_PAIR)
+        for block_index, side in enumerate(sides, start=first_index)
+    ]
+    return BlockGroup(tuple(blocks))
 
 
 def seed_of_pair(seed: int, pair: int) -> int:
@@ -158,25 +166,12 @@ class AlternatingBlocks:
         return difference
 
     def _find_reason_without_estimate(self, first: Side, other: Side, metric: Metric) -> str:
-        """Return why a metric cannot be estimated, or ""."""
+        """Return why the difference of a metric cannot be estimated, or "" if it can."""
         if len(self._groups) < MIN_GROUPS:
             groups = format.counted(len(self._groups), "complete group")
             return f"{groups} of blocks, {MIN_GROUPS} needed"
 
-        for side in (first, other):
-            omission_reason = describe_omission(side, metric)
-            if omission_reason:
-                return f"not reported by {side.name}: {omission_reason}"
-
-            if any(metric_value(run.summary, metric.path) is None for run in side.runs):
-                return f"{side.name} has blocks without a value"
-
-            if metric.request_metric:
-                reason = describe_missing_samples(list_measured_records(side), metric)
-                if reason:
-                    return reason
-
-        return ""
+        return _find_reason_of_side(first, metric) or _find_reason_of_side(other, metric)
 
     def group_differences(
         self, first: Side, other: Side, metric: Metric
@@ -199,82 +194,100 @@ class AlternatingBlocks:
         return np.array(differences)
 
 
+def _find_reason_of_side(side: Side, metric: Metric) -> str:
+    """Return why the blocks of a side do not support a metric, or "" if they do."""
+    omission_reason = describe_omission(side, metric)
+    if omission_reason:
+        return f"not reported by {side.name}: {omission_reason}"
+
+    if any(metric_value(run.summary, metric.path) is None for run in side.runs):
+        return f"{side.name} has blocks without a value"
+
+    if not metric.request_metric:
+        return ""
+    return describe_missing_samples(list_measured_records(side), metric)
+
+
 def estimate_difference(
     group_differences: NDArray[np.float64], *, is_two_stage: bool = False
 ) -> ScaledEstimate:
-    """Return the mean of the differences of groups, with its standard error.
+    """Return the mean difference between the sides, with its standard error.
 
-    Of many groups it is a trimmed mean, because a host that suddenly changes within a group makes
-    the difference of this one group large.
-
-    A number of groups that depends on the data makes the usual interval too narrow: the groups
-    would end when they agree by chance. In the two-stage procedure of Stein (1945, A two-sample
-    test for a linear hypothesis whose power is independent of the variance) the variance is that of
-    the first stage alone, which is independent of the mean. The interval then has its confidence.
+    A fixed number of groups has a trimmed mean, so that one group in which the host suddenly
+    changed has little effect. Few groups are not trimmed.
 
     Args:
         group_differences: The difference of each group, at least two.
-        is_two_stage: True if the number of groups followed from the variation of the first stage.
+        is_two_stage: True if the number of groups followed from the variation of the first ones.
     """
     if is_two_stage:
-        first_stage = group_differences[:FIRST_STAGE_GROUPS]
-        standard_deviation = float(first_stage.std(ddof=1))
-        return ScaledEstimate(
-            value=float(group_differences.mean()),
-            error=standard_deviation / math.sqrt(len(group_differences)),
-            degrees_of_freedom=len(first_stage) - 1,
-        )
+        return _estimate_two_stage_mean(group_differences)
 
     group_count = len(group_differences)
     trimmed_count = int(TRIMMED_SHARE * group_count) if group_count >= MIN_TRIMMED_GROUPS else 0
     return estimate_trimmed_mean(group_differences, trimmed_count)
 
 
+def _estimate_two_stage_mean(group_differences: NDArray[np.float64]) -> ScaledEstimate:
+    """Return the mean of all groups, with the standard error from the first groups alone.
+
+    This is the two-stage procedure of Stein (1945, A two-sample test for a linear hypothesis whose
+    power is independent of the variance). The variance of all groups would be too small, because
+    their number depends on the variance that the first groups happened to have.
+    """
+    first_stage = group_differences[:FIRST_STAGE_GROUPS]
+    standard_deviation = float(first_stage.std(ddof=1))
+    return ScaledEstimate(
+        value=float(group_differences.mean()),
+        error=standard_deviation / math.sqrt(len(group_differences)),
+        degrees_of_freedom=len(first_stage) - 1,
+    )
+
+
 def estimate_trimmed_mean(values: NDArray[np.float64], trimmed_count: int) -> ScaledEstimate:
     """Return the mean of values without the smallest and the largest ones, with its error.
 
     The error is that of Tukey and McLaughlin (1963, Less vulnerable confidence and significance
-    procedures for location based on a single sample): each trimmed value counts as its nearest
-    value that is left, and the sum of squares of these values is divided by h (h - 1), where h is
-    the number of values that are left. The degrees of freedom are h - 1. If nothing is trimmed, it
-    is the error of the usual mean.
+    procedures for location based on a single sample). It replaces each trimmed value with the
+    nearest remaining one. If nothing is trimmed, it is the error of the usual mean.
 
     Args:
         values: The values, at least two more than are trimmed.
         trimmed_count: How many values are left out at each end.
     """
     sorted_values = np.sort(values)
-    left_values = sorted_values[trimmed_count : len(values) - trimmed_count]
-    left_count = len(left_values)
-    winsorized = np.clip(sorted_values, left_values[0], left_values[-1])
-    squares = float(((winsorized - winsorized.mean()) ** 2).sum())
+    remaining = sorted_values[trimmed_count : len(values) - trimmed_count]
+    remaining_count = len(remaining)
+    winsorized = np.clip(sorted_values, remaining[0], remaining[-1])
+    sum_of_squares = float(((winsorized - winsorized.mean()) ** 2).sum())
     return ScaledEstimate(
-        value=float(left_values.mean()),
-        error=math.sqrt(squares / (left_count * (left_count - 1))),
-        degrees_of_freedom=left_count - 1,
+        value=float(remaining.mean()),
+        error=math.sqrt(sum_of_squares / (remaining_count * (remaining_count - 1))),
+        degrees_of_freedom=remaining_count - 1,
     )
 
 
 def count_needed_groups(
     first_stage: Iterable[ScaledEstimate], half_width: float, risk: float
 ) -> int:
-    """Return how many groups bring the intervals of all metrics to a half width.
+    """Return how many groups make the confidence interval of every metric narrow enough.
+
+    The formula is that of Stein (1945), with the risk divided by the number of metrics.
 
     Args:
         first_stage: The estimate of each metric after FIRST_STAGE_GROUPS groups.
         half_width: The largest half width of each interval, on the scale of the estimates.
-        risk: The probability of an error among all metrics, which they share equally.
+        risk: The probability that any of the intervals does not contain the true value.
     """
     estimates = list(first_stage)
-    needed_count = FIRST_STAGE_GROUPS
+    group_counts = [FIRST_STAGE_GROUPS]
     for estimate in estimates:
-        level = risk / len(estimates)
-        t_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
-        variance_of_group = estimate.error**2 * FIRST_STAGE_GROUPS
-        groups = math.ceil(variance_of_group * (t_quantile / half_width) ** 2)
-        needed_count = max(needed_count, groups)
+        risk_of_metric = risk / len(estimates)
+        t_quantile = students_t.t_quantile(1 - risk_of_metric / 2, estimate.degrees_of_freedom)
+        group_variance = estimate.error**2 * FIRST_STAGE_GROUPS
+        group_counts.append(math.ceil(group_variance * (t_quantile / half_width) ** 2))
 
-    return needed_count
+    return max(group_counts)
 
 
 def _scaled_values(sides: Iterable[Side], metric: Metric) -> dict[str, float] | None:

@@ -10,7 +10,7 @@ Pure. `core.analysis.within_run_variance` does the same for a single run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -172,14 +172,10 @@ UNKNOWN_BLOCK_ERROR = StandardError(0.0, math.inf)
 
 
 def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> StandardError:
-    """Return the standard error of the mean over repeats that variation within the runs explains.
+    """Return a lower bound of the standard error of the mean of a metric over repeated runs.
 
-    Three runs that agree by chance would show too small an error between them. The error that
-    blocks of time within the runs show is therefore a lower bound of it. For a percentile it is
-    computed from ranks, which is cheaper than a bootstrap.
-
-    Returns UNKNOWN_BLOCK_ERROR, which is smaller than any other, if the runs are too short for
-    blocks.
+    It is estimated from the variation within the runs, because a few runs may agree by chance.
+    Return UNKNOWN_BLOCK_ERROR if the runs are too short.
     """
     latencies = _clip_to_positive(_concatenate_samples(runs, metric))
     if len(latencies) < MIN_SAMPLES:
@@ -189,14 +185,20 @@ def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> Stand
         mean = estimate_mean(latencies)
         return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
 
+    return _estimate_error_from_ranks(latencies, metric.quantile)
+
+
+def _estimate_error_from_ranks(latencies: NDArray[np.float64], p: float) -> StandardError:
+    """Return the standard error of the logarithm of a percentile from the ranks of the latencies.
+
+    This is cheaper than a bootstrap. The latencies are positive and ordered by time.
+    """
     block_count = BLOCK_COUNTS[0]
     sorted_latencies = np.sort(latencies)
-    error = estimate_log_percentile_error(latencies, sorted_latencies, metric.quantile, block_count)
-    slow_block_count = count_blocks_above(latencies, sorted_latencies, metric.quantile)
-
-    return _limit_degrees_of_freedom(
-        StandardError(error, degrees_of_freedom=block_count - 1.0), slow_block_count
-    )
+    error = estimate_log_percentile_error(latencies, sorted_latencies, p, block_count)
+    standard_error = StandardError(error, degrees_of_freedom=block_count - 1.0)
+    slow_block_count = count_blocks_above(latencies, sorted_latencies, p)
+    return _limit_degrees_of_freedom(standard_error, slow_block_count)
 
 
 def count_slow_periods(runs: Sequence[Columns], metric: Metric, threshold_ns: float) -> PeriodCount:
@@ -231,34 +233,36 @@ def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> Stand
     """Return the standard error of the logarithm of a percentile.
 
     How long latencies stay correlated is not known, so the error is computed with several numbers
-    of blocks, and the largest one is taken. A block bootstrap gives the error of a small sample,
-    and the ranks of the percentile that of a large one.
+    of blocks, and the largest one is taken.
 
     Args:
         latencies: The latencies of all runs, ordered by time within each run.
         p: The percentile as a fraction, such as 0.99.
     """
-    sorted_latencies = np.sort(latencies)
-
-    # The logarithm is only computed of positive numbers.
-    positive_latencies = _clip_to_positive(latencies)
-    sorted_positive_latencies = _clip_to_positive(sorted_latencies)
-
-    errors = []
-    for block_count in BLOCK_COUNTS:
-        if len(latencies) <= MOST_RESAMPLED_SAMPLES:
-            error = _bootstrap_log_error(positive_latencies, p, block_count)
-        else:
-            error = estimate_log_percentile_error(
-                positive_latencies, sorted_positive_latencies, p, block_count
-            )
-
-        corrected_error = error * _bootstrap_correction(block_count)
-        errors.append(StandardError(corrected_error, degrees_of_freedom=block_count - 1.0))
-
-    largest_error = max(errors)  # compares the field `error` first
-    slow_block_count = count_blocks_above(latencies, sorted_latencies, p)
+    largest_error = max(_list_log_errors(_clip_to_positive(latencies), p), key=_error_size)
+    slow_block_count = count_blocks_above(latencies, np.sort(latencies), p)
     return _limit_degrees_of_freedom(largest_error, slow_block_count)
+
+
+def _list_log_errors(latencies: NDArray[np.float64], p: float) -> Iterator[StandardError]:
+    """Yield the standard error of the logarithm of a percentile for each number of blocks.
+
+    A bootstrap would be slow for many latencies, so their error follows from ranks.
+    """
+    uses_bootstrap = len(latencies) <= MOST_RESAMPLED_SAMPLES
+    sorted_latencies = np.sort(latencies)
+    for block_count in BLOCK_COUNTS:
+        if uses_bootstrap:
+            error = _bootstrap_log_error(latencies, p, block_count)
+        else:
+            error = estimate_log_percentile_error(latencies, sorted_latencies, p, block_count)
+        corrected_error = error * _bootstrap_correction(block_count)
+        yield StandardError(corrected_error, degrees_of_freedom=block_count - 1.0)
+
+
+def _error_size(standard_error: StandardError) -> tuple[float, float]:
+    """Return the order of errors: by size, and the more degrees of freedom the larger."""
+    return standard_error.error, standard_error.degrees_of_freedom
 
 
 def _bootstrap_log_error(latencies: NDArray[np.float64], p: float, block_count: int) -> float:
@@ -325,17 +329,24 @@ def block_bootstrap(
         return Interval(value, -math.inf, math.inf, level, 0, "block bootstrap")
 
     block_size = count // blocks
-    offsets = np.arange(block_size)
     starts_of_resamples = rng.integers(0, count - block_size + 1, (resamples, blocks))
-
-    resampled_statistics = []
-    for block_starts in starts_of_resamples:
-        # Adding a column of starts and a row of offsets gives a row of indices for each block.
-        value_indices = (block_starts[:, None] + offsets).ravel()
-        resampled_statistics.append(statistic(values[value_indices]))
-
+    resampled_statistics = [
+        statistic(_join_blocks(values, block_starts, block_size))
+        for block_starts in starts_of_resamples
+    ]
     low, high = np.quantile(resampled_statistics, [(1 - level) / 2, (1 + level) / 2])
     return Interval(statistic(values), float(low), float(high), level, blocks, "block bootstrap")
+
+
+def _join_blocks(
+    values: NDArray[np.float64], block_starts: NDArray[np.int64], block_size: int
+) -> NDArray[np.float64]:
+    """Return blocks of successive values, one after the other, by the index where each starts."""
+    offsets = np.arange(block_size)
+    # A column of starts plus a row of offsets is a table with a row of indices for each block.
+    value_indices = block_starts[:, np.newaxis] + offsets
+    joined_values: NDArray[np.float64] = values[value_indices.ravel()]
+    return joined_values
 
 
 def _concatenate_samples(runs: Sequence[Columns], metric: Metric) -> NDArray[np.float64]:

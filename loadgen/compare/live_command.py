@@ -18,6 +18,7 @@ from loadgen.cli.settings import request_options
 from loadgen.compare import compare_text, thresholds
 from loadgen.compare.alternating_blocks import (
     BLOCKS_PER_GROUP,
+    BLOCKS_PER_PAIR,
     FIRST_SIDE,
     FIRST_STAGE_GROUPS,
     OTHER_SIDE,
@@ -27,7 +28,7 @@ from loadgen.compare.alternating_blocks import (
 from loadgen.compare.exit_code import comparison_exit_code
 from loadgen.compare.live_plan import PLAN_FILE, LivePlan, describe_plan
 from loadgen.compare.live_result import StoredComparison, read_plan
-from loadgen.compare.live_run import LiveRun, run_live
+from loadgen.compare.live_run import LiveOutcome, LiveRun, run_live
 from loadgen.compare.live_text import build_live_report
 from loadgen.core import seeds, units
 from loadgen.core.errors import INTERRUPTED, CombinedError, LoadgenError, UserError, collecting
@@ -121,7 +122,7 @@ class _PlannedLive(NamedTuple):
 
     @property
     def blocks(self) -> list[PlannedRun]:
-        """The runs of the largest number of blocks."""
+        """The runs of all blocks in the order of time, if no precision ends the comparison."""
         from loadgen.runs.planned_runs import PlannedRun
 
         return [
@@ -148,24 +149,16 @@ def compare_live(
     Raises:
         CombinedError: Everything that is wrong with the options.
     """
-    from loadgen.core.execution.folder_names import locked_folder
-    from loadgen.runs.planned_runs import print_plans
     from loadgen.runs.run_display import create_display
 
     planned = _plan_live(invocation, workload_names, options)
     display = create_display(invocation, quiet=True, has_line_per_step=True)
     if options.is_dry_run:
-        print_status(describe_plan(planned.plan))
-        first_blocks = planned.blocks[:2]
-        return print_plans(first_blocks, invocation.budget())
+        return _print_dry_run(planned, invocation)
 
     output_dir = _output_dir(planned)
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     plan = _with_stored_seed(planned.plan, output_dir, invocation)
-    planned = planned._replace(plan=plan)
-    if not (output_dir / PLAN_FILE).is_file():
-        display.announce_runs(planned.blocks)
-
     live = LiveRun(
         plan=plan,
         workload=planned.workload,
@@ -174,10 +167,7 @@ def compare_live(
         display=display,
         execute=invocation.executor(display.event_handlers),
     )
-    resume_hint = f"the same command with --out {output_dir} resumes it"
-    with locked_folder(output_dir), add_resume_hint(output_dir, resume_hint):
-        outcome = run_live(live)
-
+    outcome = _run_blocks(live, planned._replace(plan=plan))
     if outcome.stored is None:
         print_status(
             f"Nothing was compared. Repeat the command with --out {output_dir} to continue."
@@ -192,11 +182,37 @@ def compare_live(
     return comparison_exit_code(outcome.stored.comparison, outcome.stored.conditions)
 
 
+def _print_dry_run(planned: _PlannedLive, invocation: Invocation) -> int:
+    """Print the plan and the load of one block of each side. Return the exit code."""
+    from loadgen.runs.planned_runs import print_plans
+
+    print_status(describe_plan(planned.plan))
+    first_pair = planned.blocks[:BLOCKS_PER_PAIR]
+    return print_plans(first_pair, invocation.budget())
+
+
+def _run_blocks(live: LiveRun, planned: _PlannedLive) -> LiveOutcome:
+    """Run the blocks that the directory does not have yet, and compare all of them."""
+    from loadgen.core.execution.folder_names import locked_folder
+
+    is_resumed = (live.output_dir / PLAN_FILE).is_file()
+    if not is_resumed:
+        live.display.announce_runs(planned.blocks)
+
+    resume_hint = f"the same command with --out {live.output_dir} resumes it"
+    with locked_folder(live.output_dir), add_resume_hint(live.output_dir, resume_hint):
+        return run_live(live)
+
+
 def refuse_load_options(invocation: Invocation) -> None:
-    """Raise UserError for an option of a load without --live: stored results have no load."""
+    """Raise UserError for an option of a load without --live, because stored results have no load.
+
+    --force is allowed, because it also has a meaning with --save.
+    """
     for name, value in invocation.options.items():
         option = COMMAND_OPTIONS[name]
-        if name == "force" or value == option.default:
+        is_default = value == option.default
+        if is_default or name == "force":
             continue
         raise UserError(
             "missing_option",
@@ -209,10 +225,14 @@ def refuse_load_options(invocation: Invocation) -> None:
 def _plan_live(
     invocation: Invocation, workload_names: Sequence[Path], options: LiveOptions
 ) -> _PlannedLive:
-    """Return the live comparison that the options ask for. Raises CombinedError."""
+    """Return the live comparison that the options request.
+
+    Each kind of option is checked even if another one is wrong, so that CombinedError lists all
+    errors.
+    """
     errors: list[LoadgenError] = []
     settings: dict[SideName, Settings] = {}
-    blocks = _Blocks(DEFAULT_GROUPS, None, None, 0)
+    blocks = _Blocks(max_groups=DEFAULT_GROUPS, half_width=None, block_s=None, pause_ns=0)
 
     with collecting(errors):
         settings = _settings_by_side(invocation, options.targets)
@@ -233,18 +253,12 @@ def _plan_live(
     if errors:
         raise CombinedError(errors)
 
-    load_options = select_load_options(invocation.options)
     any_settings = settings[FIRST_SIDE]
     plan = LivePlan(
         workload=workload_name or str(invocation["trace"] or invocation["dataset"]),
         source_text=workload.source_text,
         targets=(settings[FIRST_SIDE].display_name, settings[OTHER_SIDE].display_name),
-        options={
-            name: str(value)
-            for name, value in load_options.items()
-            if name not in ("duration", "seed")
-        }
-        | request_options(any_settings),
+        options=_list_plan_options(invocation, any_settings),
         seed=seeds.random_seed() if workload.seed is None else workload.seed,
         max_groups=blocks.max_groups,
         half_width=blocks.half_width,
@@ -260,38 +274,56 @@ def _plan_live(
     return _PlannedLive(plan, workload, settings)
 
 
+def _list_plan_options(invocation: Invocation, settings: Settings) -> dict[str, str]:
+    """Return the options that change the load or its requests, as text by name.
+
+    The plan has the duration and the seed in fields of their own.
+    """
+    load_options = {
+        name: str(value)
+        for name, value in select_load_options(invocation.options).items()
+        if name not in ("duration", "seed")
+    }
+    return load_options | request_options(settings)
+
+
 def _settings_by_side(invocation: Invocation, targets: tuple[str, str]) -> dict[SideName, Settings]:
     """Return the settings of each side.
 
-    The targets are URLs, or with --targets FILE names of endpoints in that file, which may have
-    keys of their own.
+    The targets are URLs. With --targets FILE, they are names of endpoints in that file.
 
     Raises LoadgenError if a target cannot be used or is not known.
     """
-    if invocation["targets"] is None:
-        target_a, target_b = targets
-        return {
-            FIRST_SIDE: invocation.with_options(url=[target_a]).settings(),
-            OTHER_SIDE: invocation.with_options(url=[target_b]).settings(),
-        }
+    if invocation["targets"] is not None:
+        return _settings_of_endpoints(invocation, targets)
 
+    target_a, target_b = targets
+    return {
+        FIRST_SIDE: invocation.with_options(url=[target_a]).settings(),
+        OTHER_SIDE: invocation.with_options(url=[target_b]).settings(),
+    }
+
+
+def _settings_of_endpoints(
+    invocation: Invocation, names: tuple[str, str]
+) -> dict[SideName, Settings]:
+    """Return the settings of each side, whose endpoints are selected from --targets by name."""
     from loadgen.cli.targets import select_endpoint
 
     settings = invocation.settings()
-    option = f"--live {' '.join(targets)}"
-    settings_by_target = {}
-    for name in targets:
+    option = f"--live {' '.join(names)}"
+    settings_by_side: dict[SideName, Settings] = {}
+    for side, name in zip((FIRST_SIDE, OTHER_SIDE), names, strict=True):
         endpoint = select_endpoint(settings.endpoints, name, option)
-        settings_by_target[name] = replace(settings, targets=(endpoint,), url=endpoint.url)
-
-    target_a, target_b = targets
-    return {FIRST_SIDE: settings_by_target[target_a], OTHER_SIDE: settings_by_target[target_b]}
+        settings_by_side[side] = replace(settings, targets=(endpoint,), url=endpoint.url)
+    return settings_by_side
 
 
 def _plan_blocks(invocation: Invocation) -> _Blocks:
-    """Return the number and the length of the blocks, by --repeat and --duration.
+    """Return the number and the length of the blocks that --repeat and --duration specify.
 
-    --repeat is the number of groups of four blocks, and --duration the time of all blocks together.
+    --repeat is the number of groups of four blocks, or "auto" to repeat until a precision is
+    reached. --duration is the time of all blocks together.
 
     Raises UserError or CombinedError for values out of range.
     """
@@ -301,12 +333,14 @@ def _plan_blocks(invocation: Invocation) -> _Blocks:
     total_s = _parse_total_s(invocation["duration"])
     if repetition is None:
         max_groups = DEFAULT_GROUPS if total_s is None else _choose_group_count(total_s)
-        return _Blocks(max_groups, None, _block_duration_s(total_s, max_groups), pause_ns=0)
+        block_s = _block_duration_s(total_s, max_groups)
+        return _Blocks(max_groups, half_width=None, block_s=block_s, pause_ns=0)
 
     _check_first_stage(repetition)
+    is_auto = repetition.count is None
     return _Blocks(
         max_groups=repetition.max_runs,
-        half_width=repetition.precision if repetition.count is None else None,
+        half_width=repetition.precision if is_auto else None,
         block_s=_block_duration_s(total_s, repetition.max_runs),
         pause_ns=repetition.pause_ns,
     )
@@ -363,9 +397,9 @@ def _block_duration_s(total_s: float | None, max_groups: int) -> float | None:
 
 
 def _choose_workload(workload_names: Sequence[Path]) -> str | None:
-    """Return the workload, or None if --trace or --dataset replaces it.
+    """Return the only workload, or None without one: --trace or --dataset may replace it.
 
-    Raises UserError for several workloads, and for none.
+    Raises UserError for several workloads.
     """
     if len(workload_names) > 1:
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from loadgen.compare import live_result
 from loadgen.compare.exit_code import comparison_exit_code
@@ -16,7 +17,6 @@ from loadgen.core.results.json_files import decode_json
 from loadgen.render import html
 from loadgen.render.section import Report
 from loadgen.result_kinds import PAGE, RECORDS, ListRow, RegeneratedFile, ResultFunctions
-from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import stored_summaries
 
 
@@ -41,9 +41,9 @@ def code(stored: StoredComparison, _strict: bool) -> int:
 
 
 def list_row(output_dir: Path) -> ListRow:
-    """Return the row of a live comparison in the list of results, from its stored files.
+    """Return the row of a live comparison in the list of results, without its metrics.
 
-    It has no runs, because the metrics of two targets cannot be shown as those of one result.
+    A row has the metrics of one target, and a live comparison has two targets.
     """
     plan = live_result.read_plan(output_dir)
     blocks = stored_summaries(output_dir, live_result.list_block_dirs(output_dir))
@@ -66,8 +66,11 @@ def _describe_outcome(output_dir: Path, plan: LivePlan, block_count: int) -> str
     return describe_live_result(stored).removeprefix("SIMULATED: ").rstrip(".")
 
 
-def compare_side(output_dir: Path) -> Side:
-    """Raise UserError: a live comparison has two sides already."""
+def compare_side(output_dir: Path) -> NoReturn:
+    """Refuse a live comparison as a side of another one, because it has two sides already.
+
+    Raises UserError always. Other kinds of results return a side here.
+    """
     block_dirs = live_result.list_block_dirs(output_dir)
     example = f", like {block_dirs[0]}" if block_dirs else ""
     raise UserError(

@@ -124,7 +124,7 @@ def describe_plan(plan: LivePlan) -> str:
     """Return the blocks of a plan, for example "40 blocks of 30 s in 10 groups (ABBA, BAAB)"."""
     blocks = format.counted(plan.max_blocks, "block")
     length = "" if plan.block_s is None else f" of {format.duration(plan.block_s)}"
-    orders = ", ".join("".join(block.side for block in group.blocks) for group in plan.groups[:2])
+    orders = ", ".join(group.order for group in plan.groups[:2])
     groups = format.counted(plan.max_groups, "group")
     text = f"{blocks}{length} in {groups} ({orders})"
     if plan.half_width is None:

@@ -174,14 +174,8 @@ def compare_groups(
     Groups with an INVALID block are left out. If all have one, all are included, and the comparison
     then shows their metrics without saying which side is better.
     """
-    valid_groups = [
-        group
-        for group in groups
-        if all(is_valid(run_by_name[block.name].summary) for block in group.blocks)
-    ]
-    counted_groups = valid_groups or list(groups)
+    counted_groups = _select_valid_groups(groups, run_by_name) or list(groups)
     excluded_count = len(groups) - len(counted_groups)
-
     first = _build_side(FIRST_SIDE, counted_groups, run_by_name)
     other = _build_side(OTHER_SIDE, counted_groups, run_by_name)
     estimator = AlternatingBlocks(counted_groups, is_two_stage=plan.is_two_stage)
@@ -194,28 +188,45 @@ def compare_groups(
         estimator=estimator,
     )
 
-    notes = comparison.notes
-    if excluded_count:
-        text = "with an INVALID block left out of the comparison"
-        notes = (f"{format.counted(excluded_count, 'group')} {text}.", *notes)
-
-    comparison = msgspec.structs.replace(comparison, scope=SCOPE, notes=notes)
+    comparison = msgspec.structs.replace(
+        comparison,
+        scope=SCOPE,
+        notes=(*_list_exclusion_notes(excluded_count), *comparison.notes),
+    )
     needed_groups = _count_needed_groups(plan, counted_groups, first, other)
-    enough_groups = plan.max_groups if needed_groups is None else needed_groups
-    is_complete = len(groups) >= plan.max_groups or len(counted_groups) >= enough_groups
+    is_precise = needed_groups is not None and len(counted_groups) >= needed_groups
 
     return StoredComparison(
         plan=plan,
         complete_groups=len(groups),
         excluded_groups=excluded_count,
         needed_groups=needed_groups,
-        is_complete=is_complete,
+        is_complete=is_precise or len(groups) >= plan.max_groups,
         comparison=comparison,
         conditions=tuple(
             check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
         ),
         group_changes=tuple(_list_group_changes(estimator, first, other)),
     )
+
+
+def _select_valid_groups(
+    groups: Sequence[BlockGroup], run_by_name: dict[str, ComparedRun]
+) -> list[BlockGroup]:
+    """Return the groups in which no block is INVALID."""
+    return [
+        group
+        for group in groups
+        if all(is_valid(run_by_name[block.name].summary) for block in group.blocks)
+    ]
+
+
+def _list_exclusion_notes(excluded_count: int) -> list[str]:
+    """Return a note on the groups that were left out, or nothing if there are none."""
+    if not excluded_count:
+        return []
+    groups = format.counted(excluded_count, "group")
+    return [f"{groups} with an INVALID block left out of the comparison."]
 
 
 def _list_group_changes(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from loadgen.compare.alternating_blocks import BLOCKS_PER_GROUP
 from loadgen.compare.compare_text import build_report, summarize_differences
 from loadgen.compare.live_plan import describe_plan
 from loadgen.compare.live_result import GroupChanges, StoredComparison
@@ -27,18 +28,17 @@ from loadgen.runs import sweep_charts
 
 
 def build_live_report(stored: StoredComparison) -> Report:
-    """Return the report of a live comparison, of all groups that are complete."""
+    """Return the report of a comparison, with a section on the blocks of both sides."""
     base = build_report(stored.comparison, stored.conditions)
     plan = stored.plan
     target_a, target_b = plan.targets
     setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
-    progress = describe_progress(stored)
-    is_reached = stored.is_complete
+    progress = Paragraph(describe_progress(stored), "" if stored.is_complete else "warn")
 
     blocks = section(
         "Blocks",
         named_facts(A=target_a, B=target_b, Plan=describe_plan(plan), Seed=f"{plan.seed}"),
-        Paragraph(progress, "" if is_reached else "warn"),
+        progress,
         Charts([_build_group_chart(changes) for changes in stored.group_changes]),
         Links("The run of each block", list(_list_links(stored))),
     )
@@ -47,36 +47,39 @@ def build_live_report(stored: StoredComparison) -> Report:
         title=f"{plan.workload} · B vs. A, in alternating blocks",
         generated_by="loadgen compare --live",
         sections=[*base.sections, blocks],
-        brief=[
-            section("", setup, Paragraph(progress, "" if is_reached else "warn")),
-            *base.brief,
-        ],
+        brief=[section("", setup, progress), *base.brief],
     )
 
 
 def describe_progress(stored: StoredComparison) -> str:
-    """Return how many groups are compared, and whether that is what the plan asked for."""
+    """Return how many groups are compared, and what is missing from the plan or its precision."""
     plan = stored.plan
-    counted_groups = stored.complete_groups - stored.excluded_groups
-    blocks = format.counted(len(stored.comparison.sides) * 2 * counted_groups, "block")
-    text = f"Compared: {blocks} in {format.counted(counted_groups, 'group')}"
-    if stored.excluded_groups:
-        text += (
-            f" ({format.counted(stored.excluded_groups, 'group')} with an INVALID block left out)"
-        )
-
+    text = _describe_compared_groups(stored)
+    needed_groups = plan.max_groups if stored.needed_groups is None else stored.needed_groups
     if not stored.is_complete:
-        enough = plan.max_groups if stored.needed_groups is None else stored.needed_groups
-        total = min(enough, plan.max_groups)
+        total = min(needed_groups, plan.max_groups)
         return f"{text}. NOT COMPLETE: {total} groups were planned. Repeat the command to resume."
 
-    if stored.needed_groups is not None and stored.needed_groups > counted_groups:
-        return (
-            f"{text}. The requested precision of ±{(plan.half_width or 0) * 100:g} % would need "
-            f"about {stored.needed_groups:,} groups."
-        )
+    compared_groups = stored.complete_groups - stored.excluded_groups
+    if stored.needed_groups is None or stored.needed_groups <= compared_groups:
+        return f"{text}."
 
-    return f"{text}."
+    half_width_percent = (plan.half_width or 0) * 100
+    return (
+        f"{text}. The requested precision of ±{half_width_percent:g} % would need "
+        f"about {stored.needed_groups:,} groups."
+    )
+
+
+def _describe_compared_groups(stored: StoredComparison) -> str:
+    """Return the numbers of blocks and groups, such as "Compared: 40 blocks in 10 groups"."""
+    compared_groups = stored.complete_groups - stored.excluded_groups
+    blocks = format.counted(compared_groups * BLOCKS_PER_GROUP, "block")
+    text = f"Compared: {blocks} in {format.counted(compared_groups, 'group')}"
+    if not stored.excluded_groups:
+        return text
+    excluded = format.counted(stored.excluded_groups, "group")
+    return f"{text} ({excluded} with an INVALID block left out)"
 
 
 def describe_live_result(stored: StoredComparison) -> str:
