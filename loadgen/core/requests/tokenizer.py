@@ -230,8 +230,8 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         ids: list[int] = model.encode(text, add_special_tokens=False).ids
         return ids
 
-    words = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
-    if not words.inner_words or not words.start_words:
+    one_token_words = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
+    if not one_token_words.inner_words or not one_token_words.start_words:
         problem = (
             "this tokenizer has no single-token word of two or more letters, "
             "so no prompts can be generated with it"
@@ -242,8 +242,8 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,
         sha256=hashlib.sha256(content).hexdigest(),
-        start_words=words.start_words,
-        inner_words=words.inner_words,
+        start_words=one_token_words.start_words,
+        inner_words=one_token_words.inner_words,
         is_additive=False,  # It may merge words with their neighbours.
         load_encode=lambda: encode,  # The model is loaded already.
     )
@@ -281,8 +281,8 @@ def _candidate_words(vocabulary: dict[str, int]) -> list[str]:
     """
     tokens_by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     matches = (_WORD_TOKEN.fullmatch(token) for token in tokens_by_id)
-    words = [match["word"] for match in matches if match]
-    distinct_words = list(dict.fromkeys(words))  # Unlike a set, this keeps their order.
+    vocabulary_words = [match["word"] for match in matches if match]
+    distinct_words = list(dict.fromkeys(vocabulary_words))  # Unlike a set, this keeps their order.
     return distinct_words[:MAX_WORDS]
 
 
