@@ -166,7 +166,7 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
         has_runs: Whether it is made of runs, so that it has the function `runs`.
         additions: Returns what results of this kind add to the report of a run or search in their
             directory, or None. It is called for every report, so it imports lazily.
-        source_files: Files from which its derived files are generated.
+        source_files: Files from which its derived files are generated. Names may have wildcards.
         texts: Those of them that contain texts of prompts or responses.
         collects: Whether its directory contains the results of several commands, like `results`.
         page_name: The name of its page. If empty, a page is only written where the user says.
@@ -364,7 +364,8 @@ def _load_rows() -> tuple[ResultKind, ...]:
             load_functions=_load_endpoints,
             markers=("endpoints_curve.json",),
             has_runs=True,
-            source_files=("endpoints_curve.json",),
+            source_files=("endpoints_curve.json", "endpoints_requests_*.jsonl"),
+            texts=("endpoints_requests_*.jsonl",),
             leaves_page=True,
         ),
         ResultKind(

@@ -7,7 +7,8 @@ a search. Each kind of result says which files these are, and how they are made 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
@@ -49,15 +50,19 @@ def find_bundled_kind(folder: Path) -> ResultKind:
 
 def is_raw(file: PurePosixPath) -> bool:
     """Return True if a file is raw data, from which others are derived."""
-    raw_names = {checksums.FILE}
-    for kind in result_kinds.KINDS.rows():
-        raw_names.update(kind.source_files)
-    return file.name in raw_names or file.parent.name in RECORD_FOLDERS
+    if file.name == checksums.FILE or file.parent.name in RECORD_FOLDERS:
+        return True
+    return any(_matches(file.name, kind.source_files) for kind in result_kinds.KINDS.rows())
 
 
 def has_texts(file: Path) -> bool:
     """Return True if a file holds texts of prompts or responses."""
-    return any(file.name in kind.texts for kind in result_kinds.KINDS.rows())
+    return any(_matches(file.name, kind.texts) for kind in result_kinds.KINDS.rows())
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a file name fits one of the patterns, which are names or have wildcards."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_page(file: Path) -> bool:

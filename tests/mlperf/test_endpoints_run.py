@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from loadgen.bundle.bundle_writer import write_bundle
+from loadgen.bundle.verification import verify_bundle
 from loadgen.cli.app import run_command_line
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.core.results import store
@@ -187,6 +190,39 @@ def test_derived_files_are_generated_again_from_the_records(folder: Path) -> Non
         assert file.data == (folder / "curve" / file.name).read_bytes()
 
 
+@pytest.mark.parametrize("with_texts", [False, True])
+def test_a_bundle_of_a_curve_is_verified_and_has_prompts_only_on_request(
+    folder: Path, tmp_path: Path, with_texts: bool
+) -> None:
+    bundle = tmp_path / "curve.zip"
+    manifest = write_bundle(folder / "curve", bundle, with_texts=with_texts)
+    requests = {f"endpoints_requests_{name}.jsonl" for name in NAMES}
+    assert set(manifest.omitted_files) == (set() if with_texts else requests)
+    with zipfile.ZipFile(bundle) as archive:
+        has_prompts = [b"Summarize article" in archive.read(name) for name in archive.namelist()]
+    assert any(has_prompts) is with_texts
+
+    verification = verify_bundle(bundle)
+    assert (verification.verified, verification.skipped) == ("all", {})
+    expected = {"endpoints.json", "report.html", *(f"{name}/summary.json" for name in NAMES)}
+    assert {file.file for file in verification.reproduced} == expected
+
+
+def test_a_forged_throughput_of_a_curve_is_not_verified(folder: Path, tmp_path: Path) -> None:
+    curve = tmp_path / "curve"
+    shutil.copytree(folder / "curve", curve)
+    document = json.loads((curve / "endpoints.json").read_bytes())
+    document["points"][-1]["window"]["system_tps"] *= 2
+    (curve / "endpoints.json").write_text(json.dumps(document), "utf-8")
+    (curve / "SHA256SUMS").unlink()
+    write_bundle(curve, tmp_path / "curve.zip")
+    verification = verify_bundle(tmp_path / "curve.zip")
+    assert verification.verified == "no"
+    assert "points[6].window.system_tps" in {
+        mismatch.location for mismatch in verification.differences
+    }
+
+
 def test_the_page_is_marked_as_a_rehearsal_and_shows_each_verdict(folder: Path) -> None:
     page = (folder / "curve" / "report.html").read_text("utf-8")
     assert "rehearsal, unofficial" in page
@@ -306,7 +342,7 @@ def test_a_run_whose_pass_exceeds_the_limit_is_refused_before_it_starts(
 
 
 def test_every_prompt_of_a_file_has_a_salt_of_its_own(folder: Path, result: CurveResult) -> None:
-    lines = (folder / "curve" / "r2-requests.jsonl").read_bytes().splitlines()
+    lines = (folder / "curve" / "endpoints_requests_r2.jsonl").read_bytes().splitlines()
     prompts = [msgspec.json.decode(line)["prompt"] for line in lines]
     salts = [prompt[1:17] for prompt in prompts]
     assert len(prompts) == result.points[0].issued

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from loadgen.core.errors import UserError
+from loadgen.core.results.files import open_private
 from loadgen.core.workload import (
     Closed,
     FromFile,
@@ -198,8 +199,8 @@ def _requests_from_file(
     Raises UserError if the file would be larger than MAX_REQUEST_FILE_BYTES.
     """
     _check_file_size(point, data, len(samples))
-    path = output_dir / f"{point.name}-requests.jsonl"
-    with path.open("wb") as file:
+    path = output_dir / f"endpoints_requests_{point.name}.jsonl"
+    with open(path, "wb", opener=open_private) as file:
         for sample, salt in zip(samples, draw_salts(seed_set), strict=False):
             prompt = f"[{salt}] {data.prompts[sample]}"
             request = {"prompt": prompt, "max_tokens": data.max_output, "temperature": 0}
