@@ -26,9 +26,10 @@ from loadgen.mlperf.endpoints.curve_result import (
     read_curve,
     read_result,
 )
-from loadgen.mlperf.endpoints.curve_run import measure_curve
+from loadgen.mlperf.endpoints.curve_run import measure_curve, write_result
 from loadgen.mlperf.endpoints.rule_checks import RuleCheck, check_curve
 from loadgen.mlperf.endpoints.submission_package import write_package
+from loadgen.ui.results_list import results_in
 
 SAMPLES = 200
 CONCURRENCIES = (2, 4, 6, 8, 12, 20, 40)
@@ -124,17 +125,46 @@ def test_the_same_command_runs_only_what_is_missing(folder: Path, tmp_path: Path
     assert stored["points"] == earlier["points"]
 
 
-def test_a_stopped_run_is_put_aside_and_repeated(folder: Path, tmp_path: Path) -> None:
+def mark_as_interrupted(run_dir: Path) -> None:
+    """Change a finished run into one that the user has interrupted."""
+    summary = json.loads((run_dir / "summary.json").read_bytes())
+    summary["run"]["state"] = "interrupted"
+    (run_dir / "summary.json").write_text(json.dumps(summary), "utf-8")
+
+
+def keep_only_the_manifest(run_dir: Path) -> None:
+    """Change a finished run into what SIGKILL leaves of one in virtual time."""
+    manifest = (run_dir / "run.json").read_bytes()
+    shutil.rmtree(run_dir)
+    run_dir.mkdir()
+    (run_dir / "run.json").write_bytes(manifest)
+
+
+@pytest.mark.parametrize("stop", [mark_as_interrupted, keep_only_the_manifest])
+def test_a_stopped_or_killed_run_is_put_aside_and_repeated(
+    folder: Path, tmp_path: Path, stop: Callable[[Path], None]
+) -> None:
     curve = tmp_path / "curve"
     shutil.copytree(folder / "curve", curve)
-    summary_path = curve / "r2" / "summary.json"
-    summary = json.loads(summary_path.read_bytes())
-    summary["run"]["state"] = "interrupted"
-    summary_path.write_text(json.dumps(summary), "utf-8")
-    assert kind.code(measure(curve), strict=False) == UNSOUND
+    (curve / "SHA256SUMS").unlink()
+    stop(curve / "r2")
+    write_result(curve, measure(curve))
+
+    assert measure(curve).missing_points == ("r2",)
+    assert run_command_line(["report", str(curve)]) == UNSOUND
+    assert [result.name for result in results_in(tmp_path)] == ["curve"]
+
     assert run_command_line(run_arguments(folder, curve)) == OK
-    assert (curve / "r2-stopped-1" / "summary.json").is_file()
-    assert measure(curve).missing_points == ()
+    assert (curve / "r2-stopped-1" / "run.json").is_file()
+    repeated = read_result(curve)
+    assert repeated.points == read_result(folder / "curve").points
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    for command in ("report", "mlperf endpoints check", f"bundle -o {tmp_path / 'curve.zip'}"):
+        with pytest.raises(UserError):
+            run_command_line([*command.split(), str(tmp_path)])
+    assert results_in(tmp_path) == []
 
 
 def measure(curve: Path) -> CurveResult:
