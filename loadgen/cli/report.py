@@ -64,6 +64,7 @@ def report(
         InteractivityName | None,
         typer.Option(
             "--interactivity",
+            metavar="tpot50|endpoints|agentx",
             rich_help_panel="Output",
             help="Speed per user in the Pareto chart of a sweep: 1 / TPOT p50, 1 / TPOT p90 "
             "(MLPerf Endpoints), or 1 / p90 of E2E per output token (AgentX).",
