@@ -13,6 +13,12 @@ from loadgen.explain.our_run import OurRun
 SAME_LOAD_WITHIN = 0.01
 """Rates and lengths that differ by less than this share count as equal."""
 
+MAX_TOKEN_RATIO = 1.5
+"""Mean lengths of requests that differ by more than this factor come from different requests.
+
+Two tokenizers, or a chat template that one tool counts, make a smaller difference.
+"""
+
 LOCAL_HOSTS = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "0.0.0.0": "127.0.0.1"}
 """Names of this machine, by which the same server can be reached."""
 
@@ -89,6 +95,32 @@ def _list_fields(ours: OurRun, theirs: OtherResult, stage: StagePlan) -> Iterato
 
     our_tokens = _mean_requested_tokens(ours)
     yield _compare_numbers("output tokens", our_tokens, theirs.find_fact(facts.output_tokens))
+    yield from _list_different_lengths(ours, theirs)
+
+
+def _list_different_lengths(ours: OurRun, theirs: OtherResult) -> Iterator[ComparedField]:
+    """Yield the mean lengths of the requests that are too different for the same requests.
+
+    They are computed from the counted tokens. Lengths that two tokenizers may give to the same text
+    are left out.
+    """
+    tokens = ours.summary.tokens
+    counted_lengths = (
+        ("counted prompt tokens per request", tokens.input, theirs.metrics.get("tokens.input")),
+        ("counted output tokens per request", tokens.output, theirs.metrics.get("tokens.output")),
+    )
+    our_requests = ours.summary.requests.ok
+    their_requests = theirs.metrics.get("requests.ok")
+    if not our_requests or not their_requests:
+        return
+
+    for name, our_total, their_total in counted_lengths:
+        if not our_total or not their_total:
+            continue
+        our_length = our_total / our_requests
+        their_length = their_total / their_requests
+        if max(our_length, their_length) > MAX_TOKEN_RATIO * min(our_length, their_length):
+            yield ComparedField(name, f"{our_length:.4g}", f"{their_length:.4g}")
 
 
 def _compare_load(

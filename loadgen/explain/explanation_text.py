@@ -40,9 +40,9 @@ READING = (
     "the order of the table. Its share is that of the whole difference."
 )
 UNEXPLAINED_HINT = (
-    "The rest of a latency is not in the definitions: the client of the other tool read or sent "
-    "later than ours, or the server was slower in its run. Repeat both, and compare the CPU use of "
-    "the clients. If the server is simulated, --server-log tells the two apart."
+    "The rest of a latency is not in the definitions: one client sent or read later than the "
+    "other, or the server was not equally fast in both runs. Repeat both, and compare the CPU use "
+    "of the clients. If the server is simulated, --server-log tells the two apart."
 )
 
 

@@ -268,7 +268,7 @@ def test_more_requests_and_failures_explain_counts(run: Path, tmp_path: Path) ->
     document["request_count"]["avg"] *= 2
     document["error_request_count"]["avg"] *= 2
     theirs.write_text(json.dumps(document), "utf-8")
-    metrics = by_path(explain_difference(run, theirs))
+    metrics = by_path(explain_difference(run, theirs, allow_differences=True))
     for path in ("requests.ok", "requests.failed"):
         assert metrics[path].outcome == "explained"
         assert set(changes_of(metrics[path])) <= {"requests", "failures"}
@@ -293,6 +293,8 @@ def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_p
         "vllm",
         tmp_path / "r.json",
         completed=20,
+        total_input_tokens=20 * 150,
+        total_output_tokens=20 * 200,
         p50_ttft_ms=107.0,
         p50_tpot_ms=10.0,
         p50_e2el_ms=197.0,
@@ -304,7 +306,10 @@ def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_p
     assert ttft.outcome == "explained" and ttft.unexplained == pytest.approx(0, abs=1e-9)
     with pytest.raises(UserError) as error:
         explain_difference(
-            run, write_export(run, "vllm", tmp_path / "m.json", completed=99), server_log=log_path
+            run,
+            write_export(run, "vllm", tmp_path / "m.json", completed=99),
+            server_log=log_path,
+            allow_differences=True,
         )
     assert error.value.code == "mismatch"
 
@@ -339,6 +344,24 @@ def test_different_loads_are_an_error_that_names_them(
     assert exits("explain", run, theirs) == 2
     assert exits("explain", run, theirs, "--anyway") in (0, 3)
     assert "llama vs. other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("field", ["total_input_tokens", "total_output_tokens"])
+def test_lengths_that_no_tokenizer_explains_are_a_different_load(
+    run: Path, tmp_path: Path, field: str
+) -> None:
+    document = json.loads(write_export(run, "vllm", tmp_path / "ours.json").read_text("utf-8"))
+    with_chat_template = write_export(
+        run, "vllm", tmp_path / "near.json", **{field: document[field] * 1.2}
+    )
+    of_short_requests = write_export(
+        run, "vllm", tmp_path / "far.json", **{field: document[field] * 0.1}
+    )
+
+    assert explain_difference(run, with_chat_template).differences == ()
+    with pytest.raises(UserError) as error:
+        explain_difference(run, of_short_requests)
+    assert error.value.code == "mismatch"
 
 
 def test_results_that_cannot_be_explained_are_errors(run: Path, tmp_path: Path) -> None:
