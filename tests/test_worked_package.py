@@ -391,7 +391,10 @@ def test_a_worker_with_another_version_refuses_the_run() -> None:
 
 TRIALS = {
     "server": (r'"transformers"', {"sdk/loadgen_sdk/wire_formats/server_profiles.py"}),
-    "format": (r"genai_bench\b", {"loadgen/formats.py", "loadgen/interop/tool_results.py"}),
+    "format": (
+        r"(is|read)_genai_bench\b",
+        {"loadgen/formats.py", "loadgen/interop/tool_results.py"},
+    ),
     "command": (
         r"doctor\.command|def doctor\(",
         {"loadgen/commands.py", "loadgen/doctor/command.py"},

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from loadgen.core import format
+from loadgen.core.metrics import interactivity
 from loadgen.core.metrics.reasons import STATES
 from loadgen.render.section import (
     Charts,
@@ -47,8 +48,6 @@ TABLE_HEADER = (
     "per GPU",
     "GPU, in+out",
     "per user",
-    "Endpoints",
-    "AgentX",
     "TTFT p50",
     "TTFT p99",
     "TPOT p50",
@@ -57,6 +56,7 @@ TABLE_HEADER = (
     "SLO attainment",
     "",
 )
+SPEED_PER_USER_TITLE = "Output speed per user, tok/s"
 SLO_HEADING = "SLO"
 REMARKS_HEADING = ""
 LOAD_COLUMN = TABLE_HEADER.index("load")
@@ -79,8 +79,7 @@ BRIEF_COLUMNS = (
 BRIEF_UNITS = "Latencies in ms. ~: too few samples."
 UNITS = (
     "Latencies in ms. req/s and output tokens/s are those of the steady-state window. Per user: "
-    "1 / TPOT p50; Endpoints: 1 / TPOT p90, as in MLPerf Endpoints; AgentX: 1 / p90 of E2E per "
-    "output token, as in InferenceX. ~: too few samples."
+    "1 / TPOT p50. ~: too few samples."
 )
 DEFINITIONS = (
     "Knee: the load point with the highest ratio of output tokens/s to E2E p50 (Kleinrock's "
@@ -100,6 +99,7 @@ def sweep_report(curve: SweepCurve) -> Report:
         "Load points",
         load_point_table(curve),
         Paragraph(UNITS, "soft"),
+        *_interactivity_table(curve),
         Paragraph(DEFINITIONS, "soft"),
     )
 
@@ -215,6 +215,25 @@ def load_point_table(curve: SweepCurve) -> Table:
     return _load_point_table(rows, TABLE_HEADER, remarks_kind="remarks")
 
 
+def _interactivity_table(curve: SweepCurve) -> Iterator[Table]:
+    """Yield a table of the output speed per user by each definition, if it is known."""
+    if all(point.per_user is None for point in curve.load_points):
+        return
+
+    labels = [definition.label for definition in interactivity.DEFINITIONS]
+    rows = [
+        (
+            point.label,
+            *(
+                format.quantity(point.speed_per_user(definition.name))
+                for definition in interactivity.DEFINITIONS
+            ),
+        )
+        for point in curve.load_points
+    ]
+    yield Table((SPEED_PER_USER_TITLE, *labels), rows)
+
+
 def brief_load_point_table(curve: SweepCurve) -> Table:
     """Return a table with the key metrics of each load point, for a terminal.
 
@@ -264,9 +283,8 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
     """Return the cells of a load point for all columns in TABLE_HEADER but the last one, remarks.
 
     `per_gpu` and `total_per_gpu` are tokens per second and GPU, of output and of input plus output.
-    `per_user` is the output tokens per second that one user sees, by three definitions.
-    `total_per_gpu` is shown only if the sweep has several groups, which differ in their request
-    lengths or targets.
+    `per_user` is the output tokens per second that one user sees. `total_per_gpu` is shown only if
+    the sweep has several groups, which differ in their request lengths or targets.
     """
     has_groups = bool(curve.groups)
     total_per_gpu = format.quantity(point.total_per_gpu) if has_groups else ""
@@ -283,8 +301,6 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.per_gpu),
         total_per_gpu,
         format.quantity(point.per_user),
-        format.quantity(point.per_user_endpoints),
-        format.quantity(point.per_user_agentx),
         *latencies,
         format.percent(point.slo_attainment),
     )

@@ -36,6 +36,7 @@ TAKERS = {
     "report --json": ("report", "{its}", "--json", "--html", "{out}/page.html"),
     "compare": ("compare", "{good}", "{its}", "--anyway"),
     "compare --save": ("compare", "--save", "theirs", "{its}", "--in", "{out}"),
+    "explain": ("explain", "{its}", "{good}"),
     "bundle": ("bundle", "{its}", "-o", "{out}/b.zip"),
     "cost": ("cost", "{its}", "--prices", "docs/prices.example.yaml", "--accept-sample-prices"),
     "export": ("export", "{its}", "--as", "vllm", "-o", "{out}/vllm.json"),
