@@ -16,6 +16,7 @@ from loadgen.mlperf.endpoints import curve_report
 from loadgen.mlperf.endpoints.curve_result import (
     RESULT_FILE,
     CurveResult,
+    PointResult,
     StoredCurve,
     begin_curve,
 )
@@ -76,29 +77,36 @@ def run_curve(curve_run: CurveRun) -> CurveOutcome:
 
     checksums.begin(curve_run.output_dir)
     curve_run.display.begin_steps(len(points), weights=_relative_durations(curve_run, points))
+    result = measure_curve(curve_run.output_dir, curve_run.curve)
     is_interrupted = False
     for point in points:
         curve_run.display.begin_step(f"Point {point.name}")
-        is_finished = _run_point(curve_run, point)
-        result = measure_curve(curve_run.output_dir, curve_run.curve)
-        write_result(curve_run.output_dir, result)
-        _print_point(result, point)
-        if not is_finished:
+        if not _run_point(curve_run, point):
             is_interrupted = True
             break
 
-    result = measure_curve(curve_run.output_dir, curve_run.curve)
+        measured = _measure_stored_point(point, curve_run.output_dir, curve_run.curve)
+        result = _add_point(result, measured)
+        write_result(curve_run.output_dir, result)
+        _print_point(measured)
+
     write_result(curve_run.output_dir, result)
     checksums.write(curve_run.output_dir)
     return CurveOutcome(result, is_interrupted)
 
 
-def _print_point(result: CurveResult, point: CurvePoint) -> None:
-    """Print what a point measured, if its run finished."""
-    for measured in result.points:
-        if measured.point.name == point.name:
-            throughput = format.quantity(measured.metrics.system_tps)
-            print_status(f"{point.name}: {throughput} tokens/s, {measured.verdict}")
+def _add_point(result: CurveResult, measured: PointResult) -> CurveResult:
+    """Return the curve with one more point, with the points in the order of the plan."""
+    result_by_name = {point.point.name: point for point in (*result.points, measured)}
+    planned_names = [point.name for point in result.curve.curve.points]
+    points = tuple(result_by_name[name] for name in planned_names if name in result_by_name)
+    return CurveResult(curve=result.curve, points=points)
+
+
+def _print_point(measured: PointResult) -> None:
+    """Print what a point measured."""
+    throughput = format.quantity(measured.metrics.system_tps)
+    print_status(f"{measured.point.name}: {throughput} tokens/s, {measured.verdict}")
 
 
 def _relative_durations(curve_run: CurveRun, points: list[CurvePoint]) -> list[float]:
@@ -163,11 +171,16 @@ def _move_unfinished_run(run_dir: Path) -> None:
 def measure_curve(output_dir: Path, curve: StoredCurve) -> CurveResult:
     """Return the results of the finished points, computed from their records."""
     results = tuple(
-        measure_point(point, output_dir / point.name, dataset_size=curve.dataset_size)
+        _measure_stored_point(point, output_dir, curve)
         for point in curve.curve.points
         if has_finished(output_dir / point.name)
     )
     return CurveResult(curve=curve, points=results)
+
+
+def _measure_stored_point(point: CurvePoint, output_dir: Path, curve: StoredCurve) -> PointResult:
+    """Return the result of a finished point, computed from its records."""
+    return measure_point(point, output_dir / point.name, dataset_size=curve.dataset_size)
 
 
 def write_result(output_dir: Path, result: CurveResult) -> None:

@@ -18,24 +18,15 @@ from loadgen.mlperf.endpoints.steady_state_block import build_steady_state_block
 from loadgen.mlperf.endpoints.steady_window import SteadyState, find_steady_state
 from loadgen.mlperf.endpoints.super_passes import (
     NEVER_NS,
+    QUERY_COLUMNS,
     QueryLog,
     build_query_log,
     lower_percentile,
+    order_by_issue,
 )
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
-
-COLUMNS = (
-    "slot",
-    "status",
-    "due_ns",
-    "first_token_ns",
-    "end_ns",
-    "output_tokens",
-    "first_event_tokens",
-)
-"""The columns of the records that the metrics need."""
 
 
 def measure_point(point: CurvePoint, run_dir: Path, *, dataset_size: int) -> PointResult:
@@ -104,14 +95,12 @@ def _select_columns(stored: store.Stored) -> dict[str, NDArray[np.int64]]:
         index for index, stage in enumerate(stored.manifest.stages) if stage.measured
     ]
     is_measured = np.isin(stored.rows["stage"], measured_stages)
-    return {name: stored.rows[name][is_measured].astype(np.int64) for name in COLUMNS}
+    return {name: stored.rows[name][is_measured].astype(np.int64) for name in QUERY_COLUMNS}
 
 
 def _tokens_by_issue(columns: dict[str, NDArray[np.int64]], log: QueryLog) -> NDArray[np.int64]:
     """Return the output tokens of each query in the order of issue, 0 if it did not complete."""
-    by_issue = np.lexsort((columns["slot"], columns["due_ns"]))
-    issue_order = by_issue[columns["due_ns"][by_issue] >= 0]
-    tokens = np.maximum(columns["output_tokens"][issue_order], 0)
+    tokens = np.maximum(columns["output_tokens"][order_by_issue(columns)], 0)
     return np.where(log.completed_ns != NEVER_NS, tokens, 0)
 
 

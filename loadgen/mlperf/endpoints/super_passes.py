@@ -74,6 +74,16 @@ class QueryLog(NamedTuple):
         return np.where(is_defined, decode_ns / np.maximum(self.later_tokens, 1), np.nan)
 
 
+def order_by_issue(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.intp]:
+    """Return the indices of the issued queries in the order of issue.
+
+    Queries that were due at the same time are in the order of their slots. Records that never
+    became due are left out.
+    """
+    by_issue = np.lexsort((columns["slot"], columns["due_ns"]))
+    return by_issue[columns["due_ns"][by_issue] >= 0]
+
+
 def build_query_log(columns: Mapping[str, NDArray[np.int64]]) -> QueryLog:
     """Return the events of a run in the order of issue, from the columns of its request records.
 
@@ -84,8 +94,7 @@ def build_query_log(columns: Mapping[str, NDArray[np.int64]]) -> QueryLog:
     Args:
         columns: At least QUERY_COLUMNS, by the names of `record.FIELDS`, with times in nanoseconds.
     """
-    by_issue = np.lexsort((columns["slot"], columns["due_ns"]))
-    issue_order = by_issue[columns["due_ns"][by_issue] >= 0]
+    issue_order = order_by_issue(columns)
     issued = {name: np.asarray(columns[name])[issue_order] for name in QUERY_COLUMNS}
 
     is_completed = (issued["status"] == STATUS["ok"]) & (issued["end_ns"] >= 0)
