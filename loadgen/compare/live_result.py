@@ -285,7 +285,7 @@ def _estimate_precision_metrics(
 # Writing
 
 
-def write_comparison(output_dir: Path, reader: BlockReader | None = None) -> StoredComparison:
+def write_comparison(output_dir: Path, reader: BlockReader) -> StoredComparison:
     """Write `comparison.json` from the blocks in a directory, and return its content.
 
     The arguments and errors are those of `read_comparison`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from loadgen.compare.live_result import (
 from loadgen.compare.live_text import build_live_report
 from loadgen.core import format
 from loadgen.core.errors import TargetError, UserError
+from loadgen.core.execution.folder_names import move_to_unfinished
 from loadgen.core.results import checksums, store
 from loadgen.render import html
 from loadgen.result_kinds import PAGE
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Workload
     from loadgen.runs.run_display import RunDisplay
 
-UNFINISHED_DIR = "unfinished"
 NS_PER_S = 1e9
 
 
@@ -84,7 +83,8 @@ def run_live(live: LiveRun) -> LiveOutcome:
     Raises TargetError if a target is lost, after the files are written.
     """
     begin_comparison(live.output_dir, live.plan)
-    remaining_groups = list_remaining_groups(live.output_dir, live.plan)
+    reader = BlockReader(live.output_dir)
+    remaining_groups = list_remaining_groups(live.output_dir, live.plan, reader)
     print_status(f"{describe_plan(live.plan)}. Reproduce with --seed {live.plan.seed}")
     done_count = live.plan.max_groups - len(remaining_groups)
     if done_count:
@@ -95,12 +95,12 @@ def run_live(live: LiveRun) -> LiveOutcome:
         len(remaining_groups) * BLOCKS_PER_GROUP, at_most=live.plan.is_two_stage
     )
     try:
-        is_interrupted = not _run_groups(live, remaining_groups)
+        is_interrupted = not _run_groups(live, remaining_groups, reader)
     except TargetError:
-        _write_files(live.output_dir)
+        _write_files(live.output_dir, reader)
         raise
 
-    return LiveOutcome(_write_files(live.output_dir), is_interrupted)
+    return LiveOutcome(_write_files(live.output_dir, reader), is_interrupted)
 
 
 def begin_comparison(output_dir: Path, plan: LivePlan) -> None:
@@ -125,25 +125,26 @@ def begin_comparison(output_dir: Path, plan: LivePlan) -> None:
         store.replace(output_dir / PLAN_FILE, format.document(plan))
 
 
-def list_remaining_groups(output_dir: Path, plan: LivePlan) -> list[BlockGroup]:
+def list_remaining_groups(
+    output_dir: Path, plan: LivePlan, reader: BlockReader
+) -> list[BlockGroup]:
     """Return the groups that have to be run: none if those in the directory are enough."""
     incomplete_groups = [group for group in plan.groups if not is_group_complete(output_dir, group)]
     has_complete_group = len(incomplete_groups) < plan.max_groups
-    if has_complete_group and read_comparison(output_dir).is_complete:
+    if has_complete_group and read_comparison(output_dir, reader).is_complete:
         return []
     return incomplete_groups
 
 
-def _run_groups(live: LiveRun, groups: list[BlockGroup]) -> bool:
+def _run_groups(live: LiveRun, groups: list[BlockGroup], reader: BlockReader) -> bool:
     """Run groups until there are enough. Return False if the user interrupted one.
 
     After each group the comparison so far is stored, for the case that the process is killed.
     """
-    reader = BlockReader(live.output_dir)
     for group in groups:
         # A part of a group from before an interruption met another state of the host.
         for block in group.blocks:
-            _move_to_unfinished(live.output_dir, block)
+            move_to_unfinished(live.output_dir / block.name)
 
         for block in group.blocks:
             is_first = block == groups[0].blocks[0]
@@ -196,18 +197,7 @@ def _pause(live: LiveRun) -> bool:
     return True
 
 
-def _move_to_unfinished(output_dir: Path, block: LiveBlock) -> None:
-    """Move an earlier attempt of a block to `unfinished/`, with the time in its name."""
-    block_dir = output_dir / block.name
-    if not block_dir.exists():
-        return
-    unfinished_dir = output_dir / UNFINISHED_DIR
-    unfinished_dir.mkdir(exist_ok=True)
-    timestamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-    block_dir.rename(unfinished_dir / f"{block.name}-{timestamp}")
-
-
-def _write_files(output_dir: Path) -> StoredComparison | None:
+def _write_files(output_dir: Path, reader: BlockReader) -> StoredComparison | None:
     """Write the comparison, its page and the hashes of all files. Return the comparison.
 
     Return None if no group is complete.
@@ -216,7 +206,7 @@ def _write_files(output_dir: Path) -> StoredComparison | None:
     if not any(is_group_complete(output_dir, group) for group in plan.groups):
         return None
 
-    stored = write_comparison(output_dir)
+    stored = write_comparison(output_dir, reader)
     page = html.render(build_live_report(stored))
     store.replace(output_dir / PAGE, page.encode(), shared=True)
     checksums.write(output_dir)

@@ -11,7 +11,6 @@ SHA256SUMS      the hash of every file, written last
 
 from __future__ import annotations
 
-import datetime
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +20,7 @@ import msgspec
 from loadgen.cli.resume import arguments_to_type_again
 from loadgen.core import format, run_folder, seeds
 from loadgen.core.errors import UserError, missing_result
+from loadgen.core.execution.folder_names import move_to_unfinished
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json, decode_json_lines
@@ -38,7 +38,6 @@ SCHEMA = 1
 PLAN_FILE = "plan.json"
 TRIALS_FILE = "probes.jsonl"
 RESULT_FILE = "search.json"
-UNFINISHED_DIR = "unfinished"
 
 IDENTITY_FIELDS = {
     "command_name": "command",
@@ -367,16 +366,9 @@ def append_result(output_dir: Path, result: TrialResult) -> None:
 
 
 def new_run_dir(output_dir: Path, name: str) -> Path:
-    """Return the directory of a new run, after moving an earlier attempt to `unfinished/`.
-
-    The earlier attempt gets the time in its name, because there may be more than one.
-    """
+    """Return the directory of a new run, after moving an earlier attempt to `unfinished/`."""
     run_dir = output_dir / name
-    if run_dir.exists():
-        unfinished_dir = output_dir / UNFINISHED_DIR
-        unfinished_dir.mkdir(exist_ok=True)
-        timestamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-        run_dir.rename(unfinished_dir / f"{name}-{timestamp}")
+    move_to_unfinished(run_dir)
     return run_dir
 
 

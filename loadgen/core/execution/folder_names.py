@@ -1,4 +1,4 @@
-"""Name, create and lock the folders of runs. Nothing is written into a folder here."""
+"""Name, create, move and lock the folders of runs. Nothing is written into a folder here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from loadgen.core.results.files import refuse_links
 
 _MAX_NAME_LENGTH = 60
 _RANDOM_BYTES = 2
+_UNFINISHED_DIR = "unfinished"
 
 
 def run_id(name: str, now: datetime.datetime) -> str:
@@ -163,3 +164,16 @@ def _lock_descriptor(descriptor: int) -> bool:
 def _is_same_folder(descriptor: int, folder: Path) -> bool:
     """Return True if an open folder still exists at its path."""
     return folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+
+
+def move_to_unfinished(run_dir: Path) -> None:
+    """Move an earlier attempt of a run, if there is one, to `unfinished/` beside it.
+
+    It gets the time in its name, because there may be more than one.
+    """
+    if not run_dir.exists():
+        return
+    unfinished_dir = run_dir.parent / _UNFINISHED_DIR
+    unfinished_dir.mkdir(exist_ok=True)
+    timestamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+    run_dir.rename(unfinished_dir / f"{run_dir.name}-{timestamp}")
