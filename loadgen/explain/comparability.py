@@ -104,21 +104,21 @@ def _list_different_lengths(ours: OurRun, theirs: OtherResult) -> Iterator[Compa
     They are computed from the counted tokens. Lengths that two tokenizers may give to the same text
     are left out.
     """
-    tokens = ours.summary.tokens
     counted_lengths = (
-        ("counted prompt tokens per request", tokens.input, theirs.metrics.get("tokens.input")),
-        ("counted output tokens per request", tokens.output, theirs.metrics.get("tokens.output")),
+        (
+            "counted prompt tokens per request",
+            ours.mean_tokens("input_tokens"),
+            theirs.input_tokens_per_request,
+        ),
+        (
+            "counted output tokens per request",
+            ours.mean_tokens("output_tokens"),
+            theirs.output_tokens_per_request,
+        ),
     )
-    our_requests = ours.summary.requests.ok
-    their_requests = theirs.metrics.get("requests.ok")
-    if not our_requests or not their_requests:
-        return
-
-    for name, our_total, their_total in counted_lengths:
-        if not our_total or not their_total:
+    for name, our_length, their_length in counted_lengths:
+        if not our_length or not their_length:
             continue
-        our_length = our_total / our_requests
-        their_length = their_total / their_requests
         if max(our_length, their_length) > MAX_TOKEN_RATIO * min(our_length, their_length):
             yield ComparedField(name, f"{our_length:.4g}", f"{their_length:.4g}")
 

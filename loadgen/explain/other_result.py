@@ -55,6 +55,13 @@ class OtherResult(NamedTuple):
         return value is not None and not value
 
     @property
+    def input_tokens_per_request(self) -> float | None:
+        """The mean input tokens of a successful request as the tool counted them, or None."""
+        tokens = self.metrics.get("tokens.input")
+        requests = self.metrics.get("requests.ok")
+        return tokens / requests if tokens is not None and requests else None
+
+    @property
     def output_tokens_per_request(self) -> float | None:
         """The mean output tokens of a successful request as the tool counted them, or None.
 
