@@ -10,29 +10,24 @@ ROOT = Path(__file__).parent.parent.parent
 TABLE = Path(__file__).with_name("table.toml")
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """A one-line change of a rule, and the tests that have to notice it."""
+@dataclass(frozen=True, kw_only=True)
+class SourceChange:
+    """A change of one line of the source.
 
-    name: str
-    rule: str
-    """What the unchanged line guarantees, in one sentence."""
+    Attributes:
+        file: The changed file, from the root of the project.
+        old: Text that occurs exactly once in the file.
+        new: What replaces it.
+        seed: The seed that drew the change; None if it was chosen.
+    """
+
     file: str
     old: str
-    """Text that occurs exactly once in the file."""
     new: str
-    tests: tuple[str, ...]
-    """Arguments of pytest. Each test that they select passes without the change."""
-    transports: tuple[str, ...] = ()
-    """Ways to send requests, "virtual" and "http", each of which has tests of that name.
-
-    Empty if the rule does not depend on how requests are sent.
-    """
     seed: int | None = None
-    """The seed that drew the change; None if it was chosen."""
 
     def source(self, root: Path = ROOT) -> str:
-        """Return the text of the file that the mutation changes."""
+        """Return the text of the file that the change is made in."""
         return (root / self.file).read_text("utf-8")
 
     def apply(self, source: str) -> str:
@@ -42,19 +37,37 @@ class Mutation:
         """
         occurrences = source.count(self.old)
         if occurrences != 1:
-            raise ValueError(f"{self.name}: {self.file} has {occurrences} of {self.old!r}, not one")
+            raise ValueError(f"{self.file} has {occurrences} of {self.old!r}, not one")
         return source.replace(self.old, self.new)
 
 
-@dataclass(frozen=True)
-class DroppedMutation:
-    """A change that the seed drew and that no test can or need notice."""
+@dataclass(frozen=True, kw_only=True)
+class Mutation(SourceChange):
+    """A change of a rule that tests have to notice.
+
+    Attributes:
+        name: The name of the change.
+        rule: What the unchanged line guarantees, in one sentence.
+        tests: Arguments of pytest. Each test that they select passes without the change.
+        transports: Ways to send requests, "virtual" and "http", each of which has tests of that
+            name. Empty if the rule does not depend on how requests are sent.
+    """
+
+    name: str
+    rule: str
+    tests: tuple[str, ...]
+    transports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroppedMutation(SourceChange):
+    """A change that the seed drew and that no test can or need notice.
+
+    Attributes:
+        reason: Why no test notices it.
+    """
 
     reason: str
-    file: str
-    old: str
-    new: str
-    seed: int
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from loadgen_sdk import compiled
@@ -52,6 +53,20 @@ def test_the_table_has_forty_changes_and_most_are_random() -> None:
 def test_every_dropped_change_has_a_reason() -> None:
     assert all(dropped.reason for dropped in read_dropped())
     assert len(read_dropped()) < len(MUTATIONS) / 2
+
+
+def test_every_dropped_change_quotes_the_current_source() -> None:
+    for dropped in read_dropped():
+        changed = dropped.apply(dropped.source())
+        compile(changed, dropped.file, "exec")
+
+
+def test_a_quote_that_matches_nothing_is_refused() -> None:
+    mutation = MUTATIONS[0]
+    dropped = read_dropped()[0]
+    for change in (mutation, dropped):
+        with pytest.raises(ValueError):
+            replace(change, old="no line of the source").apply(change.source())
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=case_name)
