@@ -141,7 +141,7 @@ def keep_only_the_manifest(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [mark_as_interrupted, keep_only_the_manifest])
-def test_a_stopped_or_killed_run_is_put_aside_and_repeated(
+def test_a_stopped_or_killed_run_is_moved_to_unfinished_and_repeated(
     folder: Path, tmp_path: Path, stop: Callable[[Path], None]
 ) -> None:
     curve = tmp_path / "curve"
@@ -155,7 +155,9 @@ def test_a_stopped_or_killed_run_is_put_aside_and_repeated(
     assert [result.name for result in results_in(tmp_path)] == ["curve"]
 
     assert run_command_line(run_arguments(folder, curve)) == OK
-    assert (curve / "r2-stopped-1" / "run.json").is_file()
+    (stopped,) = (curve / "unfinished").iterdir()
+    assert stopped.name.startswith("r2-")
+    assert (stopped / "run.json").is_file()
     repeated = read_result(curve)
     assert repeated.points == read_result(folder / "curve").points
 

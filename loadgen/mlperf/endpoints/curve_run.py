@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from loadgen.cli.output import print_status
 from loadgen.core import format, run_folder
 from loadgen.core.errors import UserError
-from loadgen.core.execution.folder_names import locked_folder
+from loadgen.core.execution.folder_names import locked_folder, move_to_unfinished
 from loadgen.core.results import checksums, store
 from loadgen.mlperf.endpoints import curve_report
 from loadgen.mlperf.endpoints.curve_result import (
@@ -145,27 +145,21 @@ def _run_point(curve_run: CurveRun, point: CurvePoint) -> bool:
 
 
 def _move_unfinished_run(run_dir: Path) -> None:
-    """Rename the directory of a run that was stopped: r8 becomes r8-stopped-1.
+    """Move a run that was stopped to `unfinished/`, and leave an empty directory as it is.
 
-    Raises UserError if it is not a directory of a run.
+    Raises UserError if the directory has other files than those of a run.
     """
-    if not run_dir.exists():
+    is_absent_or_empty = not run_dir.exists() or not any(run_dir.iterdir())
+    if is_absent_or_empty:
         return
     if not run_folder.is_run(run_dir):
-        has_files = any(run_dir.iterdir())
-        if has_files:
-            raise UserError(
-                "file_exists",
-                "the folder of a point has other files",
-                str(run_dir),
-                "use another folder with --out",
-            )
-        return
-
-    number = 1
-    while run_dir.with_name(f"{run_dir.name}-stopped-{number}").exists():
-        number += 1
-    run_dir.rename(run_dir.with_name(f"{run_dir.name}-stopped-{number}"))
+        raise UserError(
+            "file_exists",
+            "the folder of a point has other files",
+            str(run_dir),
+            "use another folder with --out",
+        )
+    move_to_unfinished(run_dir)
 
 
 def measure_curve(output_dir: Path, curve: StoredCurve) -> CurveResult:
