@@ -36,13 +36,30 @@ def start_cluster(nodes: int) -> Iterator[Any]:
     small = {"include_dashboard": False, "object_store_memory": 80_000_000}
     head = {"num_cpus": 0 if nodes else 2, "no_monitor": True}  # nothing grows or shrinks by itself
 
-    ray_cluster = Cluster(initialize_head=True, head_node_args=small | head)
+    ray_cluster = Cluster(initialize_head=False)
     try:
+        _add_head_node(ray_cluster, small | head)
         for _ in range(nodes):
             ray_cluster.add_node(num_cpus=1, **small)
         yield ray_cluster
     finally:
         ray_cluster.shutdown()
+
+
+def _add_head_node(ray_cluster: Any, options: dict[str, Any], attempts: int = 3) -> None:
+    """Start the head of a Ray cluster, and try again if Ray gives up on a busy host.
+
+    Ray waits 30 s for a node (`ray._private.node`), and this limit has no option. The second
+    attempt is faster, because the files of Ray are in the page cache by then.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            ray_cluster.add_node(**options)
+        except Exception as error:  # Ray raises no more specific type
+            if attempt == attempts or "timed out during startup" not in str(error):
+                raise
+        else:
+            return
 
 
 def read_ray_cpu_s() -> dict[str, float]:
