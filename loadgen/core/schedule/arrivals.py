@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -165,6 +166,29 @@ def gamma_arrivals(
     return _arrivals_with_gaps(draw_gaps, duration_ns, count)
 
 
+@dataclass(frozen=True)
+class _Ramp:
+    """A rate of arrivals that changes linearly from `from_rate` to `to_rate`, both per second."""
+
+    from_rate: float
+    to_rate: float
+    duration_s: float
+
+    def times_s(self, expected_counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the times at which the ramp is expected to have had these numbers of arrivals.
+
+        The expected number up to time t is n = from_rate * t + rate_change * t^2 / 2. Solved for t,
+        this is 2 n / (from_rate + rate at t) with the rate at t = sqrt(from_rate^2 + 2 *
+        rate_change * n). Nothing is divided by `rate_change`, which may be 0.
+        """
+        rate_change_per_s = (self.to_rate - self.from_rate) / self.duration_s
+        squared_rates = self.from_rate * self.from_rate + 2 * rate_change_per_s * expected_counts
+        # At the end of a ramp to rate 0, rounding can make the square negative.
+        rates_per_s = np.sqrt(np.maximum(squared_rates, 0.0))
+        times_s: NDArray[np.float64] = 2 * expected_counts / (self.from_rate + rates_per_s)
+        return times_s
+
+
 def ramp_arrivals(
     from_rate: float,
     to_rate: float,
@@ -176,58 +200,31 @@ def ramp_arrivals(
     """Return a Poisson process whose rate changes linearly from `from_rate` to `to_rate`.
 
     The ramp lasts `duration_ns`, and `count` only truncates it. Without a duration, the ramp has
-    exactly `count` arrivals and lasts `count / mean rate`.
+    exactly `count` arrivals and lasts as long as these are expected to take. Raises ValueError if
+    there is neither a duration nor a count.
 
-    This is time rescaling (Cinlar 1975). The points of a Poisson process of rate 1 are drawn, such
-    as 0.7 and 1.9, and each is converted to a time: 0.7 becomes the time until which the ramp is
-    expected to have 0.7 arrivals.
+    This is time rescaling (Cinlar 1975). First a process with one expected arrival per unit is
+    drawn, for example with arrivals at 0.7 and 1.9. Then 0.7 is converted to the time until which
+    the ramp is expected to have 0.7 arrivals, and so on.
     """
     mean_rate = (from_rate + to_rate) / 2
-    ramp = _draw_ramp_points(mean_rate, rng, duration_ns, count)
-    if not len(ramp.expected_counts):
-        return Arrivals(np.zeros(0, np.int64), end_ns=ramp.duration_ns)
-
-    rate_change_per_s = (to_rate - from_rate) / ramp.duration_s
-    times_s = _times_of_expected_counts(ramp.expected_counts, from_rate, rate_change_per_s)
-    arrivals_ns = (times_s * _NS_PER_S).astype(np.int64)
-
-    # `_cut_at_end` needs one more time than there are arrivals: the end of the ramp.
-    offsets_ns = np.append(arrivals_ns, ramp.duration_ns)
-    return _cut_at_end(offsets_ns, ramp.duration_ns, count)
-
-
-class _RampPoints(NamedTuple):
-    """The duration of a ramp, and its arrivals as points of a Poisson process of rate 1.
-
-    The point of an arrival is the number of arrivals that the ramp is expected to have had until
-    then. So the points ascend from 0 to the number that is expected in the complete duration.
-    """
-
-    duration_s: float
-    duration_ns: int
-    expected_counts: NDArray[np.float64]
-
-
-def _draw_ramp_points(
-    mean_rate: float, rng: np.random.Generator, duration_ns: int | None, count: int | None
-) -> _RampPoints:
-    """Draw the arrivals of a ramp as points of a Poisson process of rate 1 (see `_RampPoints`).
-
-    Without a duration, the ramp lasts as long as `count` arrivals are expected to take. Raises
-    ValueError if there is neither a duration nor a count.
-    """
     if duration_ns is not None:
-        duration_s = duration_ns / _NS_PER_S
-        expected_arrivals = mean_rate * duration_s
-        points = _draw_unit_poisson(expected_arrivals, rng)
-        return _RampPoints(duration_s, duration_ns, points)
+        end_ns = duration_ns
+        ramp = _Ramp(from_rate, to_rate, duration_s=duration_ns / _NS_PER_S)
+        unit_arrivals = _draw_unit_poisson(mean_rate * ramp.duration_s, rng)
+    elif count is not None:
+        ramp = _Ramp(from_rate, to_rate, duration_s=count / mean_rate)
+        end_ns = round(ramp.duration_s * _NS_PER_S)
+        unit_arrivals = _draw_unit_poisson_of_count(count, rng)
+    else:
+        raise ValueError("arrivals need a duration or a count")
 
-    if count is not None:
-        duration_s = count / mean_rate
-        points = _draw_unit_poisson_of_count(count, rng)
-        return _RampPoints(duration_s, round(duration_s * _NS_PER_S), points)
+    if not len(unit_arrivals):
+        return Arrivals(np.zeros(0, np.int64), end_ns)
 
-    raise ValueError("arrivals need a duration or a count")
+    arrivals_ns = (ramp.times_s(unit_arrivals) * _NS_PER_S).astype(np.int64)
+    # Rounding can move the last arrival to the end of the ramp.
+    return _first_arrivals(arrivals_ns[arrivals_ns < end_ns], count, end_ns)
 
 
 def replayed_arrivals(
@@ -277,22 +274,6 @@ def _repeat_recording(recorded_ns: Offsets, recording_end_ns: int, repetitions: 
     starts_column_ns = starts_ns[:, np.newaxis]
     times_ns: Offsets = (starts_column_ns + recorded_ns).reshape(-1)
     return times_ns
-
-
-def _times_of_expected_counts(
-    expected_counts: NDArray[np.float64], from_rate: float, rate_change_per_s: float
-) -> NDArray[np.float64]:
-    """Return the times in s at which a ramp is expected to have had these numbers of arrivals.
-
-    The expected number up to time t is n = from_rate * t + rate_change_per_s * t^2 / 2. Solved for
-    t, this is 2 n / (from_rate + rate at t) with the rate at t = sqrt(from_rate^2 + 2 *
-    rate_change_per_s * n). Nothing is divided by `rate_change_per_s`, which may be 0.
-    """
-    squared_rates = from_rate * from_rate + 2 * rate_change_per_s * expected_counts
-    # At the end of a ramp to rate 0, rounding can make the square negative.
-    rates_per_s = np.sqrt(np.maximum(squared_rates, 0.0))
-    times_s: NDArray[np.float64] = 2 * expected_counts / (from_rate + rates_per_s)
-    return times_s
 
 
 class LoadGenGaps:
@@ -426,6 +407,16 @@ def _draw_offsets_past_end(
         last_ns = int(block[-1])
 
     return np.concatenate(blocks)
+
+
+def _first_arrivals(arrivals_ns: Offsets, count: int | None, end_ns: int) -> Arrivals:
+    """Return at most `count` arrivals of a stage that otherwise ends at `end_ns`.
+
+    If there are more arrivals, the stage ends at the first one that is left out.
+    """
+    if count is None or len(arrivals_ns) <= count:
+        return Arrivals(arrivals_ns, end_ns)
+    return Arrivals(arrivals_ns[:count].copy(), end_ns=int(arrivals_ns[count]))
 
 
 def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None) -> Arrivals:

@@ -23,8 +23,8 @@ def build_schedule(workload: Workload, seed: int) -> Schedule:
     stages: list[ScheduledStage] = []
     for index, stage in enumerate(workload.stages):
         position = _position_after(stages)
-        stage_seeds = _derive_seeds(workload, seed, index)
-        stages.append(_build_stage(stage, sessions, position, stage_seeds))
+        randomness = _arrival_randomness(workload, seed, index)
+        stages.append(_build_stage(stage, sessions, position, randomness))
     return Schedule(stages=tuple(stages), sessions=sessions)
 
 
@@ -48,17 +48,17 @@ class _StagePosition:
 
 
 @dataclass(frozen=True)
-class _StageSeeds:
-    """The seeds from which the arrival times of a stage are drawn.
+class _ArrivalRandomness:
+    """What the arrival times of a stage are drawn from. No two stages of a run have the same.
 
     Attributes:
-        poisson_seed: For Poisson arrivals. They are drawn as MLPerf LoadGen draws them, so that a
-            run of LoadGen can be reproduced.
-        numpy_seed: For all other arrival processes, which use a NumPy generator.
+        poisson_seed: The seed of Poisson arrivals. They are drawn as MLPerf LoadGen draws them, so
+            that a run of LoadGen can be reproduced.
+        rng: The generator of all other arrival processes.
     """
 
     poisson_seed: int
-    numpy_seed: int
+    rng: np.random.Generator
 
 
 def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
@@ -95,20 +95,22 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
     return stage.start_ns + stage.length_ns
 
 
-def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeeds:
-    """Return the seeds from which the arrival times of a stage are drawn.
+def _arrival_randomness(workload: Workload, seed: int, stage_index: int) -> _ArrivalRandomness:
+    """Return what the arrival times of a stage are drawn from.
 
-    They follow from the `schedule_seed` of the workload, or from the seed of the run if the
-    workload sets none. Two stages must not have the same arrival times. `_draw_arrivals` therefore
-    combines the NumPy seed with the index of the stage, and the Poisson seed contains it already.
+    It follows from the `schedule_seed` of the workload, or from the seed of the run if the workload
+    sets none. The index of the stage is mixed in, so that no two stages have the same arrival
+    times. One stage is the exception: a run of MLPerf LoadGen is reproduced only with its own seed
+    (`schedule_rng_seed`), unchanged.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
     if _has_arrivals_of_mlperf(workload, stage_index):
-        # A run of MLPerf LoadGen is reproduced only with its unchanged seed, `schedule_rng_seed`.
-        return _StageSeeds(poisson_seed=base_seed, numpy_seed=base_seed)
+        poisson_seed = base_seed
+    else:
+        poisson_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
 
-    poisson_seed = seeds.derive_seed(base_seed, "arrivals", stage_index)
-    return _StageSeeds(poisson_seed=poisson_seed, numpy_seed=base_seed)
+    rng = seeds.generator(base_seed, "arrivals", stage_index)
+    return _ArrivalRandomness(poisson_seed, rng)
 
 
 def _has_arrivals_of_mlperf(workload: Workload, stage_index: int) -> bool:
@@ -133,7 +135,7 @@ def _build_stage(
     stage: Stage,
     sessions: SessionSequence,
     position: _StagePosition,
-    stage_seeds: _StageSeeds,
+    randomness: _ArrivalRandomness,
 ) -> ScheduledStage:
     """Return one stage of a schedule, an open or a closed loop.
 
@@ -141,7 +143,7 @@ def _build_stage(
     """
     if isinstance(stage.arrival, Closed):
         return _build_closed_stage(stage, stage.arrival, sessions, position)
-    return _build_open_stage(stage, sessions, position, stage_seeds)
+    return _build_open_stage(stage, sessions, position, randomness)
 
 
 def _build_closed_stage(
@@ -179,10 +181,10 @@ def _build_open_stage(
     stage: Stage,
     sessions: SessionSequence,
     position: _StagePosition,
-    stage_seeds: _StageSeeds,
+    randomness: _ArrivalRandomness,
 ) -> ScheduledStage:
     """Return one stage of a schedule whose sessions arrive at times that are drawn in advance."""
-    stage_arrivals = _draw_arrivals(stage, position.index, stage_seeds)
+    stage_arrivals = _draw_arrivals(stage, randomness)
     session_count = len(stage_arrivals.offsets_ns)
     return ScheduledStage(
         index=position.index,
@@ -199,15 +201,15 @@ def _build_open_stage(
     )
 
 
-def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> Arrivals:
+def _draw_arrivals(stage: Stage, randomness: _ArrivalRandomness) -> Arrivals:
     """Return the arrival times of an open loop, drawn as its arrival process says.
 
-    Poisson arrivals use the generator of MLPerf LoadGen (`poisson_seed`), and the other random ones
-    a NumPy generator (`numpy_seed`). The duration or the number of requests of the stage ends the
-    arrivals; only a Poisson stage may have minimums instead (`at_least`). Raises ValueError for a
-    closed loop, whose requests arrive when earlier ones have ended.
+    The duration or the number of requests of the stage ends the arrivals; only a Poisson stage may
+    have minimums instead (`at_least`). Raises ValueError for a closed loop, whose requests arrive
+    when earlier ones have ended.
     """
-    rng = seeds.generator(stage_seeds.numpy_seed, "arrivals", stage_index)
+    poisson_seed = randomness.poisson_seed
+    rng = randomness.rng
     bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
     match stage.arrival:
         case Constant(rate=rate):
@@ -215,14 +217,14 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
         case Poisson(rate=rate) if stage.at_least is not None:
             return arrivals.poisson_arrivals_at_least(
                 rate,
-                seed=stage_seeds.poisson_seed,
+                seed=poisson_seed,
                 min_duration_ns=stage.at_least.duration_ns,
                 min_count=stage.at_least.count,
                 # Complete passes over a data set of this many samples.
                 multiple_of=stage.at_least.passes_of,
             )
         case Poisson(rate=rate):
-            return arrivals.poisson_arrivals(rate, seed=stage_seeds.poisson_seed, **bounds)
+            return arrivals.poisson_arrivals(rate, seed=poisson_seed, **bounds)
         case Gamma(rate=rate, burstiness=burstiness):
             return arrivals.gamma_arrivals(rate, burstiness=burstiness, rng=rng, **bounds)
         case Ramp(from_rate=from_rate, to_rate=to_rate):

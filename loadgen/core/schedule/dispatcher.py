@@ -59,10 +59,16 @@ class _WaitingUser(NamedTuple):
 class _StageProgress(msgspec.Struct):
     """What has happened in a stage that has begun."""
 
-    end_ns: int
-    """Virtual users of the stage start nothing from this time on. _NEVER_NS without such a time."""
+    stage: ScheduledStage
+    start_ns: int
+    """When the stage began, in ns from the start of the run."""
     unfinished_sessions: int
-    """Only counted for a closed loop that a number of requests ends, else 0."""
+    """Only counted for a closed loop that ends with its last session, else 0."""
+    end_ns: int = _NEVER_NS
+    """When the duration of a closed loop is over. Its virtual users start nothing from then on.
+
+    An open loop needs no such time, because all of its arrivals are before its end.
+    """
     active: int = 0
     """Virtual users, or sessions of an open loop, that have begun and not ended."""
 
@@ -129,7 +135,7 @@ class _SessionProgress(msgspec.Struct):
 
 
 class _ArrivalCursor:
-    """The position in the arrivals of an open loop that this shard has to send."""
+    """Iterates over the arrivals of a stage that this shard has to send. A closed loop has none."""
 
     def __init__(self, schedule: Schedule, stage: ScheduledStage, start_ns: int) -> None:
         self._stage = stage.index
@@ -178,12 +184,11 @@ class Dispatcher:
     """
 
     # The current stage is the one that began last. `_begin_stage` sets these attributes.
-    _current_stage: ScheduledStage
-    _current_start_ns: int
-    # When the next stage begins, or _NEVER_NS while that is not known.
-    _next_stage_ns: int
-    # The arrivals of the current stage that have not been taken. A closed loop has none.
+    _current: _StageProgress
+    # The arrivals of the current stage that have not been taken.
     _arrivals: _ArrivalCursor
+    # When the next stage begins. It is _NEVER_NS while that is not known, and without a next stage.
+    _next_stage_ns: int
 
     def __init__(
         self,
@@ -205,6 +210,7 @@ class Dispatcher:
                 means no limit.
         """
         self.schedule = schedule
+        self._layout = schedule.layout
         self._max_turns = schedule.max_turns
         self._is_stopped = False
 
@@ -348,12 +354,12 @@ class Dispatcher:
 
     def other_slots_in_flight(self, slot_id: int) -> list[int]:
         """Return the ids of the other slots in flight of the same conversation or task."""
-        session_index = slot_id // self._max_turns
-        # The ids of a session are those from `session_index * max_turns` on.
+        session_of = self._layout.session_of
+        session_index = session_of(slot_id)
         return [
             other_id
             for other_id in self._in_flight
-            if other_id // self._max_turns == session_index and other_id != slot_id
+            if session_of(other_id) == session_index and other_id != slot_id
         ]
 
     def stop(self) -> None:
@@ -451,7 +457,7 @@ class Dispatcher:
         Several stages can be due at once: some may be empty, or this call comes late.
         """
         while self._next_stage_ns <= now_ns and self._next_stage_precedes_next_slot():
-            self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
+            self._begin_stage(self._current.stage.index + 1, start_ns=self._next_stage_ns)
 
     def _next_stage_precedes_next_slot(self) -> bool:
         """Return True if the next stage begins before the next slot of the current stage is due.
@@ -625,7 +631,14 @@ class Dispatcher:
 
             progress.has_due_time[waiting_turn] = True
             progress.open_turns += 1
-            self._schedule(due_ns, progress.index, waiting_turn, slot.stage, slot.virtual_user)
+            pending_slot = _PendingSlot(
+                due_ns=due_ns,
+                session_index=progress.index,
+                turn=waiting_turn,
+                stage=slot.stage,
+                virtual_user=slot.virtual_user,
+            )
+            heapq.heappush(self._pending, pending_slot)
 
         return does_stage_end_first
 
@@ -656,7 +669,7 @@ class Dispatcher:
             self._drop_turns(slot, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED)
             return
 
-        progress = self._sessions[self._session_index_of(slot.slot_id)]
+        progress = self._sessions[self._layout.session_of(slot.slot_id)]
         progress.cancel_due_turn()  # This is `slot` itself, which had a due time.
         self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
         self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
@@ -715,7 +728,7 @@ class Dispatcher:
             now_ns: When they are dropped, which is recorded as their due time.
             drop_reason: The reason that is recorded.
         """
-        session_index = self._session_index_of(cause.slot_id)
+        session_index = self._layout.session_of(cause.slot_id)
         for turn in turns:
             dropped_slot = DispatchedSlot(
                 slot_id=self.schedule.slot_id(session_index, turn, session),
@@ -780,8 +793,8 @@ class Dispatcher:
         """
         stage = self.schedule.stages[slot.stage]
 
-        # Each session has `max_turns` slot ids in a row, so this is the session of `slot`.
-        # `_session_index_of` does the same, but its call would cost time after every request.
+        # This is `self._layout.session_of(slot.slot_id)`, whose call would cost time after every
+        # request.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
@@ -794,9 +807,14 @@ class Dispatcher:
 
         has_next_session = is_before_end and has_session_left
         if has_next_session:
-            self._schedule(
-                due_ns, next_session, turn=0, stage=slot.stage, virtual_user=virtual_user
+            pending_slot = _PendingSlot(
+                due_ns=due_ns,
+                session_index=next_session,
+                turn=0,
+                stage=slot.stage,
+                virtual_user=virtual_user,
             )
+            heapq.heappush(self._pending, pending_slot)
         else:
             self._release_capacity(slot.stage, due_ns)
 
@@ -826,74 +844,68 @@ class Dispatcher:
         """
         progress = self._stages[stage.index]
         progress.unfinished_sessions -= 1
-        has_next_stage_begun = stage is not self._current_stage
+        has_next_stage_begun = progress is not self._current
         if has_next_stage_begun:
             return
 
         is_stage_finished = progress.unfinished_sessions == 0
         can_user_be_replaced = is_last_of_user and self._is_followed_by_closed_loop(stage)
-        if is_stage_finished or can_user_be_replaced:
-            self._schedule_next_stage(now_ns)
-
-    def _session_index_of(self, slot_id: int) -> int:
-        """Return the number of the session that a slot belongs to.
-
-        Each session has `max_turns` slot ids in a row: with 5, session 2 has the ids 10 to 14.
-        """
-        return slot_id // self._max_turns
-
-    def _schedule(
-        self,
-        due_ns: int,
-        session_index: int,
-        turn: int,
-        stage: int,
-        virtual_user: int | None,
-    ) -> None:
-        """Add a slot to the pending ones, so that it starts at `due_ns`."""
-        heapq.heappush(
-            self._pending, _PendingSlot(due_ns, session_index, turn, stage, virtual_user)
-        )
+        has_next_stage = stage.index + 1 < len(self.schedule.stages)
+        if has_next_stage and (is_stage_finished or can_user_be_replaced):
+            # The duration of the stage may be over before.
+            self._next_stage_ns = min(self._next_stage_ns, now_ns)
 
     # Stages and their virtual users
 
     def _begin_stage(self, index: int, start_ns: int) -> None:
-        """Make stage `index` the current one and start its arrivals or its virtual users.
+        """Make stage `index` the current one, which begins at `start_ns`.
 
-        Also schedule the next stage, if the end of this one is known. If its end depends on when
-        requests finish, `_update_stage_after_session` schedules the next stage later.
+        An open loop has arrivals and no virtual users, and a closed loop has virtual users and no
+        arrivals. So for each of them, one of the two is empty.
         """
         stage = self.schedule.stages[index]
-        progress = self._initial_progress(stage, start_ns)
-        self._stages.append(progress)
-        self._current_stage = stage
-        self._current_start_ns = start_ns
-
-        # A closed loop has no arrival times, so its cursor is at the end from the beginning.
-        self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
-        if stage.is_closed_loop:
-            self._begin_users(stage, start_ns)
-
-        self._next_stage_ns = _NEVER_NS
-        end_ns = _known_end_ns(stage, start_ns, progress.unfinished_sessions)
-        if end_ns is not None:
-            self._schedule_next_stage(end_ns)
-
-    def _initial_progress(self, stage: ScheduledStage, start_ns: int) -> _StageProgress:
-        """Return the progress of a stage that begins at `start_ns`.
-
-        If the stage ends with the last of its sessions, `unfinished_sessions` counts down from the
-        number that this worker sends. All other stages end at a time and need no count: it is 0.
-        """
-        unfinished_sessions = 0
-        ends_with_last_session = stage.is_end_unknown
-        if ends_with_last_session:
-            unfinished_sessions = self.schedule.session_count_in_shard(stage)
-
-        return _StageProgress(
-            end_ns=_end_of_virtual_users_ns(stage, start_ns),
-            unfinished_sessions=unfinished_sessions,
+        progress = _StageProgress(
+            stage, start_ns, unfinished_sessions=self._sessions_until_end(stage)
         )
+        if stage.is_closed_loop and stage.length_ns is not None:
+            progress.end_ns = start_ns + stage.length_ns
+
+        self._stages.append(progress)
+        self._current = progress
+        self._next_stage_ns = self._planned_start_of_next_stage_ns(progress)
+        self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
+        self._begin_users(stage, start_ns)
+
+    def _sessions_until_end(self, stage: ScheduledStage) -> int:
+        """Return how many sessions of this shard must finish for a stage to end.
+
+        This matters only for a closed loop that ends with its last session. All other stages end at
+        a time and need no count, so it is 0. A shard is the part of the schedule that this worker
+        sends.
+        """
+        ends_with_last_session = stage.is_end_unknown
+        return self.schedule.session_count_in_shard(stage) if ends_with_last_session else 0
+
+    def _planned_start_of_next_stage_ns(self, current: _StageProgress) -> int:
+        """Return when the stage after the current one begins, or _NEVER_NS if that is not known.
+
+        It begins when the current stage ends, which is known if that has a duration. A stage that
+        ends with its last session ends at once if this shard (the part of the schedule that this
+        worker sends) has none of its sessions, as with more workers than virtual users. Otherwise
+        `_update_stage_after_session` finds the end. Without a next stage the result is _NEVER_NS.
+        """
+        stage = current.stage
+        is_last_stage = stage.index + 1 == len(self.schedule.stages)
+        if is_last_stage:
+            return _NEVER_NS
+
+        is_empty_in_shard = stage.is_end_unknown and current.unfinished_sessions == 0
+        if is_empty_in_shard:
+            return current.start_ns
+        if stage.length_ns is not None:
+            return current.start_ns + stage.length_ns
+
+        return _NEVER_NS
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
         """Let the virtual users of a stage begin, or wait for those of earlier stages to end.
@@ -934,7 +946,14 @@ class Dispatcher:
         """Schedule the first slot of a virtual user."""
         first_session = self.schedule.stages[user.stage].first_session + user.virtual_user
         self._stages[user.stage].active += 1
-        self._schedule(user.due_ns, first_session, 0, user.stage, user.virtual_user)
+        pending_slot = _PendingSlot(
+            due_ns=user.due_ns,
+            session_index=first_session,
+            turn=0,
+            stage=user.stage,
+            virtual_user=user.virtual_user,
+        )
+        heapq.heappush(self._pending, pending_slot)
 
     def _release_capacity(self, stage_index: int, now_ns: int) -> None:
         """Count one virtual user, or one session of an open loop, less as active in a stage.
@@ -976,11 +995,6 @@ class Dispatcher:
         """Return True if the virtual users of the next stage replace those of this stage."""
         next_stages = self.schedule.stages[stage.index + 1 :]
         return bool(next_stages) and next_stages[0].is_closed_loop
-
-    def _schedule_next_stage(self, start_ns: int) -> None:
-        """Let the next stage begin at `start_ns`, unless it begins earlier or there is none."""
-        if self._current_stage.index + 1 < len(self.schedule.stages):
-            self._next_stage_ns = min(self._next_stage_ns, start_ns)
 
     # Slots that were never sent
 
@@ -1036,7 +1050,7 @@ class Dispatcher:
         for slot in self._single_requests_at_stop:
             assert slot.virtual_user is not None, "`stop` stores only requests of virtual users"
             stage = self.schedule.stages[slot.stage]
-            session_in_flight = self._session_index_of(slot.slot_id)
+            session_in_flight = self._layout.session_of(slot.slot_id)
             next_session = _next_session_of_user(stage, session_in_flight)
             yield from interrupted.slots_of_user(stage, slot.virtual_user, next_session)
 
@@ -1053,16 +1067,16 @@ class Dispatcher:
         self, interrupted: InterruptedSlots
     ) -> Iterator[DispatchedSlot]:
         """Yield the sessions of the current stage that had not arrived, if it is an open loop."""
-        if not self._current_stage.is_closed_loop:
+        if not self._current.stage.is_closed_loop:
             yield from interrupted.slots_of_arrivals(
-                self._current_stage, self._current_start_ns, self._arrivals.arrival_count
+                self._current.stage, self._current.start_ns, self._arrivals.arrival_count
             )
 
     def _unsent_slots_of_later_stages(
         self, interrupted: InterruptedSlots
     ) -> Iterator[DispatchedSlot]:
         """Yield all slots of the stages that had not begun."""
-        for stage in self.schedule.stages[self._current_stage.index + 1 :]:
+        for stage in self.schedule.stages[self._current.stage.index + 1 :]:
             if stage.is_closed_loop:
                 for virtual_user in self.schedule.virtual_users_of(stage):
                     first_session = stage.first_session + virtual_user
@@ -1077,39 +1091,6 @@ class Dispatcher:
             for stage in reversed(self.schedule.stages)
             if stage.first_session <= session_index
         )
-
-
-def _end_of_virtual_users_ns(stage: ScheduledStage, start_ns: int) -> int:
-    """Return the time from which on the virtual users of a stage start nothing more.
-
-    Only a closed loop with a duration has such a time; for all other stages it is _NEVER_NS. An
-    open loop needs none, because all of its arrivals are before its end.
-    """
-    if stage.is_closed_loop and stage.length_ns is not None:
-        return start_ns + stage.length_ns
-    return _NEVER_NS
-
-
-def _known_end_ns(stage: ScheduledStage, start_ns: int, sessions_in_shard: int) -> int | None:
-    """Return when a stage that begins at `start_ns` ends, or None if that is not known yet.
-
-    The end of a stage with a duration is known. A stage with a number of sessions ends with its
-    last response, at a time that is not known. If it has no session in this shard (the part of the
-    schedule that this worker sends), it ends at once, because no response would ever end it. This
-    happens with more workers than virtual users.
-
-    Args:
-        stage: The stage.
-        start_ns: When it begins, in ns from the start of the run.
-        sessions_in_shard: For a stage that ends with its last session, how many sessions it has in
-            this shard.
-    """
-    is_empty_in_shard = stage.is_end_unknown and sessions_in_shard == 0
-    if is_empty_in_shard:
-        return start_ns
-    if stage.length_ns is None:
-        return None
-    return start_ns + stage.length_ns
 
 
 def _next_session_of_user(stage: ScheduledStage, session_index: int) -> int:

@@ -4,11 +4,9 @@
 `dispatcher.Dispatcher` decides during the run what starts when. Everything here is a pure function
 of the schedule.
 
-A *slot* is one request to send: one turn of a session (see `sessions`). The id of a slot is
-`session_index * max_turns + position`, where `max_turns` is the size of the largest session. Slots
-of a smaller session use the first positions, but the last turn of a conversation or task always has
-the last position, so that its id shows where the session ends. Sessions are numbered through all
-stages of a run, so no two stages send the same prompt.
+A *slot* is one request to send: one turn of a session (see `sessions`). `SlotLayout` defines the
+ids of slots. Sessions are numbered through all stages of a run, so no two stages send the same
+prompt.
 
 A stage stores only what cannot be computed: the arrival times of an open loop. Slots and columns of
 slots are computed on demand. A slot of an open loop therefore costs 8 bytes, and a closed loop
@@ -28,6 +26,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.schedule.sessions import (
     NOT_APPLICABLE,
     Ints,
@@ -134,6 +133,15 @@ class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.is_closed_loop and self.session_count is not None
 
     @property
+    def due_time_origin_ns(self) -> int:
+        """Return the time in ns that the due times in the schedule of this stage begin with.
+
+        It is the start of the stage, or 0 if that depends on when requests of earlier stages
+        complete.
+        """
+        return 0 if self.start_ns is None else self.start_ns
+
+    @property
     def offered_rps(self) -> float | None:
         """Return the scheduled requests per second, or None for a closed loop."""
         if self.is_closed_loop:
@@ -187,6 +195,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def max_turns(self) -> int:
         """Return the number of turns of the largest session; 1 if all are single requests."""
         return self.sessions.max_turns
+
+    @property
+    def layout(self) -> SlotLayout:
+        """Return how the slots of the sessions are numbered."""
+        return self.sessions.layout
 
     @property
     def slot_count(self) -> int | None:
@@ -346,55 +359,39 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             yield from self.slot_ids_of(stage)
 
     def session_slot_ids(self, session_index: int) -> Iterator[int]:
-        """Yield the slot ids of a session, in the order of its turns."""
-        if self.max_turns == 1:
-            yield session_index
-            return
+        """Return an iterator over the slot ids of a session, in the order of its turns."""
         session = self.sessions.get(session_index)
-        for turn in range(session.turn_count):
-            yield self.slot_id(session_index, turn, session)
+        return self.layout.slots_of(
+            session_index, session.turn_count, is_single_request=session.is_single_request
+        )
 
     def slot_id(self, session_index: int, turn: int, session: Session) -> int:
-        """Return the slot id of a turn (a request of a session, numbered from 0).
+        """Return the slot id of a turn of a session.
 
-        Each session has a range of `max_turns` ids, the size of the largest session. A turn has the
-        position of its number in the range, but the last turn of a conversation or task has the
-        last position, so that its id shows where the session ends. With `max_turns` 5, session 2
-        has the range 10 to 14. If it has 3 turns, they have 10, 11 and 14; 12 and 13 are unused.
+        `session` is the session with the number `session_index`. The caller passes it because a
+        look-up for every request would take too long.
         """
-        max_turns = self.max_turns  # a property, and this runs for every simulated request
-        is_last_turn = not session.is_single_request and turn + 1 == session.turn_count
-        position = max_turns - 1 if is_last_turn else turn
-        return session_index * max_turns + position
+        return self.layout.slot_of(
+            session_index, turn, session.turn_count, is_single_request=session.is_single_request
+        )
 
     def first_slot_id(self, session_index: int) -> int:
         """Return the slot id of the first turn of a session."""
         return next(self.session_slot_ids(session_index))
 
     def turn_of(self, slot_id: int) -> int:
-        """Return the turn of a slot in its session, from 0. This is the inverse of `slot_id`.
+        """Return the turn of a slot: its position in its session, counted from 0.
 
-        Each session has a range of `max_turns` ids. With `max_turns` 5, session 2 has the range 10
-        to 14. A conversation of 3 turns uses 10 for turn 0, 11 for turn 1 and 14 for turn 2: its
-        last turn has the last id. A single request uses 10. Raises IndexError for an id that the
-        session does not use, such as 12 and 13.
+        Raises IndexError for an id that the session does not use.
         """
-        session_index, position = divmod(slot_id, self.max_turns)
-        session = self.sessions.get(session_index)
-        last_turn = session.turn_count - 1
-        last_position = 0 if session.is_single_request else self.max_turns - 1
-        if position == last_position:
-            return last_turn
-
-        # The turns before the last one have the positions 0 to `last_turn - 1`.
-        if position >= last_turn:
-            raise IndexError(slot_id)
-
-        return position
+        session = self.sessions.get(self.layout.session_of(slot_id))
+        return self.layout.turn_of(
+            slot_id, session.turn_count, is_single_request=session.is_single_request
+        )
 
     def next_slot_ids(self, slot_id: int) -> list[int]:
         """Return the ids of the slots of the same session that wait for this slot."""
-        session_index = slot_id // self.max_turns
+        session_index = self.layout.session_of(slot_id)
         session = self.sessions.get(session_index)
         next_turns = session.successors[self.turn_of(slot_id)]
         return [self.slot_id(session_index, turn, session) for turn in next_turns]
@@ -405,7 +402,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Each stage has a range of session numbers, and the slot belongs to the stage whose range
         contains its session. Only the slots of this one session are computed.
         """
-        session_index = slot_id // self.max_turns
+        session_index = self.layout.session_of(slot_id)
         for stage in self.stages:
             # A stage without a count has a large range of numbers that no other stage uses.
             session_count = (
@@ -531,78 +528,64 @@ def _build_columns(
     first_index = stage.first_session + first
     session_indexes = np.arange(first_index, first_index + count, dtype=np.int64)
     sessions = schedule.sessions.columns(first_index, count)
-    slots = _number_slots(session_indexes, sessions)
-    conditions = _start_conditions_of_slots(
-        _start_conditions_of_sessions(schedule, stage, session_indexes),
-        slots,
-        sessions.predecessor,
-        schedule.max_turns,
-    )
+    turns = _list_turns(session_indexes, sessions)
 
     return SlotColumns(
-        slot_id=_slot_ids(slots, schedule.max_turns),
-        due_ns=conditions.due_ns,
-        predecessor=conditions.predecessor,
+        slot_id=turns.slot_ids(schedule.layout),
+        due_ns=_due_times_of_turns(stage, session_indexes, turns),
+        predecessor=_predecessors_of_turns(
+            schedule, stage, session_indexes, turns, sessions.predecessor
+        ),
         pause_ns=sessions.pause_ns,
-        stage=np.full(len(slots.turn), stage.index),
-        session=np.where(slots.is_single_request, NOT_APPLICABLE, slots.session_index),
-        turn=slots.turn,
-        virtual_user=_virtual_users(stage, slots.session_index),
+        stage=np.full(len(turns.turn), stage.index),
+        session=np.where(turns.is_single_request, NOT_APPLICABLE, turns.session_index),
+        turn=turns.turn,
+        virtual_user=_virtual_users(stage, turns.session_index),
     )
 
 
-class _NumberedSlots(NamedTuple):
-    """The session and the turn of many slots. Each column has one value per slot."""
+class _TurnColumns(NamedTuple):
+    """The turns (requests) of several sessions as columns, each with one value per turn."""
 
     session_index: Ints
     turn: Ints
-    """The position of the slot in its session, from 0."""
-    is_last_turn: NDArray[np.bool_]
-    """Whether it is the last turn of its session."""
+    """The position of the turn in its session, from 0."""
+    turn_count: Ints
+    """The number of turns of its session."""
     is_single_request: NDArray[np.bool_]
     """Whether its session is a single request, not a conversation or task."""
 
+    def slot_ids(self, layout: SlotLayout) -> Ints:
+        """Return the slot id of each turn."""
+        return layout.slots_of_turns(
+            self.session_index, self.turn, self.turn_count, self.is_single_request
+        )
 
-def _number_slots(session_indexes: Ints, sessions: SessionColumns) -> _NumberedSlots:
-    """Return the session and the turn of each slot of several sessions.
 
-    For example, sessions 7 and 8 with 2 and 3 turns have five slots. Their sessions are [7, 7, 8,
-    8, 8], and their turns are [0, 1, 0, 1, 2].
+def _list_turns(session_indexes: Ints, sessions: SessionColumns) -> _TurnColumns:
+    """Return all turns of several sessions, one session after the other.
+
+    For example, sessions 7 and 8 with 2 and 3 turns have five turns. Their sessions are [7, 7, 8,
+    8, 8], and their positions in these are [0, 1, 0, 1, 2].
     """
     turn_counts = sessions.turn_counts
-    turn = _number_turns(turn_counts)
-
-    # `np.repeat` repeats the value of a session for each of its slots.
-    turn_count_of_slot = np.repeat(turn_counts, turn_counts)
-    return _NumberedSlots(
+    # `np.repeat` repeats the value of a session for each of its turns.
+    return _TurnColumns(
         session_index=np.repeat(session_indexes, turn_counts),
-        turn=turn,
-        is_last_turn=turn == turn_count_of_slot - 1,
+        turn=_number_turns(turn_counts),
+        turn_count=np.repeat(turn_counts, turn_counts),
         is_single_request=np.repeat(sessions.is_single_request, turn_counts),
     )
 
 
-def _slot_ids(slots: _NumberedSlots, max_turns: int) -> Ints:
-    """Return the id of each slot. This is `Schedule.slot_id` for many slots at once.
-
-    Each session has a block of `max_turns` ids. The last turn of a conversation or task has the
-    last id of its block, by which the end of a session is recognized. With `max_turns` 5, session 2
-    has the ids 10 to 14, and a conversation of 3 turns uses 10, 11 and 14.
-    """
-    has_last_id = slots.is_last_turn & ~slots.is_single_request
-    position_in_block = np.where(has_last_id, max_turns - 1, slots.turn)
-    slot_ids: Ints = slots.session_index * max_turns + position_in_block
-    return slot_ids
-
-
 def _number_turns(turn_counts: Ints) -> Ints:
-    """Return the turn of each slot of sessions with these numbers of turns.
+    """Return the position of each turn in its session, for sessions with these numbers of turns.
 
     For example, [2, 3] gives [0, 1, 0, 1, 2].
     """
-    # The position of the first slot of each session among all slots, [0, 2] in the example.
-    first_slots = np.cumsum(turn_counts) - turn_counts
-    return np.arange(int(turn_counts.sum())) - np.repeat(first_slots, turn_counts)
+    # The index of the first turn of each session among all turns, [0, 2] in the example.
+    first_turns = np.cumsum(turn_counts) - turn_counts
+    return np.arange(int(turn_counts.sum())) - np.repeat(first_turns, turn_counts)
 
 
 def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
@@ -615,110 +598,91 @@ def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
     return (session_indexes - stage.first_session) % stage.concurrency
 
 
-class _StartConditions(NamedTuple):
-    """What the start of each of several slots depends on: a due time, or the end of another slot.
+def _due_times_of_turns(stage: ScheduledStage, session_indexes: Ints, turns: _TurnColumns) -> Ints:
+    """Return when each turn is due in ns, or NOT_APPLICABLE if it waits for another slot.
 
-    A slot has one of the two values, and the other one is NOT_APPLICABLE.
+    Only the first turn of a session can have a due time, which is that of the session.
     """
+    due_ns = np.full(len(turns.turn), NOT_APPLICABLE)
+    is_first_turn = turns.turn == 0
+    due_ns[is_first_turn] = _due_times_of_sessions(stage, session_indexes)
+    return due_ns
 
-    due_ns: Ints
-    predecessor: Ints
-    """The id of the slot that must end first."""
+
+def _due_times_of_sessions(stage: ScheduledStage, session_indexes: Ints) -> Ints:
+    """Return when each session is due in ns, or NOT_APPLICABLE if it waits for another session.
+
+    In an open loop every session has an arrival time. In a closed loop, virtual user i sends
+    session i of the stage first. These first sessions have a due time, and all later ones wait.
+    """
+    index_in_stage = session_indexes - stage.first_session
+    if not stage.is_closed_loop:
+        return stage.due_time_origin_ns + stage.arrivals_ns[index_in_stage]
+
+    is_first_of_user = index_in_stage < stage.concurrency
+    due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+    user_starts_ns = stage.user_starts_ns(index_in_stage[is_first_of_user])
+    due_ns[is_first_of_user] = stage.due_time_origin_ns + user_starts_ns
+    return due_ns
 
 
-def _start_conditions_of_slots(
-    conditions_of_sessions: _StartConditions,
-    slots: _NumberedSlots,
+def _predecessors_of_turns(
+    schedule: Schedule,
+    stage: ScheduledStage,
+    session_indexes: Ints,
+    turns: _TurnColumns,
     predecessor_turns: Ints,
-    max_turns: int,
-) -> _StartConditions:
-    """Return what the start of each slot depends on.
+) -> Ints:
+    """Return the id of the slot that must end before each turn, or NOT_APPLICABLE for none.
 
-    The first turn of a session starts as its session does. Each later turn has no due time, but
-    waits for another turn of its session.
-
-    For example, two conversations of 2 turns are due at 0 ns and 1000 ns, and have the slot ids 0
-    to 3. The due times are 0, NOT_APPLICABLE, 1000 and NOT_APPLICABLE, and the predecessors are
-    NOT_APPLICABLE, 0, NOT_APPLICABLE and 2.
+    The first turn of a session waits for what its session waits for. Each later turn waits for an
+    earlier turn of its session.
 
     Args:
-        conditions_of_sessions: What the start of each session depends on.
-        slots: The slots of these sessions.
-        predecessor_turns: For each slot, the turn of its session that it waits for. The values of
+        schedule: The schedule.
+        stage: The stage of the sessions.
+        session_indexes: The numbers of the sessions, which are consecutive.
+        turns: All turns of these sessions.
+        predecessor_turns: For each turn, the turn of its session that it waits for. The values of
             first turns are not used.
-        max_turns: The number of slot ids that each session has.
     """
-    is_first_turn = slots.turn == 0
-    due_ns = np.full(len(slots.turn), NOT_APPLICABLE)
-    due_ns[is_first_turn] = conditions_of_sessions.due_ns
-
-    # No turn waits for the last one, and all others have the id at the position of their number.
-    first_slot_ids = slots.session_index * max_turns
-    predecessor = first_slot_ids + predecessor_turns
-    predecessor[is_first_turn] = conditions_of_sessions.predecessor
-
-    return _StartConditions(due_ns, predecessor)
+    predecessor = turns._replace(turn=predecessor_turns).slot_ids(schedule.layout)
+    is_first_turn = turns.turn == 0
+    predecessor[is_first_turn] = _predecessors_of_sessions(schedule, stage, session_indexes)
+    return predecessor
 
 
-def _start_conditions_of_sessions(
+def _predecessors_of_sessions(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
-) -> _StartConditions:
-    """Return what the start of each session depends on, that is, the start of its first turn.
+) -> Ints:
+    """Return the id of the slot that must end before each session, or NOT_APPLICABLE for none.
 
-    In an open loop every session has an arrival time and waits for no slot. `session_indexes` are
-    consecutive sessions of the stage.
-    """
-    if stage.is_closed_loop:
-        return _start_conditions_in_closed_loop(schedule, stage, session_indexes)
-
-    arrivals_ns = stage.arrivals_ns[session_indexes - stage.first_session]
-    return _StartConditions(
-        due_ns=(stage.start_ns or 0) + arrivals_ns,
-        predecessor=np.full(len(session_indexes), NOT_APPLICABLE, np.int64),
-    )
-
-
-def _start_conditions_in_closed_loop(
-    schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
-) -> _StartConditions:
-    """Return what the start of each session of a closed loop depends on.
-
-    The first session of each virtual user has a due time. Each later session waits for the last
-    slot of the user's previous session. With 3 users, sessions 0, 1 and 2 of the stage have due
-    times, session 3 waits for session 0, and session 4 for session 1.
+    In a closed loop, a session waits for the last slot of the previous session of its virtual user.
+    With 3 users, session 3 of the stage waits for session 0, and session 4 for session 1. No
+    session of an open loop waits for another one.
 
     `session_indexes` are consecutive sessions of the stage.
     """
-    index_in_stage = session_indexes - stage.first_session
-    is_first_of_user = index_in_stage < stage.concurrency
-    is_later = ~is_first_of_user
-
-    # User i sends session i of the stage first.
-    due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
-    user_starts_ns = stage.user_starts_ns(index_in_stage[is_first_of_user])
-    due_ns[is_first_of_user] = (stage.start_ns or 0) + user_starts_ns
-
     predecessor = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
-    previous_sessions = session_indexes[is_later] - stage.concurrency
-    predecessor[is_later] = _last_slot_ids(schedule, previous_sessions)
+    if stage.is_closed_loop:
+        index_in_stage = session_indexes - stage.first_session
+        has_previous_session = index_in_stage >= stage.concurrency
+        previous_sessions = session_indexes[has_previous_session] - stage.concurrency
+        predecessor[has_previous_session] = _last_slot_ids(schedule, previous_sessions)
 
-    return _StartConditions(due_ns, predecessor)
+    return predecessor
 
 
 def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:
-    """Return the id of the last slot (the last request) of each of several consecutive sessions.
-
-    Each session has `max_turns` consecutive ids. With `max_turns` 5, session 2 has the ids 10 to
-    14. If it is a conversation or task, its last slot has the id 14, however many slots it has. If
-    it is a single request, its only slot has the id 10.
-    """
-    first_slot_ids = session_indexes * schedule.max_turns
-    has_one_id_per_session = schedule.max_turns == 1
-    if has_one_id_per_session or not len(session_indexes):
-        return first_slot_ids
+    """Return the id of the last slot (the last request) of each of several consecutive sessions."""
+    has_only_single_requests = schedule.max_turns == 1
+    if has_only_single_requests or not len(session_indexes):
+        return session_indexes  # Sessions and slots have the same numbers.
 
     sessions = schedule.sessions.columns(int(session_indexes[0]), len(session_indexes))
-    last_position = schedule.max_turns - 1
-    positions = np.where(sessions.is_single_request, 0, last_position)
-
-    return first_slot_ids + positions
+    return schedule.layout.slots_of_turns(
+        session_indexes,
+        turns=sessions.turn_counts - 1,
+        turn_counts=sessions.turn_counts,
+        is_single_request=sessions.is_single_request,
+    )

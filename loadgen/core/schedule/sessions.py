@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from loadgen.core import seeds
 from loadgen.core.requests.sampling import lognormal_mu
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.requests.task_graphs import Abandonment, TaskGraphs
 from loadgen.core.units import LONGEST_NS
 from loadgen.core.workload import (
@@ -101,6 +102,11 @@ class SessionSequence(ABC):
     """The number of turns of the largest session."""
     max_parallel_turns: int
     """How many turns of one session can be in flight at the same time."""
+
+    @functools.cached_property
+    def layout(self) -> SlotLayout:
+        """Return how the slots of the sessions are numbered."""
+        return SlotLayout(block_size=self.max_turns)
 
     @abstractmethod
     def get(self, index: int) -> Session:

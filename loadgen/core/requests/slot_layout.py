@@ -1,0 +1,105 @@
+"""The ids of slots, which are the planned requests of a run.
+
+The schedule and the prompts number requests in the same way: slot n of the schedule sends prompt n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Numbers the slots (planned requests) of all sessions of a run.
+
+    A session is a single request, a conversation or a task. Its requests are its turns, numbered
+    from 0. Each session has a block of `block_size` consecutive slot ids, as many as the largest
+    session has turns.
+
+    The last turn of a conversation or task has the last id of the block, so that the id alone shows
+    where a session ends. All other turns have the first ids. With `block_size` 5, session 2 has the
+    ids 10 to 14, and uses
+
+    - 10, 11 and 14 if it is a conversation or task of 3 turns,
+    - 10 if it is a single request.
+    """
+
+    block_size: int
+
+    def session_of(self, slot_id: int) -> int:
+        """Return the number of the session that a slot belongs to."""
+        return slot_id // self.block_size
+
+    def slot_of(
+        self, session: int, turn: int, turn_count: int, *, is_single_request: bool = False
+    ) -> int:
+        """Return the slot id of a turn. `turn_count` is the number of turns of its session."""
+        first_id = session * self.block_size
+        is_last_turn = turn == turn_count - 1
+        if is_last_turn and not is_single_request:
+            return first_id + self.block_size - 1
+        return first_id + turn
+
+    def slots_of(
+        self, session: int, turn_count: int, *, is_single_request: bool = False
+    ) -> Iterator[int]:
+        """Yield the slot ids of a session of `turn_count` turns, in the order of the turns."""
+        for turn in range(turn_count):
+            yield self.slot_of(session, turn, turn_count, is_single_request=is_single_request)
+
+    def turn_of(self, slot_id: int, turn_count: int, *, is_single_request: bool = False) -> int:
+        """Return the turn that has a slot id in its session. This is the inverse of `slot_of`.
+
+        Raises IndexError if the session, which has `turn_count` turns, does not use the id.
+        """
+        position = slot_id % self.block_size
+        last_turn = turn_count - 1
+        position_of_last_turn = 0 if is_single_request else self.block_size - 1
+        if position == position_of_last_turn:
+            return last_turn
+        if position < last_turn:
+            return position
+
+        raise IndexError(slot_id)
+
+    def slots_of_turns(
+        self,
+        sessions: NDArray[np.int64],
+        turns: NDArray[np.int64],
+        turn_counts: NDArray[np.int64],
+        is_single_request: NDArray[np.bool_],
+    ) -> NDArray[np.int64]:
+        """Return the slot ids of many turns. This is `slot_of` for arrays of equal length."""
+        is_last_turn = turns == turn_counts - 1
+        has_last_id = is_last_turn & ~is_single_request
+        positions = np.where(has_last_id, self.block_size - 1, turns)
+        slot_ids: NDArray[np.int64] = sessions * self.block_size + positions
+        return slot_ids
+
+    def same_turn_in(self, other: SlotLayout, slot_id: int) -> int:
+        """Return the id that the turn with a slot id of this layout has in another layout.
+
+        The other layout is that of a part of the sessions, so its blocks may be smaller. Blocks of
+        one id are those of single requests. With blocks of 5 ids here and 3 there, session 2 has
+
+            here    10  11  12      13      14
+            there    6   7  unused  unused   8
+
+        Raises IndexError for an id that the other layout does not use.
+        """
+        session, position = divmod(slot_id, self.block_size)
+        first_id = session * other.block_size
+        last_id = first_id + other.block_size - 1
+
+        has_single_requests = other.block_size == 1
+        position_of_last_turn = 0 if has_single_requests else self.block_size - 1
+        if position == position_of_last_turn:
+            return last_id
+        if first_id + position < last_id:
+            return first_id + position
+
+        raise IndexError(slot_id)
