@@ -28,11 +28,11 @@ def check_point(point: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def main() -> None:
+def print_findings() -> None:
     """Print the findings about each point on standard input."""
     for line in sys.stdin:
         print(json.dumps(check_point(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print_findings()

@@ -61,7 +61,7 @@ def detect(detector: ModuleType, job: dict[str, Any]) -> dict[str, Any]:
     return {"steady_state": steady_state, "warmup": warmup}
 
 
-def main() -> None:
+def print_detections() -> None:
     """Print the detector's result for each event log on standard input."""
     checkout = Path(sys.argv[1])
     file = find_detector(checkout)
@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_detections()

@@ -48,6 +48,13 @@ PAGES = [
 ]
 
 
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_only_scripts_define_main(part: str) -> None:
+    # .ci/benchmarks runs every file that defines main, with --smoke.
+    source = (FOLDER / f"{part}.py").read_text(encoding="utf-8")
+    assert "\ndef main(" not in source
+
+
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
 def test_every_script_runs_in_its_smallest_form(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
