@@ -40,8 +40,13 @@ class GeneratedPrompts:
         """Return the id of a request in its body and records, which is unique to a run."""
         return f"{self._id_prefix}-{request_id}"
 
-    def _subtract_template(self, tokens: int) -> int:
-        """Return how many tokens a text has whose prompt has `tokens` tokens on the server."""
-        if not self._template_tokens:
-            return tokens
-        return max(1, tokens - self._template_tokens)
+
+def without_template_tokens(tokens: int, template_tokens: int) -> int:
+    """Return how many tokens a text may have if its prompt shall have `tokens` on the server.
+
+    The chat template of the server adds `template_tokens` to the text. A text has at least one
+    token.
+    """
+    if not template_tokens:
+        return tokens
+    return max(1, tokens - template_tokens)

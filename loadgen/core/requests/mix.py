@@ -13,6 +13,7 @@ from loadgen_sdk.request import Request
 
 from loadgen.core import seeds
 from loadgen.core.requests.prompts import AssistantTurn, Prompts
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.requests.task_prompts import TaskPrompts
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ class MixPrompts:
     its number. Session n of the mix has the content of session n of its class, so a class that
     reads a file or a trace uses only some of its rows.
 
-    Each session has a block of `turns` ids, where `turns` is that of the class with the most turns.
-    A single request uses only the first id of its block. A conversation or task uses the first ids
-    and, for its last turn, the last id.
+    The ids of requests are those of a `SlotLayout`, whose blocks have the size that the class with
+    the most turns needs.
 
     Attributes:
         names: The names of the classes.
@@ -66,6 +66,8 @@ class MixPrompts:
         self.names = tuple(classes)
         self.class_prompts = class_prompts
         self.turns = max(prompts.turns for prompts in class_prompts)
+        self._layout = SlotLayout(block_size=self.turns)
+        self._layouts_of_classes = [SlotLayout(prompts.turns) for prompts in class_prompts]
 
         # Later turns of a conversation repeat the responses to earlier ones. These are the real
         # responses of the server, or generated ones, which is called "scripted". The real responses
@@ -94,26 +96,14 @@ class MixPrompts:
     def class_and_id(self, request_id: int) -> ClassRequest:
         """Return the class of a request of the mix, and the id of the request in that class.
 
-        Each session has a block of ids in the mix and another one in its class, which may be
-        smaller. With blocks of 5 ids in the mix and 3 in the class, session 2 has the ids 10 to 14
-        of the mix and 6 to 8 of the class:
-
-            mix    10  11  12      13      14
-            class   6   7  unused  unused   8
-
-        Raises IndexError for an id that is not used.
+        A session has the same number in the mix and in its class, but its requests have other ids
+        there if the sessions of the class are smaller. Raises IndexError for an id that is not
+        used.
         """
-        session, position = divmod(request_id, self.turns)
+        session = self._layout.session_of(request_id)
         class_index = self.class_of(session)
-        ids_per_session_in_class = self.class_prompts[class_index].turns
-        position_in_class = _position_in_class(
-            position, ids_in_mix=self.turns, ids_in_class=ids_per_session_in_class
-        )
-        if position_in_class is None:
-            raise IndexError(request_id)
-
-        first_id_in_class = session * ids_per_session_in_class
-        return ClassRequest(class_index, first_id_in_class + position_in_class)
+        layout_of_class = self._layouts_of_classes[class_index]
+        return ClassRequest(class_index, self._layout.same_turn_in(layout_of_class, request_id))
 
     def __getitem__(self, request_id: int) -> Request:
         """Build a request, with the model and the priority of its class."""
@@ -147,25 +137,13 @@ class MixPrompts:
         return itertools.islice(itertools.chain.from_iterable(ids_by_session), count)
 
     def _ids_of_session(self, session: int) -> Iterator[int]:
-        """Yield the ids of the requests of a session: a single request, conversation or task.
-
-        Each session has a block of `self.turns` ids, as many as the longest session needs. The last
-        request of a session has the last id of the block, so that the schedule recognizes the end
-        of the session. The other requests have the first ids. With 5 ids, the 3 requests of
-        session 2 have the ids 10, 11 and 14. A single request has the first id.
-        """
+        """Return an iterator over the ids of a session: a single request, conversation or task."""
         prompts = self.class_prompts[self.class_of(session)]
-        first_id_of_block = session * self.turns
-        last_id_of_block = first_id_of_block + self.turns - 1
-
-        is_single_request = prompts.turns == 1
-        if is_single_request:
-            yield first_id_of_block
-            return
-
-        requests_before_last = _count_session_requests(prompts, session) - 1
-        yield from range(first_id_of_block, first_id_of_block + requests_before_last)
-        yield last_id_of_block
+        return self._layout.slots_of(
+            session,
+            turn_count=_count_session_requests(prompts, session),
+            is_single_request=prompts.turns == 1,
+        )
 
     def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a prompt as it is built, or None if they are unknown."""
@@ -197,42 +175,8 @@ class MixPrompts:
         return messages
 
 
-def _position_in_class(position: int, *, ids_in_mix: int, ids_in_class: int) -> int | None:
-    """Convert the position of an id in the block of a session in a mix to that in its class.
-
-    A session is a single request, a conversation or a task. It has a block of ids in the mix, and a
-    block that may be smaller in its class. The last request of a conversation or task has the last
-    id of each block, and the other requests have the first ids. With 5 ids in the mix and 3 in the
-    class, the positions are
-
-        mix    0  1  2       3       4
-        class  0  1  unused  unused  2
-
-    Args:
-        position: The position in the block of the mix, from 0.
-        ids_in_mix: The number of ids in a block of the mix.
-        ids_in_class: The number of ids in a block of the class. It is 1 for single requests, which
-            have the first id of each block.
-
-    Returns:
-        The position in the block of the class, or None if the session does not use the id.
-    """
-    is_single_request = ids_in_class == 1
-    if is_single_request:
-        return 0 if position == 0 else None
-
-    last_position_in_mix = ids_in_mix - 1
-    last_position_in_class = ids_in_class - 1
-    if position == last_position_in_mix:
-        return last_position_in_class
-    if position < last_position_in_class:
-        return position
-
-    return None
-
-
 def _count_session_requests(prompts: Prompts, session: int) -> int:
-    """Return how many requests a conversation or task has.
+    """Return how many requests a session has: a single request, conversation or task.
 
     All conversations of a class have equally many. The number of a task is drawn.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 from loadgen.core import format
 from loadgen.core.requests import png_images
 from loadgen.core.requests.chunks import ChunkSpec, Corpus, CorpusReuse
-from loadgen.core.requests.generated_prompts import GeneratedPrompts
+from loadgen.core.requests.generated_prompts import GeneratedPrompts, without_template_tokens
 from loadgen.core.requests.png_images import ImageSize
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, Prompts, PromptTarget
 from loadgen.core.requests.sampling import (
@@ -179,18 +180,21 @@ class SyntheticPrompts(GeneratedPrompts):
         of each turn before it. If the tokenizer merges words with their neighbours, the prompt as
         it is built may only be close to this length.
         """
-        conversation, turn = divmod(request_id, self.turns)
-        first_id = request_id - turn
-
+        conversation = request_id // self.turns
         tokens = self._settings.system_tokens + self._first_message_tokens(conversation)
-        for earlier_id in range(first_id, request_id):
+        for earlier_id, next_id in itertools.pairwise(self._ids_up_to(request_id)):
             tokens += self.requested_output_tokens(earlier_id)
-
-        # Every turn but the first begins with the result of a tool.
-        for later_id in range(first_id + 1, request_id + 1):
-            tokens += self._tool_result_tokens(later_id)
+            tokens += self._tool_result_tokens(next_id)
 
         return tokens
+
+    def _ids_up_to(self, request_id: int) -> range:
+        """Return the ids of the requests of a conversation, from its first one to this one.
+
+        The ids of a conversation are consecutive: with 3 turns, conversation 2 has 6, 7 and 8.
+        """
+        turn = request_id % self.turns
+        return range(request_id - turn, request_id + 1)
 
     def requested_output_tokens(self, request_id: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
@@ -216,7 +220,9 @@ class SyntheticPrompts(GeneratedPrompts):
             prompt_lengths = sample_lengths(
                 requests.input_tokens, self._lengths_key, purpose, indices
             )
-            return [self._subtract_template(tokens) for tokens in prompt_lengths]
+            return [
+                without_template_tokens(tokens, self._template_tokens) for tokens in prompt_lengths
+            ]
 
         if purpose == "output":
             return sample_lengths(requests.output_tokens, self._lengths_key, purpose, indices)
@@ -320,7 +326,8 @@ class SyntheticPrompts(GeneratedPrompts):
         states the length of the whole prompt.
         """
         tokens = self._sample_input(self._lengths_key, "input", conversation)
-        # As `_subtract_template`, but without a call, because this runs several times per request.
+        # This is `without_template_tokens`, but without a call, because it runs several times per
+        # request.
         return max(1, tokens - self._template_tokens) if self._template_tokens else tokens
 
     def _tool_result_tokens(self, request_id: int) -> int:
@@ -434,26 +441,28 @@ class SyntheticPrompts(GeneratedPrompts):
     def _messages(
         self, request_id: int, replies: Mapping[int, AssistantTurn] | None
     ) -> Iterator[_Message]:
-        """Yield the messages of a request.
+        """Yield the messages of a request, which are all messages of its conversation so far.
 
-        They are an optional system message, the first user message, and for each earlier turn the
-        response of the assistant and the result of a tool, sent as a user message. `replies` are
-        the real responses by turn, or None to generate them.
+        A conversation begins with a user message, and with a system message before it if the
+        workload has one. Each later request adds two messages: the response to the request before
+        it, and the result of a tool, which is sent as a user message.
+
+        Args:
+            request_id: The id of the request.
+            replies: The real response to each earlier turn, by turn, or None to generate them.
         """
-        conversation, turn = divmod(request_id, self.turns)
         if self._settings.system_tokens:
             system = self._texts.shared_text("system", 0, self._settings.system_tokens)
             yield _Message("system", system.text, system.tokens)
 
-        first_message = self._first_message(conversation)
+        first_message = self._first_message(conversation=request_id // self.turns)
         content = self._first_message_content(request_id, first_message.text)
         yield _Message("user", content, first_message.tokens)
 
-        first_id = request_id - turn
-        for earlier_id in range(first_id, request_id):
+        for earlier_id, next_id in itertools.pairwise(self._ids_up_to(request_id)):
             reply = self._reply_to(earlier_id, replies)
             yield _Message("assistant", reply.text, reply.tokens)
-            tool_result = self._tool_result_before(earlier_id + 1)
+            tool_result = self._tool_result_before(next_id)
             yield _Message("user", tool_result.text, tool_result.tokens)
 
     def _reply_to(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Text:

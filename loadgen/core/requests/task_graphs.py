@@ -19,6 +19,7 @@ from loadgen.core.requests.sampling import (
     length_sampler,
     random_integer,
 )
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.units import LONGEST_NS
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class TaskGraphs:
 
     Attributes:
         task: The task as the workload describes it.
-        width: The most requests that a task may have.
+        layout: How the requests of all tasks are numbered.
         steps_with_tool_results: The names of the steps whose tools the model knows. Their requests
             send the results of these tools. Other tools only take time before a request.
     """
@@ -123,7 +124,7 @@ class TaskGraphs:
             seed: The seed of the run.
         """
         self.task = task
-        self.width = task.width
+        self.layout = SlotLayout(block_size=task.max_requests)
         self._step_order = task.order
         self._key = derive_key(seed)
         self._samplers = {name: _step_samplers(step) for name, step in task.steps.items()}
@@ -136,12 +137,42 @@ class TaskGraphs:
     def __getitem__(self, task_index: int) -> tuple[TaskRequest, ...]:
         return self._cached_graph(task_index)
 
+    def step(self, task_index: int, turn: int) -> TaskStep:
+        """Return the step of the task that a request belongs to."""
+        return self.task.steps[self[task_index][turn].step]
+
+    def is_chat(self, task_index: int, turn: int) -> bool:
+        """Return True if a request is a chat, and False if it is for embeddings or a ranking."""
+        return self.step(task_index, turn).kind == "chat"
+
+    def conversation_turns(self, task_index: int, turn: int) -> list[int]:
+        """Return the turns whose messages are in a request, from the first to the request itself.
+
+        A request contains all messages of the request that it continues, which may in turn continue
+        an earlier one. The first of them began the conversation.
+        """
+        graph = self[task_index]
+        newest_first = [turn]
+        continued_turn = graph[turn].continued_turn
+        while continued_turn is not None:
+            newest_first.append(continued_turn)
+            continued_turn = graph[continued_turn].continued_turn
+        return newest_first[::-1]
+
+    def message_turn(self, task_index: int, turn: int) -> int:
+        """Return the turn that first sent the user message of a request, maybe the request itself.
+
+        Some requests repeat the user message of an earlier one.
+        """
+        repeated_turn = self[task_index][turn].repeated_message_turn
+        return turn if repeated_turn is None else repeated_turn
+
     def output_tokens(self, task_index: int, turn: int) -> int:
         """Return the requested output tokens of a request, 0 for embeddings and rankings."""
         sample = self._samplers[self[task_index][turn].step].output_tokens
         if sample is None:
             return 0
-        return sample(self._key, "output", self._draw_index(task_index, turn))
+        return sample(self._key, "output", self.draw_index(task_index, turn))
 
     def abandonment(self, task_index: int) -> Abandonment | None:
         """Return where the user of a task leaves, or None if the user stays to the end.
@@ -194,22 +225,25 @@ class TaskGraphs:
         sample = self._samplers[step].tool_index
         if tools is None or sample is None:
             return ""
-        return list(tools)[sample(self._key, "tool", self._draw_index(task_index, turn))]
+        return list(tools)[sample(self._key, "tool", self.draw_index(task_index, turn))]
 
     def draw_tool_time_ns(self, tool: str, task_index: int, turn: int) -> int:
         """Return how long a tool works before a request, 0 if there is no tool."""
         if not tool:
             return 0
-        return self._tool_times[tool](self._key, "tool time", self._draw_index(task_index, turn))
+        return self._tool_times[tool](self._key, "tool time", self.draw_index(task_index, turn))
 
     def draw_think_time_ns(self, step: str, task_index: int, turn: int) -> int:
         """Return how long the user thinks before a request."""
         sample = self._samplers[step].think_time_ns
-        return sample(self._key, "think time", self._draw_index(task_index, turn))
+        return sample(self._key, "think time", self.draw_index(task_index, turn))
 
-    def _draw_index(self, task_index: int, turn: int) -> int:
-        """Return the index under which the values of a request are drawn from the seed."""
-        return task_index * self.width + turn
+    def draw_index(self, task_index: int, turn: int) -> int:
+        """Return the index under which the values of a request are drawn from the seed.
+
+        It differs between all requests of a run, and depends on no other request.
+        """
+        return task_index * self.layout.block_size + turn
 
     def _draw_graph(self, task_index: int) -> tuple[TaskRequest, ...]:
         """Return the requests of a task, each after those that it waits for."""

@@ -1,8 +1,7 @@
 """The requests of tasks: messages, tool calls and their results along the graph of each task.
 
-Request task * width + position is the same on every worker, in any order and at any time. The
-position of a request is its turn. The last request of a task has the last position, however many
-turns come before it.
+A request depends only on the workload, the seed and its id, so it is the same on every worker, in
+any order and at any time. Its turn is its position in its task.
 """
 
 from __future__ import annotations
@@ -15,22 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen_sdk.request import Request
 
-from loadgen.core.requests.chunks import ChunkSpec, Corpus
 from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
-from loadgen.core.requests.sampling import LengthSampler, length_sampler, random_bytes
-from loadgen.core.requests.task_graphs import TaskGraphs, TaskRequest
+from loadgen.core.requests.sampling import random_bytes
+from loadgen.core.requests.task_graphs import TaskGraphs
+from loadgen.core.requests.task_lengths import DocumentChunks, TaskLengths, sends_message
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
 from loadgen.core.requests.tool_definitions import build_tool_definition
-from loadgen.core.workload.tasks import largest_value
 
 if TYPE_CHECKING:
-    from loadgen.core.workload.tasks import Documents, Task, TaskStep
+    from loadgen.core.workload.tasks import Task
 
 
 CONTEXTS_CACHED = 64  # Contexts are long. The next turn of a task begins with the last one.
-LENGTHS_CACHED = 1 << 14
 CALL_ID_CHARACTERS = 9  # Some chat templates require this length.
 CALL_ID_BYTES = 5  # Each byte gives two hexadecimal characters.
 
@@ -56,39 +53,20 @@ class _ToolResult(NamedTuple):
     output: Text
 
 
-class _Documents(NamedTuple):
-    """The documents of a request: the numbers of the chunks, and the tokens of each chunk."""
-
-    chunks: tuple[int, ...]
-    tokens_each: int
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of all documents together."""
-        return len(self.chunks) * self.tokens_each
-
-
-class _AddedLengths(NamedTuple):
-    """The lengths of what one request of a task adds to the context that it continues.
-
-    Attributes:
-        documents: The documents that it sends.
-        tokens_without_documents: The tokens of the messages and results that it sends.
-        output_tokens: The requested tokens of its response.
-    """
-
-    documents: _Documents
-    tokens_without_documents: int
-    output_tokens: int
-
-
 SegmentOwner = str | int | tuple[int, ...]
 """What identifies the text of a part of a prompt. Two parts with equal owners have equal texts.
 
 - a step name, for its system message and the tool definitions
-- a request id, for the messages that the request added and the response to it
+- the number of a request, for the messages that it added and the response to it
 - the numbers of a document and all documents before it, for a document
 """
+
+
+class TaskAndTurn(NamedTuple):
+    """The number of the task of a request, and the position of the request in that task."""
+
+    task_index: int
+    turn: int
 
 
 class PromptSegment(NamedTuple):
@@ -98,11 +76,8 @@ class PromptSegment(NamedTuple):
     tokens: int
 
 
-NO_DOCUMENTS = _Documents((), 0)
-
-
 class TaskPrompts(GeneratedPrompts):
-    """The requests of tasks.
+    """The requests of tasks, `prompts[request_id]`.
 
     The response before the result of a tool appears in the context as a call of that tool. A
     response from the seed becomes the argument of the call. A real response stays as it is, and
@@ -122,30 +97,27 @@ class TaskPrompts(GeneratedPrompts):
         Args:
             task: The steps and tools of a task, as the workload describes them.
             seed: Decides the lengths and the choices that are drawn for each task.
-            salt: Decides the texts, together with the seed.
+            salt: Decides the words of the texts, together with the seed. With another salt no
+                prompt is in the prefix cache of the server yet.
             tokenizer: Counts tokens and supplies the words of the texts.
             target: What is known of the server that the requests are sent to.
         """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
-        self.graphs = TaskGraphs(task, seed)
-        self.turns: int = self.graphs.width
         self.history: str = task.history
+        self.graphs = TaskGraphs(task, seed)
+        self.turns: int = self.graphs.layout.block_size
         self._task = task
+        self._lengths = TaskLengths(self.graphs, self._lengths_key, self._template_tokens)
 
-        # The definitions of tools in the body of each chat, and their tokens.
+        # Each chat contains the definitions of all tools that the model knows.
         self._tools = [
             build_tool_definition(name, tool.schema_tokens, tokenizer, self._texts)
             for name, tool in task.known_tools.items()
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in task.known_tools.values())
 
-        # From these the lengths and documents of each request are drawn.
-        self._result_length_samplers = _build_result_length_samplers(task)
-        self._message_length_samplers = _build_message_length_samplers(task)
-        self._document_sources = _build_document_sources(task, self._lengths_key)
-
-        # The caches belong to the instance, not to the class, so that they are freed with it.
-        self._cached_added_lengths = functools.lru_cache(LENGTHS_CACHED)(self._added_lengths)
+        # The messages of the latest requests. Each instance has a cache of its own, which is freed
+        # with it.
         self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
             self._build_scripted_context
         )
@@ -158,9 +130,9 @@ class TaskPrompts(GeneratedPrompts):
     def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a request with real responses of earlier turns. Others come from the seed."""
         task_index, turn = self.task_and_turn(request_id)
-        if self._is_non_generative(task_index, turn):
-            return self._build_embedding_or_ranking(request_id, task_index, turn)
-        return self._build_chat(request_id, task_index, turn, replies)
+        if self.graphs.is_chat(task_index, turn):
+            return self._build_chat(request_id, task_index, turn, replies)
+        return self._build_embedding_or_ranking(request_id, task_index, turn)
 
     def needs_replies(self, request_id: int) -> bool:
         """Return True if a request contains real responses of earlier requests."""
@@ -175,30 +147,18 @@ class TaskPrompts(GeneratedPrompts):
         return itertools.islice(itertools.chain.from_iterable(ids_by_task), count)
 
     def ids_of_task(self, task_index: int) -> Iterator[int]:
-        """Yield the ids of the requests of a task."""
-        first_id = task_index * self.turns
-        last_turn = len(self.graphs[task_index]) - 1
-        yield from range(first_id, first_id + last_turn)
-        yield first_id + self.turns - 1
+        """Return an iterator over the ids of the requests of a task."""
+        return self.graphs.layout.slots_of(task_index, turn_count=len(self.graphs[task_index]))
 
-    def task_and_turn(self, request_id: int) -> tuple[int, int]:
-        """Return the number of the task of a request, and the turn (position) in that task.
+    def task_and_turn(self, request_id: int) -> TaskAndTurn:
+        """Return the number of the task of a request, and its position in that task.
 
-        Each task has a block of `self.turns` ids, as many as the largest task needs. The last
-        request of a task always has the last id of the block. With blocks of 5 ids, task 2 has the
-        ids 10 to 14. If it has 3 requests, their ids are 10, 11 and 14.
-
-        Raises IndexError for an id that the task does not use, such as 12 and 13.
+        Raises IndexError for an id that the task does not use.
         """
-        task_index, position = divmod(request_id, self.turns)
-        last_position = self.turns - 1
-        last_turn = len(self.graphs[task_index]) - 1
-        if position == last_position:
-            return task_index, last_turn
-        if position < last_turn:
-            return task_index, position
-
-        raise IndexError(request_id)
+        layout = self.graphs.layout
+        task_index = layout.session_of(request_id)
+        turn = layout.turn_of(request_id, turn_count=len(self.graphs[task_index]))
+        return TaskAndTurn(task_index, turn)
 
     def warnings(self, request_count: int) -> list[str]:  # noqa: ARG002 - part of the protocol
         """Return no warnings."""
@@ -213,13 +173,14 @@ class TaskPrompts(GeneratedPrompts):
     def requested_input_tokens(self, request_id: int) -> int:
         """Return the requested content tokens of a prompt, tool definitions included."""
         task_index, turn = self.task_and_turn(request_id)
-        if self._is_non_generative(task_index, turn):
-            return sum(self.sequence_lengths(request_id))
-        return self._tools_tokens + self._context_tokens(task_index, turn)
+        if self.graphs.is_chat(task_index, turn):
+            return self._tools_tokens + self._lengths.conversation_tokens(task_index, turn)
+        return sum(self.sequence_lengths(request_id))
 
     def requested_output_tokens(self, request_id: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
-        return self.graphs.output_tokens(*self.task_and_turn(request_id))
+        task_index, turn = self.task_and_turn(request_id)
+        return self.graphs.output_tokens(task_index, turn)
 
     def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
         """Return the tokens of each sequence that the model reads, or () for a chat.
@@ -227,11 +188,11 @@ class TaskPrompts(GeneratedPrompts):
         An embedding is one sequence. A ranking has one for each document, together with the query.
         """
         task_index, turn = self.task_and_turn(request_id)
-        if not self._is_non_generative(task_index, turn):
+        if self.graphs.is_chat(task_index, turn):
             return ()
 
-        text_tokens = self._message_tokens(task_index, turn)
-        documents = self._documents(task_index, turn)
+        text_tokens = self._lengths.message_tokens(task_index, turn)
+        documents = self._lengths.documents(task_index, turn)
         if not documents.chunks:
             return (text_tokens,)
 
@@ -245,7 +206,7 @@ class TaskPrompts(GeneratedPrompts):
         cache compares owners in place of texts.
         """
         task_index, turn = self.task_and_turn(request_id)
-        conversation_turns = self._context_turns(task_index, turn)
+        conversation_turns = self.graphs.conversation_turns(task_index, turn)
 
         # A prompt begins with the tool definitions and the system message, which are the same in
         # all conversations that begin with the same step.
@@ -255,192 +216,35 @@ class TaskPrompts(GeneratedPrompts):
 
         # Then each request of the conversation adds its documents, which other tasks may send too,
         # and its messages with the response to them. No other task has the same messages, so they
-        # are identified by the id of their request. The last request has no response yet.
+        # are identified by the number of their request. The last request has no response yet.
+        number_of_turn_0 = self.graphs.draw_index(task_index, turn=0)
         for conversation_turn in conversation_turns:
-            lengths = self._cached_added_lengths(task_index, conversation_turn)
-            if lengths.documents.chunks:
-                segments += _document_segments(lengths.documents)
+            added = self._lengths.added_by(task_index, conversation_turn)
+            if added.documents.chunks:
+                segments += _document_segments(added.documents)
 
-            message_tokens = lengths.tokens_without_documents
+            message_tokens = added.message_tokens
             has_response = conversation_turn != turn
             if has_response:
-                message_tokens += lengths.output_tokens
+                message_tokens += added.output_tokens
 
-            id_of_turn = task_index * self.turns + conversation_turn
-            segments.append(PromptSegment(owner=id_of_turn, tokens=message_tokens))
+            request_number = number_of_turn_0 + conversation_turn
+            segments.append(PromptSegment(owner=request_number, tokens=message_tokens))
 
         return segments
-
-    def _context_turns(self, task_index: int, turn: int) -> list[int]:
-        """Return the turns whose messages are in a request, from the first to the request itself.
-
-        A request contains all messages of the request that it continues, which may in turn continue
-        an earlier one. The first of them began the conversation (context).
-        """
-        graph = self.graphs[task_index]
-        newest_first = [turn]
-        continued_turn = graph[turn].continued_turn
-        while continued_turn is not None:
-            newest_first.append(continued_turn)
-            continued_turn = graph[continued_turn].continued_turn
-        return newest_first[::-1]
-
-    def _context_tokens(self, task_index: int, turn: int) -> int:
-        """Return how many content tokens all messages of a request have by the workload.
-
-        A request contains its whole conversation (context). For example, the request of the third
-        turn contains the system message, the new messages of turns 0 to 2, and the responses to
-        turns 0 and 1. `turn` is the turn of the request itself.
-        """
-        conversation_turns = self._context_turns(task_index, turn)
-        first_step = self._step(task_index, conversation_turns[0])
-        system_tokens = first_step.system_tokens
-
-        new_message_tokens = sum(
-            self._new_tokens(task_index, conversation_turn)
-            for conversation_turn in conversation_turns
-        )
-
-        earlier_turns = conversation_turns[:-1]
-        response_tokens = sum(
-            self.graphs.output_tokens(task_index, earlier_turn) for earlier_turn in earlier_turns
-        )
-
-        return system_tokens + new_message_tokens + response_tokens
-
-    def _added_lengths(self, task_index: int, turn: int) -> _AddedLengths:
-        """Return the lengths of what a request, and then its response, add to the conversation."""
-        documents = self._documents(task_index, turn)
-        return _AddedLengths(
-            documents,
-            tokens_without_documents=self._new_tokens(task_index, turn) - documents.tokens,
-            output_tokens=self.graphs.output_tokens(task_index, turn),
-        )
-
-    def _new_tokens(self, task_index: int, turn: int) -> int:
-        """Return the content tokens that a request adds to the conversation that it continues.
-
-        They are those of its documents, of the responses of parallel branches, of the result of a
-        tool and of its user message. The system message of a new conversation is not included.
-        """
-        request = self.graphs[task_index][turn]
-        tokens = self._documents(task_index, turn).tokens
-        for branch_turn in request.branch_turns:
-            tokens += self.graphs.output_tokens(task_index, branch_turn)
-
-        if request.tool_of_result:
-            tokens += self._result_tokens(task_index, turn)
-
-        if _sends_message(request):
-            tokens += self._message_tokens(task_index, turn)
-
-        return tokens
-
-    def _result_tokens(self, task_index: int, turn: int) -> int:
-        """Return the tokens of the tool result that a request sends."""
-        sample_length = self._result_length_samplers[self.graphs[task_index][turn].tool_of_result]
-        return sample_length(self._lengths_key, "tool", self._draw_index(task_index, turn))
-
-    def _message_tokens(self, task_index: int, turn: int) -> int:
-        """Return the content tokens of the user message that a request sends.
-
-        Some requests repeat the user message of an earlier one. The repeated text is the same, so
-        its length is decided by the request that sent the message first, the original.
-
-        The chat template of the server adds tokens to each conversation. The workload requests the
-        length of the complete prompt, so the message that begins a conversation is shorter by these
-        tokens.
-        """
-        original_turn = self._original_turn_of_message(task_index, turn)
-        original_request = self.graphs[task_index][original_turn]
-        sample_length = self._message_length_samplers[original_request.step]
-
-        # The same index always draws the same length.
-        draw_index = self._draw_index(task_index, original_turn)
-        tokens = sample_length(self._lengths_key, "input", draw_index)
-
-        is_chat = not self._is_non_generative(task_index, original_turn)
-        begins_conversation = original_request.continued_turn is None
-        has_template_tokens = is_chat and begins_conversation
-
-        return self._subtract_template(tokens) if has_template_tokens else tokens
-
-    def _original_turn_of_message(self, task_index: int, turn: int) -> int:
-        """Return the first request that sends the user message of a request, maybe itself."""
-        repeated_turn = self.graphs[task_index][turn].repeated_message_turn
-        return turn if repeated_turn is None else repeated_turn
-
-    def _documents(self, task_index: int, turn: int) -> _Documents:
-        """Return the documents that a request sends, as chunks of a corpus.
-
-        Only the first request of a step sends any. These are documents of an earlier ranking if the
-        step has the key `best`, the number of documents to send. They are drawn from the corpus of
-        the step if it has the key `documents`.
-        """
-        request = self.graphs[task_index][turn]
-        step = self._task.steps[request.step]
-        if not request.is_first_of_step:
-            return NO_DOCUMENTS
-        if step.best is not None:
-            return self._first_ranked_documents(task_index, request, step.best)
-
-        if step.documents is not None:
-            source = self._document_sources[request.step]
-            draw_index = self._draw_index(task_index, turn)
-            return self._draw_documents(source, draw_index, step.documents.tokens)
-
-        return NO_DOCUMENTS
-
-    def _draw_documents(
-        self, source: _DocumentSource, draw_index: int, tokens_each: int
-    ) -> _Documents:
-        """Draw the documents of a request, whose random values have this index."""
-        count = source.sample_count(self._lengths_key, "documents", draw_index)
-        chunks = source.corpus.chunks_of(draw_index)[:count]
-        return _Documents(chunks, tokens_each)
-
-    def _first_ranked_documents(
-        self, task_index: int, request: TaskRequest, count: int
-    ) -> _Documents:
-        """Return the `count` best documents of the ranking request that a request waits for.
-
-        Which documents are the best is not read from the response of the server. Query and
-        documents are random texts, none of which is more relevant than another one. So the first
-        documents that the ranking request sent count as the best.
-
-        There is such a ranking request, because a workload without one is refused.
-        """
-        ranking_turn = next(
-            turn for turn in request.predecessors if self._step(task_index, turn).kind == "rerank"
-        )
-        ranked_documents = self._documents(task_index, ranking_turn)
-        return _Documents(ranked_documents.chunks[:count], ranked_documents.tokens_each)
-
-    def _draw_index(self, task_index: int, turn: int) -> int:
-        """Return the index under which the values of a request are drawn from the seed.
-
-        It is another one for each request of a run, and depends on no other request.
-        """
-        return task_index * self.turns + turn
-
-    def _is_non_generative(self, task_index: int, turn: int) -> bool:
-        """Return True for a request for embeddings or a ranking."""
-        return self._step(task_index, turn).kind != "chat"
-
-    def _step(self, task_index: int, turn: int) -> TaskStep:
-        """Return the step that a request belongs to."""
-        return self._task.steps[self.graphs[task_index][turn].step]
 
     # -- texts -----------------------------------------------------------------------------------
 
     def _message_text(self, task_index: int, turn: int) -> Text:
         """Return the user message that a request sends, its own or a repeated one."""
-        draw_index = self._draw_index(task_index, self._original_turn_of_message(task_index, turn))
-        return self._texts.history_text("user", draw_index, self._message_tokens(task_index, turn))
+        message_turn = self.graphs.message_turn(task_index, turn)
+        draw_index = self.graphs.draw_index(task_index, message_turn)
+        tokens = self._lengths.message_tokens(task_index, turn)
+        return self._texts.history_text("user", draw_index, tokens)
 
     def _document_texts(self, task_index: int, turn: int) -> list[Text]:
         """Return the texts of the documents of a request, which other tasks may have as well."""
-        documents = self._documents(task_index, turn)
+        documents = self._lengths.documents(task_index, turn)
         return [
             self._texts.shared_text("chunk", chunk, documents.tokens_each)
             for chunk in documents.chunks
@@ -449,7 +253,8 @@ class TaskPrompts(GeneratedPrompts):
     def _scripted_response(self, task_index: int, turn: int) -> Text:
         """Return the response to a request as it is drawn from the seed."""
         tokens = self.graphs.output_tokens(task_index, turn)
-        return self._texts.history_text("reply", self._draw_index(task_index, turn), tokens)
+        draw_index = self.graphs.draw_index(task_index, turn)
+        return self._texts.history_text("reply", draw_index, tokens)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -560,7 +365,7 @@ class TaskPrompts(GeneratedPrompts):
         tool_results = self._tool_results(task_index, turn, replies)
 
         user_texts = self._document_texts(task_index, turn)
-        if _sends_message(request):
+        if sends_message(request):
             user_texts.append(self._message_text(task_index, turn))
 
         new_texts = user_texts + [result.output for result in tool_results]
@@ -571,7 +376,7 @@ class TaskPrompts(GeneratedPrompts):
         response = self._response(task_index, request.continued_turn, replies)
         messages = continued_context.messages.copy()
         messages += self._response_messages(
-            draw_index=self._draw_index(task_index, turn),
+            draw_index=self.graphs.draw_index(task_index, turn),
             response=response.message,
             results=tool_results,
         )
@@ -615,8 +420,8 @@ class TaskPrompts(GeneratedPrompts):
             results.append(_ToolResult(tool=branch_step, output=output))
 
         if request.tool_of_result:
-            draw_index = self._draw_index(task_index, turn)
-            tokens = self._result_tokens(task_index, turn)
+            draw_index = self.graphs.draw_index(task_index, turn)
+            tokens = self._lengths.result_tokens(task_index, turn)
             output = self._texts.history_text("tool", draw_index, tokens)
             results.append(_ToolResult(tool=request.tool_of_result, output=output))
 
@@ -703,7 +508,7 @@ class TaskPrompts(GeneratedPrompts):
         }
 
 
-def _document_segments(documents: _Documents) -> list[PromptSegment]:
+def _document_segments(documents: DocumentChunks) -> list[PromptSegment]:
     """Return a segment for each document of a request, to compare with other prompts.
 
     A prefix cache can reuse a document only if all documents before it are the same too. A segment
@@ -714,49 +519,3 @@ def _document_segments(documents: _Documents) -> list[PromptSegment]:
         PromptSegment(owner=documents.chunks[:count], tokens=documents.tokens_each)
         for count in range(1, len(documents.chunks) + 1)
     ]
-
-
-def _sends_message(request: TaskRequest) -> bool:
-    """Return True if a request sends a user message, its own or a repeated one."""
-    return request.has_message or request.repeated_message_turn is not None
-
-
-class _DocumentSource(NamedTuple):
-    """Where a step takes its documents from: a corpus, and how many of them a request sends."""
-
-    corpus: Corpus
-    sample_count: LengthSampler
-
-
-def _build_result_length_samplers(task: Task) -> dict[str, LengthSampler]:
-    """Return the sampler of the result length of each tool whose result the model gets."""
-    return {name: length_sampler(tool.result_tokens) for name, tool in task.known_tools.items()}
-
-
-def _build_message_length_samplers(task: Task) -> dict[str, LengthSampler]:
-    """Return the sampler of the message length of each step with a user message of its own."""
-    return {
-        name: length_sampler(step.input_tokens)
-        for name, step in task.steps.items()
-        if step.input_tokens
-    }
-
-
-def _build_document_sources(task: Task, key: bytes) -> dict[str, _DocumentSource]:
-    """Return the source of the documents of each step that sends some. `key` decides the draws."""
-    return {
-        name: _build_document_source(step.documents, key)
-        for name, step in task.steps.items()
-        if step.documents is not None
-    }
-
-
-def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:
-    """Return the source of the documents of a step.
-
-    For each request, the corpus draws the largest possible number of documents, and the request
-    sends the first of them. `key` decides the draws.
-    """
-    largest_count = largest_value(documents.count) or 0
-    spec = ChunkSpec(largest_count, documents.tokens, documents.corpus, documents.zipf)
-    return _DocumentSource(Corpus(spec, key), length_sampler(documents.count))

@@ -13,6 +13,7 @@ from loadgen_sdk.request import Request
 from loadgen.core import format
 from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.requests.synthetic_prompts import SINGLE_REQUEST_SESSION
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
@@ -49,8 +50,7 @@ class TracePrompts(GeneratedPrompts):
     """Prompts with the lengths of a trace that share text where hashes of the trace are equal.
 
     The request with the id `n` is row `n`. After the last row the rows repeat with other text. If
-    the source is the sessions of a trace, each session has a block of `turns` ids, as in the
-    schedule.
+    the source is the sessions of a trace, the ids are those of a `SlotLayout`, as in the schedule.
 
     A hash of a trace stands for a block of a prompt and all text before it. Each hash becomes a
     text that depends on the hash alone, so prompts that begin with the same hashes begin with the
@@ -83,7 +83,7 @@ class TracePrompts(GeneratedPrompts):
         """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
 
-        # `turns` is the number of request ids of each session, as many as the longest one needs.
+        # Without sessions, each request is a session of its own.
         if isinstance(source, TraceSessions):
             self.trace = source.trace
             self.turns = source.max_turns
@@ -92,6 +92,7 @@ class TracePrompts(GeneratedPrompts):
             self.trace = source
             self.turns = 1
             self._sessions = None
+        self._layout = SlotLayout(block_size=self.turns)
 
         self._models = target.models
         self._has_output = target.api != "embeddings"
@@ -126,58 +127,25 @@ class TracePrompts(GeneratedPrompts):
     def _locate_in_sessions(self, sessions: TraceSessions, request_id: int) -> TraceRequest:
         """Return the row, session and turn of a request id in a replay of sessions.
 
-        A session is a conversation, or a single request. Each session that is sent has a block of
-        consecutive ids, as many as the longest session of the trace needs. After the last session
-        of the trace, the first one is sent again, as a new session with a block of its own.
+        A session is a conversation, or a single request. After the last session of the trace, the
+        first one is sent again, as a session with a new number. If the trace has 3 sessions, they
+        are sent as sessions 0 to 2 in cycle 0, and again as sessions 3 to 5 in cycle 1. So session
+        4 repeats session 1 of the trace.
 
-        For example, with blocks of 5 ids, id 21 has position 1 in the block of the session 4. If
-        the trace has 3 sessions, sessions 0 to 2 are sent in cycle 0 and again as sessions 3 to 5
-        in cycle 1. So session 4 repeats session 1 of the trace.
-
-        Raises IndexError for an id in a block that its session does not need.
+        Raises IndexError for an id that a session does not use.
         """
-        ids_per_session = self.turns
-        sent_session, position = divmod(request_id, ids_per_session)
+        sent_session = self._layout.session_of(request_id)
         cycle, recorded_session = divmod(sent_session, len(sessions))
-        turn = self._turn_at_position(sessions, recorded_session, position)
-        if turn is None:
-            raise IndexError(request_id)
+        is_single_request = bool(sessions.is_single_request[recorded_session])
+        turn = self._layout.turn_of(
+            request_id,
+            turn_count=int(sessions.turn_counts[recorded_session]),
+            is_single_request=is_single_request,
+        )
 
         row = int(sessions.rows(recorded_session)[turn])
-        is_single_request = sessions.is_single_request[recorded_session]
         session = SINGLE_REQUEST_SESSION if is_single_request else sent_session
-
         return TraceRequest(cycle, row, session, turn)
-
-    def _turn_at_position(
-        self, sessions: TraceSessions, recorded_session: int, position: int
-    ) -> int | None:
-        """Return which turn (request) of a session has the id at a position in the session's block.
-
-        Each session has a block of `self.turns` ids, as many as the longest session needs. Turn i
-        has the id at position i, but the last turn has the last id of the block, so that the
-        schedule recognizes the end of a session by the id alone. In a block of 5 ids, the turns 0,
-        1 and 2 of a conversation have the positions 0, 1 and 4. A single request has position 0.
-
-        Args:
-            sessions: The recorded sessions.
-            recorded_session: The number of one of them.
-            position: The position in its block of ids, from 0.
-
-        Returns:
-            The turn, or None if the session does not use this id.
-        """
-        if sessions.is_single_request[recorded_session]:
-            return 0 if position == 0 else None
-
-        last_position = self.turns - 1
-        last_turn = int(sessions.turn_counts[recorded_session]) - 1
-        if position == last_position:
-            return last_turn
-        if position < last_turn:
-            return position
-
-        return None  # Position 2 or 3 in the example.
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -188,22 +156,15 @@ class TracePrompts(GeneratedPrompts):
     def _ids_by_session(self, sessions: TraceSessions) -> Iterator[int]:
         """Yield the ids of all requests, one session after the other, without end.
 
-        Each session has a block of `self.turns` ids. The last turn of a conversation always has the
-        last id of the block, so that the schedule recognizes the end of a session by the id alone.
-        With blocks of 5 ids, session 2 has the ids 10 to 14. It uses 10, 11 and 14 for a
-        conversation of 3 turns, and 10 for a single request.
+        After the last session of the trace, the first one is sent again with a new number.
         """
         for session_number in itertools.count():
-            recorded_index = session_number % len(sessions)
-            first_id = session_number * self.turns
-            if sessions.is_single_request[recorded_index]:
-                yield first_id
-                continue
-
-            turn_count = int(sessions.turn_counts[recorded_index])
-            yield from range(first_id, first_id + turn_count - 1)
-            last_id = first_id + self.turns - 1
-            yield last_id
+            recorded_session = session_number % len(sessions)
+            yield from self._layout.slots_of(
+                session_number,
+                turn_count=int(sessions.turn_counts[recorded_session]),
+                is_single_request=bool(sessions.is_single_request[recorded_session]),
+            )
 
     def with_replies(
         self,

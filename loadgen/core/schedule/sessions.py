@@ -249,7 +249,7 @@ class Tasks(SessionSequence):
 
     def __init__(self, task: Task, seed: int) -> None:
         self._graphs = TaskGraphs(task, seed)
-        self.max_turns = task.width
+        self.max_turns = task.max_requests
         self.max_parallel_turns = task.max_concurrent_requests
         self._cached_session = functools.lru_cache(maxsize=_CACHED_SESSIONS)(self._build_session)
 

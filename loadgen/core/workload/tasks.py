@@ -210,8 +210,8 @@ class Task(Part):
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
-        """Refuse a task that may have more requests (`width`) than are allowed."""
-        max_requests = self.width
+        """Refuse a task that may have more requests than are allowed."""
+        max_requests = self.max_requests
         if max_requests > MAX_TASK_REQUESTS:
             problem = (
                 f"may have {format.counted(max_requests, 'request')}, but at most "
@@ -244,7 +244,7 @@ class Task(Part):
         return all(isinstance(length, Fixed) for length in lengths)
 
     @property
-    def width(self) -> int:
+    def max_requests(self) -> int:
         """The most requests that a task may have."""
         # The validators have refused a length without a largest value.
         return sum(

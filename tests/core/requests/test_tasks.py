@@ -253,7 +253,7 @@ def test_the_lengths_of_a_task_are_drawn_once() -> None:
     assert len(numbers) > 5 and sum(
         len(list(task_prompts.prompt_segments(number))) for number in numbers
     ) > 3 * len(numbers)
-    assert task_prompts._cached_added_lengths.cache_info().misses == len(numbers)
+    assert task_prompts._lengths.added_by.cache_info().misses == len(numbers)
 
 
 class Clock:
@@ -311,7 +311,10 @@ def test_a_request_starts_after_its_predecessors_and_its_tool(tmp_path: Path, st
     requested_workload = workload(tmp_path, more=stages)
     schedule = build_schedule(requested_workload, 7)
     clock = Clock(schedule, lambda number: (1_000_000 * (1 + number % 13), True))
-    graphs, width = TaskGraphs(requested_workload.requests, 7), requested_workload.requests.width
+    graphs, width = (
+        TaskGraphs(requested_workload.requests, 7),
+        requested_workload.requests.max_requests,
+    )
     tasks = requested_workload.stages[0].count or 0
 
     assert (

@@ -1,0 +1,221 @@
+"""The lengths of what each request of a task sends, and which documents it sends.
+
+They are drawn from the seed. No text is built for that.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.core.requests.chunks import ChunkSpec, Corpus
+from loadgen.core.requests.generated_prompts import without_template_tokens
+from loadgen.core.requests.sampling import LengthSampler, length_sampler
+from loadgen.core.requests.task_graphs import TaskGraphs, TaskRequest
+from loadgen.core.workload.tasks import largest_value
+
+if TYPE_CHECKING:
+    from loadgen.core.workload.tasks import Documents
+
+LENGTHS_CACHED = 1 << 14
+
+
+class DocumentChunks(NamedTuple):
+    """The documents of a request, which are chunks of a corpus.
+
+    Attributes:
+        chunks: The numbers of the chunks, or () if the request has no documents.
+        tokens_each: The tokens of each chunk.
+    """
+
+    chunks: tuple[int, ...] = ()
+    tokens_each: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of all documents together."""
+        return len(self.chunks) * self.tokens_each
+
+
+class AddedLengths(NamedTuple):
+    """The lengths of what one request of a task adds to the conversation that it continues.
+
+    Attributes:
+        documents: The documents that it sends.
+        message_tokens: The tokens of all other messages and tool results that it sends.
+        output_tokens: The requested tokens of its response.
+    """
+
+    documents: DocumentChunks
+    message_tokens: int
+    output_tokens: int
+
+
+class _DocumentSource(NamedTuple):
+    """Where a step takes its documents from: a corpus, and how many of them a request sends."""
+
+    corpus: Corpus
+    sample_count: LengthSampler
+
+
+class TaskLengths:
+    """Draws the lengths of what the requests of tasks send.
+
+    A request is identified by the number of its task (`task_index`) and by its position in that
+    task (`turn`). The same request always has the same lengths.
+    """
+
+    def __init__(self, graphs: TaskGraphs, key: bytes, template_tokens: int) -> None:
+        """Prepare the samplers of all steps and tools.
+
+        Args:
+            graphs: The requests of each task.
+            key: Decides the random draws.
+            template_tokens: The tokens that the chat template of the server adds to a prompt.
+        """
+        self._graphs = graphs
+        self._key = key
+        self._template_tokens = template_tokens
+
+        steps = graphs.task.steps
+        self._message_samplers = {
+            name: length_sampler(step.input_tokens)
+            for name, step in steps.items()
+            if step.input_tokens
+        }
+        self._result_samplers = {
+            name: length_sampler(tool.result_tokens)
+            for name, tool in graphs.task.known_tools.items()
+        }
+        self._document_sources = {
+            name: _build_document_source(step.documents, key)
+            for name, step in steps.items()
+            if step.documents is not None
+        }
+
+        # Each instance has a cache of its own, which is freed with it.
+        self.added_by = functools.lru_cache(LENGTHS_CACHED)(self._measure_added)
+
+    def conversation_tokens(self, task_index: int, turn: int) -> int:
+        """Return the content tokens of all messages of a request, which are its conversation.
+
+        For example, the request of the third turn of a conversation contains the system message,
+        the new messages of turns 0 to 2, and the responses to turns 0 and 1.
+        """
+        conversation_turns = self._graphs.conversation_turns(task_index, turn)
+        tokens = self._graphs.step(task_index, conversation_turns[0]).system_tokens
+        for conversation_turn in conversation_turns:
+            added = self.added_by(task_index, conversation_turn)
+            tokens += added.documents.tokens + added.message_tokens
+            has_response = conversation_turn != turn
+            if has_response:
+                tokens += added.output_tokens
+
+        return tokens
+
+    def _measure_added(self, task_index: int, turn: int) -> AddedLengths:
+        """Return the lengths of what a request, and then its response, add to the conversation.
+
+        The messages of a request are the responses of parallel branches, the result of a tool and
+        its user message. The system message of a new conversation is not included.
+        """
+        request = self._graphs[task_index][turn]
+        message_tokens = sum(
+            self._graphs.output_tokens(task_index, branch_turn)
+            for branch_turn in request.branch_turns
+        )
+        if request.tool_of_result:
+            message_tokens += self.result_tokens(task_index, turn)
+        if sends_message(request):
+            message_tokens += self.message_tokens(task_index, turn)
+
+        return AddedLengths(
+            documents=self.documents(task_index, turn),
+            message_tokens=message_tokens,
+            output_tokens=self._graphs.output_tokens(task_index, turn),
+        )
+
+    def result_tokens(self, task_index: int, turn: int) -> int:
+        """Return the tokens of the tool result that a request sends."""
+        tool = self._graphs[task_index][turn].tool_of_result
+        sample_length = self._result_samplers[tool]
+        return sample_length(self._key, "tool", self._graphs.draw_index(task_index, turn))
+
+    def message_tokens(self, task_index: int, turn: int) -> int:
+        """Return the content tokens of the user message that a request sends.
+
+        A request that repeats the user message of an earlier one sends the same text, so its length
+        is that of the earlier one.
+
+        The chat template of the server adds tokens to each conversation. The workload requests the
+        length of the complete prompt, so the message that begins a conversation is shorter by these
+        tokens.
+        """
+        message_turn = self._graphs.message_turn(task_index, turn)
+        request = self._graphs[task_index][message_turn]
+        sample_length = self._message_samplers[request.step]
+        draw_index = self._graphs.draw_index(task_index, message_turn)
+        tokens = sample_length(self._key, "input", draw_index)
+
+        is_chat = self._graphs.is_chat(task_index, message_turn)
+        begins_conversation = request.continued_turn is None
+        if is_chat and begins_conversation:
+            return without_template_tokens(tokens, self._template_tokens)
+
+        return tokens
+
+    def documents(self, task_index: int, turn: int) -> DocumentChunks:
+        """Return the documents that a request sends, as chunks of a corpus.
+
+        Only the first request of a step sends any. These are documents of an earlier ranking if the
+        step has the key `best`, the number of documents to send. They are drawn from the corpus of
+        the step if it has the key `documents`.
+        """
+        request = self._graphs[task_index][turn]
+        step = self._graphs.step(task_index, turn)
+        if request.is_first_of_step and step.best is not None:
+            return self._first_ranked_documents(task_index, request, step.best)
+
+        if request.is_first_of_step and step.documents is not None:
+            source = self._document_sources[request.step]
+            draw_index = self._graphs.draw_index(task_index, turn)
+            count = source.sample_count(self._key, "documents", draw_index)
+            chunks = source.corpus.chunks_of(draw_index)[:count]
+            return DocumentChunks(chunks, step.documents.tokens)
+
+        return DocumentChunks()
+
+    def _first_ranked_documents(
+        self, task_index: int, request: TaskRequest, count: int
+    ) -> DocumentChunks:
+        """Return the `count` best documents of the ranking request that a request waits for.
+
+        Which documents are the best is not read from the response of the server. Query and
+        documents are random texts, none of which is more relevant than another one. So the first
+        documents that the ranking request sent count as the best.
+
+        There is such a ranking request, because a workload without one is refused.
+        """
+        ranking_turn = next(
+            turn
+            for turn in request.predecessors
+            if self._graphs.step(task_index, turn).kind == "rerank"
+        )
+        ranked_documents = self.documents(task_index, ranking_turn)
+        return DocumentChunks(ranked_documents.chunks[:count], ranked_documents.tokens_each)
+
+
+def sends_message(request: TaskRequest) -> bool:
+    """Return True if a request sends a user message, its own or a repeated one."""
+    return request.has_message or request.repeated_message_turn is not None
+
+
+def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:
+    """Return the source of the documents of a step.
+
+    For each request, the corpus draws the largest possible number of documents, and the request
+    sends the first of them. `key` decides the draws.
+    """
+    largest_count = largest_value(documents.count) or 0
+    spec = ChunkSpec(largest_count, documents.tokens, documents.corpus, documents.zipf)
+    return _DocumentSource(Corpus(spec, key), length_sampler(documents.count))
