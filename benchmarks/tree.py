@@ -61,7 +61,7 @@ class ProcessTreeSampler:
 
     def sample(self, now_ns: int, *, with_memory: bool) -> None:
         """Read the CPU time of all processes and, `with_memory`, their peak resident sizes."""
-        for pid in _process_tree(self._pid):
+        for pid in list_process_tree(self._pid):
             # A process may end while it is read.
             with contextlib.suppress(OSError, IndexError, ValueError):
                 self._sample_cpu(pid)
@@ -140,7 +140,7 @@ def watch_command(
     )
 
 
-def _process_tree(root_pid: int) -> list[int]:
+def list_process_tree(root_pid: int) -> list[int]:
     """Return a process and all its descendants."""
     pids = []
     to_visit = [root_pid]

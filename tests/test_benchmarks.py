@@ -32,6 +32,7 @@ PARTS = {
     "ours",
     "rig",
     "scale_ray",
+    "thread_usage",
     "tree",
 }
 SCRIPTS = {str(file.relative_to(FOLDER).with_suffix("")) for file in FOLDER.rglob("*.py")} - PARTS
