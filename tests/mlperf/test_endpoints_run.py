@@ -27,10 +27,13 @@ from loadgen.mlperf.endpoints.curve_result import (
     read_result,
 )
 from loadgen.mlperf.endpoints.curve_run import measure_curve, write_result
+from loadgen.mlperf.endpoints.reference_config import create_reference_config
 from loadgen.mlperf.endpoints.rule_checks import RuleCheck, check_curve
 from loadgen.mlperf.endpoints.submission_package import write_package
 from loadgen.ui.results_list import results_in
 
+SYSTEM_FILE = Path(__file__).parent.parent.parent / "docs" / "system.example.yaml"
+STATED_FACTS = ("dataset_link=https://example.org/data", "power_source=https://example.org/power")
 SAMPLES = 200
 CONCURRENCIES = (2, 4, 6, 8, 12, 20, 40)
 NAMES = [f"r{concurrency}" for concurrency in CONCURRENCIES]
@@ -42,7 +45,10 @@ def run_arguments(folder: Path, out: Path) -> list[str]:
     concurrencies = ",".join(map(str, CONCURRENCIES))
     dataset = folder / "articles.jsonl"
     options = ["--concurrency", concurrencies, "--dataset", str(dataset), "--out", str(out)]
-    return [*command.split(), *options, "--power-kw", "8", "--progress", "off"]
+    options += ["--system", str(SYSTEM_FILE), "--power-kw", "8", "--progress", "off"]
+    for fact in STATED_FACTS:
+        options += ["--metadata", fact]
+    return [*command.split(), *options]
 
 
 @pytest.fixture(scope="module")
@@ -340,9 +346,8 @@ def test_the_package_has_the_layout_of_the_reference_checker(
     assert run_command_line([*command, str(tmp_path / "package")]) == SLO_MISSED
     (root,) = (tmp_path / "package").glob("*/*")
     (system,) = (root / "results").iterdir()
-    assert json.loads((system / "system_power.json").read_bytes())["provisioned_power_w"] == 8000
     for point in result.points:
-        point_dir = system / "llama3.1-8b" / point.point.name
+        point_dir = system / "llama3_1-8b" / point.point.name
         content = yaml.safe_load((point_dir / "point.yaml").read_text("utf-8"))
         assert content["concurrency"] == point.point.concurrency
         assert (root / content["shared_src"] / "README.md").is_file()
@@ -361,6 +366,98 @@ def test_the_package_has_the_layout_of_the_reference_checker(
     with pytest.raises(UserError) as error:
         write_package(tmp_path / "package", result)
     assert error.value.code == "file_exists"
+
+
+def write_files(result: CurveResult, package_dir: Path) -> Path:
+    """Write the package of a curve, and return the directory of its system."""
+    (system_dir,) = (write_package(package_dir, result) / "results").iterdir()
+    return system_dir
+
+
+def test_the_package_has_the_facts_of_a_system_file(result: CurveResult, tmp_path: Path) -> None:
+    system_dir = write_files(result, tmp_path / "package")
+    power = json.loads((system_dir / "system_power.json").read_bytes())
+    assert power["cooling"] == "air"
+    assert power["declared_provisioned_power"]["value_kw"] == 8
+    assert power["node_sets"][0]["published_power"]["source"] == "https://example.org/power"
+    assert power["scale_out"] == {"present": False}
+    for point in result.points:
+        point_dir = system_dir / "llama3_1-8b" / point.point.name
+        disclosure = yaml.safe_load((point_dir / "point.yaml").read_text("utf-8"))
+        assert disclosure["model_precision"] == "fp8"
+        assert disclosure["dataset_link"] == "https://example.org/data"
+        system = json.loads((point_dir / "system_desc.json").read_bytes())
+        assert system["system_size"] == "8 accelerators"
+        assert system["system_node_ensemble_total"] == 1
+        (node,) = system["node_types"]
+        assert (node["host_processors_per_node"], node["host_processor_core_count"]) == (2, 56)
+        assert node["filesystem"] == "ext4"
+        assert node["accelerator_info"][0]["accelerators_per_node"] == 8
+
+
+def test_the_package_leaves_out_facts_that_nobody_stated(
+    result: CurveResult, tmp_path: Path
+) -> None:
+    without_facts = replace(
+        result,
+        points=tuple(
+            replace(point, load=replace(point.load, metadata={}, gpus=None))
+            for point in result.points
+        ),
+    )
+    system_dir = write_files(without_facts, tmp_path / "package")
+    power = json.loads((system_dir / "system_power.json").read_bytes())
+    assert power["provisioned_power_kw"] == 8
+    assert not power.keys() & {"cooling", "declared_provisioned_power", "node_sets", "scale_out"}
+    point_dir = system_dir / "llama3_1-8b" / "r2"
+    assert yaml.safe_load((point_dir / "point.yaml").read_text("utf-8"))["dataset_link"] == ""
+    system = json.loads((point_dir / "system_desc.json").read_bytes())
+    assert not system.keys() & {"system_size", "node_types", "system_node_ensemble_total"}
+
+
+def test_the_network_of_several_nodes_is_left_to_the_submitter(
+    result: CurveResult, tmp_path: Path
+) -> None:
+    first = result.points[0]
+    metadata = {**first.load.metadata, "system.nodes": "2", "system.accelerator.cooling": "Water"}
+    changed = replace(first, load=replace(first.load, metadata=metadata))
+    system_dir = write_files(replace(result, points=(changed,)), tmp_path / "package")
+    power = json.loads((system_dir / "system_power.json").read_bytes())
+    assert power["cooling"] == "liquid"
+    assert "scale_out" not in power
+    assert power["node_sets"][0]["published_power"]["value_kw"] == 4
+
+
+def test_the_package_has_a_configuration_of_the_reference_client_for_each_point(
+    result: CurveResult, tmp_path: Path
+) -> None:
+    system_dir = write_files(result, tmp_path / "package")
+    for point in result.points:
+        path = system_dir / "llama3_1-8b" / point.point.name / "config.yaml"
+        config = yaml.safe_load(path.read_text("utf-8"))
+        pattern = {"type": "concurrency", "target_concurrency": point.point.concurrency}
+        assert config["settings"]["load_pattern"] == pattern
+        runtime = config["settings"]["runtime"]
+        assert runtime["n_samples_to_issue"] == point.issued
+        assert runtime["dataloader_random_seed"] == point.load.seed
+        kinds = [dataset["type"] for dataset in config["datasets"]]
+        assert kinds == ["performance", "accuracy"] if point.point.is_mandatory else ["performance"]
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "gpt-oss-120b", "deepseek-r1"])
+def test_a_configuration_of_the_reference_client_exists_where_an_example_is_published(
+    result: CurveResult, name: str
+) -> None:
+    curve = replace(result.curve, benchmark=name, requests={"offline": 400})
+    point = replace(result.points[0].point, name="offline", offline="dedicated")
+    text = create_reference_config(curve, point)
+    if name == "deepseek-r1":
+        assert text is None
+        return
+    assert text is not None
+    config = yaml.safe_load(text)
+    assert config["type"] == "offline"
+    assert config["settings"]["load_pattern"] == {"type": "max_throughput"}
 
 
 def test_a_run_whose_pass_exceeds_the_limit_is_refused_before_it_starts(

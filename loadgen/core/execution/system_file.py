@@ -37,6 +37,7 @@ class HostsOfServers(Part):
     cores: Count | None = None  # of all sockets of a node
     memory: Text | None = None  # of a node: "2 TB"
     storage: Text | None = None
+    filesystem: Text | None = None
     network: Text | None = None
     os: Text | None = None
 

@@ -104,6 +104,9 @@ class PointLoad(msgspec.Struct, frozen=True, kw_only=True):
         salt: What made the texts of this run differ from those of others.
         target: The name of the server.
         model: The model that the server names.
+        metadata: What the user stated about the run, such as the facts of a system file.
+        gpus: The number of GPUs that the user stated. None if it is not known.
+        precision: The precision that the server reports. "" if it reports none.
     """
 
     concurrency: int | None
@@ -113,6 +116,9 @@ class PointLoad(msgspec.Struct, frozen=True, kw_only=True):
     salt: str
     target: str
     model: str
+    metadata: dict[str, str] = {}
+    gpus: int | None = None
+    precision: str = ""
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,9 @@ def _describe_load(summary: Summary, manifest: RunManifest) -> PointLoad:
         salt=summary.run.salt,
         target=summary.target.name or summary.target.url,
         model=summary.target.model,
+        metadata=summary.run.metadata,
+        gpus=summary.target.gpus,
+        precision=summary.target.precision,
     )
 
 

@@ -103,20 +103,47 @@ class SeedSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str
 
 
+class ReferenceClientLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the reference client is configured for a benchmark, in the words of its `config.yaml`.
+
+    Attributes:
+        model_params: The sampling parameters and the longest response.
+        performance: The performance data set.
+        accuracy: The accuracy data sets, each with its scorer.
+        source: The name of its source in the table.
+        api_type: The API of the server that it uses.
+    """
+
+    model_params: dict[str, object]
+    performance: dict[str, object]
+    accuracy: tuple[dict[str, object], ...]
+    source: str
+    api_type: str = "openai"
+
+
 class EndpointsBenchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A benchmark of MLPerf Endpoints.
 
     Attributes:
+        submission_name: The name of the model in the reference checker.
         model: The model's repository on Hugging Face.
         dataset: The name of the performance data set in the reference checker.
         accuracy_samples: The queries of an accuracy run.
         accuracy: The scores of the reference, by metric.
+        reference_client: How the reference client is configured. None without a published example.
     """
 
+    submission_name: str
     model: str
     dataset: str
     accuracy_samples: int
     accuracy: dict[str, float]
+    reference_client: ReferenceClientLoad | None = None
+
+    @property
+    def required_accuracy(self) -> dict[str, float]:
+        """The scores that an accuracy run must reach, by metric."""
+        return {name: ACCURACY_SHARE * score for name, score in self.accuracy.items()}
 
 
 class EndpointsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,12 +1,11 @@
 """Writes the files of a rehearsed curve in the layout of the reference submission checker.
 
 The layout is that of section 8.1 of the rules. Every file says that it is a rehearsal. What only a
-submitter knows is left empty: the accuracy results, and most of the description of the system.
+submitter knows is left out: the accuracy results, and what no system file states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -15,7 +14,16 @@ from loadgen.core import format
 from loadgen.core.errors import UserError
 from loadgen.mlperf.endpoints import rules
 from loadgen.mlperf.endpoints.curve_result import CurveResult, PointMetrics, PointResult
+from loadgen.mlperf.endpoints.reference_config import create_reference_config
 from loadgen.mlperf.endpoints.rules import SeedSet
+from loadgen.mlperf.endpoints.system_files import (
+    REHEARSAL_STATUS,
+    JsonObject,
+    StatedFacts,
+    describe_power,
+    describe_system,
+    system_directory_name,
+)
 from loadgen.plugins import version_of
 
 ORGANIZATION_DIR = "rehearsal-unofficial"
@@ -26,14 +34,8 @@ REHEARSAL_MARK = "REHEARSAL, unofficial: not run with the reference client of ML
 CHOICE_REGION = "submitters_choice"
 """The region of points that no region requires, and of an Offline run (reference docs)."""
 
-MAX_SHORT_NAME = 20
-"""The longest `shortened_system_name` (section 8.2)."""
-
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-WATTS_PER_KW = 1000
-
-JsonObject = dict[str, object]
 
 
 def write_package(package_dir: Path, result: CurveResult) -> Path:
@@ -62,19 +64,21 @@ def write_package(package_dir: Path, result: CurveResult) -> Path:
     for path, text in _shared_files(result).items():
         _write_text(root / path, text)
 
-    system_dir = root / "results" / _system_name(result)
-    _write_json(system_dir / "system_power.json", _system_power(result))
+    system_dir = root / "results" / system_directory_name(result)
+    _write_json(system_dir / "system_power.json", describe_power(result, mark=REHEARSAL_MARK))
+    model_dir = system_dir / rules.find_benchmark(result.curve.benchmark).submission_name
     for point in result.points:
-        _write_point(
-            system_dir / result.curve.benchmark / f"r{point.point.concurrency}", result, point
-        )
+        _write_point(model_dir / f"r{point.point.concurrency}", result, point)
     return root
 
 
 def _write_point(point_dir: Path, result: CurveResult, point: PointResult) -> None:
-    """Write the three files of a point."""
+    """Write the files of a point: its disclosure, configuration, metrics and system."""
     point_yaml = yaml.safe_dump(_point_yaml(result, point), sort_keys=False)
     _write_text(point_dir / "point.yaml", f"# {REHEARSAL_MARK}\n{point_yaml}")
+    config = create_reference_config(result.curve, point.point)
+    if config is not None:
+        _write_text(point_dir / "config.yaml", f"# {REHEARSAL_MARK}\n{config}")
     _write_json(point_dir / "result_summary.json", _result_summary(point))
     _write_json(point_dir / "system_desc.json", _system_description(result, point))
 
@@ -103,21 +107,22 @@ def _point_yaml(result: CurveResult, point: PointResult) -> JsonObject:
     curve = result.curve
     benchmark = rules.find_benchmark(curve.benchmark)
     region = point.point.region if point.point.is_mandatory else None
+    facts = StatedFacts(point.load)
     content: JsonObject = {
         "rehearsal": REHEARSAL_MARK,
         "concurrency": point.point.concurrency,
         "region": region or CHOICE_REGION,
         "offline": point.point.offline,
-        "division": "RDI",
+        "division": REHEARSAL_STATUS,
         "max_supported_concurrency": curve.curve.c_max,
-        "model_name": curve.benchmark,
-        "model_precision": "",
+        "model_name": benchmark.submission_name,
+        "model_precision": facts.model_precision,
         "link_to_model": f"https://huggingface.co/{curve.model}",
         "model_notes": REHEARSAL_MARK,
         "dataset": benchmark.dataset,
         "dataset_name": curve.data_name,
         "dataset_type": "Performance",
-        "dataset_link": "",
+        "dataset_link": facts.dataset_link,
         "shared_src": f"src/{IMPLEMENTATION_DIR}",
         "shared_docs": "docs",
         "seed_set": curve.seed_set,
@@ -210,38 +215,12 @@ def _percentiles_ns(p50_ms: float | None, p90_ms: float | None) -> dict[str, flo
 # -- the system ------------------------------------------------------------------------------------
 
 
-def _system_name(result: CurveResult) -> str:
-    """Return the name of the system as a directory: only letters, digits, dots and dashes."""
-    name = result.curve.target.removeprefix("simulated: ")
-    safe_name = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
-    return f"REHEARSAL-{safe_name}"
-
-
-def _system_power(result: CurveResult) -> JsonObject:
-    """Return the descriptor of the provisioned power (section 4.5.2)."""
-    power: JsonObject = {"rehearsal": REHEARSAL_MARK}
-    if result.curve.provisioned_power_kw is not None:
-        power["provisioned_power_w"] = result.curve.provisioned_power_kw * WATTS_PER_KW
-    return power
-
-
 def _system_description(result: CurveResult, point: PointResult) -> JsonObject:
-    """Return the description of the system (section 8.2). A rehearsal knows only a part of it."""
+    """Return the description of the system (section 8.2) with how much of it the point uses."""
     highest_tps = max(measured.total.system_tps for measured in result.points)
     utilization = point.total.system_tps / highest_tps if highest_tps else 0.0
-    simulated = "simulated server" if result.curve.is_simulated else ""
-    texts: Mapping[str, object] = {
-        "division": "RDI",
-        "system_name": f"{REHEARSAL_MARK}: {result.curve.target}",
-        "shortened_system_name": _system_name(result)[:MAX_SHORT_NAME],
-        "system_availability_status": "RDI",
-        "max_supported_concurrency": result.curve.curve.c_max,
-        "endpoint_url": simulated,
-        "serving_framework": simulated,
-        "sw_notes": REHEARSAL_MARK,
-        "tps_utilization": utilization,
-    }
-    return dict(texts)
+    description = describe_system(result, point.load, mark=REHEARSAL_MARK)
+    return {**description, "tps_utilization": utilization}
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,0 +1,209 @@
+"""Describes the measured system in the files of the reference submission checker. Pure.
+
+What the user states in a system file (`--system`) becomes the fields of section 8.2 of the rules.
+A field that nobody stated is left out, so that the checker names it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from loadgen.core.format import SYSTEM
+from loadgen.mlperf.endpoints.curve_result import CurveResult, PointLoad
+
+JsonObject = dict[str, object]
+
+DATASET_LINK_KEY = "dataset_link"
+POWER_SOURCE_KEY = "power_source"
+"""The keys of `--metadata` for facts that a system file has no key for."""
+
+MAX_SHORT_NAME = 20
+"""The longest `shortened_system_name` (section 8.2)."""
+
+NODE_TYPE_ID = 0
+"""The number of the only type of nodes that a system file describes."""
+
+REHEARSAL_STATUS = "RDI"
+"""Division and availability of a rehearsal: Research, Development and Internal."""
+
+
+class StatedFacts(NamedTuple):
+    """What the user states about the system, and what the server reports about itself.
+
+    Attributes:
+        load: How the requests of a point were sent, with the metadata of its run.
+    """
+
+    load: PointLoad
+
+    def find_text(self, key: str) -> str | None:
+        """Return the value of a key of the system file, such as "host.os", or None."""
+        return self.load.metadata.get(SYSTEM + key)
+
+    def find_number(self, key: str) -> int | None:
+        """Return the value of a key of the system file that is a count, or None."""
+        text = self.find_text(key)
+        return None if text is None else int(text)
+
+    @property
+    def model_precision(self) -> str:
+        """The precision of the weights, as stated or as the server reports it. "" if unknown."""
+        return self.find_text("model.precision") or self.load.precision
+
+    @property
+    def dataset_link(self) -> str:
+        """The link to the data set. "" if it is not stated."""
+        return self.load.metadata.get(DATASET_LINK_KEY, "")
+
+    @property
+    def accelerators(self) -> int | None:
+        """All accelerators of the system. None if their number is not stated."""
+        nodes = self.find_number("nodes")
+        per_node = self.find_number("accelerator.per_node")
+        if nodes is not None and per_node is not None:
+            return nodes * per_node
+        return self.load.gpus
+
+    @property
+    def serving_framework(self) -> str | None:
+        """Name and version of the inference engine. None if it is not stated."""
+        name = self.find_text("engine.name")
+        version = self.find_text("engine.version")
+        if name is None or version is None:
+            return name
+        return f"{name} {version}"
+
+
+def system_directory_name(result: CurveResult) -> str:
+    """Return the name of the system as a directory: only letters, digits, dots and dashes."""
+    name = result.curve.target.removeprefix("simulated: ")
+    safe_name = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+    return f"REHEARSAL-{safe_name}"
+
+
+def describe_system(result: CurveResult, load: PointLoad, *, mark: str) -> JsonObject:
+    """Return the content of `system_desc.json` (section 8.2), without the use of each point.
+
+    Args:
+        result: The curve.
+        load: How the requests of a point were sent, with the metadata of its run.
+        mark: The text that marks the file as a rehearsal.
+    """
+    facts = StatedFacts(load)
+    accelerators = facts.accelerators
+    simulated = "simulated server" if result.curve.is_simulated else None
+    stated: JsonObject = {
+        "system_size": None if accelerators is None else f"{accelerators} accelerators",
+        "system_node_ensemble_count": 1 if facts.find_number("nodes") else None,
+        "system_node_ensemble_total": facts.find_number("nodes"),
+        "endpoint_url": simulated,
+        "serving_framework": facts.serving_framework or simulated,
+        "node_types": _describe_node_types(facts),
+        "node_config": facts.find_text("engine.arguments"),
+        "tensor_parallel": facts.find_number("parallelism.tensor"),
+        "pipeline_parallel": facts.find_number("parallelism.pipeline"),
+        "expert_parallel": facts.find_number("parallelism.expert"),
+        "data_parallel": facts.find_number("parallelism.data"),
+    }
+    return {
+        "division": REHEARSAL_STATUS,
+        "system_name": f"{mark}: {facts.find_text('name') or result.curve.target}",
+        "shortened_system_name": system_directory_name(result)[:MAX_SHORT_NAME],
+        "system_availability_status": REHEARSAL_STATUS,
+        "max_supported_concurrency": result.curve.curve.c_max,
+        **_without_unknown(stated),
+        "sw_notes": mark,
+    }
+
+
+def _describe_node_types(facts: StatedFacts) -> list[JsonObject] | None:
+    """Return the only type of nodes, or None if the user states nothing about nodes."""
+    sockets = facts.find_number("host.sockets")
+    cores = facts.find_number("host.cores")
+    cores_per_processor = cores // sockets if cores and sockets else None
+    node: JsonObject = {
+        "number_of_nodes": facts.find_number("nodes"),
+        "host_processor_model_name": facts.find_text("host.processor"),
+        "host_processors_per_node": sockets,
+        "host_processor_core_count": cores_per_processor,
+        "host_memory_capacity": facts.find_text("host.memory"),
+        "host_memory_configuration": facts.find_text("host.memory"),
+        "host_network_card_count": facts.find_text("host.network"),
+        "host_networking": facts.find_text("host.network"),
+        "host_storage_capacity": facts.find_text("host.storage"),
+        "filesystem": facts.find_text("host.filesystem"),
+        "operating_system": facts.find_text("host.os"),
+        "cooling": facts.find_text("accelerator.cooling"),
+        "driver": facts.find_text("accelerator.driver"),
+        "inference_backend": facts.find_text("engine.name"),
+        "container_link": facts.find_text("engine.image"),
+    }
+    accelerator: JsonObject = {
+        "accelerator_model_name": facts.find_text("accelerator.model"),
+        "accelerators_per_node": facts.find_number("accelerator.per_node"),
+        "accelerator_memory_capacity": facts.find_text("accelerator.memory"),
+        "accelerator_interconnect": facts.find_text("accelerator.interconnect"),
+    }
+    known_node = _without_unknown(node)
+    known_accelerator = _without_unknown(accelerator)
+    if not known_node and not known_accelerator:
+        return None
+    accelerators = [known_accelerator] if known_accelerator else []
+    return [
+        {"system_node_ensemble_id": NODE_TYPE_ID, **known_node, "accelerator_info": accelerators}
+    ]
+
+
+def describe_power(result: CurveResult, *, mark: str) -> JsonObject:
+    """Return the descriptor of the provisioned power, `system_power.json` (Appendix E).
+
+    The power of `--power-kw` counts only with a public source, `--metadata power_source=URL`. A
+    system of several nodes also needs its network, which a system file does not describe in watts.
+    """
+    facts = StatedFacts(result.points[0].load)
+    power_kw = result.curve.provisioned_power_kw
+    source = facts.load.metadata.get(POWER_SOURCE_KEY)
+    nodes = facts.find_number("nodes")
+    content: JsonObject = {
+        "rehearsal": mark,
+        "system_desc_id": system_directory_name(result),
+        "cooling": _cooling_class(facts.find_text("accelerator.cooling")),
+    }
+    if power_kw is not None:
+        content["provisioned_power_kw"] = power_kw
+    if power_kw is not None and source is not None:
+        content["declared_provisioned_power"] = _sourced_power(power_kw, source)
+        if nodes is not None:
+            content["node_sets"] = [_node_set(nodes, _sourced_power(power_kw / nodes, source))]
+    if nodes == 1:
+        content["scale_out"] = {"present": False}
+    return _without_unknown(content)
+
+
+def _sourced_power(power_kw: float, source: str) -> JsonObject:
+    """Return a power with the public document that states it (Appendix E.1)."""
+    return {"value_kw": power_kw, "source_type": "publication", "source": source}
+
+
+def _node_set(nodes: int, power_of_node: JsonObject) -> JsonObject:
+    """Return the nodes of the system, whose power is published as that of a node (E.3)."""
+    return {
+        "node_set_id": NODE_TYPE_ID,
+        "system_node_ensemble_id": NODE_TYPE_ID,
+        "nodes_provisioned": nodes,
+        "power_method": "published_system",
+        "published_power": power_of_node,
+    }
+
+
+def _cooling_class(cooling: str | None) -> Literal["liquid", "air"] | None:
+    """Return the class of a cooling in words, such as "liquid, by a CDU", or None if unclear."""
+    text = (cooling or "").lower()
+    if "liquid" in text or "water" in text:
+        return "liquid"
+    return "air" if "air" in text else None
+
+
+def _without_unknown(fields: JsonObject) -> JsonObject:
+    """Return the fields whose value is known."""
+    return {name: value for name, value in fields.items() if value is not None}
