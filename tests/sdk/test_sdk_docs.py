@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import shutil
@@ -59,17 +61,33 @@ def test_the_examples_run(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotValid)
-        warnings.simplefilter(
-            "ignore", ResourceWarning
-        )  # short examples leave their client to the end of the process
-        exec(compile(example.replace("http://localhost:8000", url), "example", "exec"), names)
-        for name, example_test in list(names.items()):
-            if name.startswith("test_"):
-                try:
-                    example_test(recorded_run)
-                except (AssertionError, TypeError):
-                    if all(result.valid and result.ttft_ms.p50 is not None for result in results):
-                        raise
+        with unclosed_clients_collected(names):
+            exec(compile(example.replace("http://localhost:8000", url), "example", "exec"), names)
+            for name, example_test in list(names.items()):
+                if name.startswith("test_"):
+                    try:
+                        example_test(recorded_run)
+                    except (AssertionError, TypeError):
+                        if all(
+                            result.valid and result.ttft_ms.p50 is not None for result in results
+                        ):
+                            raise
+
+
+@contextlib.contextmanager
+def unclosed_clients_collected(names: dict[str, Any]) -> Iterator[None]:
+    """Collect the clients that an example leaves open before the next test begins.
+
+    Short examples leave their client to the end of the process. Its socket would otherwise be
+    collected during any later test, which would fail with a ResourceWarning.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            yield
+        finally:
+            names.clear()
+            gc.collect()
 
 
 def checked(tmp_path: Path, *command: str) -> None:
