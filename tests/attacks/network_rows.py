@@ -18,6 +18,7 @@ RUN = (
     "off --out out"
 )
 TLS, SLOWLY = f"{RUN} --cacert ca.pem", f"{RUN} {LENIENT}"
+TLS_SLOWLY = f"{TLS} {LENIENT}"
 BAD_GATEWAY = (
     b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<html>no</html>"
 )
@@ -54,7 +55,7 @@ def rotated(same_authority: bool, **how: bool) -> Callable[[Scene], None]:
         papers(scene.folder, authority, "127.0.0.1")(context)
         with Relay(scene.url, tls=context) as relay:
             scene.url = f"https://127.0.0.1:{relay.port}"
-            scene.go(TLS)
+            scene.go(TLS_SLOWLY)
             scene.loading()
             later = authority if same_authority else trustme.CA()
             later.issue_cert("127.0.0.1", not_after=YESTERDAY if how else None).configure_cert(
@@ -85,7 +86,7 @@ def behind(
 def _breaks(relay: Relay) -> None:
     """Drop all connections four times.
 
-    About four requests are in flight at each time, and more than 1 % of them have to fail.
+    About thirty requests are in flight at the slow server, and more than 1 % of all have to fail.
     """
     for _ in range(4):
         relay.drop()
@@ -167,53 +168,53 @@ def rows() -> list[Row]:
         Row(
             "tls-rotated",
             "new certificate of the same authority, connections break",
-            TLS,
+            TLS_SLOWLY,
             load,
             (1,),
             "truncated",
             FULL_RESULT,
-            rotated(True),
+            unhurried(rotated(True)),
         ),
         Row(
             "tls-stranger",
             "new certificate of a strange authority, connections break",
-            TLS,
+            TLS_SLOWLY,
             load,
             (1,),
             "tls",
             FULL_RESULT,
-            rotated(False),
+            unhurried(rotated(False)),
             True,
         ),
         Row(
             "tls-expires",
             "new certificate has expired, connections break",
-            TLS,
+            TLS_SLOWLY,
             load,
             (1,),
             "expired",
             FULL_RESULT,
-            rotated(True, expired=True),
+            unhurried(rotated(True, expired=True)),
         ),
         Row(
             "proxy-502",
             "the proxy answers 502 from then on",
-            RUN,
+            SLOWLY,
             load,
             (1,),
             "http_5xx",
             FULL_RESULT,
-            behind(_fails),
+            unhurried(behind(_fails, command=SLOWLY)),
         ),
         Row(
             "proxy-drops",
             "the proxy breaks all connections",
-            RUN,
+            SLOWLY,
             load,
             (1,),
             "truncated",
             FULL_RESULT,
-            behind(_breaks),
+            unhurried(behind(_breaks, command=SLOWLY)),
         ),
         Row(
             "proxy-holds",
@@ -257,12 +258,12 @@ def rows() -> list[Row]:
         Row(
             "dns-moves",
             "the name moves to another address, the old one is dead",
-            RUN,
+            SLOWLY,
             load,
             (1,),
             "was 127.0.0.1 before the load and 127.0.0.2 at its end",
             FULL_RESULT,
-            named("127.0.0.2"),
+            unhurried(named("127.0.0.2", SLOWLY)),
         ),
         Row(
             "ipv6",

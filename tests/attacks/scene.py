@@ -207,7 +207,8 @@ def _check_unharmed(scene: Scene) -> None:
 def unhurried(do: Callable[[Scene], object]) -> Callable[[Scene], object]:
     """Repeat an attack on the slow server.
 
-    The delays of a busy host are small there (LENIENT), so that the command ends with 0.
+    Compared with its latency the delays of a busy host are small (LENIENT), so that they do not
+    make the run invalid, which would change the exit code to 3.
     """
 
     def slowly(scene: Scene) -> None:

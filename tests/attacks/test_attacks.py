@@ -35,9 +35,9 @@ def slow() -> Iterator[EmbeddedServer]:
 @pytest.mark.processes
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS if row.always])
 def test_sampled_attacks_have_the_expected_outcome(
-    row: Row, tmp_path: Path, endpoint: EmbeddedServer
+    row: Row, tmp_path: Path, endpoint: EmbeddedServer, slow: EmbeddedServer
 ) -> None:
-    check(row, Scene(tmp_path, endpoint.url))
+    check(row, Scene(tmp_path, endpoint.url, slow.url))
 
 
 @pytest.mark.optional
