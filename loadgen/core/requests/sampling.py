@@ -12,11 +12,11 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from loadgen.core.units import MOST_TOKENS
+from loadgen.core.units import LONGEST_NS, MOST_TOKENS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,8 +49,27 @@ They are told apart by their `tag` and not by their class, because workers need 
 which those classes are made of.
 """
 
+DelayDistribution = LengthDistribution
+"""A distribution of delays in ns, of the same classes."""
+
 LengthSampler = Callable[[bytes, str, int], int]
 """A function of (key, purpose, index) that returns a length."""
+DelaySampler = Callable[[bytes, str, int], int]
+"""A function of (key, purpose, index) that returns a delay in ns."""
+
+Value = TypeVar("Value")
+
+
+class _Bounds(NamedTuple):
+    """The smallest and the largest value that is drawn from a distribution."""
+
+    low: int
+    high: int
+
+
+# The bounds of normal and log-normal distributions for which the workload sets none.
+_LENGTH_BOUNDS = _Bounds(low=1, high=MOST_TOKENS)
+_DELAY_BOUNDS_NS = _Bounds(low=0, high=LONGEST_NS)
 
 
 def derive_key(*parts: int) -> bytes:
@@ -73,43 +92,64 @@ def random_integer(key: bytes, purpose: str, index: int, size: int) -> int:
 
 
 def length_sampler(length: LengthDistribution) -> LengthSampler:
-    """Return a function that draws from a length distribution of `workload.distributions`.
+    """Return a function that draws a number of tokens from a distribution.
 
     Raises ValueError if the distribution is of an unknown kind.
     """
-    match length.tag:
+    return _build_sampler(length, _LENGTH_BOUNDS)
+
+
+def delay_sampler(delay: DelayDistribution) -> DelaySampler:
+    """Return a function that draws a delay in ns, such as the think time of a user.
+
+    Raises ValueError if the distribution is of an unknown kind.
+    """
+    return _build_sampler(delay, _DELAY_BOUNDS_NS)
+
+
+def _build_sampler(distribution: Any, default_bounds: _Bounds) -> Callable[[bytes, str, int], int]:
+    """Return a function that draws from a distribution of `workload.distributions`.
+
+    `default_bounds` limit a normal or log-normal distribution that has no `min` or `max`. Raises
+    ValueError if the distribution is of an unknown kind.
+    """
+    match distribution.tag:
         case "fixed":
-            return _fixed_sampler(length.value)
+            return _fixed_sampler(distribution.value)
         case "uniform":
-            return _uniform_sampler(length.min, length.max)
+            return _uniform_sampler(distribution.min, distribution.max)
         case "normal":
-            return _normal_sampler(length)
+            return _normal_sampler(distribution, default_bounds)
         case "lognormal":
-            return _lognormal_sampler(length)
+            return _lognormal_sampler(distribution, default_bounds)
         case "listed":
-            return _listed_sampler(length.values)
+            return _listed_sampler(distribution.values)
         case "empirical":
-            return _weighted_sampler(length.values, length.weights or [1.0] * len(length.values))
+            values = distribution.values
+            return weighted_sampler(values, distribution.weights or [1.0] * len(values))
         case other:
             raise ValueError(f"there is no length distribution {other!r}")
 
 
-def _normal_sampler(length: LengthDistribution) -> LengthSampler:
+def _normal_sampler(normal: Any, default_bounds: _Bounds) -> Callable[[bytes, str, int], int]:
     """Return a sampler of a normal distribution that is truncated to its bounds."""
-    return _truncated_sampler(
-        length, lambda standard_normal: length.mean + length.stddev * standard_normal
-    )
+
+    def transform(standard_normal: float) -> float:
+        value: float = normal.mean + normal.stddev * standard_normal
+        return value
+
+    return _truncated_sampler(_bounds_of(normal, default_bounds), transform)
 
 
-def _lognormal_sampler(length: LengthDistribution) -> LengthSampler:
+def _lognormal_sampler(lognormal: Any, default_bounds: _Bounds) -> Callable[[bytes, str, int], int]:
     """Return a sampler of a log-normal distribution that is truncated to its bounds."""
-    mu = lognormal_mu(length)
+    mu = lognormal_mu(lognormal)
 
     def transform(standard_normal: float) -> float:
         # `math.exp` raises OverflowError for a large exponent.
-        return math.exp(min(mu + length.sigma * standard_normal, MAX_EXPONENT))
+        return math.exp(min(mu + lognormal.sigma * standard_normal, MAX_EXPONENT))
 
-    return _truncated_sampler(length, transform)
+    return _truncated_sampler(_bounds_of(lognormal, default_bounds), transform)
 
 
 def sample_lengths(
@@ -160,8 +200,8 @@ def _needs_sampler(
     These are the values outside the bounds of the distribution, which the sampler draws again, and
     those so close to the middle between two integers that NumPy may round them to the other one.
     """
-    low, high = _bounds(length)
-    is_rejected = (rounded < low) | (rounded > high)
+    bounds = _bounds_of(length, _LENGTH_BOUNDS)
+    is_rejected = (rounded < bounds.low) | (rounded > bounds.high)
     # A value is in the middle between two integers if its fraction is 0.5.
     fraction = unrounded - np.floor(unrounded)
     may_round_differently = np.abs(fraction - 0.5) < ROUNDING_MARGIN
@@ -244,15 +284,13 @@ def _random_bytes_of_first_draws(key: bytes, purpose: str, indices: Sequence[int
     return bytes(joined_bytes)
 
 
-def _bounds(length: LengthDistribution) -> tuple[int, int]:
-    """Return the smallest and the largest value of a normal or log-normal length.
-
-    Without bounds in the workload, a length is at least one token and at most what a request may
-    have.
-    """
-    low = 1 if length.min is None else length.min
-    high = MOST_TOKENS if length.max is None else length.max
-    return low, high
+def _bounds_of(distribution: Any, default_bounds: _Bounds) -> _Bounds:
+    """Return the bounds of a normal or log-normal distribution, or the default if it has none."""
+    low, high = default_bounds
+    return _Bounds(
+        low=low if distribution.min is None else distribution.min,
+        high=high if distribution.max is None else distribution.max,
+    )
 
 
 def _fixed_sampler(value: int) -> LengthSampler:
@@ -285,18 +323,18 @@ def _listed_sampler(values: Sequence[int]) -> LengthSampler:
 
 
 def _truncated_sampler(
-    length: LengthDistribution, transform: Callable[[float], float]
-) -> LengthSampler:
+    bounds: _Bounds, transform: Callable[[float], float]
+) -> Callable[[bytes, str, int], int]:
     """Return a sampler of a normal or log-normal distribution that is truncated to its bounds.
 
     A value is rounded to an integer. If it is outside the bounds, it is drawn again (rejection
     sampling), and after MAX_REDRAWS attempts it is set to the nearer bound.
 
     Args:
-        length: The distribution, for its bounds.
-        transform: Turns a value of the standard normal distribution into one of `length`.
+        bounds: The smallest and the largest value.
+        transform: Turns a value of the standard normal distribution into one of the distribution.
     """
-    low, high = _bounds(length)
+    low, high = bounds
 
     def sample(key: bytes, purpose: str, index: int) -> int:
         value = 0
@@ -327,7 +365,9 @@ def _standard_normal_value(random_bits: int) -> float:
     return math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v)
 
 
-def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> LengthSampler:
+def weighted_sampler(
+    values: Sequence[Value], weights: Iterable[float]
+) -> Callable[[bytes, str, int], Value]:
     """Return a sampler that draws each value with a probability in proportion to its weight.
 
     This is inverse transform sampling. With the weights 2, 1 and 0, a random number from 0 to below
@@ -339,7 +379,7 @@ def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> Length
     # The first value that reaches the total weight: those after it have the weight 0.
     last_drawable_index = bisect_left(cumulative_weights, total_weight)
 
-    def sample(key: bytes, purpose: str, index: int) -> int:
+    def sample(key: bytes, purpose: str, index: int) -> Value:
         random_bits = random_integer(key, purpose, index, 8)
         # The upper 53 of the 64 bits, as many as a float has, give a number from 0 to below 1.
         uniform_number = (random_bits >> UNUSED_BITS) * UNIT_OF_53_BITS

@@ -7,20 +7,21 @@ prompts both use it.
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
 from loadgen.core.requests.sampling import (
-    LengthDistribution,
+    DelaySampler,
     LengthSampler,
+    delay_sampler,
     derive_key,
     length_sampler,
     random_integer,
+    weighted_sampler,
 )
 from loadgen.core.requests.slot_layout import SlotLayout
-from loadgen.core.units import LONGEST_NS
 
 if TYPE_CHECKING:
     from loadgen.core.workload.tasks import Task, TaskStep
@@ -32,11 +33,6 @@ RANDOM_BYTES_OF_ABANDONMENT = 16
 It is large enough that both choices from it, of a chat and of a token, are uniform to within 1 in
 2**64.
 """
-
-DelayDistribution = LengthDistribution
-"""A distribution of delays in ns. It has the form of a distribution of lengths."""
-DelaySampler = LengthSampler
-"""A function of (key, purpose, index) that returns a delay in ns."""
 
 
 class TaskRequest(Struct, frozen=True):
@@ -90,14 +86,14 @@ class _StepSamplers(NamedTuple):
         parallel: How many copies run in parallel.
         think_time_ns: How long the user thinks before a message.
         output_tokens: The length of a response, or None for embeddings and rankings.
-        tool_index: The position of a tool in the list of tools, or None without tools.
+        tool: The name of the tool that runs before a request, or None without tools.
     """
 
     turns: LengthSampler
     parallel: LengthSampler
     think_time_ns: DelaySampler
     output_tokens: LengthSampler | None
-    tool_index: LengthSampler | None
+    tool: Callable[[bytes, str, int], str] | None
 
 
 class TaskGraphs:
@@ -128,7 +124,7 @@ class TaskGraphs:
         self._step_order = task.order
         self._key = derive_key(seed)
         self._samplers = {name: _step_samplers(step) for name, step in task.steps.items()}
-        self._tool_times = {name: _delay_sampler(tool.time) for name, tool in task.tools.items()}
+        self._tool_times = {name: delay_sampler(tool.time) for name, tool in task.tools.items()}
         self.steps_with_tool_results = _find_steps_with_tool_results(task)
 
         # Each instance has a cache of its own, which is freed with it.
@@ -221,11 +217,10 @@ class TaskGraphs:
 
     def draw_tool(self, step: str, task_index: int, turn: int) -> str:
         """Return the name of the tool that runs before a request, or "" if there is none."""
-        tools = self.task.steps[step].tool
-        sample = self._samplers[step].tool_index
-        if tools is None or sample is None:
+        sample = self._samplers[step].tool
+        if sample is None:
             return ""
-        return list(tools)[sample(self._key, "tool", self.draw_index(task_index, turn))]
+        return sample(self._key, "tool", self.draw_index(task_index, turn))
 
     def draw_tool_time_ns(self, tool: str, task_index: int, turn: int) -> int:
         """Return how long a tool works before a request, 0 if there is no tool."""
@@ -500,27 +495,7 @@ def _step_samplers(step: TaskStep) -> _StepSamplers:
     return _StepSamplers(
         turns=length_sampler(step.turns),
         parallel=length_sampler(step.parallel),
-        think_time_ns=_delay_sampler(step.think_time),
+        think_time_ns=delay_sampler(step.think_time),
         output_tokens=length_sampler(step.output_tokens) if step.output_tokens else None,
-        tool_index=_index_sampler(list(step.tool.values())) if step.tool else None,
-    )
-
-
-def _delay_sampler(delay: DelayDistribution) -> DelaySampler:
-    """Return a sampler of delays in ns, such as the time of a tool or the think time of a user.
-
-    The default bounds of `length_sampler` are those of prompts. Delays have other ones, which are
-    set here: 0 and LONGEST_NS.
-    """
-    if delay.tag in ("normal", "lognormal"):
-        min_ns = 0 if delay.min is None else delay.min
-        max_ns = LONGEST_NS if delay.max is None else delay.max
-        delay = delay.model_copy(update={"min": min_ns, "max": max_ns})
-    return length_sampler(delay)
-
-
-def _index_sampler(weights: list[float]) -> LengthSampler:
-    """Return a sampler of indices, each with a probability in proportion to its weight."""
-    return length_sampler(
-        SimpleNamespace(tag="empirical", values=range(len(weights)), weights=weights)
+        tool=weighted_sampler(list(step.tool), step.tool.values()) if step.tool else None,
     )

@@ -116,11 +116,10 @@ class TaskPrompts(GeneratedPrompts):
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in task.known_tools.values())
 
-        # The messages of the latest requests. Each instance has a cache of its own, which is freed
-        # with it.
-        self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
-            self._build_scripted_context
-        )
+        # The messages of the latest requests without real responses. Each instance has a cache of
+        # its own, which is freed with it.
+        build_scripted_context = functools.partial(self._build_context, replies={})
+        self._scripted_context = functools.lru_cache(CONTEXTS_CACHED)(build_scripted_context)
 
     # -- the protocol of prompts -----------------------------------------------------------------
 
@@ -340,11 +339,7 @@ class TaskPrompts(GeneratedPrompts):
         """
         if replies:
             return self._build_context(task_index, turn, replies)
-        return self._cached_scripted_context(task_index, turn)
-
-    def _build_scripted_context(self, task_index: int, turn: int) -> _Context:
-        """Build all messages of a request whose earlier responses come from the seed."""
-        return self._build_context(task_index, turn, replies={})
+        return self._scripted_context(task_index, turn)
 
     def _build_context(
         self, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
