@@ -42,16 +42,16 @@ def random_seed() -> int:
 
 
 def resolve_salt(seed: int, requested: str | None) -> str:
-    """Return the salt of a run, a text that decides how its prompts begin.
+    """Return the salt of a run, a text that is mixed into the random words of its prompts.
 
     Runs with different salts share no prompts, so no run finds its prompts in the prefix cache that
-    another run filled.
+    another run filled. Runs with the same seed and salt send the same prompts.
 
     Args:
         seed: The seed of the run.
-        requested: The salt that the user requested, which is returned unchanged. There are two
-            special values. With FRESH every call returns a new random salt. With None the salt
-            follows from the seed, so that a run with the same seed has the same prompts.
+        requested: The salt that the user requested, which is returned unchanged. With None, the
+            user requested none, and the salt follows from the seed. With FRESH, the user wants new
+            prompts in each run, and every call returns a new random salt.
     """
     if requested is None:
         return f"{derive_seed(seed, 'salt'):x}"

@@ -104,7 +104,7 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
     A stage is one phase of the load. Options such as `--request-rate` describe a load with a single
     stage, which takes the place of all stages in the file. Otherwise the list is empty.
     """
-    stage_names = workload.replaced
+    stage_names = workload.replaced_stages
     if not stage_names:
         return []
 

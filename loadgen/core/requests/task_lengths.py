@@ -216,6 +216,6 @@ def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:
     For each request, the corpus draws the largest possible number of documents, and the request
     sends the first of them. `key` decides the draws.
     """
-    largest_count = largest_value(documents.count) or 0
-    spec = ChunkSpec(largest_count, documents.tokens, documents.corpus, documents.zipf)
+    max_count = largest_value(documents.count)
+    spec = ChunkSpec(max_count, documents.tokens, documents.corpus, documents.zipf)
     return _DocumentSource(Corpus(spec, key), length_sampler(documents.count))

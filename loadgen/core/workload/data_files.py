@@ -159,20 +159,24 @@ def resolve_data_set(path: Path) -> DataFiles:
 
 
 def _resolve_hub_name(name: str) -> DataFiles:
-    """Return the files of a data set of Hugging Face, downloaded if this host does not have them.
+    """Return the files that the name of a data set of Hugging Face selects.
+
+    A name such as `hf:ORG/NAME/CONFIG:SPLIT` selects a configuration, which is a directory of the
+    data set, and a split, such as "train", which is a word in the names of its files. The data set
+    is downloaded if this host does not have it.
 
     Raises UserError if there is no such data set, configuration or split.
     """
     selection = _parse_hub_name(name)
-    files = _find_cached_files(selection.data_set) or _download_files(selection.data_set)
-    config_files = _select_config(files, selection.config)
-    split = selection.split or _default_split(config_files)
-
-    selected_files = sorted(file.path for file in _select_split(config_files, split))
+    all_files = _find_cached_files(selection.data_set) or _download_files(selection.data_set)
+    files_of_config = _select_config(all_files, selection.config)
+    split = selection.split or _default_split(files_of_config)
+    selected_files = _select_split(files_of_config, split)
     if not selected_files:
-        raise _unknown_part_error(name, files)
+        raise _unknown_part_error(name, all_files)
 
-    return DataFiles(selected_files, _describe_hub_files(selection.data_set, split, selected_files))
+    paths = sorted(file.path for file in selected_files)
+    return DataFiles(paths, note=_describe_hub_files(selection.data_set, split, paths))
 
 
 def _unknown_part_error(name: str, files: list[_HubFile]) -> UserError:

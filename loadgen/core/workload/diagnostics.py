@@ -13,7 +13,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from loadgen.core import units
-from loadgen.core.errors import Code, LoadgenError, Place, UserError, did_you_mean
+from loadgen.core.errors import (
+    Code,
+    CombinedError,
+    LoadgenError,
+    Place,
+    UserError,
+    did_you_mean,
+)
 from loadgen.core.slo import METRIC_ALIASES
 from loadgen.core.workload.file_models import NO_SUCH_TAG, FileContext
 from loadgen.core.workload.yaml_marks import Map, Position, Seq, child_path, place_at
@@ -102,12 +109,12 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class DocumentErrors:
-    """The mistakes in a document that were found so far, and what is needed to report more.
+    """Collects the mistakes in a document of a user, so that all are reported at once.
 
     Attributes:
         file: The name of the file in error messages.
-        document: The file as it is written.
-        errors: The mistakes.
+        document: The file as it is written, from which each mistake gets its line and column.
+        errors: The mistakes so far. The caller and the validators of the document may add others.
     """
 
     file: str
@@ -126,6 +133,11 @@ class DocumentErrors:
     def add_file_error(self, code: Code, problem: str, hint: str) -> None:
         """Add a mistake of the file as a whole, which has no line."""
         self.errors.append(UserError(code, problem, self.file, hint))
+
+    def raise_if_any(self) -> None:
+        """Raise CombinedError with all mistakes, in the order of the file, if there are any."""
+        if self.errors:
+            raise CombinedError(sort_errors(self.errors))
 
 
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:

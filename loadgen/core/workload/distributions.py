@@ -16,7 +16,6 @@ from loadgen.core import units
 from loadgen.core.errors import of_reading
 from loadgen.core.workload.fields import Duration, MeanTokens, OneTokenOrMore
 from loadgen.core.workload.file_models import FileContext, Tagged, TaggedUnion
-from loadgen.core.workload.yaml_marks import Map
 
 
 class Fixed(Tagged):
@@ -127,22 +126,22 @@ class ListOfValues(Tagged):
     def _read_values_from_file(cls, data: Any, info: ValidationInfo) -> Any:
         """Replace the name of a file under `values` by the values in that file.
 
-        The name is relative to the directory of the workload file. So a distribution that is built
-        in Python, without a workload file, must have the values themselves.
+        For example, `{empirical: {values: a.txt}}` and its short form `{empirical: a.txt}` both
+        become `{values: [100, 200]}` if the file `a.txt` has these two lines. The name is relative
+        to the directory of the workload file. A distribution that is built in Python has no such
+        file, so it stays as it is.
         """
         if not isinstance(info.context, FileContext):
-            return data  # The distribution is built in Python.
-
-        # The short form `{empirical: FILE}` becomes the fields `{values: FILE}`.
-        fields = cls.convert_to_fields(data)
-        names_file = isinstance(fields, dict) and isinstance(fields.get("values"), str)
-        if not names_file:
             return data
 
-        fields_with_values = (
-            fields.copy_with_positions() if isinstance(fields, Map) else dict(fields)
-        )
-        fields_with_values["values"] = _read_column(info.context.directory / fields["values"])
+        fields = cls.convert_to_fields(data)
+        file_name = fields.get("values") if isinstance(fields, dict) else None
+        if not isinstance(file_name, str):
+            return data
+
+        # A mapping of a workload file also copies the positions of its keys, for error messages.
+        fields_with_values = fields.copy()
+        fields_with_values["values"] = _read_column(info.context.directory / file_name)
         return fields_with_values
 
     @classmethod

@@ -27,7 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from loadgen.core.errors import LoadgenError, UserError, closest, did_you_mean
-from loadgen.core.workload.yaml_marks import Map, child_path, place_at
+from loadgen.core.workload.yaml_marks import Map
 
 NO_SUCH_TAG = "no_such_tag"
 """The error type of a value that selects no member of a `TaggedUnion`."""
@@ -94,10 +94,11 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _prepare_input(cls, data: object, info: ValidationInfo) -> Any:
-        """Return the input in the form that pydantic then validates field by field.
+        """Return the input as a mapping of fields, which pydantic then validates one by one.
 
-        pydantic calls this method before it validates a part. Every accepted spelling becomes a
-        mapping of fields. If it is a mapping of a file, its unknown keys are reported and removed.
+        pydantic calls this method before it validates a part. A short form such as `10/s` becomes a
+        mapping, `{rate: 10/s}`. Unknown keys of a mapping in a file are reported here, with their
+        positions, and left out. An object that is a model already stays as it is.
         """
         if isinstance(data, BaseModel):
             return data
@@ -125,14 +126,14 @@ class Part(BaseModel):
     def _unknown_key_error(cls, key: str, mapping: Map, file: str) -> UserError:
         """Return the error for an unknown key, with the key that was probably meant."""
         known_keys = cls.yaml_keys()
-        place = place_at(file, mapping.keys_at[key], child_path(mapping.path, key))
         hint = did_you_mean(key, known_keys, cls.synonyms)
         values: dict[str, str] = {}
 
         similar_key = closest(key, known_keys, cls.synonyms)
         if similar_key:
-            values["did_you_mean"] = child_path(mapping.path, similar_key)
+            values["did_you_mean"] = mapping.path_of(similar_key)
 
+        place = mapping.place_of_key(key, file)
         return UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
 
     @classmethod

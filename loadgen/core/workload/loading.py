@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 from msgspec.structs import replace
 
-from loadgen.core.errors import CombinedError, LoadgenError, UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.data_files import HUB
 from loadgen.core.workload.diagnostics import DocumentErrors, sort_errors, validate_document
@@ -203,10 +203,10 @@ def _read_trace_block(base: str) -> Mapping[str, object] | None:
 
     Return None if it has no such block, or if it is not valid YAML.
     """
-    document, errors = read_yaml(read_workload_text(base), base, os.environ)
-    if errors:
+    document = read_yaml(read_workload_text(base), base, os.environ)
+    if document.errors:
         return None
-    block = document.get("trace")
+    block = document.mapping.get("trace")
     return block if isinstance(block, Mapping) else None
 
 
@@ -266,12 +266,15 @@ class _DatasetSource(NamedTuple):
 
 
 def _locate_dataset(dataset: str) -> _DatasetSource:
-    """Return the absolute path of a data set, or its name if it is one of Hugging Face.
+    """Return where a data set is, and a short name for the workload that sends it.
 
-    Raises CombinedError if there is no such file.
+    A data set on Hugging Face keeps its name: `hf:ORG/NAME` has the short name NAME. Any other one
+    is a file, whose absolute path is returned: `a/chat.jsonl` has the short name `chat`. Raises
+    CombinedError if there is no such file.
     """
-    if dataset.startswith(HUB):
-        return _DatasetSource(dataset, Path(dataset.removeprefix(HUB)).stem)
+    is_on_hugging_face = dataset.startswith(HUB)
+    if is_on_hugging_face:
+        return _DatasetSource(dataset, short_name=Path(dataset.removeprefix(HUB)).stem)
 
     hint = (
         "give a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of "
@@ -280,7 +283,7 @@ def _locate_dataset(dataset: str) -> _DatasetSource:
     path = Path(dataset)
     _check_is_file(path, "--dataset", "file", hint)
 
-    return _DatasetSource(str(path.resolve()), path.stem)
+    return _DatasetSource(str(path.resolve()), short_name=path.stem)
 
 
 def load_from_options(
@@ -379,8 +382,8 @@ def _build_workload(
 ) -> Workload:
     """Build the workload that a YAML text and the options of the command line describe together.
 
-    If the text has mistakes, they are raised at once. Mistakes of the options are collected and
-    raised together.
+    If the text leaves no valid workload, its mistakes are raised at once. Otherwise they are raised
+    together with those that the options and the text have in combination.
 
     Args:
         source: The text, its name in error messages, and its directory.
@@ -391,27 +394,21 @@ def _build_workload(
     Raises:
         CombinedError: All mistakes in the text and the options.
     """
-    document, errors = read_yaml(source.text, source.label, source.env)
+    document = read_yaml(source.text, source.label, source.env)
+    errors = DocumentErrors(source.label, document.mapping, document.errors)
     if replaced_fields:
-        _replace_trace_block(document)
+        _remove_trace_block(document.mapping)
 
-    workload_file = _validate_workload_file(document, source, overrides, errors)
-
-    # All fields have been validated, so `model_construct` builds the model without doing it again.
-    file_fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
-    all_fields = file_fields | dict(replaced_fields or {})
-    workload_of_file = Workload.model_construct(**all_fields, source_text=source.text)
-
-    document_errors = DocumentErrors(source.label, document, errors)
-    workload = apply_overrides(workload_of_file, overrides, document_errors)
-    if document_errors.errors:
-        raise CombinedError(sort_errors(document_errors.errors))
+    workload_file = _validate_workload_file(source, overrides, errors)
+    workload = Workload.from_file(workload_file, source.text, replaced_fields or {})
+    workload = apply_overrides(workload, overrides, errors)
+    errors.raise_if_any()
 
     return workload
 
 
 def _validate_workload_file(
-    document: Map, source: _Source, overrides: Overrides, errors: list[LoadgenError]
+    source: _Source, overrides: Overrides, errors: DocumentErrors
 ) -> WorkloadFile:
     """Return the document of a workload file as a model.
 
@@ -419,23 +416,23 @@ def _validate_workload_file(
     the load cannot be checked further, because it depends on the file and the options together.
 
     Args:
-        document: The keys and values of the file.
         source: The name of the file and its directory.
         overrides: The options of the command line.
-        errors: The mistakes that were found before. Those in the document are added.
+        errors: The document, and the mistakes that were found before. Smaller mistakes in the
+            document, which leave a model, are added here and not raised.
     """
-    context = FileContext(file=source.label, directory=source.directory, errors=errors)
-    workload_file = validate_document(WorkloadFile, document, context)
+    context = FileContext(file=source.label, directory=source.directory, errors=errors.errors)
+    workload_file = validate_document(WorkloadFile, errors.document, context)
     if workload_file is None or overrides.errors:
-        raise CombinedError(sort_errors(errors) + list(overrides.errors))
+        raise CombinedError(sort_errors(errors.errors) + list(overrides.errors))
     return workload_file
 
 
-def _replace_trace_block(document: Map) -> None:
-    """Replace the `trace:` block of a workload by placeholders for requests and stages.
+def _remove_trace_block(document: Map) -> None:
+    """Remove the `trace:` block of a workload whose requests and stages are replaced later.
 
-    The requests and stages of this workload are replaced later, and the block stands for both. It
-    is removed, so that the trace that it names is not read for nothing.
+    The block stands for both of them. It is removed, so that the trace that it names is not read
+    for nothing. A workload must have requests, so it gets placeholders.
     """
     if "trace" in document:
         del document["trace"]

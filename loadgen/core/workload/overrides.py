@@ -31,7 +31,7 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
         "stages": override_stages(workload, overrides, errors),
         "slo": _override_slo(workload, overrides, errors),
         "limits": workload.limits.model_copy(update=dict(overrides.limits)),
-        "replaced": _names_of_replaced_stages(workload, overrides),
+        "replaced_stages": _names_of_replaced_stages(workload, overrides),
         "salt": _override_salt(workload, overrides, errors),
     }
 
@@ -92,18 +92,21 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
 
 
 def _names_of_replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
-    """Return the names of the measured stages that were replaced by a single stage.
+    """Return the names of the stages of the file that one stage of the options replaces.
 
-    `--request-rate` and `--concurrency` replace all measured stages by one. A note tells the user
-    so if there were several. Options may be applied to a workload more than once, so the names of
-    an earlier replacement (`workload.replaced`) are returned if this one replaces no stages.
+    `--request-rate` and `--concurrency` describe a load of a single stage, which replaces all
+    measured stages. If there were several, a note tells the user their names.
+
+    Options may be applied to a workload more than once. So if these options replace nothing, the
+    names of an earlier replacement are returned.
     """
-    # In a run, a stage without a name is called "load".
-    measured_names = [stage.name or "load" for stage in workload.stages if stage.measured]
-
+    measured_stages = [stage for stage in workload.stages if stage.measured]
     has_load_option = overrides.request_rate is not None or overrides.concurrency is not None
-    replaces_several_stages = has_load_option and len(measured_names) > 1
-    return tuple(measured_names) if replaces_several_stages else workload.replaced
+    if not has_load_option or len(measured_stages) <= 1:
+        return workload.replaced_stages
+
+    # In a run, a stage without a name is called "load".
+    return tuple(stage.name or "load" for stage in measured_stages)
 
 
 def _override_requests(

@@ -92,25 +92,25 @@ class Images(Part):
 
 
 def _parse_cache_state(value: object, info: ValidationInfo) -> float:
-    """Return the share of prompt tokens that the prefix cache of the server shall contain.
+    """Return the cache hit rate that a value of the key `cache` stands for.
 
-    A cold cache contains none of them and a warm cache contains all. A float is accepted from
-    Python, where a workload is built without a file.
+    It is the share of the tokens of each prompt that the prefix cache of the server contains: 0.0
+    for `cold`, 1.0 for `warm`, and 0.6 for `{hit_rate: 60%}`. A workload that is built in Python,
+    without a file, may have the number itself. Raises `InvalidValueError` for anything else.
     """
-    if isinstance(value, float) and not isinstance(info.context, FileContext):
-        return value
-    if value == "cold":
-        return 0.0
-    if value == "warm":
-        return 1.0
-
-    if isinstance(value, dict) and list(value) == ["hit_rate"]:
-        hit_rate = value["hit_rate"]
-        if isinstance(hit_rate, str):
+    is_built_in_python = not isinstance(info.context, FileContext)
+    match value:
+        case float() if is_built_in_python:
+            return value
+        case "cold":
+            return 0.0
+        case "warm":
+            return 1.0
+        case {"hit_rate": str() as hit_rate, **other_keys} if not other_keys:
             return units.share(hit_rate)
-
-    hint = "use cache: cold, cache: warm, or cache: {hit_rate: 60%}"
-    raise units.InvalidValueError("unknown_name", "is not a state of a cache", hint)
+        case _:
+            hint = "use cache: cold, cache: warm, or cache: {hit_rate: 60%}"
+            raise units.InvalidValueError("unknown_name", "is not a state of a cache", hint)
 
 
 CacheState = Annotated[

@@ -147,7 +147,22 @@ class Workload(WorkloadFile):
     # The text of the file, in which variables of the environment are not expanded.
     source_text: str = ""
     # The names of the measured stages that one stage of the command line replaced.
-    replaced: tuple[str, ...] = ()
+    replaced_stages: tuple[str, ...] = ()
+
+    @classmethod
+    def from_file(
+        cls, file: WorkloadFile, source_text: str, replaced_fields: Mapping[str, object]
+    ) -> Workload:
+        """Return the workload of a checked file, in which some fields have other values.
+
+        Args:
+            file: The workload file. Its fields are valid, so they are not validated again.
+            source_text: The text of the file.
+            replaced_fields: Valid values of fields that replace those of the file, by name.
+        """
+        fields_of_file = {name: getattr(file, name) for name in WorkloadFile.model_fields}
+        all_fields = fields_of_file | dict(replaced_fields)
+        return cls.model_construct(**all_fields, source_text=source_text)
 
     @property
     def drain_ns(self) -> int:
@@ -159,7 +174,7 @@ def _with_expanded_spikes(data: Map) -> Map:
     """Return a workload in which each spike is written as a stage with an arrival."""
     if not isinstance(data.get("stages"), Seq):
         return data
-    workload = data.copy_with_positions()
+    workload = data.copy()
     workload["stages"] = spikes.expand_spikes(data["stages"])
     return workload
 
@@ -236,7 +251,7 @@ def _with_expanded_trace(data: Map) -> Map:
     replay = {"file": block["file"]} | _select_keys(block, TRACE_KEYS_OF_ARRIVALS)
     stage = {"arrival": {"trace": replay}}
 
-    workload = data.copy_with_positions()
+    workload = data.copy()
     del workload["trace"]
 
     # Mistakes in the requests or the stages are reported at the position of `trace` in the file.

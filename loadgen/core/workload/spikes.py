@@ -73,7 +73,7 @@ def _expand_spike(spike_stage: Map, stage_before: object, default_name: str) -> 
     try:
         expanded_stage = _stage_of_spike(spike_stage, stage_before)
     except units.InvalidValueError as error:
-        invalid_stage = spike_stage.copy_with_positions()
+        invalid_stage = spike_stage.copy()
         invalid_stage["spike"] = InvalidSpike(error)
         return invalid_stage
 

@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 MAX_STAGES = 1_000
 MAX_RATE_PER_S = 1e6
 
-OPTION_OF_TRACE_FIELD = {
-    "slice_ns": "trace_slice",
+FIELDS_OF_TRACE_OPTIONS = {
+    "trace_slice": "slice_ns",
     "on_bad_row": "on_bad_row",
-    "replay": "trace_replay",
-    "unit": "trace_unit",
-    "speed": "trace_speed",
-    "loop": "trace_loop",
+    "trace_replay": "replay",
+    "trace_unit": "unit",
 }
-"""Maps a field of a replayed trace to the option that sets it."""
+"""Maps the options about a trace to the fields that they set, in the requests and the arrivals.
+
+The keys are the names of fields of `Overrides`.
+"""
+FIELDS_OF_REPLAY_OPTIONS = {"trace_speed": "speed", "trace_loop": "loop"}
+"""Maps the options about the arrival times of a trace to the fields of `Replay` that they set."""
 
 ArrivalOption = Constant | Poisson | Gamma | Closed
 """The arrival processes that options of the command line can describe."""
@@ -104,28 +107,26 @@ def _with_options(
 
 
 def changed_trace_fields(overrides: Overrides) -> dict[str, Any]:
-    """Return the fields that options change in all models which read a trace.
+    """Return the fields that options change in all models which read a trace, with their values.
 
     A workload can take its requests from a trace (the model `FromTrace`), its arrival times (the
     model `Replay`), or both. These fields exist in both models. For example, the option for the
-    slice of a trace gives `{"slice_ns": ...}`. Options that are not given are left out.
+    slice of a trace gives `{"slice_ns": ...}`.
     """
-    values = {
-        "slice_ns": overrides.trace_slice,
-        "on_bad_row": overrides.on_bad_row,
-        "replay": overrides.trace_replay,
-        "unit": overrides.trace_unit,
+    return _changed_fields(overrides, FIELDS_OF_TRACE_OPTIONS)
+
+
+def _changed_fields(overrides: Overrides, fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields that options change, with their values.
+
+    `fields` maps the name of each option to the field that it sets. Options that are not specified
+    are left out.
+    """
+    return {
+        field: getattr(overrides, option)
+        for option, field in fields.items()
+        if getattr(overrides, option) is not None
     }
-    return {field: value for field, value in values.items() if value is not None}
-
-
-def _changed_replay_fields(overrides: Overrides) -> dict[str, Any]:
-    """Return the fields that options change only where the arrival times of a trace are replayed.
-
-    They are fields of the model `Replay`. Options that are not given are left out.
-    """
-    values = {"speed": overrides.trace_speed, "loop": overrides.trace_loop}
-    return {field: value for field, value in values.items() if value is not None}
 
 
 def _change_arrival(stage: Stage, changes: Mapping[str, object]) -> Stage:
@@ -435,9 +436,8 @@ def _with_trace_options(stage: Stage, overrides: Overrides) -> Stage:
     """Return the stage with the options for a trace, if it replays one."""
     if not isinstance(stage.arrival, Replay):
         return stage
-    return _change_arrival(
-        stage, changed_trace_fields(overrides) | _changed_replay_fields(overrides)
-    )
+    fields_of_options = FIELDS_OF_TRACE_OPTIONS | FIELDS_OF_REPLAY_OPTIONS
+    return _change_arrival(stage, _changed_fields(overrides, fields_of_options))
 
 
 def _refuse_trace_options_without_trace(
@@ -445,24 +445,25 @@ def _refuse_trace_options_without_trace(
 ) -> None:
     """Add an error for each option for traces that has no effect.
 
-    A workload can replay the requests of a trace, its arrival times, or both. Some options, such as
-    the speed, only change arrival times. The others, such as the slice, change what is replayed.
+    A workload can replay the arrival times of a trace, its requests, or both. With the arrival
+    times, all options have an effect. With the requests alone, the options about arrival times,
+    such as the speed, have none.
     """
-    replays_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
-    replays_requests = isinstance(requests, FromTrace)
-    if replays_arrivals:
+    if any(isinstance(stage.arrival, Replay) for stage in stages):
         return
 
-    if replays_requests:
+    if isinstance(requests, FromTrace):
         problem = "the arrivals are not replayed from a trace"
-        fields_without_effect = _changed_replay_fields(overrides)
+        options_without_effect = [*FIELDS_OF_REPLAY_OPTIONS]
     else:
         problem = "no trace is replayed"
-        fields_without_effect = _changed_replay_fields(overrides) | changed_trace_fields(overrides)
+        options_without_effect = [*FIELDS_OF_REPLAY_OPTIONS, *FIELDS_OF_TRACE_OPTIONS]
 
     hint = "use --trace FILE, without --request-rate and --concurrency"
-    for field in fields_without_effect:
-        errors.add_option("no_effect", problem, f"--set {OPTION_OF_TRACE_FIELD[field]}", hint)
+    for option in options_without_effect:
+        is_specified = getattr(overrides, option) is not None
+        if is_specified:
+            errors.add_option("no_effect", problem, f"--set {option}", hint)
 
 
 def _with_limits_of_data(

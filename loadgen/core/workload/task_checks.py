@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from loadgen.core.errors import Code, LoadgenError, UserError, did_you_mean
-from loadgen.core.workload.yaml_marks import Map, Seq, child_path, place_at
+from loadgen.core.workload.yaml_marks import Map, Seq, child_path
 
 KEYS_OF_CHATS = ("output_tokens", "system_tokens", "turns", "context", "best")
 """The keys of a step that only a chat can have."""
@@ -110,19 +110,19 @@ class _StepGraph:
             problem: What is wrong.
             hint: What to do.
         """
-        # A path is the keys that lead to a value, such as `requests.task.steps.plan.tool`.
-        step_path = child_path(self.steps.path, name)
-        key_path = child_path(step_path, key) if key else step_path
-
         step = self.steps[name]
-        has_key = isinstance(step, Map) and key in step
-        if has_key:
-            place = place_at(self.file, step.values_at[key], key_path)
+        if isinstance(step, Map) and key in step:
+            place = step.place_of_value(key, self.file)
         else:
-            # A missing key has no position in the file, so that of the step is used.
-            place = place_at(self.file, self.steps.keys_at[name], step_path)
+            # A missing key has no place in the file, so that of the step is used.
+            place = self.steps.place_of_key(name, self.file)
 
-        return UserError(code, problem, place, hint, key=key_path)
+        # Programs that read errors identify a mistake by the path of its key, such as
+        # `requests.task.steps.plan.tool`.
+        path = self.steps.path_of(name)
+        if key:
+            path = child_path(path, key)
+        return UserError(code, problem, place, hint, key=path)
 
     def check_references(self) -> Iterator[LoadgenError]:
         """Yield an error for each step that waits for a step that does not exist."""
@@ -258,27 +258,26 @@ class _StepGraph:
         steps = [self.steps.get(predecessor) for predecessor in self.predecessors[name]]
         return [step for step in steps if isinstance(step, Map)]
 
-    def begins_context(self, name: str, step: Map) -> bool:
-        """Return True if a step begins a new conversation (context).
+    def continues_conversation(self, name: str, step: Map) -> bool:
+        """Return True if the requests of a step begin with the messages of a step before it.
 
-        A step continues a conversation only if both it and the first step that it waits for are
-        chats: its requests then contain all messages of that step. With `context: new` it begins a
-        new conversation nevertheless.
+        A chat continues the conversation of the first step that it waits for, if that is a chat
+        too. With `context: new` it begins a new conversation instead. Embeddings and rankings
+        belong to no conversation.
         """
-        is_first_step = not self.predecessors[name]
         is_chat = _kind(step) == "chat"
         requests_new_context = "context" in step  # The only value of this key is `new`.
-        if is_first_step or not is_chat or requests_new_context:
-            return True
+        waits_for_steps = len(self.predecessors[name]) > 0
+        if not is_chat or requests_new_context or not waits_for_steps:
+            return False
 
         existing_predecessors = self.predecessor_steps(name)
         if not existing_predecessors:
             # Another check reports that the steps which this one waits for do not exist. They count
             # as chats, so that no second error follows from that.
-            return False
+            return True
 
-        follows_chat = _kind(existing_predecessors[0]) == "chat"
-        return not follows_chat
+        return _kind(existing_predecessors[0]) == "chat"
 
     def check_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error if the requests of a step contain nothing new.
@@ -322,8 +321,8 @@ class _StepGraph:
         conversation already contains the response of that step, so it is no new text.
         """
         predecessors = self.predecessors[name]
-        begins_conversation = self.begins_context(name, step)
-        steps_with_new_response = predecessors if begins_conversation else predecessors[1:]
+        continues_conversation = self.continues_conversation(name, step)
+        steps_with_new_response = predecessors[1:] if continues_conversation else predecessors
 
         has_later_requests = step.get("turns", 1) != 1
         if not steps_with_new_response:
@@ -341,11 +340,10 @@ class _StepGraph:
 
         The other step is the first one that it waits for.
         """
-        if self.begins_context(name, step):
-            return
-        continued_name = self.predecessors[name][0]
-        yield from self.check_no_second_system_message(name, step, continued_name)
-        yield from self.check_single_context(name, continued_name)
+        if self.continues_conversation(name, step):
+            continued_name = self.predecessors[name][0]
+            yield from self.check_no_second_system_message(name, step, continued_name)
+            yield from self.check_single_context(name, continued_name)
 
     def check_no_second_system_message(
         self, name: str, step: Map, continued_name: str

@@ -21,7 +21,16 @@ from pydantic import (
 )
 
 from loadgen.core import format, units
-from loadgen.core.workload.distributions import Delay, Fixed, FixedDuration, FixedTokens, Length
+from loadgen.core.workload.distributions import (
+    Delay,
+    Fixed,
+    FixedDuration,
+    FixedTokens,
+    Length,
+    ListOfValues,
+    LogNormal,
+    Normal,
+)
 from loadgen.core.workload.fields import OneTokenOrMore, Positive, Share, Tokens
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.task_checks import check_steps
@@ -68,16 +77,16 @@ class Documents(Part):
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
         """Refuse a count of more chunks than the corpus has, or than a request may have."""
-        max_count = largest_value(self.count)
-        # It is None for a count without a maximum.
-        if max_count is None or max_count > MAX_DOCUMENTS:
+        if is_unbounded(self.count) or largest_value(self.count) > MAX_DOCUMENTS:
             problem = f"has a count that can exceed {MAX_DOCUMENTS}"
             hint = "for example count: {uniform: {min: 3, max: 20}}"
             raise units.InvalidValueError("out_of_range", problem, hint)
 
-        chunks_in_corpus = self.corpus
-        if max_count > chunks_in_corpus:
-            problem = f"needs {max_count} different chunks from {chunks_in_corpus}"
+        # No chunk occurs twice in a request.
+        max_count = largest_value(self.count)
+        corpus_size = self.corpus
+        if max_count > corpus_size:
+            problem = f"needs {max_count} different chunks from {corpus_size}"
             raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
 
         return self
@@ -160,22 +169,27 @@ class TaskStep(Part):
     @classmethod
     def _check_has_upper_end(cls, value: Length) -> Length:
         """Refuse a distribution without a maximum, with which a task could have any size."""
-        if largest_value(value) is None:
+        if is_unbounded(value):
             raise units.InvalidValueError(
                 "endless", "has no upper limit", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
             )
         return value
 
 
-def largest_value(length: Length) -> int | None:
-    """Return the largest value of a length, or None if it has no upper end.
+def is_unbounded(length: Length) -> bool:
+    """Return True if a length may have any value, as a normal distribution without a maximum."""
+    return isinstance(length, Normal | LogNormal) and length.max is None
 
-    Lists of values have no `max`, and a fixed length has a `value` only.
-    """
-    if hasattr(length, "values"):
-        return int(max(length.values))
-    largest: int | None = length.value if isinstance(length, Fixed) else length.max
-    return largest
+
+def largest_value(length: Length) -> int:
+    """Return the largest value of a length, which must not be unbounded."""
+    if isinstance(length, Fixed):
+        return length.value
+    if isinstance(length, ListOfValues):
+        return max(length.values)
+
+    assert length.max is not None, "an unbounded length has no largest value"
+    return length.max
 
 
 class Task(Part):
@@ -246,10 +260,9 @@ class Task(Part):
     @property
     def max_requests(self) -> int:
         """The most requests that a task may have."""
-        # The validators have refused a length without a largest value.
+        # The validators have refused unbounded numbers.
         return sum(
-            (largest_value(step.turns) or 0) * (largest_value(step.parallel) or 0)
-            for step in self.steps.values()
+            largest_value(step.turns) * largest_value(step.parallel) for step in self.steps.values()
         )
 
     @property
@@ -265,16 +278,12 @@ class Task(Part):
         """Return an upper bound of the requests in flight while a step runs.
 
         The most parallel requests of the step and of all steps that can run at the same time are
-        added up.
+        added up. Each parallel copy of a step has one request at a time.
         """
-        concurrent_steps = self._steps_at_the_same_time(step_name)
-        return sum(self._max_parallel_requests(name) for name in concurrent_steps)
-
-    def _max_parallel_requests(self, step_name: str) -> int:
-        """Return how many copies of a step can run in parallel, each with one request at a time."""
-        max_copies = largest_value(self.steps[step_name].parallel)
-        # The validators have refused a number without a largest value.
-        return max_copies or 0
+        return sum(
+            largest_value(self.steps[name].parallel)
+            for name in self._steps_at_the_same_time(step_name)
+        )
 
     def _steps_at_the_same_time(self, step_name: str) -> list[str]:
         """Return the steps that can run at the same time as a step, the step itself included.

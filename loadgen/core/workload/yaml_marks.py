@@ -78,7 +78,19 @@ class Map(dict[str, Any]):
         self.keys_at[key] = key_at
         self.values_at[key] = value_at
 
-    def copy_with_positions(self) -> Map:
+    def path_of(self, key: str) -> str:
+        """Return the path of a key, such as `stages[0].arrival` for `arrival` in `stages[0]`."""
+        return child_path(self.path, key)
+
+    def place_of_key(self, key: str, file: str) -> Place:
+        """Return the place of a key for an error message. `file` is the name of the file."""
+        return place_at(file, self.keys_at[key], self.path_of(key))
+
+    def place_of_value(self, key: str, file: str) -> Place:
+        """Return the place of the value of a key. `file` is the name of the file."""
+        return place_at(file, self.values_at[key], self.path_of(key))
+
+    def copy(self) -> Map:
         """Return a copy that also has the path and the positions of this mapping."""
         return self.with_renamed_keys({})
 
@@ -116,7 +128,7 @@ def overlay(base: Map, changes: Map) -> Map:
 
     Mappings inside are merged key by key. The position of a value is the one in its own file.
     """
-    merged = base.copy_with_positions()
+    merged = base.copy()
     merged.at = changes.at
     for key, changed_value in changes.items():
         value = changed_value
@@ -143,6 +155,13 @@ def place_at(file: str, position: Position, path: str) -> Place:
 # -- reading ------------------------------------------------------------------------------------
 
 
+class YamlDocument(NamedTuple):
+    """The mapping at the top of a YAML text, and the mistakes in the text that leave a mapping."""
+
+    mapping: Map
+    errors: list[LoadgenError]
+
+
 def plain_yaml(text: str, where: str) -> Any:
     """Return the plain values of a YAML text without positions, variables and checks.
 
@@ -163,7 +182,7 @@ def read_yaml(
     kind: str = "workload",
     example: str = SMALLEST_WORKLOAD,
     key_of_list: str = "",
-) -> tuple[Map, list[LoadgenError]]:
+) -> YamlDocument:
     """Return the mapping at the top of a YAML text, and the errors inside it.
 
     A mistake that leaves no mapping is raised. Smaller ones, repeated keys and unset variables, are
@@ -186,8 +205,8 @@ def read_yaml(
         root = _mapping_with_list(key_of_list, root)
     top_mapping = _require_mapping(root, file, kind, example)
     reader = _NodeReader(file, env)
-    document = reader.read_mapping(top_mapping, path="", depth=0)
-    return document, reader.errors
+    mapping = reader.read_mapping(top_mapping, path="", depth=0)
+    return YamlDocument(mapping, reader.errors)
 
 
 def _require_mapping(
