@@ -48,29 +48,34 @@ class _OptionalColumn:
         self._default = default
         self._typecode = typecode
 
-        # None while all rows have the default, because a column of defaults needs no memory.
+        # While all rows have the default, only their number is stored, and there are no values.
         self._values: array[Any] | None = None
+        self._default_rows = 0
 
-    def add(self, value: float, rows_before: int) -> None:
-        """Add the value of one row, which follows `rows_before` other rows.
+    def add(self, value: float) -> None:
+        """Add the value of the next row.
 
-        The first value that is not the default creates the column with defaults for those rows.
+        The first value that is not the default creates the column, with defaults for earlier rows.
         """
         if self._values is None:
             if value == self._default:
+                self._default_rows += 1
                 return
-            self._values = array(self._typecode, [self._default]) * rows_before
+            self._values = array(self._typecode, [self._default]) * self._default_rows
         self._values.append(value)
 
     def add_defaults(self, rows: int) -> None:
         """Add rows without a value."""
-        if self._values is not None:
+        if self._values is None:
+            self._default_rows += rows
+        else:
             self._values.extend([self._default] * rows)
 
-    def to_numpy(self, rows: int) -> NDArray[Any]:
-        """Return the values of all rows, of which there are `rows`."""
+    def to_numpy(self) -> NDArray[Any]:
+        """Return the values of all rows."""
         if self._values is None:
-            return np.broadcast_to(np.int64(self._default), rows)  # This takes no memory.
+            # This array takes no memory.
+            return np.broadcast_to(np.int64(self._default), self._default_rows)
         return _to_numpy(self._values)
 
 
@@ -85,10 +90,10 @@ class _TextColumn(_OptionalColumn):
         super().__init__(NO_VALUE)
         self._numbers: dict[str, int] = {}
 
-    def add_text(self, text: str, rows_before: int) -> None:
-        """Add the text of one row, "" for none. The row follows `rows_before` other rows."""
+    def add_text(self, text: str) -> None:
+        """Add the text of the next row, "" for none."""
         number = self._numbers.setdefault(text, len(self._numbers)) if text else NO_VALUE
-        self.add(number, rows_before)
+        self.add(number)
 
     def texts(self) -> tuple[str, ...]:
         """Return all texts in order of their numbers."""
@@ -100,50 +105,56 @@ class _HashColumn:
 
     `_hashes` has the hashes of all rows, one row after the other. Row n has those from `_starts[n]`
     up to `_starts[n + 1]` (exclusive). With [a, b, c] and the starts [0, 1, 3], row 0 has a, and
-    row 1 has b and c. Many traces have no hashes, and then `_starts` stays empty to save memory.
+    row 1 has b and c.
+
+    Many traces have no hashes. Until the first hash, only the number of rows is stored, and
+    `_starts` is empty.
     """
 
     def __init__(self) -> None:
         self._hashes = array("q")
         self._starts = array("q")
+        self._rows_before_first_hash = 0
 
-    def add(self, hashes: Sequence[int], rows_before: int) -> None:
-        """Add the hashes of one row, which follows `rows_before` other rows."""
-        if hashes:
-            self._begin(rows_before)
-        if self._starts:
-            self._hashes.extend(hashes)
-            self._starts.append(len(self._hashes))
+    def add(self, hashes: Sequence[int]) -> None:
+        """Add the hashes of the next row, which may have none."""
+        if not hashes:
+            self.add_rows_without_hashes(1)
+            return
 
-    def add_rows(self, hashes: Sequence[int], hash_counts: Sequence[int], rows_before: int) -> None:
-        """Add the hashes of several rows, which follow `rows_before` other rows.
+        self._begin()
+        self._hashes.extend(hashes)
+        self._starts.append(len(self._hashes))
 
-        `hash_counts` says how many of the hashes each row has.
-        """
-        self._begin(rows_before)
+    def add_rows(self, hashes: Sequence[int], hash_counts: Sequence[int]) -> None:
+        """Add the hashes of several rows. `hash_counts` says how many of them each row has."""
+        self._begin()
         ends_in_hashes = np.cumsum(hash_counts)
         _extend(self._starts, len(self._hashes) + ends_in_hashes)
         self._hashes.extend(hashes)
+
+    def _begin(self) -> None:
+        """Create the starts at the first row with hashes. The rows before it have 0 hashes each."""
+        if not self._starts:
+            self._starts = array("q", [0]) * (self._rows_before_first_hash + 1)
 
     def add_rows_without_hashes(self, rows: int) -> None:
         """Add several rows, none of which has hashes."""
         if self._starts:
             self._starts.extend([len(self._hashes)] * rows)
-
-    def _begin(self, rows_before: int) -> None:
-        """Create the starts at the first row with hashes. The rows before it have 0 hashes each."""
-        if not self._starts:
-            self._starts = array("q", [0]) * (rows_before + 1)
+        else:
+            self._rows_before_first_hash += rows
 
     def hashes(self) -> Integers:
         """Return the hashes of all rows, one row after the other."""
         return _to_numpy(self._hashes)
 
-    def starts(self, rows: int) -> Integers:
-        """Return the index of the first hash of each of `rows` rows, and the number of hashes."""
+    def starts(self) -> Integers:
+        """Return the index of the first hash of each row, and the number of hashes."""
         if self._starts:
             return _to_numpy(self._starts)
-        return np.broadcast_to(np.int64(0), rows + 1)  # These zeros take no memory.
+        # These zeros take no memory.
+        return np.broadcast_to(np.int64(0), self._rows_before_first_hash + 1)
 
 
 class TraceBuilder:
@@ -225,22 +236,19 @@ class TraceBuilder:
         if not row.has_time:
             self._untimed_rows += 1
 
-        # Optional columns begin with the first row that has a value, so they need to know how many
-        # rows were before it.
-        rows_before = len(self)
         self._due_ns.append(row.at_ns)
         self._input_tokens.append(row.input_tokens)
         self._output_tokens.append(row.output_tokens)
-        self._session.add_text(row.session, rows_before)
+        self._session.add_text(row.session)
 
         # A session without sub-agents has no name for the group of all its agents.
-        self._group.add_text(row.group or row.session, rows_before)
-        self._block_tokens.add(row.block_tokens, rows_before)
-        self._duration_ns.add(row.duration_ns, rows_before)
-        self._pause_ns.add(row.pause_ns, rows_before)
-        self._label.add_text(row.label, rows_before)
-        self._fields.add_text(row.fields, rows_before)
-        self._hashes.add(row.hashes, rows_before)
+        self._group.add_text(row.group or row.session)
+        self._block_tokens.add(row.block_tokens)
+        self._duration_ns.add(row.duration_ns)
+        self._pause_ns.add(row.pause_ns)
+        self._label.add_text(row.label)
+        self._fields.add_text(row.fields)
+        self._hashes.add(row.hashes)
 
     def _accept_time(self, at_ns: int) -> None:
         """Check the time of a row against those of earlier rows, and remember it for later rows.
@@ -291,16 +299,15 @@ class TraceBuilder:
 
     def _append_columns(self, columns: TraceColumns) -> None:
         """Append rows to every column of the trace."""
-        rows_before = len(self)
         row_count = len(columns.at_ns)
         _extend(self._due_ns, columns.at_ns)
         _extend(self._input_tokens, columns.input_tokens)
         _extend(self._output_tokens, columns.output_tokens)
-        self._add_sessions(columns, rows_before)
-        self._add_durations(columns, rows_before)
+        self._add_sessions(columns)
+        self._add_durations(columns)
 
         if columns.hashes:
-            self._hashes.add_rows(columns.hashes, columns.hash_counts, rows_before)
+            self._hashes.add_rows(columns.hashes, columns.hash_counts)
         else:
             self._hashes.add_rows_without_hashes(row_count)
 
@@ -310,8 +317,8 @@ class TraceBuilder:
         self._label.add_defaults(row_count)
         self._fields.add_defaults(row_count)
 
-    def _add_sessions(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add the names of the sessions of several rows, which follow `rows_before` other rows.
+    def _add_sessions(self, columns: TraceColumns) -> None:
+        """Add the names of the sessions of several rows.
 
         A trace has two names for each row: the conversation of one agent (`session`), and the group
         of all conversations of an agent and its sub-agents (`group`). Rows in columns have no
@@ -324,18 +331,18 @@ class TraceBuilder:
             self._group.add_defaults(row_count)
             return
 
-        for row, session_name in enumerate(columns.sessions, start=rows_before):
-            self._session.add_text(session_name, row)
-            self._group.add_text(session_name, row)
+        for session_name in columns.sessions:
+            self._session.add_text(session_name)
+            self._group.add_text(session_name)
 
-    def _add_durations(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add how long the requests of several rows took. They follow `rows_before` other rows."""
+    def _add_durations(self, columns: TraceColumns) -> None:
+        """Add how long the requests of several rows took, if the trace says it."""
         if not columns.duration_ns:
             self._duration_ns.add_defaults(len(columns.at_ns))
             return
 
-        for row, duration_ns in enumerate(columns.duration_ns, start=rows_before):
-            self._duration_ns.add(duration_ns, row)
+        for duration_ns in columns.duration_ns:
+            self._duration_ns.add(duration_ns)
 
     def add_bad_row(self, error: InvalidValueError, location: str) -> None:
         """Count a row with a mistake, and store the mistake for the report.
@@ -380,7 +387,7 @@ class TraceBuilder:
         """
         self._check_can_build()
         trace = self._build_in_file_order(format_name)
-        block_tokens = self._block_tokens.to_numpy(len(self))
+        block_tokens = self._block_tokens.to_numpy()
 
         is_unordered = (np.diff(trace.due_ns) < 0).any()
         if is_unordered:
@@ -408,23 +415,22 @@ class TraceBuilder:
 
         `tokens_by_hash` is still empty, because it depends on the order of arrival.
         """
-        rows = len(self)
         return Trace(
             path=self.path,
             format=format_name,
             due_ns=_to_numpy(self._due_ns),
             input_tokens=_to_numpy(self._input_tokens),
             output_tokens=_to_numpy(self._output_tokens),
-            session=self._session.to_numpy(rows),
-            group=self._group.to_numpy(rows),
-            duration_ns=self._duration_ns.to_numpy(rows),
-            pause_ns=self._pause_ns.to_numpy(rows),
-            label=self._label.to_numpy(rows),
+            session=self._session.to_numpy(),
+            group=self._group.to_numpy(),
+            duration_ns=self._duration_ns.to_numpy(),
+            pause_ns=self._pause_ns.to_numpy(),
+            label=self._label.to_numpy(),
             labels=self._label.texts(),
-            fields_index=self._fields.to_numpy(rows),
+            fields_index=self._fields.to_numpy(),
             fields=tuple(json.loads(fields) for fields in self._fields.texts()),
             hashes=self._hashes.hashes(),
-            hash_starts=self._hashes.starts(rows),
+            hash_starts=self._hashes.starts(),
             tokens_by_hash={},
             untimed_rows=self._untimed_rows,
             rows_without_output=self._rows_without_output,

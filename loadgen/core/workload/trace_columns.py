@@ -206,21 +206,26 @@ def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> Non
             raise UserError("wrong_type", problem, str(path), hint, key=name)
 
 
+class _Integers(NamedTuple):
+    """A column of a batch: the value of each row, 0 if it is not valid, and whether it is valid."""
+
+    values: Integers
+    is_valid: Mask
+
+
 class _BatchValues(NamedTuple):
     """The values of a batch, and which rows have a valid value in each column."""
 
-    at_ns: Integers
-    input_tokens: Integers
-    output_tokens: Integers
-    has_time: Mask
-    has_input: Mask
-    has_output: Mask
-    has_duration: Mask
+    times_ns: _Integers
+    input_tokens: _Integers
+    output_tokens: _Integers
+    has_valid_duration: Mask
 
     @property
     def is_readable(self) -> Mask:
         """Whether all values of a row are valid."""
-        return self.has_time & self.has_input & self.has_output & self.has_duration
+        has_valid_tokens = self.input_tokens.is_valid & self.output_tokens.is_valid
+        return self.times_ns.is_valid & has_valid_tokens & self.has_valid_duration
 
 
 @dataclass(frozen=True)
@@ -307,9 +312,9 @@ class _BatchChecker:
         # A row is valid if it meets all checks.
         is_valid = np.logical_and.reduce([check.is_met for check in checks])
         valid_columns = TraceColumns(
-            values.at_ns[is_valid],
-            values.input_tokens[is_valid],
-            values.output_tokens[is_valid],
+            at_ns=values.times_ns.values[is_valid],
+            input_tokens=values.input_tokens.values[is_valid],
+            output_tokens=values.output_tokens.values[is_valid],
             sessions=self._sessions(batch, is_valid),
             duration_ns=self._durations_ns(batch, is_valid),
         )
@@ -328,20 +333,13 @@ class _BatchChecker:
         self._rows_read += row_count
 
     def _read_values(self, batch: pa.RecordBatch) -> _BatchValues:
-        """Return the values of a batch, with 0 in the place of values that are not valid."""
+        """Return the values of a batch, and which of them are valid."""
         columns = self._columns
-        at_ns, has_time = _read_times(batch.column(columns.time), self._time_unit_ns)
-        input_tokens, has_input = _read_counts(batch.column(columns.input_tokens), minimum=1)
-        output_tokens, has_output = _read_counts(batch.column(columns.output_tokens), minimum=0)
-
         return _BatchValues(
-            at_ns,
-            input_tokens,
-            output_tokens,
-            has_time=has_time,
-            has_input=has_input,
-            has_output=has_output,
-            has_duration=self._has_valid_duration(batch),
+            times_ns=_read_times(batch.column(columns.time), self._time_unit_ns),
+            input_tokens=_read_counts(batch.column(columns.input_tokens), minimum=1),
+            output_tokens=_read_counts(batch.column(columns.output_tokens), minimum=0),
+            has_valid_duration=self._has_valid_duration(batch),
         )
 
     def _value_checks(self, values: _BatchValues) -> list[_RowCheck]:
@@ -349,11 +347,19 @@ class _BatchChecker:
         time = self._columns.time
         duration = self._columns.duration or ""
         return [
-            _RowCheck(values.has_time, "invalid_value", time, f"{time} is missing or not a number"),
-            _count_check(values.has_input, self._columns.input_tokens, minimum=1),
-            _count_check(values.has_output, self._columns.output_tokens, minimum=0),
             _RowCheck(
-                values.has_duration, "invalid_value", duration, f"{duration} is not a duration"
+                is_met=values.times_ns.is_valid,
+                code="invalid_value",
+                column=time,
+                problem=f"{time} is missing or not a number",
+            ),
+            _count_check(values.input_tokens.is_valid, self._columns.input_tokens, minimum=1),
+            _count_check(values.output_tokens.is_valid, self._columns.output_tokens, minimum=0),
+            _RowCheck(
+                is_met=values.has_valid_duration,
+                code="invalid_value",
+                column=duration,
+                problem=f"{duration} is not a duration",
             ),
         ]
 
@@ -364,15 +370,16 @@ class _BatchChecker:
         not differ by more than a year, and with the latest time of all rows before it. One bad time
         must not make all later rows bad, so only rows without a mistake count as rows before.
         """
+        times_ns = values.times_ns.values
         first_ns = self._first_ns
         if first_ns is None:
             first_ns = _first_readable_time(values)
-        is_within_a_year = _is_within_a_year(values.at_ns, first_ns)
+        is_within_a_year = _is_within_a_year(times_ns, first_ns)
 
         # A row with a mistake does not count: it gets a time before all others, which is never the
         # latest one.
         is_without_mistake = values.is_readable & is_within_a_year
-        counted_times_ns = np.where(is_without_mistake, values.at_ns, EARLIEST_NS)
+        counted_times_ns = np.where(is_without_mistake, times_ns, EARLIEST_NS)
         latest_of_batch_ns = int(counted_times_ns.max(initial=EARLIEST_NS))
 
         return _TimeComparison(
@@ -392,11 +399,11 @@ class _BatchChecker:
         )
 
         order_check = _OrderCheck(
-            is_met=values.at_ns >= times.latest_before_rows,
+            is_met=values.times_ns.values >= times.latest_before_rows,
             code="unordered",
             column=self._columns.time,
             problem="the time is before that of the previous row",
-            at_ns=values.at_ns,
+            at_ns=values.times_ns.values,
             latest_before_rows=times.latest_before_rows,
         )
         return [distance_check, order_check]
@@ -439,7 +446,7 @@ class _BatchChecker:
 
 def _first_readable_time(values: _BatchValues) -> int | None:
     """Return the time in ns of the first row whose values are all valid, or None without such."""
-    readable_times_ns = values.at_ns[values.is_readable]
+    readable_times_ns = values.times_ns.values[values.is_readable]
     return int(readable_times_ns[0]) if len(readable_times_ns) else None
 
 
@@ -480,22 +487,23 @@ def _take(column: pa.Array, is_valid: Mask) -> list[Any]:
     return values
 
 
-def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
-    """Return the time of each row in ns, and whether it has one.
+def _read_times(column: pa.Array, time_unit_ns: int) -> _Integers:
+    """Return the time of each row in ns.
 
-    The column has dates, or numbers of `time_unit_ns`. A row whose number is missing, not finite or
-    too large for 64 bits has no time, and gets 0.
+    The column has dates, or numbers of `time_unit_ns`. A number that is missing, not finite or too
+    large for 64 bits is not valid.
     """
     import pyarrow as pa
 
     is_present = _is_present(column)
     if pa.types.is_timestamp(column.type):
-        return _dates_to_ns(column), is_present
+        return _Integers(_dates_to_ns(column), is_present)
 
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     is_in_range = _is_in_time_range(numbers, time_unit_ns)
     valid_numbers = np.where(is_in_range, numbers, 0)
-    return _numbers_to_ns(valid_numbers, time_unit_ns), is_present & is_in_range
+    times_ns = _numbers_to_ns(valid_numbers, time_unit_ns)
+    return _Integers(times_ns, is_valid=is_present & is_in_range)
 
 
 def _is_in_time_range(numbers: NDArray[Any], time_unit_ns: int) -> Mask:
@@ -532,8 +540,8 @@ def _numbers_to_ns(numbers: NDArray[Any], unit_ns: int) -> Integers:
     return times_ns
 
 
-def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:
-    """Return the token count of each row, and whether it is valid.
+def _read_counts(column: pa.Array, *, minimum: int) -> _Integers:
+    """Return the token count of each row.
 
     A count is a whole number from `minimum` to MOST_TOKENS. A float such as 12.0 is the number 12.
     """
@@ -541,7 +549,7 @@ def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:
     is_valid = _is_present(column) & (values >= minimum) & (values <= MOST_TOKENS)
     if values.dtype.kind == "f":
         is_valid &= values == np.floor(values)
-    return np.where(is_valid, values, 0).astype(np.int64), is_valid
+    return _Integers(np.where(is_valid, values, 0).astype(np.int64), is_valid)
 
 
 def _is_present(column: pa.Array) -> Mask:

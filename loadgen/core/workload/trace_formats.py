@@ -7,10 +7,9 @@ The readers of the formats are in `interop/traces.py`. A mistake in a row is rai
 from __future__ import annotations
 
 import csv
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -224,12 +223,11 @@ def find_csv_format(header: str) -> TraceFormat | None:
 
     # The function may come from a plug-in. `guard` turns a crash of it into an error message.
     parse_time = FORMATS.guard(table_format, table_format.time)
-    trace_format = _csv_format(table_format, columns, parse_time)
+    parser = _CsvLineParser(table_format, columns, parse_time)
     if table_format.any_unit:
-        with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
-        return trace_format._replace(with_unit=with_unit, default_unit="s")
+        return parser.trace_format()._replace(with_unit=parser.format_in_unit, default_unit="s")
 
-    return trace_format
+    return parser.trace_format()
 
 
 def _find_csv_columns(names: list[str], table_format: FormatRow) -> _CsvColumns:
@@ -253,64 +251,59 @@ def _index_or_none(names: list[str], name: str) -> int | None:
     return names.index(name) if name in names else None
 
 
-def _csv_format(
-    table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int]
-) -> TraceFormat:
-    """Return the format of a file with the columns at these positions.
+@dataclass(frozen=True)
+class _CsvLineParser:
+    """Parses the lines of a CSV file.
 
-    `parse_time` converts the text of a time to ns. It raises InvalidValueError.
+    Attributes:
+        table_format: The format of the file, for the names of columns in error messages.
+        columns: The positions of the columns in a line.
+        parse_time: Converts the text of a time to ns. Raises InvalidValueError.
     """
-    parse_line = functools.partial(_parse_csv_line, table_format, columns, parse_time)
-    return TraceFormat(table_format.tool, parse_line)
 
+    table_format: FormatRow
+    columns: _CsvColumns
+    parse_time: Callable[[str], int]
 
-def _csv_format_in_unit(
-    table_format: FormatRow, columns: _CsvColumns, unit: TimeUnit
-) -> TraceFormat:
-    """Return the format of a file whose times are numbers of a unit."""
+    def trace_format(self) -> TraceFormat:
+        """Return the format of a file whose lines this parser reads."""
+        return TraceFormat(self.table_format.tool, parse_line=self.parse_line)
 
-    def parse_time(text: str) -> int:
-        return parse_time_ns(parse_number(text), UNIT_NS[unit])
+    def format_in_unit(self, unit: TimeUnit) -> TraceFormat:
+        """Return the format of the same file if its times are numbers of a unit."""
 
-    return _csv_format(table_format, columns, parse_time)
+        def parse_time(text: str) -> int:
+            return parse_time_ns(parse_number(text), UNIT_NS[unit])
 
+        return replace(self, parse_time=parse_time).trace_format()
 
-def _parse_csv_line(
-    table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int], line: str
-) -> Sequence[TraceRow]:
-    """Return the request of a line of a CSV file.
+    def parse_line(self, line: str) -> Sequence[TraceRow]:
+        """Return the request of a line.
 
-    The result is a sequence of one request, because `TraceFormat` allows several in a line.
+        The result is a sequence of one request, because `TraceFormat` allows several in a line.
+        Raises InvalidValueError if a value of the line is missing or not valid.
+        """
+        columns = self.columns
+        values = _split_csv_line(line, columns.count)
+        names = required_columns(self.table_format)
+        input_tokens = parse_token_count(
+            parse_number(values[columns.input_tokens]), names.input_tokens, minimum=1
+        )
 
-    Args:
-        table_format: The format, for the names of columns in error messages.
-        columns: The positions of the columns.
-        parse_time: Converts the text of a time to ns.
-        line: The line of the file.
+        # A request that failed has no output tokens.
+        output_tokens = parse_token_count(
+            parse_number(values[columns.output_tokens]), names.output_tokens, minimum=0
+        )
+        duration_ns = _parse_optional_duration(values, columns.duration, self.table_format.duration)
+        request = TraceRow(
+            at_ns=self.parse_time(values[columns.time]),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            duration_ns=duration_ns,
+            session="" if columns.session is None else values[columns.session],
+        )
 
-    Raises:
-        InvalidValueError: A value of the line is missing or not valid.
-    """
-    values = _split_csv_line(line, columns.count)
-    names = required_columns(table_format)
-    input_tokens = parse_token_count(
-        parse_number(values[columns.input_tokens]), names.input_tokens, minimum=1
-    )
-
-    # A request that failed has no output tokens.
-    output_tokens = parse_token_count(
-        parse_number(values[columns.output_tokens]), names.output_tokens, minimum=0
-    )
-    duration_ns = _parse_optional_duration(values, columns.duration, table_format.duration)
-    request = TraceRow(
-        at_ns=parse_time(values[columns.time]),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        duration_ns=duration_ns,
-        session="" if columns.session is None else values[columns.session],
-    )
-
-    return (request,)
+        return (request,)
 
 
 def _parse_optional_duration(values: list[str], position: int | None, name: str) -> int:
