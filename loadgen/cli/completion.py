@@ -39,9 +39,10 @@ def complete_server(incomplete: str) -> list[str]:
 
 def complete_slo_term(incomplete: str) -> list[str]:
     """Return the metrics that an SLO may limit."""
-    from loadgen.core.slo import ATTAINMENT, metrics
+    from loadgen.core.slo import ATTAINMENT, FLUIDITY, metrics
 
-    return _filter_by_prefix([f"{metric}:" for metric in (*metrics(), ATTAINMENT)], incomplete)
+    names = (*metrics(), FLUIDITY, ATTAINMENT)
+    return _filter_by_prefix([f"{name}:" for name in names], incomplete)
 
 
 def complete_result(incomplete: str) -> list[str]:

@@ -471,7 +471,8 @@ class RunOptions(TypedDict, total=False):
             panel="SLO",
             help=(
                 "SLO as METRIC:LIMIT[:PERCENTILE], for example ttft:2s:p95 (default p99), "
-                "or attainment:99%. Replaces the SLO of the workload; +TERM adds to it. "
+                "or attainment:99%, or fluidity:90%:p95 (token deadlines). Replaces the SLO of "
+                "the workload; +TERM adds to it. "
                 "Repeatable."
             ),
             cli_type=list[str],

@@ -15,6 +15,7 @@ from loadgen.core.metrics.verdict import Verdict, add_warning, remove_warning
 from loadgen.core.results import store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decode_manifest
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics import energy, series
 from loadgen.core.server_metrics.series import PageReading
@@ -113,7 +114,8 @@ def summary(folder: Path) -> Summary:
 def _summarize_stored_run(folder: Path, stored: store.Stored) -> Summary:
     """Return the summary of what was recorded of the run in a folder."""
     samples = store.read_server_samples(folder)
-    return add_server_metrics(samples, summarize(*stored, samples))
+    request_gaps = iterate_stored_gaps(folder)
+    return add_server_metrics(samples, summarize(*stored, samples, request_gaps=request_gaps))
 
 
 def add_server_metrics(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:

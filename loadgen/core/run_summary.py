@@ -16,16 +16,23 @@ from loadgen.core.analysis import (
     speculation,
     within_run_variance,
 )
+from loadgen.core.metrics.fluidity import (
+    FluidityInputs,
+    include_fluidity_outcome,
+    measure_fluidity,
+    without_fluidity_outcome,
+)
 from loadgen.core.metrics.measurement import MeasuredRun, RunData, apply_verdict, measure_run
 from loadgen.core.metrics.run_accumulator import RunAccumulator
 from loadgen.core.metrics.summary import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from loadgen.core.results.gaps import RequestGaps
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.histogram import Histogram
@@ -41,6 +48,7 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     event_errors: Sequence[Histogram] = (),
     server_samples: Sequence[MetricSample] = (),
     *,
+    request_gaps: Iterable[RequestGaps] | None = None,
     explained: bool = True,
 ) -> Summary:
     """Compute the summary of a run from what was recorded.
@@ -58,6 +66,8 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
         event_errors: Per stage, a histogram of the timestamp errors of output events. Empty if they
             are not known.
         server_samples: The samples of the servers' metrics pages.
+        request_gaps: The times between the output events of each request, None if they were not
+            stored.
         explained: Whether to compute also what only people read, such as the causes of slow
             requests. It takes time, so code that computes many summaries leaves it out.
     """
@@ -73,10 +83,46 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     measured_run = measure_run(data, accumulated_records, explained=explained)
 
     summary = _add_sections(measured_run, data)
+    summary = _add_fluidity(measured_run, data, summary, request_gaps)
     if explained:
         summary = _add_explanations(measured_run, data, summary)
 
-    return apply_verdict(manifest, measured_run, summary, worker_samples)
+    judged_summary = apply_verdict(manifest, measured_run, summary, worker_samples)
+    if judged_summary.verdict.valid:
+        return judged_summary
+    return msgspec.structs.replace(
+        judged_summary, fluidity=without_fluidity_outcome(judged_summary.fluidity)
+    )
+
+
+def _add_fluidity(
+    run: MeasuredRun,
+    data: RunData,
+    summary: Summary,
+    request_gaps: Iterable[RequestGaps] | None,
+) -> Summary:
+    """Return the summary with the fluidity index, whose objective is a part of the SLO.
+
+    A run without an SLO has no token deadlines, so it has no fluidity index.
+    """
+    manifest = data.manifest
+    if manifest.slo is None:
+        return summary
+
+    inputs = FluidityInputs(
+        slo=manifest.slo,
+        stages=run.measured.columns,
+        gaps=request_gaps,
+        requests=summary.requests,
+        is_streamed=manifest.stream,
+        unsound=summary.unsound,
+    )
+    fluidity = measure_fluidity(inputs)
+    return msgspec.structs.replace(
+        summary,
+        fluidity=fluidity,
+        goodput=include_fluidity_outcome(summary.goodput, fluidity),
+    )
 
 
 def _add_sections(run: MeasuredRun, data: RunData) -> Summary:

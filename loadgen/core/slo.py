@@ -4,6 +4,7 @@ Pure.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,8 +26,13 @@ ATTAINMENT = "attainment"
 DEFAULT_QUANTILE = 0.99
 """The percentile of an objective that names none."""
 
+FLUIDITY = "fluidity"
+"""The name, in files and options, of the objective of token deadlines."""
+
 HEADER_PREFIXES = ("x-slo", "x-llm-d-slo")
 """How llm-d's headers for the SLO of a request begin. The second is used since its release 0.8."""
+MISSING_DEADLINES = "needs the deadlines of the first and of later tokens"
+MISSING_DEADLINES_HINT = "limit ttft and tpot, like --slo ttft:2s --slo tpot:50ms"
 MISSING_PACKAGE = "a package that is not loaded"
 
 
@@ -71,6 +77,36 @@ class TaskTerm(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.99
 
 
+class TokenDeadlines(NamedTuple):
+    """The deadlines of the tokens of a response.
+
+    Attributes:
+        first_token_ns: The deadline of the first token, from the scheduled time of the request.
+        per_token_ns: The time that each later token adds to the deadline.
+    """
+
+    first_token_ns: int
+    per_token_ns: int
+
+
+class FluidityTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """An objective of token deadlines: enough requests have a fluidity index of `least_index`.
+
+    A deadline that is None here is the strictest limit of the SLO on TTFT or on TPOT.
+
+    Attributes:
+        least_index: The smallest fluidity index, as a fraction.
+        quantile: The fraction of the requests that must reach it, such as 0.99 for p99.
+        first_token_ns: The deadline of the first token, from the scheduled time, or None.
+        per_token_ns: The time that each later token adds to the deadline, or None.
+    """
+
+    least_index: float
+    quantile: float = DEFAULT_QUANTILE
+    first_token_ns: int | None = None
+    per_token_ns: int | None = None
+
+
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
     """The objectives of a load.
 
@@ -78,11 +114,38 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         terms: The limits of metrics at percentiles.
         goodput_share: The smallest fraction of requests that meet all terms, or None.
         task: The objective of tasks, or None.
+        fluidity: The objective of token deadlines, or None.
     """
 
     terms: tuple[Term, ...] = ()
     goodput_share: float | None = None
     task: TaskTerm | None = None
+    fluidity: FluidityTerm | None = None
+
+    def strictest_limit_ns(self, metric: str) -> int | None:
+        """Return the lowest limit of a metric at any percentile, or None if it has no limit."""
+        limits_ns = [term.limit_ns for term in self.terms if term.metric == metric]
+        return min(limits_ns, default=None)
+
+    def find_token_deadlines(self) -> TokenDeadlines | None:
+        """Return the deadlines of tokens, or None if the one of the first or later tokens lacks.
+
+        They are those of the objective `fluidity`, or else the strictest limits on TTFT and TPOT.
+        """
+        first_token_ns = self.strictest_limit_ns("ttft")
+        per_token_ns = self.strictest_limit_ns("tpot")
+        if self.fluidity is not None:
+            first_token_ns = self.fluidity.first_token_ns or first_token_ns
+            per_token_ns = self.fluidity.per_token_ns or per_token_ns
+
+        if first_token_ns is None or per_token_ns is None:
+            return None
+        return TokenDeadlines(first_token_ns, per_token_ns)
+
+    @property
+    def lacks_token_deadlines(self) -> bool:
+        """Whether there is an objective of token deadlines, but no deadlines."""
+        return self.fluidity is not None and self.find_token_deadlines() is None
 
 
 def merge_slos(base: Slo, added: Slo) -> Slo:
@@ -96,6 +159,7 @@ def merge_slos(base: Slo, added: Slo) -> Slo:
         terms=_sort_terms(terms.values()),
         goodput_share=goodput_share,
         task=added.task or base.task,
+        fluidity=added.fluidity or base.fluidity,
     )
 
 
@@ -119,6 +183,9 @@ def describe_slo(slo: Slo) -> str:
         texts.append(f"at least {slo.goodput_share * 100:.6g}% of the requests meet every limit")
     if slo.task is not None:
         texts.append(_describe_task_term(slo.task))
+    if slo.fluidity is not None:
+        fluidity = slo.fluidity
+        texts.append(describe_fluidity_term(fluidity.quantile, fluidity.least_index))
     return ", ".join(texts)
 
 
@@ -193,6 +260,11 @@ def name(metric: str, quantile: float) -> str:
 def describe_term(metric: str, quantile: float, limit_ms: float) -> str:
     """Return a limit of a metric as text: `TTFT p99 at most 2,000 ms`."""
     return f"{name(metric, quantile)} at most {limit_ms:,.10g} ms"
+
+
+def describe_fluidity_term(quantile: float, least_index: float) -> str:
+    """Return an objective of token deadlines as text: `Fluidity index p99 at least 90 %`."""
+    return f"Fluidity index p{quantile * 100:g} at least {least_index * 100:g} %"
 
 
 def describe_task_limits(within_ms: float | None, wait_ms: float | None) -> str:

@@ -28,6 +28,7 @@ SHARE_PATHS = (
     OK_SHARE,
     "goodput.share",
     "sessions.goodput.share",
+    "fluidity.index",
     "tokens.cached_share",
     "tokens.length_mismatch_share",
 )
@@ -37,6 +38,7 @@ DEFAULT_PATHS = (
     "tokens.steady_output_per_s",
     OK_SHARE,
     "goodput.share",
+    "fluidity.index",
     "sessions.duration_ms.p50",
     "sessions.longest_wait_ms.p50",
     "sessions.goodput.share",
@@ -50,6 +52,7 @@ NAMES = {
     "load.steady_completed_rps": "completed requests",
     "goodput.steady_rps": "goodput",
     "goodput.share": "SLO attainment",
+    "fluidity.index": "fluidity index",
 }
 """The names of metrics that are not called by their path."""
 
@@ -60,6 +63,15 @@ LOWER_IS_BETTER_PATHS = (
     "stalls.share",
     "stalls.requests",
 )
+
+FLUIDITY_COUNTS = (
+    "fluidity.first_token_ms",
+    "fluidity.per_token_ms",
+    "fluidity.requests",
+    "fluidity.deadlines",
+    "fluidity.missed",
+)
+"""The numbers about token deadlines that are no fluidity index."""
 
 SESSION_TIMES = {
     "duration_ms": "task time",
@@ -92,7 +104,16 @@ SESSION_METRICS = {
 }
 """The metrics of sessions that have a single value, by their path."""
 
-NOT_COMPARABLE_FIELDS = ("sources", "by_error", "by_finish", "arrival", "slo", "met")
+NOT_COMPARABLE_FIELDS = (
+    "sources",
+    "by_error",
+    "by_finish",
+    "arrival",
+    "slo",
+    "met",
+    "absent",
+    "objective",
+)
 """The fields of the objects in `summary.json` that are not numbers."""
 
 _QUANTILES = dict(QUANTILES)
@@ -269,7 +290,8 @@ def _field_direction(path: str) -> int:
         return LOWER_IS_BETTER
     is_rate = path.endswith(("_per_s", "completed_rps"))
     is_goodput = path.startswith("goodput.")
-    return HIGHER_IS_BETTER if is_rate or is_goodput else NO_DIRECTION
+    is_fluidity = path.startswith("fluidity.") and path not in FLUIDITY_COUNTS
+    return HIGHER_IS_BETTER if is_rate or is_goodput or is_fluidity else NO_DIRECTION
 
 
 def _field_paths() -> set[str]:
@@ -278,13 +300,21 @@ def _field_paths() -> set[str]:
     A single number is not a distribution, which has percentiles. The paths are read from the types
     of the objects in the summary, so that a new field can be compared without a change here.
     """
-    from loadgen.core.metrics import client_use, goodput, load, request_counts, token_usage
+    from loadgen.core.metrics import (
+        client_use,
+        fluidity,
+        goodput,
+        load,
+        request_counts,
+        token_usage,
+    )
 
     # The keys are fields of `Summary`, and the values their types.
     type_by_field: dict[str, type[Struct]] = {
         "tokens": token_usage.Tokens,
         "load": load.Load,
         "goodput": goodput.Goodput,
+        "fluidity": fluidity.Fluidity,
         "requests": request_counts.RequestCounts,
         "client": client_use.ClientUse,
         "stalls": request_counts.Stalls,

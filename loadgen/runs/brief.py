@@ -16,6 +16,7 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
+from loadgen.runs.fluidity import find_fluidity_objective, format_measured_index
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
 from loadgen.runs.rates import select_headline_rates
@@ -216,7 +217,7 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
     """Yield the objectives of the run and of its request classes.
 
     For each of them, the limits of percentiles come first. Then comes the required percentage of
-    requests that meet all of these limits, and last the required percentage of tasks.
+    requests that meet all of these limits, then that of tasks, and last the fluidity index.
     """
     for prefix, scope in list_slo_scopes(summary):
         goodput = scope.goodput
@@ -238,6 +239,15 @@ def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
                 name=f"{prefix}tasks {describe_task_limits(tasks)}",
                 measured=format.percent(tasks.share),
                 limit=format_limit(tasks.share_limit),
+            )
+
+        fluidity = find_fluidity_objective(scope)
+        if fluidity is not None:
+            yield _ObjectiveRow(
+                is_met=fluidity.met,
+                name=f"Fluidity p{fluidity.quantile * 100:g}",
+                measured=format_measured_index(fluidity),
+                limit=f"{fluidity.limit * 100:g} %",
             )
 
 
@@ -278,7 +288,11 @@ def _undecided_reasons(summary: Summary) -> list[str]:
     if not summary.verdict.valid:
         return []
     terms = [term for _, scope in list_slo_scopes(summary) for term in scope.goodput.slo]
-    return list(dict.fromkeys(term.undecided for term in terms if term.undecided))
+    reasons = [term.undecided for term in terms if term.undecided]
+    fluidity = find_fluidity_objective(summary)
+    if fluidity is not None and fluidity.undecided:
+        reasons.append(fluidity.undecided)
+    return list(dict.fromkeys(reasons))
 
 
 def _fraction(part: int, total: int) -> str:

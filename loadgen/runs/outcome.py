@@ -10,6 +10,11 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.render.junit import OUTCOME_OF_MET, JUnitCase, Outcome
 from loadgen.render.markdown import render_sections
 from loadgen.runs import text
+from loadgen.runs.fluidity import (
+    count_requests_below,
+    find_fluidity_objective,
+    format_measured_index,
+)
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_section import slo_section
 from loadgen.runs.slo_text import (
@@ -159,7 +164,7 @@ def _measurements(scope: SloScope) -> Iterator[_Measurement]:
 
     The order must be that of `list_scope_objectives`, because the caller pairs both: the limits of
     percentiles, then the required fraction of requests within all limits, then the required
-    fraction of tasks.
+    fraction of tasks, then the fluidity index.
     """
     goodput = scope.goodput
     for percentile_term in goodput.slo:
@@ -175,6 +180,13 @@ def _measurements(scope: SloScope) -> Iterator[_Measurement]:
         share = format.percent(task_goodput.share)
         task_count = scope.sessions.count
         yield _Measurement(f"{task_goodput.good:,} of {task_count:,} ({share})")
+
+    fluidity = find_fluidity_objective(scope)
+    if fluidity is not None:
+        text = fluidity.undecided or (
+            f"{format_measured_index(fluidity)}, {count_requests_below(fluidity)} below the limit"
+        )
+        yield _Measurement(text, is_supported=fluidity.supported)
 
 
 def _describe_term(term: TermResult) -> str:

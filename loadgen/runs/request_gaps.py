@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.results import gaps
-from loadgen.core.results.gaps import RequestGaps
-from loadgen.core.results.parquet import unreadable
 from loadgen.core.results.store import Stored, read_run_lazily
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 
 Gaps = Mapping[int, NDArray[np.int64]]
 """The inter-chunk latencies of each request in order (ns), by slot."""
@@ -46,13 +40,8 @@ def read_request_gaps(run_dir: Path) -> Gaps | None:
     A run that was killed has no Parquet file yet. Then the latencies come from the files that its
     workers appended to, and are those of the requests that had ended.
     """
-    parquet_file = run_dir / gaps.FILE
-    blocks: Iterable[RequestGaps]
-    if parquet_file.is_file():
-        blocks = _read_row_groups(parquet_file)
-    elif any(run_dir.glob("spool/w*.events")):
-        blocks = gaps.read_event_files(run_dir)
-    else:
+    blocks = iterate_stored_gaps(run_dir)
+    if blocks is None:
         return None
 
     gaps_ns_by_slot: dict[int, NDArray[np.int64]] = {}
@@ -61,38 +50,3 @@ def read_request_gaps(run_dir: Path) -> Gaps | None:
         gaps_ns_by_slot.update(gaps_of_requests)
 
     return gaps_ns_by_slot
-
-
-def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
-    """Yield the inter-chunk latencies of the requests in each row group of a Parquet file.
-
-    One row group is decoded at a time, so that the file may be larger than memory.
-
-    Raises UserError if the file is damaged.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # pyarrow raises the first two for a damaged file. The others are raised if a column is missing
-    # (KeyError) or has no lists (AttributeError).
-    damage_errors = (pa.ArrowException, OSError, KeyError, AttributeError)
-    try:
-        with pq.ParquetFile(parquet_file) as reader:
-            for number in range(reader.num_row_groups):
-                table = reader.read_row_group(number, columns=["slot", "inter_chunk_ns"])
-                yield _convert_to_request_gaps(table)
-    except damage_errors as error:
-        raise unreadable("gaps", error, parquet_file, "copy it again") from None
-
-
-def _convert_to_request_gaps(table: pa.Table) -> RequestGaps:
-    """Return the latencies in a table with a row for each request, which has a list of them.
-
-    The result has the values of all lists in one array, and the length of each list.
-    """
-    lists = table["inter_chunk_ns"].combine_chunks()
-    return RequestGaps(
-        slots=table["slot"].to_numpy(),
-        counts=lists.value_lengths().to_numpy(),
-        values=lists.flatten().to_numpy(),
-    )

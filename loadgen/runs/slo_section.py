@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.render.section import Bullets, Kind, Paragraph, Section, Table, section
+from loadgen.runs.fluidity import (
+    count_requests_below,
+    describe_fluidity_result,
+    find_fluidity_objective,
+    format_measured_index,
+)
 from loadgen.runs.rates import select_headline_rates
 from loadgen.runs.slo_text import (
     count_violations,
@@ -33,9 +39,13 @@ def slo_section(summary: Summary) -> Section:
     """
     goodput = summary.goodput
     rows = [_objective_row(summary, objective) for objective in _list_objectives(summary)]
+    rows += _fluidity_rows(summary)
     undecided_reasons = dict.fromkeys(  # each reason once
         f"undecided: {term.undecided}" for term in goodput.slo if term.undecided
     )
+    fluidity = find_fluidity_objective(summary)
+    if fluidity is not None and fluidity.undecided:
+        undecided_reasons[f"undecided: {fluidity.undecided}"] = None
 
     return section(
         "SLO",
@@ -63,6 +73,18 @@ def _objective_row(summary: Summary, objective: _NamedObjective) -> tuple[str, s
     )
 
 
+def _fluidity_rows(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the cells of the objective of token deadlines, if the SLO has one."""
+    fluidity = find_fluidity_objective(summary)
+    if fluidity is not None:
+        yield (
+            fluidity.text,
+            format_measured_index(fluidity),
+            count_requests_below(fluidity),
+            describe_judged_outcome(summary, fluidity.met),
+        )
+
+
 def _list_objectives(summary: Summary) -> Iterator[_NamedObjective]:
     """Yield the objectives of the run, or if it has none those of each of its request classes."""
     if summary.goodput.slo:
@@ -78,7 +100,8 @@ def _describe_slo_outcome(summary: Summary) -> str:
     """Return the outcome of the SLO with the requests that met it; "" without an SLO."""
     goodput = summary.goodput
     if not goodput.has_slo:
-        return ""
+        fluidity = find_fluidity_objective(summary)
+        return "" if fluidity is None else describe_fluidity_result(fluidity)
 
     details = []
     if _is_good_count_meaningful(goodput):

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format, slo
 from loadgen.core.metrics.summary import Summary, fails_by_errors
+from loadgen.runs.fluidity import (
+    describe_fluidity_result,
+    describe_missed_index,
+    find_fluidity_objective,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,8 +84,8 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
     """Yield the objectives of a run or of a request class, in the order in which they are shown.
 
     The limits of percentiles come first, then the required percentage of requests that meet all of
-    these limits, then the required percentage of tasks. A task is a conversation or an agent's
-    sequence of requests.
+    these limits, then the required percentage of tasks, then the fluidity index. A task is a
+    conversation or an agent's sequence of requests.
 
     Args:
         scope: The summary of the run or of the class.
@@ -98,6 +103,10 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
     if with_tasks and tasks is not None:
         text = f"{format_limit(tasks.share_limit)} of tasks {describe_task_limits(tasks)}"
         yield Objective(text, tasks.met)
+
+    fluidity = find_fluidity_objective(scope)
+    if fluidity is not None:
+        yield Objective(fluidity.text, fluidity.met)
 
 
 def is_attainment_met(goodput: Goodput) -> bool | None:
@@ -244,8 +253,8 @@ def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
     """Yield a text for each missed objective of a run or a request class, with the numbers.
 
     Limits of percentiles come first, then the objective for tasks, then the required percentage of
-    requests that meet every limit. An objective is missed if its outcome is False; None means that
-    it is undecided.
+    requests that meet every limit, then the fluidity index. An objective is missed if its outcome
+    is False; None means that it is undecided.
     """
     goodput = scope.goodput
     for percentile_objective in goodput.slo:
@@ -259,6 +268,10 @@ def _describe_missed_objectives(scope: SloScope) -> Iterator[str]:
     if goodput.share_limit is not None and is_attainment_met(goodput) is False:
         required = format_limit(goodput.share_limit)
         yield f"only {describe_good_requests(goodput)} met the SLO, {required} required"
+
+    fluidity = find_fluidity_objective(scope)
+    if fluidity is not None and fluidity.met is False:
+        yield describe_missed_index(fluidity)
 
 
 def _describe_missed_term(term: TermResult) -> str:
@@ -302,6 +315,10 @@ def describe_result(summary: Summary) -> str:
     if tasks is not None and summary.goodput.met is not None:
         outcome = "met" if summary.goodput.met else "missed"
         return f"SLO {outcome}: {_describe_good_tasks(tasks)}."
+
+    fluidity = find_fluidity_objective(summary)
+    if fluidity is not None:
+        return describe_fluidity_result(fluidity)
 
     if fails_by_errors(summary):
         return _describe_error_rate(summary)
@@ -373,6 +390,9 @@ def _describe_undecided(summary: Summary) -> str:
         for term in goodput.slo
         if term.undecided
     ]
+    fluidity = find_fluidity_objective(summary)
+    if fluidity is not None and fluidity.undecided:
+        reasons.append(f"{fluidity.text}: {fluidity.undecided}")
     distinct_reasons = dict.fromkeys(reasons)
     return f"SLO undecided: {'; '.join(distinct_reasons)}."
 

@@ -28,6 +28,7 @@ from loadgen.runs import latency_breakdown, page, speculation
 from loadgen.runs.brief import brief_sections
 from loadgen.runs.cells import quantile_ms
 from loadgen.runs.client_text import describe_client_use, is_host_busy
+from loadgen.runs.fluidity import build_fluidity_sections
 from loadgen.runs.latency_section import distribution_table, latency_sections
 from loadgen.runs.latency_text import client_rows
 from loadgen.runs.notices import caveats, notices
@@ -117,6 +118,7 @@ def _sections(
     yield from _result_sections(summary, compute_chart_data, additions)
     yield section("", run_facts(summary), folded=True, fold_label="Configuration and load")
     yield from latency_sections(summary, compute_chart_data)
+    yield from build_fluidity_sections(summary)
     yield from latency_breakdown.build_slow_request_sections(summary, compute_chart_data)
     yield from page.build_load_charts(summary, compute_chart_data)
     yield from speculation.build_speculation_sections(summary)

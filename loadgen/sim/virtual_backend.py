@@ -49,6 +49,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload
 from loadgen.sim.engine.system import SimulatedSystem
+from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.record_columns import as_record_array
@@ -190,6 +191,7 @@ def _summarize_run(contents: RunContents) -> Summary:
         event_errors=build_timestamp_uncertainties(results),
         # The only metric of a simulated server is how many replicas it has.
         server_samples=contents.replica_counts,
+        request_gaps=None if results.events is None else iterate_gaps(results.events),
     )
 
 

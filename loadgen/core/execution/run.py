@@ -91,6 +91,7 @@ def execute(
         CombinedError: The run is not possible, for several reasons.
     """
     _check_virtual_time(settings)
+    settings = _keep_gaps_for_fluidity(workload, settings)
 
     # An object store that cannot be reached is reported before the run, not after it.
     remote = None if settings.store is None else object_store.open_folder(settings.store)
@@ -132,6 +133,18 @@ def execute(
         emit(events.RunEnded(stored_at))
 
     return summary, run_dir
+
+
+def _keep_gaps_for_fluidity(workload: Workload, settings: Settings) -> Settings:
+    """Return the settings, which store the times between events if the SLO needs them.
+
+    The objective `fluidity` is about the times of single tokens. A part of a run does not store
+    them, because `loadgen merge` does not join them.
+    """
+    needs_gaps = workload.slo is not None and workload.slo.fluidity is not None
+    if not needs_gaps or settings.shard is not None:
+        return settings
+    return msgspec.structs.replace(settings, keep="gaps")
 
 
 def finish_run(

@@ -174,8 +174,9 @@ def select_judgeable_terms(slo: Slo | None, settings: Settings) -> JudgeableSlo:
     judgeable_terms = tuple(term for term in slo.terms if _can_judge(term, settings))
     unjudged_terms = [term for term in slo.terms if term not in judgeable_terms]
 
-    # An SLO can also limit the share of good requests and the duration of tasks.
-    judgeable_slo = Slo(terms=judgeable_terms, goodput_share=slo.goodput_share, task=slo.task)
+    # An SLO can also limit the share of good requests and the duration of tasks. Its objective of
+    # token deadlines stays too, and the summary says that there is no index without a stream.
+    judgeable_slo = msgspec.structs.replace(slo, terms=judgeable_terms)
     is_empty = judgeable_slo == Slo()
     return JudgeableSlo(
         slo=None if is_empty else judgeable_slo,

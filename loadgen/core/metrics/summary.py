@@ -17,6 +17,7 @@ from loadgen.core import format
 from loadgen.core.metrics import validity
 from loadgen.core.metrics.client_use import ClientUse
 from loadgen.core.metrics.drift import Drift
+from loadgen.core.metrics.fluidity import Fluidity
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.interactivity import Interactivity
 from loadgen.core.metrics.load import Load
@@ -133,6 +134,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: Distribution
     max_gap_ms: Distribution
     stalls: Stalls
+    # Met token deadlines. None without deadlines, or if the token times were not stored.
+    fluidity: Fluidity | None = None
     # The output speed that one user sees. Null for each definition whose latency is not known.
     interactivity: Interactivity = Interactivity()
     connect_ms: Distribution
@@ -260,7 +263,10 @@ def is_inconclusive(summary: Summary) -> bool:
         return True
     goodputs = [summary.goodput, *(part.goodput for part in summary.classes)]
     terms = [term for goodput in goodputs for term in goodput.slo]
-    return any(not term.supported for term in terms)
+    if any(not term.supported for term in terms):
+        return True
+    fluidity_objective = None if summary.fluidity is None else summary.fluidity.objective
+    return fluidity_objective is not None and not fluidity_objective.supported
 
 
 def fails_by_errors(summary: Summary) -> bool:

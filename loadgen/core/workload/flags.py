@@ -17,7 +17,9 @@ from loadgen.core.errors import LoadgenError, UserError, closest
 from loadgen.core.slo import (
     ATTAINMENT,
     DEFAULT_QUANTILE,
+    FLUIDITY,
     METRIC_ALIASES,
+    FluidityTerm,
     Slo,
     StopRule,
     Term,
@@ -371,14 +373,18 @@ def _check_no_common_objective(first: Slo, second: Slo) -> None:
         raise units.InvalidValueError(
             "duplicate", "limits the attainment a second time", "keep one of them"
         )
+    if first.fluidity is not None and second.fluidity is not None:
+        raise units.InvalidValueError(
+            "duplicate", "limits the fluidity index a second time", "keep one of them"
+        )
 
 
 def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     """Return the SLO of one term: `METRIC:LIMIT`, `METRIC:LIMIT:PERCENTILE` or `attainment:SHARE`.
 
-    Examples are `ttft:2s`, `ttft:2s:p95` and `attainment:99%`. A term without a percentile means
-    p99. A limit needs a unit unless there is a default unit. Raises `units.InvalidValueError` if
-    the text is no term.
+    Examples are `ttft:2s`, `ttft:2s:p95`, `fluidity:90%:p95` and `attainment:99%`. A term without a
+    percentile means p99. A time needs a unit unless there is a default unit. Raises
+    `units.InvalidValueError` if the text is no term.
     """
     if ":" not in text:
         hint = f"METRIC:LIMIT, like {_slo_term_examples(default_unit)}"
@@ -386,7 +392,23 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     name, _, condition = text.partition(":")
     if name == ATTAINMENT:
         return Slo(goodput_share=units.share(condition))
+    if name == FLUIDITY:
+        return Slo(fluidity=_parse_fluidity_term(condition))
     return Slo(terms=(_parse_latency_term(name, condition, default_unit),))
+
+
+def _parse_fluidity_term(condition: str) -> FluidityTerm:
+    """Return the objective of token deadlines from the condition `90%` or `90%:p95`.
+
+    Raises `units.InvalidValueError` if the condition is not valid.
+    """
+    index_text, separator, quantile_text = condition.partition(":")
+    least_index = units.share(index_text)
+    if least_index == 0:
+        hint = "require a share of the token deadlines, like fluidity:90%:p95"
+        raise units.InvalidValueError("out_of_range", "is always met", hint)
+    quantile = units.quantile(quantile_text) if separator else DEFAULT_QUANTILE
+    return FluidityTerm(least_index=least_index, quantile=quantile)
 
 
 def _parse_latency_term(name: str, condition: str, default_unit: str | None) -> Term:
@@ -395,7 +417,7 @@ def _parse_latency_term(name: str, condition: str, default_unit: str | None) -> 
     Raises `units.InvalidValueError` if the metric is not known, or the condition is not valid.
     """
     metric = METRIC_ALIASES.get(name, name)
-    known_terms = f"known: {', '.join((*metrics(), ATTAINMENT))}"
+    known_terms = f"known: {', '.join((*metrics(), FLUIDITY, ATTAINMENT))}"
 
     hint = f"{known_terms}; {_slo_term_examples(default_unit)}"
     if metric not in metrics():
@@ -448,7 +470,7 @@ def _closest_slo_name(name: str) -> str | None:
     if name == "goodput":
         # Other tools use this name for the share of requests that meet the limits.
         return ATTAINMENT
-    return closest(name, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
+    return closest(name, (*metrics(), *METRIC_ALIASES, FLUIDITY, ATTAINMENT))
 
 
 def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[StopRule, ...]:

@@ -8,7 +8,13 @@ are added to it. `flags.py` reads the options, and `stage_overrides.py` applies 
 from __future__ import annotations
 
 from loadgen.core import seeds
-from loadgen.core.slo import ATTAINMENT, Slo, merge_slos
+from loadgen.core.slo import (
+    ATTAINMENT,
+    MISSING_DEADLINES,
+    MISSING_DEADLINES_HINT,
+    Slo,
+    merge_slos,
+)
 from loadgen.core.workload.diagnostics import DocumentErrors
 from loadgen.core.workload.distributions import FixedTokens
 from loadgen.core.workload.flags import Overrides
@@ -187,6 +193,10 @@ def _override_slo(workload: Workload, overrides: Overrides, errors: DocumentErro
     base_slo = overrides.replacement_slo or workload.slo or Slo()
     slo = merge_slos(base_slo, overrides.added_slo or Slo())
     _check_attainment_has_limit(slo, workload.slo, errors)
+    if slo.lacks_token_deadlines:
+        errors.add_option(
+            "no_slo", f"the objective {MISSING_DEADLINES}", "--slo fluidity", MISSING_DEADLINES_HINT
+        )
     return slo
 
 

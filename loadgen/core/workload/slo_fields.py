@@ -24,6 +24,8 @@ from loadgen.core.errors import LoadgenError
 from loadgen.core.slo import (
     DEFAULT_QUANTILE,
     METRIC_ALIASES,
+    MISSING_DEADLINES,
+    FluidityTerm,
     Slo,
     StopRule,
     TaskTerm,
@@ -95,6 +97,38 @@ class WrittenTaskTerm(Part):
         return TaskTerm(within_ns=self.within_ns, wait_ns=self.wait_ns, share=self.attainment)
 
 
+class WrittenFluidityTerm(Part):
+    """The objective of token deadlines: `90%`, or `{index: 90%, at: p95, ttft: 2s, tpot: 50ms}`."""
+
+    # The share of its token deadlines that a request has to meet.
+    index: Share = Field(gt=0)
+    # The share of the requests that have to reach the index.
+    quantile: Quantile | None = Field(default=None, validation_alias="at")
+    # The deadline of the first token, from the scheduled time of the request.
+    first_token_ns: PositiveDuration | None = Field(default=None, validation_alias="ttft")
+    # The time that each later token adds to the deadline.
+    per_token_ns: PositiveDuration | None = Field(default=None, validation_alias="tpot")
+
+    @classmethod
+    def convert_to_fields(cls, data: Any) -> Any:
+        """Accept the index alone, too."""
+        return data if isinstance(data, dict) else {"index": data}
+
+    @classmethod
+    def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
+        """Return a JSON Schema that accepts the index alone, too."""
+        return {"anyOf": [schema["properties"]["index"], schema]}
+
+    def to_term(self, default_quantile: float) -> FluidityTerm:
+        """Return the objective as the term of an SLO."""
+        return FluidityTerm(
+            least_index=self.index,
+            quantile=self.quantile or default_quantile,
+            first_token_ns=self.first_token_ns,
+            per_token_ns=self.per_token_ns,
+        )
+
+
 class WrittenSlo(Part):
     """The terms of an SLO, one key each. `build_slo_model` adds a key for each metric."""
 
@@ -102,6 +136,7 @@ class WrittenSlo(Part):
     at: Quantile = DEFAULT_QUANTILE
     attainment: Share | None = None
     task: WrittenTaskTerm | None = None
+    fluidity: WrittenFluidityTerm | None = None
 
     @classmethod
     def convert_to_fields(cls, data: Any) -> Any:
@@ -138,21 +173,33 @@ class WrittenSlo(Part):
         The SLO calls it `goodput_share`.
 
         Raises `InvalidValueError` if two limits are for the same metric and percentile, or if a
-        latency limit is missing: an attainment needs one, and so does an SLO without a limit for
-        tasks.
+        latency limit or a deadline is missing. An attainment needs a latency limit, and so does an
+        SLO without a limit for tasks or token deadlines.
         """
         latency_terms = self._latency_terms()
         _check_one_limit_per_percentile(latency_terms)
         has_attainment = self.attainment is not None
-        has_task_limit = self.task is not None
+        has_other_objective = self.task is not None or self.fluidity is not None
 
-        needs_latency_term = has_attainment or not has_task_limit
+        needs_latency_term = has_attainment or not has_other_objective
         if needs_latency_term and not latency_terms:
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.InvalidValueError("missing_value", "has no term", example)
 
         task_term = None if self.task is None else self.task.to_term()
-        return Slo(terms=latency_terms, goodput_share=self.attainment, task=task_term)
+        fluidity_term = None if self.fluidity is None else self.fluidity.to_term(self.at)
+        slo = Slo(
+            terms=latency_terms,
+            goodput_share=self.attainment,
+            task=task_term,
+            fluidity=fluidity_term,
+        )
+        if slo.lacks_token_deadlines:
+            example = "fluidity: {index: 90%, at: p95, ttft: 2s, tpot: 50ms}"
+            raise units.InvalidValueError(
+                "missing_value", f"has the objective fluidity, which {MISSING_DEADLINES}", example
+            )
+        return slo
 
     def _latency_terms(self) -> tuple[Term, ...]:
         """Return one term for each limit of a latency, in the order of the metrics.
@@ -207,6 +254,18 @@ def validate_slo(value: object, info: ValidationInfo) -> Slo | None:
     return msgspec.convert(value, Slo)
 
 
+def serialize_slo(slo: Slo | None) -> object:
+    """Return an SLO as JSON types, for a stored workload and its fingerprint.
+
+    The objective of token deadlines is left out if there is none, so that the fingerprint of a
+    workload without it is the one that earlier versions computed.
+    """
+    fields = msgspec.to_builtins(slo)
+    if slo is not None and slo.fluidity is None:
+        del fields["fluidity"]
+    return fields
+
+
 def _validate_slo_of_file(value: object, context: FileContext) -> Slo | None:
     """Return the SLO that is written in a file, or None if it has an unknown key.
 
@@ -234,7 +293,7 @@ _OWN_METRICS = tuple(metric.name for metric in METRICS.builtin_rows if "slo" in 
 SloField = Annotated[
     Slo | None,
     PlainValidator(validate_slo, json_schema_input_type=build_slo_model(_OWN_METRICS) | None),
-    PlainSerializer(msgspec.to_builtins),
+    PlainSerializer(serialize_slo),
 ]
 
 

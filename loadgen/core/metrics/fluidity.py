@@ -1,0 +1,307 @@
+"""The fluidity index of a run: how many token deadlines its responses met, and its objective.
+
+Pure. `token_deadlines` counts the deadlines of each response and says who defined the index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from loadgen.core import format
+from loadgen.core.limits import NO_SPAN_SHARE
+from loadgen.core.metrics.goodput import combine_outcomes
+from loadgen.core.metrics.outcomes import is_undecided
+from loadgen.core.metrics.token_deadlines import DeadlineCounts, count_token_deadlines
+from loadgen.core.slo import describe_fluidity_term
+from loadgen.core.stats.quantiles import (
+    milliseconds,
+    needed_samples,
+    quantile_index,
+    quantile_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.metrics.goodput import Goodput
+    from loadgen.core.metrics.request_counts import RequestCounts
+    from loadgen.core.results.gaps import RequestGaps
+    from loadgen.core.slo import FluidityTerm, Slo, TokenDeadlines
+
+NO_TOKEN_TIMES = (
+    "the times between output events of each request were not stored. A run with --slo fluidity or "
+    "--keep gaps stores them"
+)
+NO_STREAM = "the responses were not streamed, so their tokens have no times"
+NO_RESPONSES = "no successful response has known token times"
+UNCERTAIN_METRICS = ("ttft", "tokens", "tpot", "inter_chunk")
+"""The fluidity index rests on these metrics. It is withheld if one of them is unsound."""
+
+
+class FluidityObjective(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of the objective `fluidity` of an SLO.
+
+    Attributes:
+        quantile: The fraction of the requests that must reach the index.
+        limit: The smallest index, as a fraction.
+        value: The index that this fraction of the requests reached. Failed requests count as 0.
+            None if it is not known.
+        met: Whether the objective is met. None if that is undecided, or the run is not valid.
+        below: Requests with a smaller index, failed requests included.
+        count: Requests with an index, and failed requests.
+        needed: The number of requests from which the percentile is supported.
+        supported: Whether there are so many.
+        undecided: Why it is undecided, else "".
+    """
+
+    quantile: float
+    limit: float
+    value: float | None = None
+    met: bool | None = None
+    below: int = 0
+    count: int = 0
+    needed: int
+    supported: bool = False
+    undecided: str = ""
+
+    @property
+    def text(self) -> str:
+        """The objective as users write it, such as `Fluidity index p99 at least 90 %`."""
+        return describe_fluidity_term(self.quantile, self.limit)
+
+
+class Fluidity(msgspec.Struct, frozen=True, kw_only=True):
+    """How many token deadlines the successful responses of a run met.
+
+    The percentiles are about the requests: `p95` is the index that 95 % of them reached.
+
+    Attributes:
+        first_token_ms: The deadline of the first token, from the scheduled time of the request.
+        per_token_ms: The time that each later token adds to the deadline.
+        requests: The responses whose token times are known.
+        deadlines: Their token deadlines.
+        missed: The deadlines that they missed.
+        index: The fraction of all deadlines that were met. None without any.
+        mean: The mean of the index of each request.
+        min: The smallest index of a request.
+        p50: The index that 50 % of the requests reached, and so on.
+        p90: For 90 %.
+        p95: For 95 %.
+        p99: For 99 %.
+        absent: Why there is no index, else "".
+        objective: The result of the objective of the SLO, None if it has none.
+    """
+
+    first_token_ms: float
+    per_token_ms: float
+    requests: int = 0
+    deadlines: int = 0
+    missed: int = 0
+    index: float | None = None
+    mean: float | None = None
+    min: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    absent: str = ""
+    objective: FluidityObjective | None = None
+
+
+class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run from which its fluidity index is computed.
+
+    Attributes:
+        slo: The SLO of the run, with the deadlines.
+        stages: The measured records, by stage.
+        gaps: The times between the output events of each request, None if they were not stored.
+        requests: The numbers of measured requests by outcome.
+        is_streamed: Whether the responses were streamed.
+        unsound: The metrics that cannot be trusted, with the reason.
+    """
+
+    slo: Slo
+    stages: Sequence[Columns]
+    gaps: Iterable[RequestGaps] | None
+    requests: RequestCounts
+    is_streamed: bool
+    unsound: Mapping[str, str]
+
+
+def measure_fluidity(inputs: FluidityInputs) -> Fluidity | None:
+    """Return the fluidity index of a run, or None if no deadlines or no token times are known.
+
+    If the SLO has an objective for it, the result says why there is no index instead of being None.
+    """
+    deadlines = inputs.slo.find_token_deadlines()
+    objective = inputs.slo.fluidity
+    is_requested = objective is not None
+    if deadlines is None or (inputs.gaps is None and not is_requested):
+        return None
+
+    absent = _find_reason_without_index(inputs)
+    if absent or inputs.gaps is None:
+        return _without_index(deadlines, objective, absent)
+
+    counts = count_token_deadlines(inputs.stages, inputs.gaps, deadlines)
+    if not len(counts.slots) and not is_requested:
+        return None
+    return _summarize_counts(inputs, deadlines, counts)
+
+
+def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goodput:
+    """Return the goodput of requests, whose SLO is met only if the objective of fluidity is too.
+
+    If the SLO has no term on single requests or tasks, the objective of fluidity alone decides.
+    """
+    if fluidity is None or fluidity.objective is None:
+        return goodput
+    outcomes = [fluidity.objective.met]
+    has_other_outcome = goodput.has_slo or goodput.met is not None
+    if has_other_outcome:
+        outcomes.append(goodput.met)
+    return msgspec.structs.replace(goodput, met=combine_outcomes(outcomes))
+
+
+def without_fluidity_outcome(fluidity: Fluidity | None) -> Fluidity | None:
+    """Return the fluidity index of a run that is not valid: its objective is not judged."""
+    if fluidity is None or fluidity.objective is None:
+        return fluidity
+    objective = msgspec.structs.replace(fluidity.objective, met=None)
+    return msgspec.structs.replace(fluidity, objective=objective)
+
+
+def _find_reason_without_index(inputs: FluidityInputs) -> str:
+    """Return why a run has no fluidity index, or "" if it may have one."""
+    if not inputs.is_streamed:
+        return NO_STREAM
+    if inputs.gaps is None:
+        return NO_TOKEN_TIMES
+    reasons = [inputs.unsound[metric] for metric in UNCERTAIN_METRICS if metric in inputs.unsound]
+    return reasons[0] if reasons else ""
+
+
+def _without_index(
+    deadlines: TokenDeadlines, objective: FluidityTerm | None, reason: str
+) -> Fluidity:
+    """Return the section of a run that has no fluidity index for a reason."""
+    return Fluidity(
+        first_token_ms=milliseconds(deadlines.first_token_ns),
+        per_token_ms=milliseconds(deadlines.per_token_ns),
+        absent=reason,
+        objective=None if objective is None else _undecided_objective(objective, reason),
+    )
+
+
+def _undecided_objective(objective: FluidityTerm, reason: str) -> FluidityObjective:
+    """Return the result of an objective that cannot be judged for a reason."""
+    return FluidityObjective(
+        quantile=objective.quantile,
+        limit=objective.least_index,
+        needed=needed_samples(objective.quantile),
+        undecided=reason,
+    )
+
+
+def _summarize_counts(
+    inputs: FluidityInputs, deadlines: TokenDeadlines, counts: DeadlineCounts
+) -> Fluidity:
+    """Return the fluidity index of all requests together, and its percentiles over requests."""
+    total = int(counts.deadlines.sum())
+    missed = int(counts.missed.sum())
+    indices = counts.indices
+    has_values = len(indices) > 0
+    objective = inputs.slo.fluidity
+
+    return Fluidity(
+        first_token_ms=milliseconds(deadlines.first_token_ns),
+        per_token_ms=milliseconds(deadlines.per_token_ns),
+        requests=len(indices),
+        deadlines=total,
+        missed=missed,
+        index=(total - missed) / total if total else None,
+        mean=float(indices.mean()) if has_values else None,
+        min=float(indices.min()) if has_values else None,
+        p50=_index_reached_by(indices, 0.5),
+        p90=_index_reached_by(indices, 0.9),
+        p95=_index_reached_by(indices, 0.95),
+        p99=_index_reached_by(indices, 0.99),
+        absent="" if has_values else NO_RESPONSES,
+        objective=None if objective is None else _judge(objective, indices, inputs.requests),
+    )
+
+
+def _index_reached_by(indices: NDArray[np.float64], fraction: float) -> float | None:
+    """Return the fluidity index that a fraction of the requests reached, None without requests.
+
+    It is the quantile in descending order, as `slo_terms` takes it of latencies in ascending order.
+    """
+    if not len(indices):
+        return None
+    return -quantile_of(-indices, fraction)
+
+
+def _judge(
+    objective: FluidityTerm, indices: NDArray[np.float64], requests: RequestCounts
+) -> FluidityObjective:
+    """Return whether enough requests reached the fluidity index that an SLO requires.
+
+    A failed, dropped or lost request counts as one with the index 0. An unfinished request is left
+    out, and so is a response without known token times.
+
+    Args:
+        objective: The objective.
+        indices: The index of each response whose token times are known.
+        requests: The numbers of requests by outcome.
+    """
+    not_ok = requests.failed + requests.dropped + requests.lost
+    count = len(indices) + not_ok
+    below = int((indices < objective.least_index).sum()) + not_ok
+    reason = _find_reason_not_to_judge(len(indices), not_ok, requests)
+    result = msgspec.structs.replace(
+        _undecided_objective(objective, reason),
+        below=below,
+        count=count,
+        supported=count >= needed_samples(objective.quantile),
+    )
+    if not count:
+        return result
+
+    with_failures = np.concatenate([indices, np.zeros(not_ok)])
+    result = msgspec.structs.replace(
+        result, value=_index_reached_by(with_failures, objective.quantile)
+    )
+    if reason:
+        return result
+    is_met = quantile_index(count, objective.quantile) < count - below
+    return msgspec.structs.replace(result, met=is_met)
+
+
+def _find_reason_not_to_judge(known: int, not_ok: int, requests: RequestCounts) -> str:
+    """Return why the objective cannot be judged, or "" if it can.
+
+    Args:
+        known: The number of responses whose token times are known.
+        not_ok: The number of requests that failed, were dropped or were lost.
+        requests: The numbers of requests by outcome.
+    """
+    if known + not_ok == 0:
+        return NO_RESPONSES
+
+    unfinished = requests.unfinished
+    if is_undecided(unfinished, requests.ok + not_ok + unfinished):
+        return (
+            "too many requests were unfinished when the drain ended. Use a longer --grace, or none"
+        )
+
+    unknown = requests.ok - known
+    if unknown > NO_SPAN_SHARE * requests.ok:
+        responses = format.counted(unknown, "successful response")
+        return f"the token times of {responses} are not known"
+    return ""

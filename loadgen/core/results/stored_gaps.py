@@ -1,0 +1,65 @@
+"""Read the stored times between output events of each request, which `--keep gaps` wrote. IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen.core.results import gaps
+from loadgen.core.results.gaps import RequestGaps
+from loadgen.core.results.parquet import unreadable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def iterate_stored_gaps(run_dir: Path) -> Iterator[RequestGaps] | None:
+    """Return the times between output events of some requests at a time, None if not stored.
+
+    A run that was killed or that has just ended has no Parquet file yet. Then the times come from
+    the files that its workers appended to, and are those of the requests that had ended.
+
+    Raises UserError, when it is iterated over, if the file is damaged.
+    """
+    parquet_file = run_dir / gaps.FILE
+    if parquet_file.is_file():
+        return _read_row_groups(parquet_file)
+    if any(run_dir.glob("spool/w*.events")):
+        return gaps.read_event_files(run_dir)
+    return None
+
+
+def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
+    """Yield the times between output events of the requests in each row group of a Parquet file.
+
+    One row group is decoded at a time, so that the file may be larger than memory.
+
+    Raises UserError if the file is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # pyarrow raises the first two for a damaged file. The others are raised if a column is missing
+    # (KeyError) or has no lists (AttributeError).
+    damage_errors = (pa.ArrowException, OSError, KeyError, AttributeError)
+    try:
+        with pq.ParquetFile(parquet_file) as reader:
+            for number in range(reader.num_row_groups):
+                table = reader.read_row_group(number, columns=["slot", "inter_chunk_ns"])
+                yield _convert_to_request_gaps(table)
+    except damage_errors as error:
+        raise unreadable("gaps", error, parquet_file, "copy it again") from None
+
+
+def _convert_to_request_gaps(table: pa.Table) -> RequestGaps:
+    """Return the times in a table with a row for each request, which has a list of them.
+
+    The result has the values of all lists in one array, and the length of each list.
+    """
+    lists = table["inter_chunk_ns"].combine_chunks()
+    return RequestGaps(
+        slots=table["slot"].to_numpy(),
+        counts=lists.value_lengths().to_numpy(),
+        values=lists.flatten().to_numpy(),
+    )

@@ -1,0 +1,118 @@
+"""The fluidity index of a run: its section in the report, and texts about its objective. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from loadgen.core import format
+from loadgen.core.metrics.summary import Summary
+from loadgen.render.section import Paragraph, Section, Table, section
+
+if TYPE_CHECKING:
+    from loadgen.core.metrics.fluidity import Fluidity, FluidityObjective
+    from loadgen.core.metrics.part_summaries import ClassSummary
+
+LEGEND = (
+    "The fluidity index is the share of token deadlines that were met (Etalon, arXiv 2407.07000). "
+    "An early token leaves slack for later ones. A late token misses one deadline for each TPOT "
+    "deadline that passed, and the deadlines after it start anew. Tokens of one event arrive at "
+    "the same time."
+)
+PERCENTILES = ("p50", "p90", "p95", "p99")
+
+
+def build_fluidity_sections(summary: Summary) -> Iterator[Section]:
+    """Yield the share of token deadlines that were met, if the deadlines are known."""
+    fluidity = summary.fluidity
+    if fluidity is None:
+        return
+
+    parts = [Paragraph(_describe_deadlines(fluidity))]
+    if fluidity.absent:
+        parts.append(Paragraph(f"There is no fluidity index: {fluidity.absent}.", "warn"))
+    yield section(
+        "Token deadlines",
+        *parts,
+        _statistics_table(fluidity),
+        Paragraph(LEGEND, "soft"),
+        id="fluidity",
+    )
+
+
+def _describe_deadlines(fluidity: Fluidity) -> str:
+    """Return the deadlines, and how many of them were met."""
+    deadlines = (
+        f"First token within {format.quantity(fluidity.first_token_ms)} ms, "
+        f"and each later one within {format.quantity(fluidity.per_token_ms)} ms more."
+    )
+    if fluidity.index is None:
+        return deadlines
+    missed = format.count(fluidity.missed)
+    total = format.counted(fluidity.deadlines, "token deadline")
+    responses = format.counted(fluidity.requests, "response")
+    return f"{deadlines} Missed: {missed} of {total} in {responses}."
+
+
+def _statistics_table(fluidity: Fluidity) -> Table:
+    """Return the index of all tokens together, and the index that most requests reached."""
+    head = ("fluidity index", "all tokens", "mean of requests", *PERCENTILES, "lowest")
+    if fluidity.index is None:
+        return Table(head, ())
+    percentiles = [format_index(getattr(fluidity, percentile)) for percentile in PERCENTILES]
+    row = (
+        "reached by that share of requests",
+        format_index(fluidity.index),
+        format_index(fluidity.mean),
+        *percentiles,
+        format_index(fluidity.min),
+    )
+    return Table(head, [row])
+
+
+def format_index(index: float | None) -> str:
+    """Return a fluidity index as a percentage with three digits, rounded down: `99.9 %`.
+
+    It is rounded down, so that an index below a limit never looks as if it had reached it.
+    """
+    if index is None:
+        return format.NONE
+    percent = int(index * 1000 + 1e-9) / 10
+    return f"{percent:g} %"
+
+
+def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective | None:
+    """Return the result of the objective of token deadlines, which only a whole run may have."""
+    if not isinstance(scope, Summary) or scope.fluidity is None:
+        return None
+    return scope.fluidity.objective
+
+
+def format_measured_index(objective: FluidityObjective) -> str:
+    """Return the index that the required share of requests reached, `~` before one of too few."""
+    if objective.undecided or objective.value is None:
+        return "not measured"
+    mark = "" if objective.supported else "~"
+    return f"{mark}{format_index(objective.value)}"
+
+
+def count_requests_below(objective: FluidityObjective) -> str:
+    """Return how many requests have a smaller index than the objective requires: `3 of 1,500`."""
+    return f"{format.count(objective.below)} of {format.count(objective.count)}"
+
+
+def describe_missed_index(objective: FluidityObjective) -> str:
+    """Return a missed objective with its numbers."""
+    name = f"Fluidity index p{objective.quantile * 100:g}"
+    limit = f"{objective.limit * 100:g} %"
+    requests = count_requests_below(objective)
+    return f"{name} is {format_index(objective.value)}, limit {limit} ({requests} requests below)"
+
+
+def describe_fluidity_result(objective: FluidityObjective) -> str:
+    """Return the result of an SLO that has no other objective, as a sentence."""
+    if objective.met is None:
+        return f"SLO undecided: {objective.text}: {objective.undecided}."
+    if not objective.met:
+        return f"SLO missed: {describe_missed_index(objective)}."
+    return f"SLO met: {objective.text}, and it is {format_index(objective.value)}."
