@@ -16,10 +16,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.contracts import quantile_interval, steady_samples
+from loadgen.contracts.fluidity_terms import (
+    FLUIDITY,
+    collect_missed_fractions,
+    convert_to_index,
+)
 from loadgen.contracts.latency_estimates import (
     compute_run_quantiles,
     divide_latencies,
     estimate_latency,
+    estimate_quantile_of_samples,
     estimate_quantile_of_selection,
     widen_ratio_by_runs,
 )
@@ -505,6 +511,24 @@ class TermEvaluator:
 
         return _create_estimate_from_sample(interval, fraction.sample_count, steady_violations)
 
+    def estimate_fluidity(self, term: ContractTerm) -> TermEstimate:
+        """Return the fluidity index that a fraction of the requests reached, such as 95 %.
+
+        Late first tokens come from waits in a queue, so the load must be long enough for the same
+        quantile of TTFT.
+
+        Raises:
+            EstimateError: The token times of a run are not known.
+        """
+        query = self._create_query(
+            QUEUE_METRIC, term.quantile, f"{term.kind} {term.percentile_label}"
+        )
+        missed_fractions = collect_missed_fractions(self.loaded_runs)
+        missed = estimate_quantile_of_samples(self.runs, missed_fractions, query, term.kind)
+        return _create_estimate_from_sample(
+            convert_to_index(missed.interval), missed.sample.request_count, missed.sample
+        )
+
     def estimate_fairness(self, term: ContractTerm) -> TermEstimate:
         """Return Jain's fairness index of the tenants that share the server.
 
@@ -679,6 +703,7 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
     "errors": TermEvaluator.estimate_error_fraction,
     **dict.fromkeys(("goodput", "task_goodput"), TermEvaluator.estimate_goodput_fraction),
     "fairness": TermEvaluator.estimate_fairness,
+    FLUIDITY: TermEvaluator.estimate_fluidity,
     **dict.fromkeys((*RATE_COUNTERS, "tasks", "good_tasks"), TermEvaluator.estimate_steady_rate),
     "sustained": TermEvaluator.estimate_sustained_fraction,
     "energy": TermEvaluator.estimate_energy_per_unit,

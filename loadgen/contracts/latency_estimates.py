@@ -28,6 +28,7 @@ from loadgen.contracts.steady_samples import (
     require_enough_values,
     select_steady_sample,
 )
+from loadgen.contracts.steady_state import TimedValues
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import quantile_of
@@ -87,11 +88,31 @@ def estimate_latency(
     Raises:
         EstimateError: There are too few requests, or too many of them are unfinished.
     """
-    runs = [loaded_run.run for loaded_run in loaded_runs]
     timed_samples = [
         collect_timed_values(loaded_run.columns, query.metric, limit_ns=limit_ns)
         for loaded_run in loaded_runs
     ]
+    runs = [loaded_run.run for loaded_run in loaded_runs]
+    return estimate_quantile_of_samples(runs, timed_samples, query, name)
+
+
+def estimate_quantile_of_samples(
+    runs: Sequence[RecordedRun],
+    timed_samples: Sequence[TimedValues],
+    query: QuantileQuery,
+    name: str,
+) -> LatencyEstimate:
+    """Return a quantile of any values of requests, of which a larger one is worse.
+
+    Args:
+        runs: The runs of the level.
+        timed_samples: The values of each run.
+        query: The quantile. Its metric says whether the values depend on queueing.
+        name: The name of the values in messages.
+
+    Raises:
+        EstimateError: There are too few requests.
+    """
     load_s = compute_load_length_s(timed_samples)
     require_enough_values([samples.values for samples in timed_samples], query.p, name, load_s)
     sample = select_steady_sample(runs, timed_samples, query)

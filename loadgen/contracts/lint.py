@@ -24,6 +24,7 @@ from loadgen.contracts.drafts import (
     PlacedTerm,
     Problem,
 )
+from loadgen.contracts.fluidity_terms import DEADLINES
 from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT, LevelPlan
 from loadgen.contracts.lint_answers import AnswerTermChecker, ReadQuestions, read_prompts
 from loadgen.contracts.lint_samples import check_samples
@@ -610,7 +611,30 @@ def _find_slo_problem(
         plan: The plan of the level.
         classes: The request classes of the workload, by name.
     """
-    return _find_missing_task_slo(term, plan) or _find_ambiguous_slo(term, classes)
+    return (
+        _find_missing_task_slo(term, plan)
+        or _find_missing_deadlines(term, plan)
+        or _find_ambiguous_slo(term, classes)
+    )
+
+
+def _find_missing_deadlines(term: ContractTerm, plan: LevelPlan) -> Problem | None:
+    """Return the problem if a term about token deadlines has none to judge by, or None.
+
+    The deadlines are the limits on TTFT and TPOT of the SLO, which all requests must share.
+    """
+    if not term.requires(DEADLINES):
+        return None
+    slo = plan.workload.slo
+    has_deadlines = slo is not None and slo.find_token_deadlines() is not None
+    have_common_slo = all(class_plan.slo == slo for class_plan in plan.classes)
+    if has_deadlines and have_common_slo:
+        return None
+    return Problem(
+        "no_slo",
+        "it needs an SLO for all requests with the deadlines of first and later tokens",
+        "slo: {ttft: 2s, tpot: 50ms}",
+    )
 
 
 def _find_missing_task_slo(term: ContractTerm, plan: LevelPlan) -> Problem | None:

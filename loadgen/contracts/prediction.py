@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.contracts.evaluate import CostFunction
+from loadgen.contracts.fluidity_terms import needs_token_times
 from loadgen.contracts.judge import judge_levels
 from loadgen.contracts.level_plan import CheckedContract, LevelPlan, set_measured_duration
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
@@ -316,6 +317,8 @@ def _simulate_level(
         workload = set_measured_duration(workload, round(plan.duration_ns * length_factor))
 
     level = plan.level
+    if needs_token_times(level):
+        settings = replace(settings, keep="gaps")
     runs = []
     for run_number in range(1, level.repeats + 1):
         options.report_step(_format_simulation_step(plan, run_number, length_factor))

@@ -28,6 +28,7 @@ from loadgen.core.metrics.columns import (
 from loadgen.core.metrics.goodput import Goodput
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.task_summary import Sessions
+from loadgen.core.metrics.token_deadlines import DeadlineCounts
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import ROW
 from loadgen.core.slo import Slo, Term
@@ -51,6 +52,8 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         rows: The records of the requests of all stages (`record.ROW`), or an object with the same
             columns.
         gaps: The times between consecutive events of responses, in the measured stages.
+        deadline_counts: The token deadlines of each response, None if its token times or the
+            deadlines are not known.
     """
 
     folder: str
@@ -58,6 +61,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     rows: NDArray[np.void]
     gaps: Histogram
+    deadline_counts: DeadlineCounts | None = None
 
     @property
     def mean_residence_s(self) -> float:

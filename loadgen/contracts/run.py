@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from loadgen.contracts import answer_scoring, level_plan
 from loadgen.contracts.answer_scoring import AnswerEndpoints
+from loadgen.contracts.fluidity_terms import needs_token_times
 from loadgen.contracts.level_plan import CheckedContract, LevelPlan
 from loadgen.contracts.outputs import DOCTOR_FILE, write_outputs
 from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck, ContractLevel
@@ -364,7 +365,10 @@ def run_level(
             plan.workload, level.name, number, options.seed, options.salt
         )
 
-        run_settings = replace(settings, out=directory / level.name / f"r{number}")
+        run_dir = directory / level.name / f"r{number}"
+        run_settings = replace(settings, out=run_dir)
+        if needs_token_times(level):
+            run_settings = replace(run_settings, keep="gaps")
         try:
             summary, _ = options.execute(workload, run_settings)
         except (TargetError, CombinedError) as error:

@@ -24,11 +24,13 @@ from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
 from loadgen.core.errors import Code, CombinedError, UserError, missing_result
 from loadgen.core.execution.host_facts import loadgen_version
-from loadgen.core.metrics.columns import pool_measured_gaps
+from loadgen.core.metrics.columns import Columns, is_measured, pool_measured_gaps
+from loadgen.core.metrics.token_deadlines import DeadlineCounts, count_token_deadlines
 from loadgen.core.results import checksums, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.json_files import decode_json
 from loadgen.core.results.manifest import TargetFacts, decode_manifest
+from loadgen.core.results.stored_gaps import iterate_stored_gaps
 from loadgen.doctor.findings import Finding
 from loadgen.figures import METRICS
 
@@ -407,4 +409,19 @@ def read_run(
         summary=run_folder.read_summary(run_dir),
         rows=stored.rows,
         gaps=event_gaps,
+        deadline_counts=_count_token_deadlines(run_dir, stored),
     )
+
+
+def _count_token_deadlines(run_dir: Path, stored: store.Stored) -> DeadlineCounts | None:
+    """Return the token deadlines of each response of a run, for the term `fluidity`.
+
+    Return None if the SLO has no deadlines, or if the run did not store its token times.
+    """
+    slo = stored.manifest.slo
+    deadlines = None if slo is None else slo.find_token_deadlines()
+    request_gaps = iterate_stored_gaps(run_dir)
+    if deadlines is None or request_gaps is None:
+        return None
+    measured_records = Columns(stored.rows, is_measured(stored.manifest, stored.rows))
+    return count_token_deadlines([measured_records], request_gaps, deadlines)

@@ -55,8 +55,8 @@ class TermKind(NamedTuple):
         parameters: The fields of `ContractTerm` that a term of this kind must give besides its
             limit.
         requirements: What the contract, its workload or its prompts must have: `slo`, `task_slo`,
-            `gpus`, `prices`, `level`, `tenants`; for terms about responses `reference`, `choice`,
-            `json`, `against`.
+            `deadlines`, `gpus`, `prices`, `level`, `tenants`; for terms about responses
+            `reference`, `choice`, `json`, `against`.
     """
 
     limit: LimitKind
@@ -126,7 +126,7 @@ class ContractTerm(NamedTuple):
 
         Only these terms have a recurrence horizon, and need a load that is long enough for it.
         """
-        return self.is_latency or self.kind in FRACTION_OF_GOOD_TERMS
+        return self.is_latency or self.kind in (*FRACTION_OF_GOOD_TERMS, "fluidity")
 
     @property
     def is_about_tasks(self) -> bool:
@@ -446,6 +446,14 @@ TERM_KINDS = {
     # Jain's index over tenants of the fraction of their requests that meet the SLO.
     "fairness": TermKind(
         MIN_SHARE, "Jain's index over tenants at least {limit}", requirements=("tenants",)
+    ),
+    # The share of its token deadlines that a request met. The deadlines are the limits on TTFT and
+    # TPOT of the `slo`.
+    "fluidity": TermKind(
+        MIN_SHARE,
+        "fluidity index at {at} at least {limit}",
+        default_quantile=0.99,
+        requirements=("deadlines",),
     ),
     # A latency as a multiple of the one at another level, for example of a quiet tenant next to a
     # noisy one.
