@@ -194,6 +194,8 @@ TERM_MEANINGS = {
     "within this time.",
     "fairness": "Jain's index of the fractions of good requests of all tenants must be at least "
     "this.",
+    "fluidity": "This fraction of the token deadlines must be met by the percentage of requests "
+    "that `at` names. The deadlines are the limits on TTFT and TPOT of the SLO.",
     "slowdown": "The latency may be at most this many times that of another level.",
     "against": "The latency may be at most this fraction of that of another level.",
 }

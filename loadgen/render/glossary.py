@@ -60,6 +60,10 @@ GLOSSARY = {
     "goodput": "Completed requests per second that met every objective of the SLO.",
     "SLO attainment": "The percentage of measured requests that met every objective of the SLO. "
     "Failed and dropped requests count as violations.",
+    "token deadline": "When a token has to arrive: the first one within the TTFT limit, each later "
+    "one a TPOT limit after the token before it.",
+    "fluidity index": "The percentage of token deadlines that were met. Early tokens leave slack "
+    "for later ones, and a late token misses several deadlines.",
     "steady-state window": "The time from the first to the last scheduled time of the measured "
     "requests. Rates are computed over it.",
     "full run": "The time from the first scheduled time to the last response, drain included.",

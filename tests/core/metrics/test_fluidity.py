@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from expected_errors import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
+import loadgen
+from loadgen.core.errors import CombinedError
+from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.run import execute
 from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.fluidity import FluidityInputs, measure_fluidity
+from loadgen.core.metrics.request_counts import RequestCounts
 from loadgen.core.metrics.token_deadlines import count_token_deadlines
+from loadgen.core.results import store
 from loadgen.core.results.gaps import RequestGaps
 from loadgen.core.results.record import FINISH, ROW, STATUS
-from loadgen.core.slo import TokenDeadlines
+from loadgen.core.slo import FluidityTerm, Slo, Term, TokenDeadlines
+from loadgen.core.workload import load, read_flags
+from loadgen.runs.request_gaps import read_request_gaps
 
 MS = 1_000_000
 
@@ -132,3 +143,118 @@ def test_responses_without_token_times_have_no_index() -> None:
     assert without_gaps.slots.tolist() == [3]
     assert np.isnan(counts.look_up_indices(np.array([0, 2]))).all()
     assert counts.look_up_indices(np.array([3, 1])).tolist() == [1.0, 1.0]
+
+
+WORKLOAD = """name: w
+requests: {input_tokens: 60, output_tokens: 120}
+"""
+
+
+def run_in_virtual_time(tmp_path: Path, slo: Slo | None, keep: str = "raw", **flags: str) -> Path:
+    """Return the folder of a simulated run of 200 requests with this SLO."""
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    options = {"request_rate": "20", "num_requests": "200", "seed": "7", "warmup": "0"} | flags
+    workload = load(str(tmp_path / "w.yaml"), read_flags(**options))
+    workload = workload.model_copy(update={"slo": slo})
+    out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+    settings = Settings(url="sim:gb300-vm", keep=keep, out=out)  # type: ignore[arg-type]
+    return execute(workload, settings)[1]
+
+
+def slo_of(tpot_ms: int, objective: FluidityTerm | None) -> Slo:
+    """Return an SLO with a TTFT limit of 300 ms, a TPOT limit and an objective of deadlines."""
+    terms = (
+        Term(metric="ttft", limit_ns=300 * MS, quantile=0.5),
+        Term(metric="tpot", limit_ns=tpot_ms * MS, quantile=0.5),
+    )
+    return Slo(terms=terms, fluidity=objective)
+
+
+NINETY_AT_P95 = FluidityTerm(least_index=0.9, quantile=0.95)
+
+
+def test_an_objective_stores_the_token_times_and_decides_the_slo(tmp_path: Path) -> None:
+    easy = loadgen.load(run_in_virtual_time(tmp_path, slo_of(1000, NINETY_AT_P95))).summary
+    assert easy.fluidity is not None and easy.fluidity.objective is not None
+    assert easy.fluidity.objective.met is True and easy.fluidity.objective.supported
+    assert easy.fluidity.requests == 200 and easy.fluidity.deadlines == 200 * 120
+
+    hard = loadgen.load(run_in_virtual_time(tmp_path, slo_of(2, NINETY_AT_P95))).summary
+    assert hard.fluidity is not None and hard.fluidity.objective is not None
+    assert hard.fluidity.objective.met is False and hard.fluidity.objective.below == 200
+    assert hard.goodput.met is False
+    assert hard.fluidity.p99 <= hard.fluidity.p50 <= hard.fluidity.mean + 0.1  # type: ignore[operator]
+
+
+def test_the_index_of_a_run_is_that_of_its_stored_token_times(tmp_path: Path) -> None:
+    folder = run_in_virtual_time(tmp_path, slo_of(20, None), keep="gaps")
+    gaps = read_request_gaps(folder)
+    assert gaps is not None
+    deadlines = missed = 0
+    for row in store.read_run(folder).rows:
+        waits = [int(row["first_token_ns"] - row["due_ns"]), *gaps[int(row["slot"])].tolist()]
+        counted = naive_deadlines(waits, 300 * MS, 20 * MS)
+        deadlines += counted[0]
+        missed += counted[1]
+    fluidity = loadgen.load(folder).summary.fluidity
+    assert fluidity is not None and fluidity.objective is None
+    assert (fluidity.deadlines, fluidity.missed) == (deadlines, missed)
+    assert fluidity.index == (deadlines - missed) / deadlines
+
+
+def test_without_token_times_or_deadlines_there_is_no_index(tmp_path: Path) -> None:
+    raw = loadgen.load(run_in_virtual_time(tmp_path, slo_of(20, None))).summary
+    assert raw.fluidity is None
+    without_slo = loadgen.load(run_in_virtual_time(tmp_path, None, keep="gaps")).summary
+    assert without_slo.fluidity is None
+
+    folder = run_in_virtual_time(tmp_path, slo_of(1000, NINETY_AT_P95))
+    (folder / "gaps" / "requests.parquet").unlink()
+    damaged = loadgen.load(folder).summary
+    assert damaged.fluidity is not None and damaged.fluidity.objective is not None
+    assert damaged.fluidity.objective.met is None and damaged.fluidity.absent
+    assert damaged.goodput.met is None
+
+
+@pytest.mark.parametrize(("failed", "is_met"), [(9, True), (10, False)])
+def test_failed_requests_count_as_requests_below_the_limit(failed: int, is_met: bool) -> None:
+    events = [[100, 20]] * 190
+    counts = RequestCounts(
+        scheduled=190 + failed,
+        ok=190,
+        failed=failed,
+        dropped=0,
+        cancelled=0,
+        lost=0,
+        resent=0,
+        by_error={},
+    )
+    objective = FluidityTerm(least_index=0.9, quantile=0.95, first_token_ns=100, per_token_ns=20)
+    fluidity = measure_fluidity(
+        FluidityInputs(
+            slo=Slo(fluidity=objective),
+            stages=[Columns(records_of(events, [2] * 190))],
+            gaps=gaps_of(events),
+            requests=counts,
+            is_streamed=True,
+            unsound={},
+        )
+    )
+    assert fluidity is not None and fluidity.objective is not None and fluidity.index == 1.0
+    assert (fluidity.objective.below, fluidity.objective.count) == (failed, 190 + failed)
+    assert fluidity.objective.met is is_met
+    assert fluidity.objective.value == (1.0 if is_met else 0.0)
+
+
+def test_an_objective_without_deadlines_is_refused() -> None:
+    assert Slo(fluidity=NINETY_AT_P95).lacks_token_deadlines
+    with_own_deadlines = FluidityTerm(least_index=0.9, first_token_ns=MS, per_token_ns=MS)
+    assert Slo(fluidity=with_own_deadlines).find_token_deadlines() == (MS, MS)
+    assert not slo_of(20, NINETY_AT_P95).lacks_token_deadlines
+    with refused(CombinedError, "no_slo"):
+        load("qa", read_flags(slo=("fluidity:90%:p95",), request_rate="1"))
+    workload = load(
+        "qa",
+        read_flags(slo=("ttft:1s", "tpot:50ms", "fluidity:90%:p95"), request_rate="1"),
+    )
+    assert workload.slo is not None and workload.slo.fluidity == NINETY_AT_P95
