@@ -435,10 +435,7 @@ def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None)
         count: The largest number of arrivals.
     """
     arrival_count = _count_arrivals(offsets_ns, duration_ns, count)
-    are_all_arrivals = arrival_count == len(offsets_ns)
-    end_index = arrival_count - 1 if are_all_arrivals else arrival_count
-
-    end_ns = int(offsets_ns[end_index])
+    end_ns = int(offsets_ns[arrival_count])
     if duration_ns is not None:
         end_ns = min(end_ns, duration_ns)
 
@@ -448,15 +445,14 @@ def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None)
 def _count_arrivals(offsets_ns: Offsets, duration_ns: int | None, count: int | None) -> int:
     """Return how many of some ascending times are arrivals of a stage.
 
-    All times before the end of the duration are, but at most `count`. Without a duration, the last
-    time is only the end of the stage.
+    All times before the end of the duration are, but at most `count`. The last time is only the end
+    of the stage and no arrival.
     """
-    if duration_ns is None:
-        arrival_count = len(offsets_ns) - 1
-    else:
-        arrival_count = int(np.count_nonzero(offsets_ns < duration_ns))
+    arrivals_ns = offsets_ns[:-1]
+    if duration_ns is not None:
+        arrivals_ns = arrivals_ns[arrivals_ns < duration_ns]
 
-    return arrival_count if count is None else min(arrival_count, count)
+    return len(arrivals_ns) if count is None else min(len(arrivals_ns), count)
 
 
 def _round_up(value: int, multiple_of: int) -> int:

@@ -311,3 +311,12 @@ def test_written_arrivals_ascend_and_end(
         assert (
             arrival_times.offsets_ns.tolist() == np.rint(offsets / speed).astype(np.int64).tolist()
         )
+
+
+@pytest.mark.parametrize(("loop", "expected_ns"), [(1, [0, 4 * S]), (2, [0, 4 * S, 10 * S, 14 * S])])
+def test_a_duration_beyond_the_recording_adds_no_arrival(loop: int, expected_ns: list[int]) -> None:
+    """A recording of 10 s with two arrivals: its end is no arrival, also if the stage is longer."""
+    recorded_ns = np.array([0, 4 * S])
+    replayed = arrivals.replayed_arrivals(recorded_ns, 10 * S, loop=loop, duration_ns=100 * S)
+    assert replayed.offsets_ns.tolist() == expected_ns
+    assert replayed.end_ns == loop * 10 * S
