@@ -11,6 +11,7 @@ from loadgen.core.run_folder import is_run, open_run, refuse_shard
 from loadgen.explain.comparability import check_comparability
 from loadgen.explain.count_parts import explain_counts
 from loadgen.explain.latency_parts import explain_latencies, list_withheld_latencies
+from loadgen.explain.log_match import list_log_differences
 from loadgen.explain.other_result import read_other_result
 from loadgen.explain.our_run import OurRun
 from loadgen.explain.parts import ExplainedMetric
@@ -28,7 +29,8 @@ class ExplainedDifference(msgspec.Struct, frozen=True, kw_only=True):
         definitions_source: Where the definitions are in the source of that tool.
         valid: Whether our run is valid.
         simulated: Whether a simulated server responded to our run.
-        differences: Properties of the loads that differ, with `--anyway`.
+        differences: Properties of the loads that differ, with `--anyway`. Those that begin with
+            "server log" say why the log is not that of the other run.
         unknown: Properties of the load that the file of the other tool does not name.
         remarks: Further differences between the loads, as sentences.
         withheld: Latencies that our run withholds.
@@ -66,7 +68,7 @@ def explain_difference(
 
     Raises:
         UserError: A result cannot be read, our run has no records or no successful request, or the
-            results are of different servers or loads.
+            results are of different servers or loads, or the log is that of another run.
     """
     ours = _open_our_run(our_path)
     theirs = read_other_result(their_path, server_log)
@@ -77,6 +79,15 @@ def explain_difference(
             f"the results are of different loads: {'; '.join(comparability.differences)}",
             f"{our_path} and {their_path}",
             "measure the same load with both tools, or add --anyway to explain them nevertheless",
+        )
+
+    log_differences = list_log_differences(ours, theirs)
+    if log_differences and not allow_differences:
+        raise UserError(
+            "mismatch",
+            f"this is not the log of the other run: {'; '.join(log_differences)}",
+            f"--server-log {server_log}",
+            "give the log of the server from the time when the other tool measured it",
         )
 
     metrics = (
@@ -92,7 +103,10 @@ def explain_difference(
         definitions_source=theirs.definitions.source,
         valid=ours.summary.verdict.valid,
         simulated=ours.summary.target.simulated,
-        differences=comparability.differences,
+        differences=(
+            *comparability.differences,
+            *(f"server log: {difference}" for difference in log_differences),
+        ),
         unknown=comparability.unknown,
         remarks=comparability.remarks,
         withheld=tuple(list_withheld_latencies(ours, theirs)),
@@ -102,6 +116,14 @@ def explain_difference(
 
 def _open_our_run(path: Path) -> OurRun:
     """Return our run. Raises UserError if it has no records or no successful request."""
+    if not path.exists():
+        raise UserError(
+            "missing_file",
+            "there is no such folder",
+            str(path),
+            "give the folder of a run of loadgen as the first argument; loadgen list shows them",
+        )
+
     if not is_run(path):
         raise UserError(
             "no_result",

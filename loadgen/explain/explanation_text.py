@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from loadgen.core import format
 from loadgen.explain.explanation import ExplainedDifference
@@ -30,10 +32,15 @@ UNTITLED = ""
 """The title of a section that has no heading."""
 
 SHOWN_SHARE = 0.02
-"""The table leaves out parts below this share of the difference. JSON has all of them."""
+"""Parts below this share of the difference are one part in the table. JSON has all of them."""
+
+SMALLER_PARTS = "smaller parts"
+UNEXPLAINED = "unexplained"
+"""The labels of what is no part of its own: the parts below SHOWN_SHARE, and the rest."""
 
 BRIEF_STATISTICS = ("p50", "p99")
-"""The statistics of latencies that a terminal shows by default. The others are in `--full`."""
+"""The statistics of latencies that a terminal always shows. It shows the others with `--full`, and
+if their difference is not explained."""
 
 READING = (
     "A part is the change of our metric if one more definition becomes that of the other tool, in "
@@ -120,9 +127,11 @@ def _select_brief(explanation: ExplainedDifference) -> list[ExplainedMetric]:
 
 
 def _is_brief(metric: ExplainedMetric) -> bool:
-    """Return True for rates and counts, and the most common statistics of latencies."""
+    """Return True for rates and counts, the most common statistics, and all that is unexplained."""
+    if not metric.is_latency or metric.outcome == "unexplained":
+        return True
     statistic = metric.metric.rpartition(".")[2]
-    return not metric.is_latency or statistic in BRIEF_STATISTICS
+    return statistic in BRIEF_STATISTICS
 
 
 def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
@@ -138,42 +147,90 @@ def _create_row(metric: ExplainedMetric) -> tuple[str, ...]:
 
 
 def _format_outcome(metric: ExplainedMetric) -> str:
-    """Return how much of a difference is explained: the share, or that chance explains the rest."""
+    """Return how much of a difference is explained: the share, or that chance explains the rest.
+
+    The share is 100 % less that of the unexplained rest as it is printed in the last column.
+    """
     if metric.explained_share is None:
         return "equal"
-    share = f"{max(metric.explained_share, 0.0) * 100:.0f} %"
-    return f"{share}, rest by chance" if metric.outcome == "within_variation" else share
+    unexplained = sum(
+        abs(share.percent) for share in list_part_shares(metric) if share.label == UNEXPLAINED
+    )
+    text = f"{max(100 - unexplained, 0)} %"
+    return f"{text}, rest by chance" if metric.outcome == "within_variation" else text
 
 
 def _describe_parts(metric: ExplainedMetric) -> str:
     """Return the parts of a difference, such as "tail -0.8 (62 %), failures -0.5 (38 %)".
 
-    Small parts are left out. An unexplained rest comes last. Return "" for equal values.
+    Return "" for equal values. Behind an unexplained rest is how far two runs vary by chance.
     """
     if metric.outcome == "equal":
         return ""
     texts = [
-        _describe_part(PART_LABELS[part.name], part.change, part.share)
+        f"{share.label} {_format_change(share.change)} ({share.percent} %)"
+        for share in list_part_shares(metric)
+    ]
+    is_explained = metric.outcome == "explained"
+    if is_explained or metric.expected_variation is None:
+        return ", ".join(texts)
+    return f"{', '.join(texts)} (runs vary by ±{_format_value(metric.expected_variation)})"
+
+
+class PartShare(NamedTuple):
+    """A part of a difference as it is printed.
+
+    Attributes:
+        label: The name of the part.
+        change: By how much it changes the metric, in the unit of the metric.
+        percent: Its share of the difference, rounded so that all shares add up to 100.
+    """
+
+    label: str
+    change: float
+    percent: int
+
+
+def list_part_shares(metric: ExplainedMetric) -> list[PartShare]:
+    """Return the parts of a difference with shares that add up to 100 %.
+
+    Parts below SHOWN_SHARE are together one part, and what is not explained is the last one. These
+    two are left out if they round to 0 %.
+
+    Args:
+        metric: A metric whose values differ.
+    """
+    change_by_label = {
+        PART_LABELS[part.name]: part.change
         for part in metric.parts
         if abs(part.share) >= SHOWN_SHARE
+    }
+    named_change = math.fsum(change_by_label.values())
+    change_by_label[SMALLER_PARTS] = metric.difference - metric.unexplained - named_change
+    change_by_label[UNEXPLAINED] = metric.unexplained
+
+    percentages = _round_to_100(
+        [change / metric.difference * 100 for change in change_by_label.values()]
+    )
+    return [
+        PartShare(label, change, percent)
+        for (label, change), percent in zip(change_by_label.items(), percentages, strict=True)
+        if percent or label not in (SMALLER_PARTS, UNEXPLAINED)
     ]
-    if metric.outcome in ("unexplained", "within_variation"):
-        texts.append(_describe_unexplained(metric))
-    return ", ".join(texts)
 
 
-def _describe_unexplained(metric: ExplainedMetric) -> str:
-    """Return the rest of a difference, and how far two runs vary by chance if this is known."""
-    share = metric.unexplained / metric.difference
-    text = _describe_part("unexplained", metric.unexplained, share)
-    if metric.expected_variation is None:
-        return text
-    return f"{text} (runs vary by ±{_format_value(metric.expected_variation)})"
+def _round_to_100(percentages: Sequence[float]) -> list[int]:
+    """Return percentages that add up to 100 as integers that do so, too.
 
-
-def _describe_part(label: str, change: float, share: float) -> str:
-    """Return a part such as "tail -0.8 (62 %)"."""
-    return f"{label} {_format_change(change)} ({share * 100:.0f} %)"
+    All are rounded down, and those with the largest remainders are then increased by 1. This is
+    the largest remainder method, by which seats of a parliament are distributed.
+    """
+    rounded = [math.floor(percentage) for percentage in percentages]
+    remainders = [percentage - math.floor(percentage) for percentage in percentages]
+    by_remainder = sorted(range(len(rounded)), key=remainders.__getitem__, reverse=True)
+    for index in by_remainder[: 100 - sum(rounded)]:
+        rounded[index] += 1
+    return rounded
 
 
 def _format_value(value: float) -> str:

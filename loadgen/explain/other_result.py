@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.core.errors import UserError
+from loadgen.explain.damaged_values import refuse_damaged_values
 from loadgen.explain.server_log import ServerTimes, read_server_times
 from loadgen.formats import ForeignResult
 from loadgen.interop import kind as tool_result_kind
@@ -77,6 +78,16 @@ class OtherResult(NamedTuple):
         return tokens_per_s / requests_per_s if tokens_per_s and requests_per_s else None
 
     @property
+    def duration_s(self) -> float | None:
+        """The time over which the tool computed its request rate, or None if it is not known."""
+        count_path = "requests.ok"
+        if self.definitions.counts_failed_requests:
+            count_path = "requests.scheduled"
+        requests = self.metrics.get(count_path)
+        requests_per_s = self.metrics.get("load.completed_rps")
+        return requests / requests_per_s if requests and requests_per_s else None
+
+    @property
     def tokens_per_chunk(self) -> float:
         """The number of tokens that the tool counts in a chunk in which the server counts one.
 
@@ -126,9 +137,17 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
         server_log: The log of the simulated server that the tool measured, if there is one.
 
     Raises:
-        UserError: The file cannot be read, no known tool has written it, or the definitions of the
-            tool are not known.
+        UserError: The file cannot be read, no known tool has written it, it has a damaged value, or
+            the definitions of the tool are not known.
     """
+    if not path.exists():
+        raise UserError(
+            "missing_file",
+            "there is no such file",
+            str(path),
+            "give the result file of the other tool as the second argument",
+        )
+
     file_path = tool_result_kind.find_result_file(path)
     if file_path is None:
         raise UserError(
@@ -149,13 +168,16 @@ def read_other_result(path: Path, server_log: Path | None = None) -> OtherResult
             f"known: {known_tools}",
         )
 
+    document = _read_document(file_path)
+    refuse_damaged_values(result, document, definitions)
+
     server_times = None
     if server_log is not None:
         ok_count = result.metrics.get("requests.ok")
         response_count = None if ok_count is None else int(ok_count)
         server_times = read_server_times(server_log, response_count)
 
-    return OtherResult(result, definitions, _read_document(file_path), server_times)
+    return OtherResult(result, definitions, document, server_times)
 
 
 def _read_document(path: Path) -> Mapping[str, object]:

@@ -32,6 +32,8 @@ class ServerTimes(NamedTuple):
         first_send_ns: When its first token was sent.
         last_send_ns: When its last token was sent.
         tokens: The tokens of the response.
+        input_tokens: The tokens of the prompt, as the server counted them.
+        request_ids: The X-Request-Id of the request, "" if it had none.
         gaps_ns: The times between the sends of all responses. Empty if the log has only the first
             and the last one.
     """
@@ -40,7 +42,19 @@ class ServerTimes(NamedTuple):
     first_send_ns: NDArray[np.int64]
     last_send_ns: NDArray[np.int64]
     tokens: NDArray[np.int64]
+    input_tokens: NDArray[np.int64]
+    request_ids: tuple[str, ...]
     gaps_ns: NDArray[np.int64]
+
+    @property
+    def mean_input_tokens(self) -> float:
+        """The mean tokens of a prompt. There is at least one response."""
+        return float(self.input_tokens.mean())
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """The mean tokens of a response. There is at least one response."""
+        return float(self.tokens.mean())
 
     def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
         """Return a statistic of a latency as the server saw it, in ms; None without values.
@@ -116,7 +130,10 @@ def _read_log(path: Path) -> SentRequests:
         return parse_log(path.read_bytes())
     except OSError as error:
         raise UserError(
-            of_reading(error), f"cannot be read: {error.strerror}", str(path), ""
+            of_reading(error),
+            f"cannot be read: {error.strerror}",
+            str(path),
+            "give the file that loadgen sim --log FILE wrote when it was stopped",
         ) from None
     except (ValueError, msgspec.MsgspecError):
         raise UserError(
@@ -144,6 +161,8 @@ def _collect_times(sent: SentRequests, response_count: int | None) -> ServerTime
         first_send_ns=np.array([times_ns[0] for times_ns in sends_ns], np.int64),
         last_send_ns=np.array([times_ns[-1] for times_ns in sends_ns], np.int64),
         tokens=np.array(token_counts, np.int64),
+        input_tokens=np.array([response.input_tokens for response in responses], np.int64),
+        request_ids=tuple(response.id for response in responses),
         gaps_ns=_compute_send_gaps(sends_ns, token_counts),
     )
 

@@ -10,6 +10,7 @@ from loadgen.core.units import NS_PER_S, InvalidValueError
 from loadgen.core.workload.trace_formats import (
     UNKNOWN_NS,
     TraceRow,
+    is_finite_number,
     parse_time_ns,
     parse_token_count,
 )
@@ -17,7 +18,6 @@ from loadgen.interop.trace_values import (
     REQUEST_FIELDS,
     dicts_in,
     hash_to_id,
-    is_finite_number,
     parse_duration,
     parse_hash_ids,
     parse_request_fields,

@@ -22,6 +22,9 @@ READER_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 ZIP_MAGIC = b"PK"
 
+BEGINNING_OF_VALUE = re.compile(r"""-?[a-zA-Z]*|"(?:[^"\\\n]|\\.)*\\?""")
+"""What is left of a JSON value that was cut: nothing, a part of a word, or an open string."""
+
 
 def find_tool_file(folder: Path) -> Path | None:
     """Return the result file of another tool in a directory by its name, or None."""
@@ -42,7 +45,10 @@ def read_result(path: Path) -> ForeignResult:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(
-            of_reading(error), f"cannot be read: {error.strerror}", str(path), ""
+            of_reading(error),
+            f"cannot be read: {error.strerror}",
+            str(path),
+            "check the path and its permissions",
         ) from None
     return parse_result(data, str(path))
 
@@ -62,13 +68,21 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     if data.startswith(ZIP_MAGIC):
         raise _archive_error(where)
 
+    if not data.strip():
+        raise UserError(
+            "empty_file",
+            "the file is empty",
+            where,
+            "repeat the run of the tool, or copy its result again",
+        )
+
     text = data.decode("utf-8", "replace")
     document = _parse_json(text)
     json_object = document.value if isinstance(document.value, dict) else {}
     file = ToolFile(where, text, json_object, document.line_count)
     tool_format = _find_format(file)
     if tool_format is None:
-        raise _unknown_format_error(file, json_problem=document.problem)
+        raise _unknown_format_error(file, document)
 
     result = _read_with_format(tool_format, file)
     if not result.metrics:
@@ -88,21 +102,24 @@ def _archive_error(where: str) -> UserError:
     )
 
 
-def _unknown_format_error(file: ToolFile, json_problem: str) -> UserError:
+def _unknown_format_error(file: ToolFile, document: _Document) -> UserError:
     """Return the error for a file that is not the result of a tool that loadgen knows.
 
     Results are JSON. A YAML file is usually an input of loadgen that was passed by mistake, so it
-    gets an error of its own.
-
-    Args:
-        file: The file.
-        json_problem: Why the file is not JSON, such as ": nested too deeply", or "" if it is JSON.
-            It is appended to the message.
+    gets an error of its own, and so does a file that is only the beginning of a JSON document.
     """
     is_yaml = file.where.endswith((".yaml", ".yml"))
     if is_yaml:
         return _input_file_error(file.where, file.text)
-    message = f"the result of no known tool{json_problem}"
+    if document.is_truncated:
+        return UserError(
+            "damaged_file",
+            f"the file ends before its JSON is complete{document.problem}",
+            file.where,
+            "copy the file again, or repeat the run of the tool: it may have been stopped while it "
+            "wrote the file",
+        )
+    message = f"the result of no known tool{document.problem}"
     return UserError("wrong_format", message, file.where, _known_tools())
 
 
@@ -122,11 +139,13 @@ class _Document(NamedTuple):
         line_count: How many JSON lines the file has, of which the value is the last; else 0.
         problem: Why the file is not JSON, such as ": nested too deeply", to be appended to a
             message. "" if it is JSON.
+        is_truncated: Whether the file is the beginning of a JSON document.
     """
 
     value: Any
     line_count: int = 0
     problem: str = ""
+    is_truncated: bool = False
 
 
 _TOO_DEEP_DOCUMENT = _Document(None, problem=": nested too deeply")
@@ -142,6 +161,10 @@ def _parse_json(text: str) -> _Document:
         return _Document(json.loads(text))
     except RecursionError:
         return _TOO_DEEP_DOCUMENT
+    except json.JSONDecodeError as error:
+        if _is_truncated(error):
+            return _Document(None, problem=_describe_syntax_error(error), is_truncated=True)
+        return _parse_last_json_line(text)
     except ValueError:
         return _parse_last_json_line(text)
 
@@ -157,8 +180,28 @@ def _parse_last_json_line(text: str) -> _Document:
         return _Document(json.loads(last_line), line_count=len(nonblank_lines))
     except RecursionError:
         return _TOO_DEEP_DOCUMENT
+    except json.JSONDecodeError as error:
+        return _Document(
+            None, problem=_describe_syntax_error(error), is_truncated=_is_truncated(error)
+        )
     except ValueError as error:
         return _Document(None, problem=f": not JSON ({error})")
+
+
+def _describe_syntax_error(error: json.JSONDecodeError) -> str:
+    """Return why a text is not JSON, as the end of a message."""
+    return f": not JSON ({error})"
+
+
+def _is_truncated(error: json.JSONDecodeError) -> bool:
+    """Return whether a text is the beginning of a JSON object or list, which ends too early.
+
+    The parser then fails at the end of the text, in an open string, or in the beginning of a word
+    such as "tru" or of a negative number.
+    """
+    is_document = error.doc.lstrip().startswith(("{", "["))
+    unparsed = error.doc[error.pos :].strip()
+    return is_document and BEGINNING_OF_VALUE.fullmatch(unparsed) is not None
 
 
 def _input_file_error(where: str, text: str) -> UserError:

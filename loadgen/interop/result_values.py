@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from loadgen.core import format
 from loadgen.formats import ForeignResult, ToolFile
@@ -19,6 +19,9 @@ TPOT_WITH_TTFT = "tpot_with_first_ms"
 SECONDS_MS = 1e3
 NANOSECONDS_MS = 1e-6
 """Units of latencies in ms."""
+
+MAX_VALUE = 1e15
+"""No count, rate or latency in ms is larger: 10^15 ms are 30,000 years."""
 
 _STATISTIC_NAMES = {
     "p50": ("p50", "median", "50.0"),
@@ -195,8 +198,23 @@ def find_numbers(document: object, paths: Mapping[str, str]) -> dict[str, float]
 
 def finite_number(value: Any) -> float | None:
     """Return a value as a float, or None if it is no finite number. A boolean is no number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if not is_number(value):
+        return None
+    number = to_float(value)
+    return number if math.isfinite(number) else None
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a JSON value is a number. A boolean is none, although Python counts it."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def to_float(number: float) -> float:
+    """Return a number of a JSON document as a float, infinite if it is an integer too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number)
 
 
 def latency_metrics(metric: str, statistics: object, unit_ms: float = 1.0) -> dict[str, float]:

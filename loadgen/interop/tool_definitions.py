@@ -108,6 +108,8 @@ class ToolDefinitions(NamedTuple):
         starts_at_once: Whether all virtual users of its closed loop start at the same time.
         splits_chunks: Whether its ITL has one value per token that its own tokenizer finds in a
             chunk, so that further tokens of the same chunk have a time of 0.
+        signed_latencies: The metrics that it may report as negative, because it takes the end of a
+            response and its first token from different clocks or threads.
         facts: Where its file says what it measured.
     """
 
@@ -120,6 +122,7 @@ class ToolDefinitions(NamedTuple):
     counts_failed_requests: bool = False
     starts_at_once: bool = True
     splits_chunks: bool = False
+    signed_latencies: tuple[str, ...] = ()
     facts: FactPaths = FactPaths()
 
     def find_latency(self, name: LatencyName) -> ToolLatency | None:
@@ -270,6 +273,7 @@ TOOL_DEFINITIONS: tuple[ToolDefinitions, ...] = (
         ),
         percentiles="element",
         counts_failed_requests=True,
+        signed_latencies=("tpot_ms",),
         facts=FactPaths(
             concurrency="run_config.load_pattern.target_concurrency",
             rate_per_s="run_config.load_pattern.target_qps",

@@ -16,6 +16,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.stats.quantiles import QUANTILES
 from loadgen.formats import ForeignResult, ToolFile
 from loadgen.interop.result_values import (
+    MAX_VALUE,
     NANOSECONDS_MS,
     SECONDS_MS,
     TPOT_WITH_TTFT,
@@ -323,13 +324,21 @@ def _parse_aiperf_metrics(metrics: dict[str, Any]) -> _AIPerfRecord:
         if field.path in metrics:
             value = metrics[field.path]["value"]
             request_values = value if metric == _PER_CHUNK_METRIC else [value]
-            values_ms[metric] = [float(number) for number in request_values]
+            values_ms[metric] = [_parse_latency(number, field.path) for number in request_values]
 
     output_tokens = metrics.get("output_sequence_length", {}).get("value", 0)
     if not isinstance(output_tokens, int | float):
         raise TypeError(f"output_sequence_length is {output_tokens!r}")
 
     return _AIPerfRecord(values_ms, float(output_tokens))
+
+
+def _parse_latency(value: str | float, name: str) -> float:
+    """Return a latency of a record in ms. Raises ValueError if it cannot be one."""
+    latency_ms = float(value)
+    if not 0 <= latency_ms <= MAX_VALUE:
+        raise ValueError(f"{name} is {latency_ms:g}")
+    return latency_ms
 
 
 def _compute_statistics(sample: list[float]) -> dict[str, float]:

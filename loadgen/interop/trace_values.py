@@ -8,10 +8,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -193,12 +192,6 @@ def hash_to_id(value: object) -> int:
     """Return an id of 48 bits for a text or a large number. The same value has the same id."""
     digest = hashlib.blake2b(str(value).encode(), digest_size=6).digest()
     return int.from_bytes(digest, "little")
-
-
-def is_finite_number(value: Any) -> TypeGuard[int | float]:
-    """Return True for a finite number. A boolean, which Python counts as an integer, is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
 
 
 def dicts_in(value: object) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from loadgen.core.units import NS_PER_S, UNIT_NS, InvalidValueError
 from loadgen.core.workload.trace_formats import (
     TraceFormat,
     TraceRow,
+    is_finite_number,
     one_request_per_line,
     parse_json_object,
     parse_time_ns,
@@ -25,7 +26,6 @@ from loadgen.interop.agent_traces import TraceLabParser, parse_weka_trace
 from loadgen.interop.mooncake_traces import mooncake_format
 from loadgen.interop.span_traces import parse_span_line
 from loadgen.interop.trace_values import (
-    is_finite_number,
     parse_delay,
     parse_request,
     parse_session,

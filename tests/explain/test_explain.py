@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ import numpy as np
 import pytest
 import run_fixtures
 from command_line import exits
+from expected_errors import refused
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from queueing import fail, rows
 
@@ -19,8 +24,15 @@ from loadgen.core.results import store
 from loadgen.core.results.manifest import StagePlan
 from loadgen.core.run_summary import summarize
 from loadgen.explain.explanation import ExplainedDifference, explain_difference
+from loadgen.explain.explanation_text import list_part_shares
 from loadgen.explain.latency_parts import list_redefinitions
-from loadgen.explain.parts import ExplainedMetric, MetricName, MetricStep, split_difference
+from loadgen.explain.parts import (
+    PART_LABELS,
+    ExplainedMetric,
+    MetricName,
+    MetricStep,
+    split_difference,
+)
 from loadgen.explain.token_ratio import TokenRatio
 from loadgen.interop import export, export_mlcommons, reader
 from loadgen.interop.tool_definitions import OWN_LATENCIES, TOOL_DEFINITIONS
@@ -272,46 +284,208 @@ def test_more_requests_and_failures_explain_counts(run: Path, tmp_path: Path) ->
     for path in ("requests.ok", "requests.failed"):
         assert metrics[path].outcome == "explained"
         assert set(changes_of(metrics[path])) <= {"requests", "failures"}
-    assert metrics["requests.failed"].expected_variation is not None
 
 
-def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_path: Path) -> None:
-    """The log has responses of 100 ms + 10 tokens, and the tool reports 7 ms more."""
+def test_another_share_of_failures_is_a_part_of_every_count(run: Path, tmp_path: Path) -> None:
+    document = json.loads(write_export(run, "vllm", tmp_path / "o.json").read_text("utf-8"))
+    more_failures = {"failed": document["failed"] + 30, "completed": document["completed"] - 30}
+    theirs = write_export(run, "vllm", tmp_path / "r.json", **more_failures)
+    metrics = by_path(explain_difference(run, theirs))
+    assert changes_of(metrics["requests.failed"]) == {"failures": 30}
+    assert changes_of(metrics["requests.ok"]) == {"failures": -30}
+    assert metrics["requests.failed"].outcome == "explained"
+
+
+def write_server_log(
+    path: Path, *, request_id: str = "", gap_ms: int = 50, output_tokens: int = 200
+) -> Path:
+    """Write a log with 30 responses of 190 ms and 10 events, and return the file."""
     log = SendLog("all")
     for number in range(30):
-        arrival_ns = number * 50 * MS
+        arrival_ns = number * gap_ms * MS
         log.requests.append(
-            LoggedRequest(number, "", arrival_ns, "/v1/chat/completions", 200, 5, 10)
+            LoggedRequest(
+                number, request_id, arrival_ns, "/v1/chat/completions", 200, 150, output_tokens
+            )
         )
         for token in range(10):
             sent_ns = arrival_ns + (100 + 10 * token) * MS
             log.rows.extend((number, token, sent_ns, sent_ns))
-    log_path = tmp_path / "log"
-    log_path.write_bytes(log.drain())
-    theirs = write_export(
-        run,
-        "vllm",
-        tmp_path / "r.json",
-        completed=20,
-        total_input_tokens=20 * 150,
-        total_output_tokens=20 * 200,
-        p50_ttft_ms=107.0,
-        p50_tpot_ms=10.0,
-        p50_e2el_ms=197.0,
-    )
-    metrics = by_path(explain_difference(run, theirs, server_log=log_path))
+    path.write_bytes(log.drain())
+    return path
+
+
+LOGGED_RESULT = {
+    "completed": 20,
+    "total_input_tokens": 20 * 150,
+    "total_output_tokens": 20 * 200,
+    "request_throughput": 15.0,
+    "mean_e2el_ms": 197.0,
+    "p50_ttft_ms": 107.0,
+    "p50_e2el_ms": 197.0,
+}
+"""The result of a tool that measured the last 20 responses of this log, and 7 ms more for each."""
+
+
+def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_path: Path) -> None:
+    log = write_server_log(tmp_path / "log")
+    theirs = write_export(run, "vllm", tmp_path / "r.json", **LOGGED_RESULT)
+    explanation = explain_difference(run, theirs, server_log=log, allow_differences=True)
+    assert not any("server log" in text for text in explanation.differences)
+    metrics = by_path(explanation)
     ttft = metrics["ttft_ms.p50"]
     assert changes_of(ttft)["client"] == pytest.approx(7)
     assert changes_of(metrics["e2e_ms.p50"])["client"] == pytest.approx(7)
     assert ttft.outcome == "explained" and ttft.unexplained == pytest.approx(0, abs=1e-9)
-    with pytest.raises(UserError) as error:
-        explain_difference(
-            run,
-            write_export(run, "vllm", tmp_path / "m.json", completed=99),
-            server_log=log_path,
-            allow_differences=True,
-        )
-    assert error.value.code == "mismatch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "log_options"),
+    [
+        ({"completed": 99}, {}),
+        ({}, {"output_tokens": 10}),
+        ({"mean_e2el_ms": 150.0}, {}),
+        ({"request_throughput": 30.0}, {}),
+        ({"request_throughput": 2.0}, {}),
+        ({}, {"gap_ms": 500}),
+        ({}, {"request_id": "ours-7"}),
+    ],
+    ids=["count", "tokens", "faster", "shorter", "longer", "slow load", "our requests"],
+)
+def test_the_log_of_another_run_is_refused(
+    run: Path, tmp_path: Path, changes: dict[str, float], log_options: dict[str, Any]
+) -> None:
+    assert store.read_run(run).manifest.run == "ours"
+    log = write_server_log(tmp_path / "log", **log_options)
+    theirs = write_export(run, "vllm", tmp_path / "r.json", **(LOGGED_RESULT | changes))
+    with refused(UserError, "mismatch", where=str(log)):
+        explain_difference(run, theirs, server_log=log)
+    if "completed" not in changes:
+        explanation = explain_difference(run, theirs, server_log=log, allow_differences=True)
+        assert sum(text.startswith("server log") for text in explanation.differences) >= 1
+
+
+# -- damaged files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mean_ttft_ms", -5.0),
+        ("mean_ttft_ms", math.nan),
+        ("p99_e2el_ms", 1e40),
+        ("request_throughput", math.inf),
+        ("completed", -3),
+        ("failed", -1),
+        ("total_output_tokens", -200),
+    ],
+)
+def test_a_damaged_value_is_refused_with_its_field(
+    run: Path, tmp_path: Path, field: str, value: float
+) -> None:
+    theirs = write_export(run, "vllm", tmp_path / "r.json", **{field: value})
+    with refused(UserError, "damaged_file", where=str(theirs)) as error:
+        explain_difference(run, theirs, allow_differences=True)
+    assert error.value.key == field
+    assert error.value.values == {"value": f"{float(value):g}"}
+
+
+def test_a_damaged_value_inside_an_object_is_refused_with_its_path(
+    run: Path, tmp_path: Path
+) -> None:
+    path = "successes.latency.time_to_first_token.mean"
+    theirs = write_export(run, "inference-perf", tmp_path / "r.json", **{path: -0.25})
+    with refused(UserError, "damaged_file", key=path):
+        explain_difference(run, theirs)
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0, 1e40])
+def test_a_damaged_record_of_aiperf_is_refused_with_its_line(
+    run: Path, tmp_path: Path, value: float
+) -> None:
+    lines = (RIVALS / "aiperf_profile_export.jsonl").read_text("utf-8").splitlines()
+    record = json.loads(lines[1])
+    record["metrics"]["request_latency"]["value"] = value
+    lines[1] = json.dumps(record)
+    theirs = tmp_path / "profile_export.jsonl"
+    theirs.write_text("\n".join(lines), "utf-8")
+    with refused(UserError, "damaged_file", where=f"{theirs}:2"):
+        explain_difference(run, theirs, allow_differences=True)
+
+
+def test_a_load_without_a_rate_is_no_damage(run: Path) -> None:
+    """SGLang writes an infinite request rate for a closed loop."""
+    theirs = RIVALS / "sglang_bench_serving.jsonl"
+    assert "Infinity" in theirs.read_text("utf-8")
+    assert explain_difference(run, theirs, allow_differences=True).metrics
+
+
+def test_missing_and_truncated_files_have_a_hint(run: Path, tmp_path: Path) -> None:
+    theirs = write_export(run, "vllm", tmp_path / "r.json")
+    truncated = tmp_path / "truncated.json"
+    truncated.write_text(theirs.read_text("utf-8")[:300], "utf-8")
+    empty = tmp_path / "empty.json"
+    empty.write_text("", "utf-8")
+    for other, code in (
+        (tmp_path / "missing.json", "missing_file"),
+        (truncated, "damaged_file"),
+        (empty, "empty_file"),
+    ):
+        with refused(UserError, code, where=str(other)) as error:
+            explain_difference(run, other)
+        assert error.value.hint
+    with refused(UserError, "missing_file", where=str(tmp_path / "missing")) as error:
+        explain_difference(tmp_path / "missing", theirs)
+    assert error.value.hint
+    with refused(UserError, "missing_file", where=str(tmp_path / "no.log")) as error:
+        explain_difference(run, theirs, server_log=tmp_path / "no.log")
+    assert error.value.hint
+
+
+# -- the text --------------------------------------------------------------------------------------
+
+
+def create_metric(*changes: float, unexplained: float = 0.0) -> ExplainedMetric:
+    """Return a metric whose difference has these parts, in the order of all parts."""
+    values = list(itertools.accumulate(changes, initial=100.0))
+    steps = [MetricStep(name, value) for name, value in zip(PART_LABELS, values[1:], strict=False)]
+    theirs = values[-1] + unexplained
+    return split_difference(MetricName("load.completed_rps", "requests/s"), 100.0, steps, theirs)
+
+
+@given(
+    changes=st.lists(st.floats(-30, 30), min_size=1, max_size=9),
+    unexplained=st.floats(-20, 20) | st.just(0.0),
+)
+def test_printed_shares_add_up_to_100_percent(changes: list[float], unexplained: float) -> None:
+    metric = create_metric(*changes, unexplained=unexplained)
+    if metric.outcome == "equal":
+        return
+    shares = list_part_shares(metric)
+    assert sum(share.percent for share in shares) == 100
+    assert sum(share.change for share in shares) == pytest.approx(
+        metric.difference, abs=0.02 * abs(metric.difference)
+    )
+    for share in shares:
+        assert abs(share.percent - 100 * share.change / metric.difference) <= 1 + 1e-6
+
+
+def test_small_parts_are_one_row() -> None:
+    metric = create_metric(10.0, 0.15, 0.15, 0.15, 0.15)
+    shares = list_part_shares(metric)
+    assert [share.percent for share in shares] == [94, 6]
+    assert shares[-1].label == "smaller parts"
+
+
+def test_a_metric_that_is_not_explained_is_shown_by_default(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = write_export(run, "vllm", tmp_path / "r.json", mean_ttft_ms=900.0)
+    explanation = explain_difference(run, theirs)
+    assert by_path(explanation)["ttft_ms.mean"].outcome == "unexplained"
+    assert exits("explain", run, theirs) in (0, 3)
+    rows = capsys.readouterr().out.splitlines()
+    assert any(row.startswith("TTFT mean, ms") for row in rows)
 
 
 # -- the command -----------------------------------------------------------------------------------

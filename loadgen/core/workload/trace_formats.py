@@ -10,7 +10,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 import numpy as np
@@ -394,7 +394,7 @@ def parse_duration_ns(value: Any, name: str, unit_ns: float = float(NS_PER_S)) -
     Raises:
         InvalidValueError: The value is no number, negative, or too large for 64 bits.
     """
-    if not _is_finite_number(value) or not 0 <= value * unit_ns < MAX_TIME_NS:
+    if not is_finite_number(value) or not 0 <= value * unit_ns < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"
         raise InvalidValueError(
             "invalid_value", problem, "must be a duration of zero or more", name
@@ -411,7 +411,7 @@ def parse_time_ns(value: Any, unit_ns: float) -> int:
 
     Raises InvalidValueError if the value is no number, or too large for 64 bits.
     """
-    if not _is_finite_number(value) or abs(value) * unit_ns > MAX_TIME_NS:
+    if not is_finite_number(value) or abs(value) * unit_ns > MAX_TIME_NS:
         problem = f"timestamp is {shortened(value)}"
         raise InvalidValueError("invalid_value", problem, "a number", "timestamp")
     whole_units = int(value)
@@ -434,7 +434,15 @@ def parse_token_count(value: Any, name: str, minimum: int) -> int:
     return int(value)
 
 
-def _is_finite_number(value: Any) -> bool:
-    """Return True for a finite number. A boolean, which Python counts as an integer, is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+def is_finite_number(value: Any) -> TypeGuard[int | float]:
+    """Return True for a finite number that a float can hold.
+
+    JSON may have integers of hundreds of digits, which no float can hold. A boolean, which Python
+    counts as an integer, is no number.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -313,10 +313,21 @@ def test_written_arrivals_ascend_and_end(
         )
 
 
-@pytest.mark.parametrize(("loop", "expected_ns"), [(1, [0, 4 * S]), (2, [0, 4 * S, 10 * S, 14 * S])])
+@pytest.mark.parametrize(
+    ("loop", "expected_ns"), [(1, [0, 4 * S]), (2, [0, 4 * S, 10 * S, 14 * S])]
+)
 def test_a_duration_beyond_the_recording_adds_no_arrival(loop: int, expected_ns: list[int]) -> None:
     """A recording of 10 s with two arrivals: its end is no arrival, also if the stage is longer."""
     recorded_ns = np.array([0, 4 * S])
     replayed = arrivals.replayed_arrivals(recorded_ns, 10 * S, loop=loop, duration_ns=100 * S)
     assert replayed.offsets_ns.tolist() == expected_ns
     assert replayed.end_ns == loop * 10 * S
+
+
+@pytest.mark.parametrize("field", ["timestamp", "input_length"])
+def test_an_integer_that_no_float_can_hold_is_refused(tmp_path: Path, field: str) -> None:
+    row = {"timestamp": 0, "input_length": 10, "output_length": 10, "hash_ids": [1]}
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {field: 10**400}) + "\n", "utf-8")
+    with refused(CombinedError, "invalid_value", where=f"{path}:2"):
+        traces.read_trace(path)
