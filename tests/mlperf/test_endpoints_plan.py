@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from loadgen.cli.app import run_command_line
 from loadgen.core.errors import OK, SLO_MISSED, UserError
-from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints import accuracy_runs, rules
 from loadgen.mlperf.endpoints.plan import PlanSettings, plan_curve, plan_point
 from loadgen.mlperf.endpoints.points import (
+    OfflineChoice,
     build_curve,
     find_structure_problems,
     required_points,
     spread_concurrencies,
 )
 from loadgen.mlperf.endpoints.rates import ConcurrencyRate, interpolate_rate
-from loadgen.mlperf.endpoints.regions import compute_regions
+from loadgen.mlperf.endpoints.regions import REGION_LABELS, compute_regions
 from loadgen.mlperf.endpoints.workloads import draw_salts, draw_samples
 
 APPENDIX_B = [
@@ -194,6 +195,27 @@ def test_a_model_outside_the_suite_is_refused(name: str) -> None:
 def test_every_benchmark_has_lengths_and_a_size() -> None:
     sizes = {name: rules.dataset_lengths(name).samples for name in rules.load_rules().benchmarks}
     assert sizes == {"llama3.1-8b": 13_368, "gpt-oss-120b": 6_396, "deepseek-r1": 4_388}
+
+
+@pytest.mark.parametrize(("offline", "runs"), [("dedicated", 5), ("elected", 4)])
+def test_each_region_and_the_offline_point_have_exactly_one_accuracy_run(
+    offline: OfflineChoice, runs: int
+) -> None:
+    curve = build_curve([1, 2, 3, 20, 30, 90, 200], c_max=200, dataset_size=13_368, offline=offline)
+    points = accuracy_runs.find_accuracy_points(curve)
+    assert len(points) == runs
+    regions = [point.region for point in points if point.region is not None]
+    assert regions == list(REGION_LABELS)
+    assert any(point.offline == offline for point in points)
+
+
+def test_an_accuracy_run_must_reach_99_percent_of_every_published_score() -> None:
+    for benchmark in rules.load_rules().benchmarks.values():
+        assert benchmark.required_accuracy.keys() == benchmark.accuracy.keys()
+        for metric, required in benchmark.required_accuracy.items():
+            assert required == pytest.approx(0.99 * benchmark.accuracy[metric])
+    text = accuracy_runs.describe_required_scores(rules.find_benchmark("gpt-oss-120b"))
+    assert text == "exact_match 82.2987"
 
 
 def test_the_command_plans_a_simulated_curve(capsys: pytest.CaptureFixture[str]) -> None:

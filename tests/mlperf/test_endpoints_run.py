@@ -319,6 +319,16 @@ def test_a_point_that_misses_a_rule_changes_the_outcome(
     assert find_check(_with_point(result, change), section, rule).outcome == outcome
 
 
+def test_the_accuracy_rules_name_the_points_and_the_scores(result: CurveResult) -> None:
+    checks = [check for check in check_curve(result).checks if check.section == "4.3"]
+    assert {check.outcome for check in checks} == {"not checkable"}
+    values = [check.value for check in checks]
+    mandatory = [point.point.name for point in result.points if point.point.is_mandatory]
+    assert ", ".join(mandatory) in values[0]
+    assert "r40: 40" in values[1]
+    assert "rouge1 38.3914" in values[-1]
+
+
 def test_missing_points_and_regions_are_missed_rules(result: CurveResult) -> None:
     without_high = replace(result, points=result.points[:4])
     assert find_check(without_high, "5.3", "at least 7 points").outcome == "missed"

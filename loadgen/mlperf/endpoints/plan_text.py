@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from loadgen.core import format
-from loadgen.mlperf.endpoints import rules
+from loadgen.mlperf.endpoints import accuracy_runs, rules
 from loadgen.mlperf.endpoints.plan import SECONDS_PER_HOUR, CurvePlan, PointPlan
 from loadgen.mlperf.endpoints.points import CurvePoint
 from loadgen.mlperf.endpoints.regions import MARGIN_LABEL, REGION_LABELS, RegionName, Regions
@@ -44,6 +44,7 @@ def create_report(plan: CurvePlan) -> Report:
             section("", _facts(plan)),
             section("Regions", regions_table(plan.curve.regions)),
             section("Points", points_table(plan)),
+            section("Accuracy runs", Bullets(list(_accuracy_requirements(plan)))),
             section("Before you rent the system", Bullets(list(_warnings(plan)), "warn")),
         ],
     )
@@ -132,6 +133,21 @@ def _facts(plan: CurvePlan) -> Facts:
             ("Price", price),
         ]
     )
+
+
+def _accuracy_requirements(plan: CurvePlan) -> Iterator[str]:
+    """Yield what section 4.3 requires of the accuracy runs, and how they are run."""
+    benchmark = rules.find_benchmark(plan.benchmark)
+    yield (
+        f"Exactly one at each of {accuracy_runs.describe_accuracy_points(plan.curve)}. An accuracy "
+        "run at any other point is rejected."
+    )
+    yield (
+        f"Each sends {benchmark.accuracy_samples:,} queries without a salt, right after the "
+        "performance run of its point, with the same concurrency on the same instance."
+    )
+    yield f"Each reaches at least {accuracy_runs.describe_required_scores(benchmark)}."
+    yield accuracy_runs.describe_reference_run(benchmark)
 
 
 def _warnings(plan: CurvePlan) -> Iterator[str]:
