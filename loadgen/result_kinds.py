@@ -378,7 +378,15 @@ def _load_rows() -> tuple[ResultKind, ...]:
             load_functions=_load_run,
             markers=("run.json", "summary.json"),
             has_runs=True,
-            source_files=("run.json", "seconds.jsonl", "server.jsonl"),
+            source_files=(
+                "run.json",
+                "seconds.jsonl",
+                "server.jsonl",
+                "answers.jsonl",
+                "known_answers.jsonl",
+                "wrong_answers.jsonl",
+            ),
+            texts=("known_answers.jsonl", "wrong_answers.jsonl"),
         ),
         ResultKind(
             name="answers",

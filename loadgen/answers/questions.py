@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import msgspec
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
 from loadgen.core.workload.dataset import read_rows
 from loadgen.core.workload.dataset_rows import DatasetRow, parse_row
+from loadgen.core.workload.known_answers import is_choice_letter, read_reference, requests_json
 from loadgen.core.workload.row_errors import BadRowError
-
-REFERENCE_KEYS = ("reference", "answer", "output", "response", "target")
-"""Keys under which data sets have the right answer. The first one that a row has counts."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -91,51 +88,12 @@ def _parse_question(line: bytes) -> Question:
     """
     line = line.removeprefix(_BYTE_ORDER_MARK)
     row: dict[str, Any] = msgspec.json.decode(line)
-    reference = _parse_reference(row)
-    has_choices = bool(row.get("choices"))
-    is_letter = reference is not None and len(reference) == 1 and reference.isupper()
-    response_format = (row.get("response_format") or {}).get("type")
+    reference = read_reference(row)
 
     return Question(
         row=parse_row(line.strip()),
         reference=reference,
-        is_choice=reference is not None and (has_choices or is_letter),
-        wants_json=response_format in ("json_object", "json_schema"),
+        is_choice=reference is not None and is_choice_letter(row, reference),
+        wants_json=requests_json(row),
         group=str(row.get("class") or ""),
-    )
-
-
-def _parse_reference(row: Mapping[str, object]) -> str | None:
-    """Return the right answer of a row as text, or None if it has none.
-
-    It is the value of the first key in REFERENCE_KEYS that is not null. A number becomes a text.
-
-    Raises:
-        BadRowError: The value is neither a string nor a number.
-    """
-    for key in REFERENCE_KEYS:
-        value = row.get(key)
-        if value is not None:
-            return _reference_to_text(value, key)
-    return None
-
-
-def _reference_to_text(value: object, key: str) -> str:
-    """Return a right answer as text. Raises BadRowError if it is neither a string nor a number.
-
-    `key` is the key of the value in the row, for the error. A boolean is refused, although it is an
-    integer in Python, because its text "True" is unlikely to be an answer.
-    """
-    if isinstance(value, str):
-        return value
-
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number:
-        return str(value)
-
-    raise BadRowError(
-        "wrong_type",
-        f"{key} must be a text",
-        "use the right answer, or the letter of a choice",
-        key,
     )

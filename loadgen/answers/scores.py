@@ -7,15 +7,20 @@ similarity is rapidfuzz's.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from loadgen.core.errors import not_installed
+from loadgen.core.workload.answer_checks import (
+    common_prefix_length,
+    find_choice,
+    is_json,
+    normalize_text,
+    split_words,
+)
 
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 NAMES = {
@@ -54,7 +59,7 @@ def score_against_reference(
     elif reference is not None:
         rouge = _rouge_scorer().score(reference, answer)
         scores.update({name: score.fmeasure for name, score in rouge.items()})
-        scores["exact"] = float(_normalize(answer) == _normalize(reference))
+        scores["exact"] = float(normalize_text(answer) == normalize_text(reference))
 
     if wants_json:
         scores["json"] = float(is_json(answer))
@@ -67,10 +72,10 @@ def score_pair(first: str, second: str) -> dict[str, float]:
 
     Tokens are words and punctuation marks here, because two endpoints need not share token ids.
     """
-    first_tokens = _split_tokens(first)
-    second_tokens = _split_tokens(second)
+    first_tokens = split_words(first)
+    second_tokens = split_words(second)
     longer = max(len(first_tokens), len(second_tokens))
-    agreed = _common_prefix_length(first_tokens, second_tokens)
+    agreed = common_prefix_length(first_tokens, second_tokens)
 
     return {
         "equal": float(first == second),
@@ -78,32 +83,6 @@ def score_pair(first: str, second: str) -> dict[str, float]:
         "agreement_share": agreed / longer if longer else 1.0,
         "similarity": _edit_similarity(first, second),
     }
-
-
-STATED_CHOICE = re.compile(r"(?i:answer|choice|option)\W{0,3}(?:is)?\W{0,3}\b([A-J])\b")
-"""A letter after one of three words, with "is" and up to three other characters between them."""
-LONE_CHOICE = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
-"""A letter that is no part of a word, nor of a contraction such as "I'd"."""
-
-
-def find_choice(answer: str) -> str:
-    """Return the letter that an answer chooses, or "" if there is none.
-
-    Choices are the letters from A to J, as in MMLU-Pro. The answer is the letter after "answer",
-    "choice" or "option", as in "The answer is (B)", or else the first letter that stands alone.
-    """
-    match = STATED_CHOICE.search(answer) or LONE_CHOICE.search(answer)
-    return "" if match is None else match[1]
-
-
-def is_json(answer: str) -> bool:
-    """Return True if the whole answer is JSON. A Markdown fence around it is ignored."""
-    fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", answer, re.DOTALL)
-    try:
-        json.loads(answer if fenced is None else fenced[1])
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 @cache
@@ -148,18 +127,3 @@ def _edit_similarity(first: str, second: str) -> float:
         problem = "comparing responses needs the package rapidfuzz"
         raise not_installed(problem, "rapidfuzz", "loadgen answers", "answers") from None
     return float(Levenshtein.normalized_similarity(first, second))
-
-
-def _common_prefix_length(first: list[str], second: list[str]) -> int:
-    for index, (first_token, second_token) in enumerate(zip(first, second, strict=False)):
-        if first_token != second_token:
-            return index
-    return min(len(first), len(second))
-
-
-def _normalize(text: str) -> str:
-    return " ".join(text.split()).strip(" .").casefold()
-
-
-def _split_tokens(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text)

@@ -245,6 +245,31 @@ class RunOptions(TypedDict, total=False):
             other_tools=("--dataset-path", "--input-file"),
         ),
     ]
+    check_answers: Annotated[
+        File,
+        Option(
+            flags=("--check-answers",),
+            metavar="FILE",
+            panel="Load",
+            help=(
+                "File of questions with known answers (JSONL). Some requests of the load send "
+                "them, and their responses are checked after the run."
+            ),
+            cli_type=Path,
+            used_by="load",
+        ),
+    ]
+    check_share: Annotated[
+        LoadValue,
+        Option(
+            flags=("--check-share",),
+            metavar="SHARE",
+            panel="Load",
+            help="Share of the requests that send questions of --check-answers, such as 5%.",
+            default_text="5%",
+            used_by="load",
+        ),
+    ]
     trace_speed: Annotated[
         LoadValue,
         Option(

@@ -10,9 +10,10 @@ import msgspec
 
 from loadgen.core.errors import UserError
 from loadgen.core.metrics import energy_use
+from loadgen.core.metrics.answer_warnings import add_answer_scores
 from loadgen.core.metrics.summary import FILE, Summary, load_summary
 from loadgen.core.metrics.verdict import Verdict, add_warning, remove_warning
-from loadgen.core.results import store
+from loadgen.core.results import answer_files, store
 from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import decode_manifest
 from loadgen.core.results.stored_gaps import iterate_stored_gaps
@@ -115,7 +116,13 @@ def _summarize_stored_run(folder: Path, stored: store.Stored) -> Summary:
     """Return the summary of what was recorded of the run in a folder."""
     samples = store.read_server_samples(folder)
     request_gaps = iterate_stored_gaps(folder)
-    return add_server_metrics(samples, summarize(*stored, samples, request_gaps=request_gaps))
+    measured_summary = add_server_metrics(
+        samples, summarize(*stored, samples, request_gaps=request_gaps)
+    )
+    if not answer_files.has_checked_answers(folder):
+        return measured_summary
+    scored_answers = answer_files.read_scored_answers(folder)
+    return add_answer_scores(measured_summary, stored.manifest, stored.rows, scored_answers)
 
 
 def add_server_metrics(samples: Sequence[series.MetricSample], summary: Summary) -> Summary:

@@ -16,6 +16,7 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
+from loadgen.runs.answers_text import describe_answers
 from loadgen.runs.fluidity import find_fluidity_objective, format_measured_index
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
@@ -375,6 +376,9 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "Requests", _describe_requests(summary)
     if summary.requests.by_error:
         yield "Errors", _describe_errors(summary)
+
+    if summary.answers is not None:
+        yield "Answers", describe_answers(summary.answers)
 
     yield "Load", _describe_delivered_load(summary)
     yield BREAKDOWN, _describe_breakdown(summary)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.core.metrics.answer_scores import ScorePart, score_counts
 from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.core.metrics.token_usage import per_gpu
@@ -78,6 +79,7 @@ class LoadPointResult(
         total_per_gpu: Input and output tokens per second and GPU.
         sustained: Whether TTFT and concurrency did not grow. Null if it is not known.
         many_errors: Whether there is no SLO, and too many requests failed.
+        answers: The score of the requests with known answers. Null without such requests.
     """
 
     name: str
@@ -113,6 +115,7 @@ class LoadPointResult(
     total_per_gpu: float | None = None
     sustained: bool | None = None
     many_errors: bool = False
+    answers: ScorePart | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -206,6 +209,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         slo_undecided=goodput.undecided,
         sustained=summary.sustainable.sustained,
         many_errors=has_too_many_errors,
+        answers=None if summary.answers is None else summary.answers.overall,
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,
@@ -304,6 +308,7 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         repeats[0],
         ok=sum(repeat.ok for repeat in repeats),
         failed=sum(repeat.failed for repeat in repeats),
+        answers=_add_answers([repeat.answers for repeat in repeats]),
         # In every repeat
         slo_met=_all_or_unknown([repeat.slo_met for repeat in repeats]),
         sustained=_all_or_unknown([repeat.sustained for repeat in repeats]),
@@ -312,6 +317,17 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         unsupported=tuple(sorted(unsupported_latencies)),
         slo_undecided=any(repeat.slo_undecided for repeat in repeats),
         simulated=any(repeat.simulated for repeat in repeats),
+    )
+
+
+def _add_answers(scores: Sequence[ScorePart | None]) -> ScorePart | None:
+    """Return the score of the checked answers of all repeats, or None if one has none."""
+    known = [score for score in scores if score is not None]
+    if len(known) < len(scores):
+        return None
+    return score_counts(
+        checked=sum(score.checked for score in known),
+        correct=sum(score.correct for score in known),
     )
 
 

@@ -146,6 +146,34 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
             series=(Series(x=loads, y=attainments, color="good", dots=True, links=links),),
         )
 
+    if any(point.answers is not None for point in points):
+        yield _answer_chart(points, load_label)
+
+
+def _answer_chart(points: Sequence[LoadPointResult], load_label: str) -> Chart:
+    """Return the chart of the score of checked answers over the load, with its 95 % interval."""
+    scored = [
+        (point, point.answers)
+        for point in points
+        if point.answers is not None and point.answers.score is not None
+    ]
+    series = Series(
+        x=[point.load_value or 0.0 for point, _ in scored],
+        y=[score.score for _, score in scored],
+        low=[score.low for _, score in scored],
+        high=[score.high for _, score in scored],
+        color=P50_COLOR,
+        dots=True,
+        links=_links([point for point, _ in scored]),
+    )
+    return Chart(
+        title="Checked answers against load",
+        note="With 95 % intervals.",
+        x=Axis(label=load_label, log=True),
+        y=Axis(label="% right", format="percent", max=1),
+        series=(series,),
+    )
+
 
 def _pareto_charts(points: Sequence[LoadPointResult], interactivity: str) -> Iterator[Chart]:
     """Yield the chart of throughput per GPU against throughput per user, if both are known.

@@ -24,6 +24,7 @@ from loadgen.runs.sweep_analysis import (
     pareto_front,
     points_within_slo,
 )
+from loadgen.runs.sweep_answers import AnswersUnderLoad, compare_load_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +67,8 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True, rename={"load_points
         resume: The command that runs them.
         interactivity: The definition of the speed per user that the Pareto front is about: tpot50,
             endpoints or agentx.
+        answers: Whether the checked answers are worse at higher load points. Null without checked
+            answers, and if there are several groups.
     """
 
     workload: str
@@ -84,6 +87,7 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True, rename={"load_points
     not_run: tuple[str, ...] = ()
     resume: str = ""
     interactivity: str = DEFAULT_DEFINITION
+    answers: AnswersUnderLoad | None = None
 
     @property
     def best_point(self) -> LoadPointResult | None:
@@ -169,7 +173,12 @@ def build_curve(
     if len(group_curves) > 1:
         return msgspec.structs.replace(curve_without_groups, groups=tuple(group_curves))
     only_group = group_curves[0]
-    return msgspec.structs.replace(curve_without_groups, knee=only_group.knee, best=only_group.best)
+    return msgspec.structs.replace(
+        curve_without_groups,
+        knee=only_group.knee,
+        best=only_group.best,
+        answers=compare_load_points(points),
+    )
 
 
 def _curve_without_groups(

@@ -25,6 +25,7 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
+from loadgen.runs.answers_text import format_score
 from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.load_points import counted_points
 from loadgen.runs.sweep_analysis import (
@@ -33,6 +34,7 @@ from loadgen.runs.sweep_analysis import (
     lowest_missed,
     points_within_slo,
 )
+from loadgen.runs.sweep_answers import describe_answers_under_load
 from loadgen.runs.sweep_charts import sweep_charts, target_charts
 from loadgen.runs.sweep_curve import SweepCurve, lower_bound_reason
 
@@ -54,6 +56,7 @@ TABLE_HEADER = (
     "TPOT p99",
     "E2E p50",
     "SLO attainment",
+    "answers right",
     "",
 )
 SPEED_PER_USER_TITLE = "Output speed per user, tok/s"
@@ -73,6 +76,7 @@ BRIEF_COLUMNS = (
     "TPOT p50",
     "TPOT p99",
     "E2E p50",
+    "answers right",
     "",
 )
 """The columns of the table that a terminal shows by default."""
@@ -303,6 +307,7 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.per_user),
         *latencies,
         format.percent(point.slo_attainment),
+        "" if point.answers is None else format_score(point.answers),
     )
 
 
@@ -398,6 +403,8 @@ def _describe_single_curve(curve: SweepCurve) -> Iterator[str]:
     elif curve.slo:
         yield from _explain_missing_best(curve)
     yield from _describe_knee(curve)
+    if curve.answers is not None:
+        yield describe_answers_under_load(curve.answers)
 
 
 def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:

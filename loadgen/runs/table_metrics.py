@@ -24,6 +24,10 @@ TABLE_METRICS = (
     "ttft_p99_ms",
     "tpot_p50_ms",
     "tpot_p99_ms",
+    "answers_checked",
+    "answers_right",
+    "answers_right_low",
+    "answers_right_high",
 )
 """The names of the metrics. They are columns of `curve.csv` and keys of `probes.jsonl`."""
 
@@ -31,6 +35,7 @@ TABLE_METRICS = (
 def table_metrics(summary: Summary) -> dict[str, float | None]:
     """Return the metrics of a run by the names of TABLE_METRICS. A value is None if not known."""
     interactivity = compute_interactivity(summary)
+    score = None if summary.answers is None else summary.answers.overall
     output_per_s = summary.tokens.steady_output_per_s
     return {
         "simulated": float(summary.target.simulated),
@@ -46,4 +51,8 @@ def table_metrics(summary: Summary) -> dict[str, float | None]:
         "ttft_p99_ms": summary.ttft_ms.p99,
         "tpot_p50_ms": summary.tpot_ms.p50,
         "tpot_p99_ms": summary.tpot_ms.p99,
+        "answers_checked": None if score is None else float(score.checked),
+        "answers_right": None if score is None else score.score,
+        "answers_right_low": None if score is None else score.low,
+        "answers_right_high": None if score is None else score.high,
     }

@@ -25,6 +25,7 @@ from loadgen.render.section import (
     section,
 )
 from loadgen.runs import latency_breakdown, page, speculation
+from loadgen.runs.answers_text import build_answer_sections
 from loadgen.runs.brief import brief_sections
 from loadgen.runs.cells import quantile_ms
 from loadgen.runs.client_text import describe_client_use, is_host_busy
@@ -117,6 +118,7 @@ def _sections(
     """
     yield from _result_sections(summary, compute_chart_data, additions)
     yield section("", run_facts(summary), folded=True, fold_label="Configuration and load")
+    yield from build_answer_sections(summary)
     yield from latency_sections(summary, compute_chart_data)
     yield from build_fluidity_sections(summary)
     yield from latency_breakdown.build_slow_request_sections(summary, compute_chart_data)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +39,18 @@ from loadgen.core.execution.run_manifest import add_notes, create_manifest
 from loadgen.core.execution.self_sampling import peak_memory_bytes
 from loadgen.core.execution.staggered_start import ResponseTime
 from loadgen.core.metrics import reasons
+from loadgen.core.metrics.answer_warnings import add_answer_scores
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests import digest, resonance
+from loadgen.core.requests.question_prompts import create_question_finder, list_known_answers
 from loadgen.core.results import checksums, store
+from loadgen.core.results.answer_files import AnswerOutcomes, score_responses
 from loadgen.core.results.manifest import ReasonCode, RunManifest, WorkerSample
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.workload import Workload
+from loadgen.core.workload.known_answers import KnownAnswer
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
@@ -157,13 +160,36 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     load = _simulate_load(plan, preset, emit)
     used_cpu_s = process_time() - start_cpu_s
 
+    known_answers = list_known_answers(plan.requests)
     contents = RunContents(
         run_manifest=_complete_manifest(planned_manifest, preset, load, plan),
         results=load.results,
         worker_samples=[_measure_worker(load, used_cpu_s)],
         replica_counts=build_replica_count_samples(preset),
+        known_answers=known_answers,
+        answer_outcomes=_check_answers(plan, preset, load.results, known_answers),
     )
     return _write_results(run_dir, contents)
+
+
+def _check_answers(
+    plan: Plan, preset: Preset, results: VirtualRecords, known_answers: Sequence[KnownAnswer]
+) -> AnswerOutcomes:
+    """Return the outcome of the check of each response to a question with a known answer.
+
+    The responses are those of a simulated model, which are right unless the preset has defects.
+    """
+    find_question = create_question_finder(plan.requests)
+    if find_question is None:
+        return AnswerOutcomes([], [])
+
+    # Runs without known answers do not need this module.
+    from loadgen.sim.simulated_answers import AnswerDefects, simulate_responses
+
+    defects = AnswerDefects() if preset.answers is None else preset.answers.defects
+    records = as_record_array(results.records)
+    responses = simulate_responses(known_answers, find_question, records, defects)
+    return score_responses(known_answers, responses)
 
 
 def _write_results(run_dir: Path, contents: RunContents) -> Summary:
@@ -181,7 +207,7 @@ def _write_results(run_dir: Path, contents: RunContents) -> Summary:
 def _summarize_run(contents: RunContents) -> Summary:
     """Return the summary (the metrics) of a run from the contents of its files."""
     results = contents.results
-    return summarize(
+    summary = summarize(
         contents.run_manifest,
         as_record_array(results.records),
         gaps=results.gaps,
@@ -192,6 +218,12 @@ def _summarize_run(contents: RunContents) -> Summary:
         # The only metric of a simulated server is how many replicas it has.
         server_samples=contents.replica_counts,
         request_gaps=None if results.events is None else iterate_gaps(results.events),
+    )
+    if not contents.known_answers:
+        return summary
+    records = as_record_array(results.records)
+    return add_answer_scores(
+        summary, contents.run_manifest, records, contents.answer_outcomes.scored
     )
 
 
@@ -375,7 +407,7 @@ def describe_target(settings: Settings) -> KnownTarget:
         notes=preset.notes,
         virtual_url=settings.url or "",
         gpus=preset.gpus,
-        identity=hashlib.sha256(preset.model_dump_json().encode()).hexdigest(),
+        identity=preset.identity,
     )
 
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from loadgen.core.results import gaps, parquet, store
+from loadgen.core.results import answer_files, gaps, parquet, store
+from loadgen.core.results.answer_files import AnswerOutcomes
 from loadgen.core.results.manifest import RunManifest, WorkerSample, encode_manifest
 from loadgen.core.results.record_log import UNCERTAINTY_PREFIX
 from loadgen.core.server_metrics import series
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.histogram import Histogram
+from loadgen.core.workload.known_answers import KnownAnswer
 from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.presets.preset import Preset
 from loadgen.sim.record_columns import RecordColumns, as_record_array
@@ -34,12 +36,16 @@ class RunContents(NamedTuple):
         results: The records and events.
         worker_samples: What the simulation itself used.
         replica_counts: How many replicas served, if their number changed.
+        known_answers: What is known about the right responses. Empty without questions.
+        answer_outcomes: The outcomes of the checks of responses.
     """
 
     run_manifest: RunManifest
     results: VirtualRecords
     worker_samples: Sequence[WorkerSample]
     replica_counts: Sequence[MetricSample]
+    known_answers: Sequence[KnownAnswer] = ()
+    answer_outcomes: AnswerOutcomes = AnswerOutcomes([], [])
 
 
 def build_replica_count_samples(preset: Preset) -> list[MetricSample]:
@@ -94,6 +100,10 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
 
     if results.events is not None:
         gaps.write_request_gaps(run_dir, iterate_gaps(results.events))
+
+    if contents.known_answers:
+        answer_files.write_known_answers(run_dir, contents.known_answers)
+        answer_files.write_outcomes(run_dir, contents.answer_outcomes)
 
     if contents.replica_counts:
         store.replace(run_dir / series.FILE, _json_lines(contents.replica_counts))

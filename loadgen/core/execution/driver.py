@@ -38,6 +38,7 @@ from loadgen.core.execution.worker_resources import (
     open_resources,
 )
 from loadgen.core.requests.trace_context import TraceContext
+from loadgen.core.results.answer_files import create_recorded_response
 from loadgen.core.results.record import (
     CUTS,
     RecordKey,
@@ -71,6 +72,7 @@ class OptionalSendArguments(TypedDict, total=False):
     header_lines: bytes  # further header lines of the request
     on_output: Callable[..., None]  # called with each output event
     on_first_output: Callable[[int], None]  # called with the time of the first output
+    keep_text: bool  # keep the text of the response for the completion
 
 
 class Sender(Protocol):
@@ -184,6 +186,7 @@ class Driver:
         self._record_log = resources.record_log
         self._redact = resources.redact
         self._class_header_lines = resources.header_lines
+        self._find_question = resources.find_question
         self._unbuilt_slot_ids_by_stage = resources.unbuilt_slot_ids
         self._target_selection = TargetSelection(
             settings.route,
@@ -206,7 +209,10 @@ class Driver:
 
         # Options of `Sender.send` that do not depend on whether the request has a session.
         self._has_send_options = (
-            self._trace is not None or self._class_header_lines is not None or self._limits_prefill
+            self._trace is not None
+            or self._class_header_lines is not None
+            or self._limits_prefill
+            or self._find_question is not None
         )
         self._drain_ns = settings.drain_ns
         self._load_end_ns = FOREVER
@@ -405,6 +411,9 @@ class Driver:
         if header_lines:
             options["header_lines"] = header_lines
 
+        if self._find_question is not None and self._find_question(slot.slot_id) is not None:
+            options["keep_text"] = True
+
         if self._limits_prefill:
             # The first output ends the prefill of this request, so that another one may start.
             options["on_first_output"] = partial(self._on_first_output, slot.slot_id)
@@ -496,6 +505,8 @@ class Driver:
             self._count_success(target, completion)
 
         self._bodies.record_response(slot.slot_id, completion)
+        if self._find_question is not None:
+            self._record_answer(slot.slot_id, completion)
         self._record_log.add_record(self._encode_record(slot, target, request_facts, completion))
         self._report_end(slot, completion)
         if self._defers_next_requests:
@@ -600,6 +611,18 @@ class Driver:
         return encode_sent_record(
             key, completion, self.start_ns, text_index=text_index, request_facts=request_facts
         )
+
+    def _record_answer(self, slot_id: int, completion: Completion) -> None:
+        """Record the response to a question with a known answer, which is checked after the load.
+
+        Responses to all other requests, and those of requests that failed, are not recorded.
+        """
+        assert self._find_question is not None, "the load has questions"
+        question = self._find_question(slot_id)
+        if question is None or completion.failure is not None:
+            return
+        response = create_recorded_response(slot_id, question, completion, self._redact)
+        self._record_log.add_answer(response)
 
     def _record_unsent_slot(self, slot: DispatchedSlot) -> None:
         """Write the record of a slot whose request was never sent, and never will be.

@@ -35,7 +35,9 @@ from loadgen.core.execution.worker_resources import WorkerResult, needs_builder_
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
 from loadgen.core.requests.digest import Digest, fingerprint
+from loadgen.core.requests.question_prompts import list_known_answers
 from loadgen.core.results import (
+    answer_files,
     checksums,
     gaps,
     object_store,
@@ -174,6 +176,9 @@ def finish_run(
     set_largest_kept_block(LARGEST_KEPT_BLOCK)
     final_manifest = _final_manifest(plan, manifest, result, load)
     write_manifest(folder, final_manifest)
+    if answer_files.has_checked_answers(folder):
+        outcomes = answer_files.check_recorded_responses(folder)
+        answer_files.write_outcomes(folder, outcomes)
     summary = _compact_and_summarize(folder, final_manifest, compactor)
     store.replace(folder / "summary.json", dump_summary(summary))
 
@@ -308,6 +313,7 @@ class _HttpRun:
             prepared = self._probe_and_plan(context, known_target)
             plan = prepared.plan
             planned_manifest = self._announce_plan(prepared, context)
+            self._write_known_answers(plan)
 
             if context.settings.shard is not None:
                 self._wait_for_other_shards(plan, context.settings.shard, context.runner)
@@ -398,6 +404,20 @@ class _HttpRun:
         manifest = events.complete_manifest(self.listeners, manifest)
         self._emit(events.RunPlanned(plan, manifest))
         return manifest
+
+    def _write_known_answers(self, plan: Plan) -> None:
+        """Write what the responses will be checked against, if the load has known answers.
+
+        Raises UserError if several machines send the load, because their responses stay there.
+        """
+        known_answers = list_known_answers(plan.requests)
+        settings = plan.job.settings
+        is_distributed = settings.ray is not None or settings.shard is not None
+        if known_answers and is_distributed:
+            problem = "responses to questions stay on the machines that sent the questions"
+            hint = "send the load from this machine, without --ray and --shard"
+            raise UserError("unsupported", problem, "--check-answers", hint)
+        answer_files.write_known_answers(self.folder, known_answers)
 
     def _wait_for_other_shards(self, plan: Plan, shard: Shard, runner: asyncio.Runner) -> None:
         """Wait until shortly before the time at which all shards of a run start together.

@@ -30,6 +30,7 @@ from loadgen.core.execution.probing import client_options
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, set_largest_kept_block
 from loadgen.core.execution.request_headers import create_header_function
 from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
+from loadgen.core.requests.question_prompts import QuestionFinder, create_question_finder
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.record_log import RecordLog
 from loadgen.core.schedule.schedule import Schedule
@@ -83,6 +84,8 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
         clients: One per target, each a `driver.Sender`.
         targets_by_slot: Returns the targets that can serve a slot. None if every target can.
         header_lines: Returns additional header lines for a slot, or None if there are none.
+        find_question: Returns the index of the question with a known answer that a slot sends, or
+            None if it sends none. It is None itself if the load has no questions.
         bodies: The request bodies.
         unbuilt_slot_ids: For each stage, the ids of the slots whose bodies are still to be built,
             in ascending order. Empty if a separate process builds the bodies.
@@ -94,6 +97,7 @@ class WorkerResources(Struct, frozen=True, kw_only=True):
     clients: Sequence[Any]
     targets_by_slot: Callable[[int], Sequence[int]] | None = None
     header_lines: Callable[[int], bytes] | None = None
+    find_question: QuestionFinder | None = None
     bodies: Bodies
     unbuilt_slot_ids: Sequence[Iterator[int]]
     record_log: RecordLog
@@ -145,6 +149,7 @@ async def open_resources(
             header_lines=create_header_function(
                 job.workload, plan.requests, sends_slos=job.settings.slo_headers
             ),
+            find_question=create_question_finder(plan.requests),
             bodies=bodies,
             unbuilt_slot_ids=unbuilt_slot_ids,
             record_log=record_log,

@@ -156,6 +156,16 @@ SENTENCES = {
         "requested (tolerance {limit:share}). The cache is off or too small, its blocks are long "
         "compared with the prompts, or it contained the prompts before the run"
     ),
+    "answers_worse_under_load": (
+        "Responses are worse under load: {above:share} of the checked responses are right above "
+        "{in_flight:,} requests in flight, and {below:share} below. wrong_answers.jsonl lists the "
+        "wrong ones"
+    ),
+    "answers_differ_from_reference": (
+        "Responses differ from those of the reference endpoint: of {questions:question|questions}, "
+        "{worse:,} agree with its first response less than its second response does, and "
+        "{better:,} more. Another model or other weights answer here"
+    ),
     "cache_disputed": (
         "The servers' own counters report that {share:share} of the prompt tokens came from their "
         "cache, {of:part}. Other clients use the servers, or the counters measure another cache"

@@ -15,6 +15,7 @@ import msgspec
 from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.metrics import validity
+from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.metrics.client_use import ClientUse
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.fluidity import Fluidity
@@ -191,6 +192,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
     causes: Explanation = Explanation()
+    # The scores of requests with known answers. None if the workload has none.
+    answers: AnswerScores | None = None
     # What the servers counted. None if no metrics page was read.
     server: ServerTotals | None = None
     # What the accelerators used. None if nothing reports it.

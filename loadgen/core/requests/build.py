@@ -76,6 +76,11 @@ def build_prompts(
             from loadgen.core.requests.trace_prompts import TracePrompts
 
             return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
+        case "file" if requests.check_answers:
+            # Workers without known answers do not need this module.
+            from loadgen.core.requests.question_prompts import QuestionPrompts
+
+            return QuestionPrompts(requests, seed, tokenizer, target.api)
         case "file":
             return FilePrompts(requests, seed, tokenizer, target.api)
         case "task":

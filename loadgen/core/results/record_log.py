@@ -18,6 +18,7 @@ import numpy as np
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from numpy.typing import NDArray
 
+from loadgen.core.results.answer_files import RESPONSES, RecordedResponse
 from loadgen.core.results.files import PRIVATE, open_private, replace
 from loadgen.core.results.manifest import WorkerSample, decode_worker_samples
 from loadgen.core.results.parquet import read_records
@@ -223,6 +224,7 @@ class RecordLog:
         self._new_event_times: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_samples: list[WorkerSample] = []
+        self._new_answers: list[RecordedResponse] = []
         self.add_record = self._new_rows.append
 
         self._open_last_segment()
@@ -309,6 +311,10 @@ class RecordLog:
 
         return new_number
 
+    def add_answer(self, response: RecordedResponse) -> None:
+        """Add the response to a question with a known answer."""
+        self._new_answers.append(response)
+
     def add_sample(self, sample: WorkerSample) -> None:
         """Add the sample that a worker takes of itself once a second."""
         self._new_samples.append(sample)
@@ -326,6 +332,11 @@ class RecordLog:
             with open(self._path("events"), "ab", opener=open_private) as file:
                 file.writelines(self._new_event_times)
             self._new_event_times.clear()
+
+        if self._new_answers:
+            with open(self._path(RESPONSES), "ab", opener=open_private) as file:
+                file.write(_json_lines(self._new_answers))
+            self._new_answers.clear()
 
         if self._new_rows:
             self._flush_rows()

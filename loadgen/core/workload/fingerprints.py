@@ -113,6 +113,7 @@ def _normalize_requests(requests: Recipe) -> None:
     for key in requests.keys() & {"path", "trace"}:
         requests[key] = _hash_of_data(Path(requests[key]))
     _remove_undecided_unit(requests)
+    _remove_unchecked_answers(requests)
     for step in requests.get("steps", {}).values():
         # Where a step is sent is no part of the work, and neither is the target of a run.
         del step["target"]
@@ -126,6 +127,15 @@ def _remove_undecided_unit(recipe: Recipe) -> None:
     """
     if recipe.get("unit") is None:
         recipe.pop("unit", None)
+
+
+def _remove_unchecked_answers(requests: Recipe) -> None:
+    """Remove the key `check_answers` of requests whose responses are not checked.
+
+    So they have the same fingerprint as before this key existed.
+    """
+    if not requests.get("check_answers"):
+        requests.pop("check_answers", None)
 
 
 def _all_requests(recipe: Recipe) -> Iterator[Recipe]:

@@ -41,6 +41,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stagger: The time over which the virtual users of a closed loop start.
         grace: How long responses may take after the end of the load.
+        check_answers: The file of the questions with known answers that are added to the requests.
+        check_share: The share of all requests that these questions are.
         on_bad_row: Whether a row of a trace with a mistake ends the reading or is left out.
         replacement_slo: The terms that replace the SLO of the workload.
         added_slo: The terms that are added to it.
@@ -73,6 +75,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     on_bad_row: Literal["fail", "skip"] | None = None
     trace_replay: Literal["instants", "sessions"] | None = None
     trace_unit: units.TimeUnit | None = None
+    check_answers: str | None = None
+    check_share: float | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = {}
     errors: tuple[LoadgenError, ...] = ()
@@ -543,6 +547,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "trace_unit": _choice_parser({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),
     "input_tokens": _count_parser(1, units.MOST_TOKENS),
     "output_tokens": _parse_output_tokens,
+    "check_answers": str,
+    "check_share": units.share,
 }
 LOAD_OPTIONS = (*_PARSERS, "warmup", "num_warmups", "slo", "goodput", "stop_when", "limit")
 """The options that change a workload."""

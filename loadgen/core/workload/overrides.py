@@ -18,6 +18,7 @@ from loadgen.core.slo import (
 from loadgen.core.workload.diagnostics import DocumentErrors
 from loadgen.core.workload.distributions import FixedTokens
 from loadgen.core.workload.flags import Overrides
+from loadgen.core.workload.question_classes import add_questions
 from loadgen.core.workload.request_classes import Mix, Requests
 from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
 from loadgen.core.workload.schema import Workload
@@ -33,7 +34,9 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
     """
     # These fields depend on the workload and on several options.
     combined_values = {
-        "requests": _override_requests(workload.requests, overrides, errors),
+        "requests": add_questions(
+            _override_requests(workload.requests, overrides, errors), overrides, errors
+        ),
         "stages": override_stages(workload, overrides, errors),
         "slo": _override_slo(workload, overrides, errors),
         "limits": workload.limits.model_copy(update=dict(overrides.limits)),

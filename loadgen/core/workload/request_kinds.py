@@ -290,6 +290,8 @@ class FromFile(Part):
     # limit.
     output_tokens: Length | Literal["unlimited"] | None = None
     order: Literal["sequential", "shuffled"] = "sequential"
+    # Whether the rows have known answers, which the responses are checked against after the run.
+    check_answers: Annotated[bool, Strict()] = False
 
 
 def _parse_time_slice(value: object, info: ValidationInfo) -> tuple[int, int | None]:

@@ -8,6 +8,7 @@ multiplication and one addition, so two per number.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,13 @@ from pydantic import AfterValidator, Field, Strict
 from loadgen.core import units
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, did_you_mean
 from loadgen.core.workload.diagnostics import Loc, locate, sort_errors, validate_document
+from loadgen.core.workload.fields import Share
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, overlay, read_yaml
 from loadgen.sim.engine.replica import Costs, ServerLimits
 from loadgen.sim.engine.system import ReplicaChange, SimulatedSystem
+from loadgen.sim.simulated_answers import AnswerDefects
 
 FOLDER = Path(__file__).parent
 GIB = 1 << 30
@@ -181,6 +184,25 @@ class PresetServer(Part):
     source: str = ""
 
 
+class PresetAnswers(Part):
+    """How the responses to questions with known answers are wrong, in virtual time."""
+
+    wrong: Share = 0.0  # share of the responses that are corrupted
+    above_in_flight: Annotated[int, Strict(), Field(ge=0)] = 0  # only above so many in flight
+    changed_words: Share = 0.0  # share of words that the model chooses differently
+    seed: Annotated[int, Strict(), Field(ge=0)] = 0
+
+    @property
+    def defects(self) -> AnswerDefects:
+        """The same as plain data."""
+        return AnswerDefects(
+            wrong_share=float(self.wrong),
+            above_in_flight=self.above_in_flight,
+            changed_words_share=float(self.changed_words),
+            seed=self.seed,
+        )
+
+
 class Preset(Part):
     """A simulated system: identical machines (VMs) with the same number of replicas each."""
 
@@ -204,6 +226,14 @@ class Preset(Part):
     # how many replicas serve from these times on: `{20s: 3, 60s: 4}`
     replicas_at: dict[Time, Count] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    # without it, all responses to questions with known answers are right
+    answers: PresetAnswers | None = None
+
+    @property
+    def identity(self) -> str:
+        """A hash of everything that decides what the system does and how fast it is."""
+        unused_fields = {"answers"} if self.answers is None else None
+        return hashlib.sha256(self.model_dump_json(exclude=unused_fields).encode()).hexdigest()
 
     @property
     def precision(self) -> str:

@@ -33,6 +33,7 @@ FAILURE_EFFECTS: dict[str, str] = {
     "split": "each byte of each event is a separate write",
     "wrong_count": "the reported usage has seven tokens too many (@: the number that it reports)",
     "clamp": "the response ends early, as if the server had a limit (@: tokens, default 8)",
+    "corrupt": "one word of the response is wrong (@: only above so many requests in flight)",
     "one_event": "all text comes with the first token",
     "no_text": "events have no text; usage counts the tokens",
     "no_finish": "no finish reason",
@@ -53,6 +54,9 @@ TOKEN_FAILURES = frozenset(
 COUNT_FAILURES: dict[str, int | None] = {"wrong_count": None, "clamp": 8}
 """Failures whose `@` is a number of tokens, with the default."""
 
+LOAD_FAILURES: dict[str, int] = {"corrupt": 0}
+"""Failures whose `@` is a number of requests in flight, with the default. They happen above it."""
+
 _MAX_DIGITS = 9  # of a number of tokens, so that it fits into 32 bits
 _SUM_TOLERANCE = 1e-9  # fractions such as 0.1 are not exact, so their sum may exceed 1 by this much
 # Numbers of the random streams that this module draws from; the latency model uses 1 and 2.
@@ -66,8 +70,9 @@ class InjectedFailure(msgspec.Struct, frozen=True):
     Attributes:
         name: A name of FAILURE_EFFECTS.
         argument: What follows the `@` in an option, or its default: a token index for
-            TOKEN_FAILURES, ns for DURATION_FAILURES and a number of tokens for COUNT_FAILURES. None
-            if the failure has no argument, or if its token is not drawn yet.
+            TOKEN_FAILURES, ns for DURATION_FAILURES, a number of tokens for COUNT_FAILURES and a
+            number of requests for LOAD_FAILURES. None if the failure has no argument, or if its
+            token is not drawn yet.
     """
 
     name: str
@@ -82,6 +87,13 @@ class InjectedFailure(msgspec.Struct, frozen=True):
     def token_count(self) -> int:
         """The number of tokens of a failure of COUNT_FAILURES, such as the 8 of `clamp@8`."""
         return self.argument or 0
+
+    def happens_at(self, in_flight: int) -> bool:
+        """Return whether the failure happens with so many requests in flight.
+
+        All failures but those of LOAD_FAILURES always happen.
+        """
+        return self.name not in LOAD_FAILURES or in_flight > (self.argument or 0)
 
 
 class FailureFraction(msgspec.Struct, frozen=True):
@@ -168,17 +180,23 @@ def _parse_argument(name: str, text: str, where: str) -> int:
     """Parse what follows the `@` of a failure.
 
     It is a duration, which is returned in ns (DURATION_FAILURES), the index of a token
-    (TOKEN_FAILURES) or a number of tokens (COUNT_FAILURES). All other failures take no `@`.
+    (TOKEN_FAILURES), a number of tokens (COUNT_FAILURES) or of requests (LOAD_FAILURES). All other
+    failures take no `@`.
 
     Raises:
         UserError: The failure takes no `@`, or what follows it is not valid.
     """
     if name in DURATION_FAILURES:
         return parse_duration_ns(text, where)
-    if name in TOKEN_FAILURES or name in COUNT_FAILURES:
+    if name in TOKEN_FAILURES or name in COUNT_FAILURES or name in LOAD_FAILURES:
         return _parse_token_number(name, text, where)
 
-    names_with_argument = (*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES))
+    names_with_argument = (
+        *DURATION_FAILURES,
+        *COUNT_FAILURES,
+        *LOAD_FAILURES,
+        *sorted(TOKEN_FAILURES),
+    )
     problem = f'the failure "{name}" takes no "@"'
     hint = f"only these failures take it: {', '.join(names_with_argument)}"
     raise UserError("unsupported", problem, where, hint)
@@ -187,16 +205,18 @@ def _parse_argument(name: str, text: str, where: str) -> int:
 def _default_argument(name: str) -> int | None:
     """Return the argument of a failure that is written without one.
 
-    This is ns or a number of tokens. None is for a failure that takes no argument, that draws its
-    token for each request, or that does without a number.
+    This is ns or a number of tokens or requests. None is for a failure that takes no argument, that
+    draws its token for each request, or that does without a number.
     """
     if name in DURATION_FAILURES:
         return DURATION_FAILURES[name]
+    if name in LOAD_FAILURES:
+        return LOAD_FAILURES[name]
     return COUNT_FAILURES.get(name)
 
 
 def _parse_token_number(name: str, argument: str, where: str) -> int:
-    """Parse the token index or number of tokens that follows the `@`. Raises UserError."""
+    """Parse the token index, or number of tokens or requests, after the `@`. Raises UserError."""
     # `int` alone would also accept a sign, spaces, underscores and digits of other scripts.
     is_number = argument.isascii() and argument.isdigit() and len(argument) <= _MAX_DIGITS
     if not is_number:

@@ -33,7 +33,7 @@ from loadgen.sim.server.messages_api import MessageFormatter, parse_messages_req
 from loadgen.sim.server.metrics_pages import ServerMetrics
 from loadgen.sim.server.options import Options
 from loadgen.sim.server.pages import PLAIN_TEXT, ServerCounters, ServerPages
-from loadgen.sim.server.request_parser import parse_completions_request
+from loadgen.sim.server.request_parser import change_one_word, parse_completions_request
 from loadgen.sim.server.response import ResponseSettings, SimResponse
 from loadgen.sim.server.response_sender import ResponseSender
 from loadgen.sim.server.responses_api import (
@@ -172,15 +172,21 @@ class RequestHandler:
     def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
         """Parse a request to an inference API and start its response. Raises RefusalError.
 
-        Three kinds of injected failures are carried out here: those that replace the whole
-        response, `clamp`, which shortens it, and `slow_first_byte`, which delays it. All others
-        change the bytes of the response, and are carried out by `response.SimResponse`.
+        Four kinds of injected failures are carried out here: those that replace the whole response,
+        `corrupt`, which changes a word of it, `clamp`, which shortens it, and `slow_first_byte`,
+        which delays it. All others change the bytes of the response, and are carried out by
+        `response.SimResponse`.
         """
+        number = self.counters.requests
         request = self._parse_request(http_request.body, api)
         failure = self._choose_failure(connection, http_request, request)
         if failure is not None and _replaces_response(failure):
             self._fail_without_response(connection, http_request, request, failure)
             return
+
+        if failure is not None and failure.name == "corrupt":
+            seed = self._options.seed
+            request.digest = change_one_word(request.digest, request.output_tokens, seed, number)
 
         if failure is not None and failure.name == "clamp":
             _shorten_completion(request, failure.token_count)
@@ -274,7 +280,8 @@ class RequestHandler:
 
         It is the one that the header `X-Sim-Fault` asks for, or else the one that is drawn for the
         request. The failure `idle_reset` imitates a server that closes idle connections, so it has
-        no effect on the first request of a connection.
+        no effect on the first request of a connection. The failure `corrupt` can be limited to a
+        high load.
 
         Raises RefusalError if the header is not valid.
         """
@@ -286,6 +293,8 @@ class RequestHandler:
 
         is_first_request = connection.responses_sent == 0
         if failure is not None and failure.name == "idle_reset" and is_first_request:
+            return None
+        if failure is not None and not failure.happens_at(self.sender.in_flight):
             return None
 
         return failure

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from loadgen.sim.engine.latency_model import draw_uniform
 from loadgen.sim.server.error_responses import malformed_body, refusal
 from loadgen.sim.server.wire_format import ApiFlavor, ParsedRequest
 
@@ -27,6 +28,7 @@ MIN_NATURAL_FRACTION = 0.6
 # 255 would do.
 CHANGED_WORD_MASK = 0x55
 BYTE_VALUES = 256
+CORRUPT_WORD_STREAM = 8  # of random numbers; fault_injection.py and simulated_answers.py use others
 
 CompletionsApi = Literal["chat", "completions"]
 BodyDecoder = Callable[[bytes], Any]
@@ -496,6 +498,19 @@ def _change_some_words(digest: bytes, fraction: float) -> bytes:
 
 
 # Common to all APIs
+
+
+def change_one_word(digest: bytes, output_tokens: int, seed: int, request_number: int) -> bytes:
+    """Return the digest of a text in which one word is wrong, as the failure `corrupt` does.
+
+    The word is drawn from the number of the request, so that equal prompts get different errors. In
+    a text longer than the digest, the words that the same byte decides are wrong, too.
+    """
+    words = min(output_tokens, len(digest))
+    position = int(draw_uniform(seed, CORRUPT_WORD_STREAM, request_number) * words)
+    changed_digest = bytearray(digest)
+    changed_digest[position] ^= CHANGED_WORD_MASK
+    return bytes(changed_digest)
 
 
 def check_model(model: str, rules: RequestRules) -> None:

@@ -40,8 +40,14 @@ class ResponseSender:
         self._counters = counters
         self._metrics = metrics
         self._log = log
+        self._unfinished_responses: set[SimResponse] = set()
         # A heap of responses that start later, as (start time in ns, request number, response).
         self._delayed: list[tuple[int, int, SimResponse]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """The number of responses that have started and not ended."""
+        return len(self._unfinished_responses)
 
     def start_later(self, response: SimResponse, start_ns: int) -> None:
         """Start a response at `start_ns`, unless its connection is closed by then."""
@@ -65,10 +71,12 @@ class ResponseSender:
         if continuation is not Continuation.MORE_BYTES:
             self._end_response(response, continuation)
         elif not connection.closed:
+            self._unfinished_responses.add(response)
             self._submit(response, start_ns)
 
     def cancel(self, response: SimResponse) -> None:
         """Remove a response, and all sequences that it waits for, from the engine."""
+        self._unfinished_responses.discard(response)
         self._engine.cancel(response)
         for sequence in response.sequences:
             self._engine.cancel(sequence)

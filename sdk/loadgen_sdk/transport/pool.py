@@ -448,6 +448,7 @@ class Pool:
         requested_output_tokens: int = 0,
         on_output: Callable[[str, str, int], None] | None = None,
         on_first_output: Callable[[int], None] | None = None,
+        keep_text: bool = False,
     ) -> Exchange:
         """Send a request now, on an idle connection or on a new one.
 
@@ -463,6 +464,7 @@ class Pool:
                 unknown. Shortly before as many have come, the response is read without delay.
             on_output: A function called with (text, reasoning, timestamp) for each output event.
             on_first_output: A function called with the time of the first output event.
+            keep_text: Keep the text of this response, even if the pool keeps no texts.
 
         Returns:
             The request and its response, for `cancel`.
@@ -484,7 +486,7 @@ class Pool:
             timeline,
             is_stream_requested=self._stream,
             requested_output_tokens=requested_output_tokens,
-            keep_text=self._keep_text,
+            keep_text=keep_text or self._keep_text,
             keep_headers=self._keep_headers,
             on_output=on_output,
             on_first_output=on_first_output,

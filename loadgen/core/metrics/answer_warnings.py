@@ -1,0 +1,70 @@
+"""Add the scores of checked answers to a summary, with warnings about what they show. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgen.core.metrics.answer_scores import (
+    AnswerScores,
+    measure_answers,
+    summarize_answers,
+)
+from loadgen.core.metrics.verdict import add_warning
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.summary import Summary
+    from loadgen.core.results.answer_files import ScoredAnswer
+    from loadgen.core.results.manifest import RunManifest
+
+
+def add_answer_scores(
+    summary: Summary,
+    manifest: RunManifest,
+    rows: NDArray[np.void],
+    scored_answers: Sequence[ScoredAnswer],
+) -> Summary:
+    """Return the summary with the scores of checked answers, and with warnings about them.
+
+    Args:
+        summary: The summary of the records.
+        manifest: The manifest of the run.
+        rows: The records of all requests.
+        scored_answers: The outcomes of all checks.
+    """
+    measured_stages = [index for index, stage in enumerate(manifest.stages) if stage.measured]
+    answers = summarize_answers(measure_answers(scored_answers, rows, measured_stages))
+
+    verdict = summary.verdict
+    for code, values in _find_warnings(answers):
+        verdict = add_warning(verdict, code, values)
+    return msgspec.structs.replace(summary, answers=answers, verdict=verdict)
+
+
+def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the codes and values of warnings about worse responses under load, or from a reference.
+
+    The probability of either warning is at most 1 % if there is nothing to warn of.
+    """
+    dependence = answers.load_dependence
+    if dependence is not None and dependence.found:
+        values = {
+            "in_flight": dependence.in_flight,
+            "below": dependence.below.score,
+            "above": dependence.above.score,
+        }
+        yield "answers_worse_under_load", values
+
+    reference = answers.reference
+    if reference is not None and reference.found:
+        values = {
+            "worse": reference.worse,
+            "better": reference.better,
+            "questions": reference.questions,
+        }
+        yield "answers_differ_from_reference", values

@@ -1,0 +1,184 @@
+"""Requests with known answers: the rows of a file whose responses are checked after the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from loadgen_sdk.request import Request
+
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_many
+from loadgen.core.requests.file_prompts import FilePrompts, OutputLength
+from loadgen.core.requests.mix import MixPrompts
+from loadgen.core.requests.prompts import Prompts
+from loadgen.core.requests.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from loadgen.core.workload.dataset import Rows
+    from loadgen.core.workload.dataset_rows import DatasetRow
+    from loadgen.core.workload.known_answers import KnownAnswer
+    from loadgen.core.workload.request_kinds import FromFile
+
+GREEDY_SAMPLING = {"temperature": 0, "seed": 1}
+"""The sampling of requests with known answers, so that no response depends on chance."""
+
+DEFAULT_OUTPUT_LIMIT = 256
+"""The limit of output tokens of a question that has none, as in `loadgen answers`."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""The bytes with which some editors begin a file."""
+
+QuestionFinder = Callable[[int], int | None]
+"""Returns the index of the question that a request asks, or None if its answer is not known."""
+
+
+class QuestionPrompts(FilePrompts):
+    """The rows of a file with known answers.
+
+    A response ends where the model ends it. Its length is only limited, because a response that is
+    forced to a length cannot be right.
+
+    Attributes:
+        known_answers: What is known about the right response to each row.
+    """
+
+    def __init__(
+        self, source: FromFile, seed: int, tokenizer: Tokenizer, api: str = "chat"
+    ) -> None:
+        """Read and check the file. The arguments are those of `FilePrompts`.
+
+        Raises:
+            CombinedError: Rows have no known answer, or a wrong one.
+            UserError: A package that a check needs is not installed.
+        """
+        super().__init__(source, seed, tokenizer, api)
+        self.known_answers = read_known_answers(self.rows)
+
+    def row_of(self, request_id: int) -> int:
+        """Return the index of the row that a request sends."""
+        index = request_id % len(self.rows)
+        if self._row_order is not None:
+            index = int(self._row_order[index])
+        return index
+
+    def __getitem__(self, request_id: int) -> Request:
+        """Build a request from its row, with greedy sampling unless the row samples otherwise."""
+        request = super().__getitem__(request_id)
+        return msgspec.structs.replace(request, extra=GREEDY_SAMPLING | request.extra)
+
+    def _output_length(self, row: DatasetRow, request_id: int) -> OutputLength:
+        """Return the limit of output tokens of a row, which no response is forced to reach.
+
+        It is that of the row, or else `output_tokens` of the workload, or else the default.
+        """
+        if row.output_tokens is not None:
+            return OutputLength(row.output_tokens, is_exact=False)
+        if self._output_sampler is not None:
+            tokens = self._output_sampler(self._lengths_key, "output", request_id)
+            return OutputLength(tokens, is_exact=False)
+        return OutputLength(DEFAULT_OUTPUT_LIMIT, is_exact=False)
+
+    def warnings(
+        self,
+        request_count: int,  # noqa: ARG002 - part of the protocol
+    ) -> list[str]:
+        """Return nothing. The fields that are not sent are the known answers and their checks."""
+        return []
+
+
+def read_known_answers(rows: Rows) -> tuple[KnownAnswer, ...]:
+    """Return what is known about the right response to each row of a file.
+
+    All rows are read even if one of them is invalid, so that the user can correct them together.
+
+    Raises:
+        CombinedError: Rows are invalid. It contains one error for each of them.
+        UserError: A package that a check needs is not installed.
+    """
+    # Workers without known answers do not need these modules.
+    from loadgen.core.workload.known_answers import parse_known_answer
+    from loadgen.core.workload.row_errors import BadRowError
+
+    known_answers: list[KnownAnswer] = []
+    errors: list[LoadgenError] = []
+    for row_index in range(len(rows)):
+        row: Any = msgspec.json.decode(rows.line(row_index).removeprefix(BYTE_ORDER_MARK))
+        try:
+            known = parse_known_answer(row, row_index + 1)
+            _check_schemas(known)
+        except BadRowError as bad_row:
+            location = f"{rows.path}: row {row_index + 1}"
+            error = UserError(bad_row.code, str(bad_row), location, bad_row.hint, key=bad_row.key)
+            errors.append(error)
+            if has_too_many(errors, str(rows.path)):
+                break
+        else:
+            known_answers.append(known)
+
+    if errors:
+        raise CombinedError(errors)
+    return tuple(known_answers)
+
+
+def _check_schemas(known: KnownAnswer) -> None:
+    """Check that the JSON Schemas of a question can be used.
+
+    Raises:
+        BadRowError: A schema is not valid.
+        UserError: There is a schema, and the package `jsonschema` is not installed.
+    """
+    from loadgen.core.workload.answer_checks import find_schema_problem
+    from loadgen.core.workload.row_errors import BadRowError
+
+    schema_problem = find_schema_problem(known)
+    if schema_problem:
+        problem = f"the JSON Schema is not valid: {schema_problem}"
+        raise BadRowError("invalid_value", problem, "correct the schema")
+
+
+def list_known_answers(prompts: Prompts) -> list[KnownAnswer]:
+    """Return the known answers of all questions of a workload. Empty if it has no questions."""
+    return [known for questions in _iterate_questions(prompts) for known in questions.known_answers]
+
+
+def _iterate_questions(prompts: Prompts) -> Iterator[QuestionPrompts]:
+    """Yield the requests with known answers: those of the workload, or of some of its classes."""
+    parts = prompts.class_prompts if isinstance(prompts, MixPrompts) else [prompts]
+    for part in parts:
+        if isinstance(part, QuestionPrompts):
+            yield part
+
+
+def create_question_finder(prompts: Prompts) -> QuestionFinder | None:
+    """Return a function from the id of a request to the index of its question.
+
+    The index is that in `list_known_answers`. The result is None if the workload has no questions,
+    so that loads without known answers need no call per request.
+    """
+    if isinstance(prompts, QuestionPrompts):
+        return prompts.row_of
+    if not isinstance(prompts, MixPrompts) or not list_known_answers(prompts):
+        return None
+
+    first_questions = _first_question_by_class(prompts)
+
+    def find_question(request_id: int) -> int | None:
+        class_index, id_in_class = prompts.class_and_id(request_id)
+        questions = prompts.class_prompts[class_index]
+        if not isinstance(questions, QuestionPrompts):
+            return None
+        return first_questions[class_index] + questions.row_of(id_in_class)
+
+    return find_question
+
+
+def _first_question_by_class(mix: MixPrompts) -> dict[int, int]:
+    """Return the index of the first question of each class that has questions."""
+    first_questions: dict[int, int] = {}
+    question_count = 0
+    for class_index, class_prompts in enumerate(mix.class_prompts):
+        if isinstance(class_prompts, QuestionPrompts):
+            first_questions[class_index] = question_count
+            question_count += len(class_prompts.known_answers)
+    return first_questions

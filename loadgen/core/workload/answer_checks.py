@@ -1,0 +1,224 @@
+"""Check a response against the known answer of its question. Pure.
+
+Every check says whether the response is right. The check against recorded responses of a reference
+endpoint also says how far the response agrees with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from loadgen.core.errors import not_installed
+from loadgen.core.workload.known_answers import CheckKind, KnownAnswer
+
+STATED_CHOICE = re.compile(r"(?i:answer|choice|option)\W{0,3}(?:is)?\W{0,3}\b([A-J])\b")
+"""A letter after one of three words, with "is" and up to three other characters between them."""
+LONE_CHOICE = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
+"""A letter that is no part of a word, nor of a contraction such as "I'd"."""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool in a response. `arguments` is JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ResponseContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a response consists of: its text, and the tool calls in it."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class CheckedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the check of one response.
+
+    Attributes:
+        is_correct: Whether the response is right.
+        agreement: The fraction of the response before its first difference from the first recorded
+            response, counted in words. None for the other kinds of checks.
+        reference_agreement: The same fraction for the second recorded response. None if there is
+            only one.
+    """
+
+    is_correct: bool
+    agreement: float | None = None
+    reference_agreement: float | None = None
+
+
+def check_answer(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
+    """Return whether a response is right by what is known about its question.
+
+    Raises:
+        UserError: The package `jsonschema` is needed and not installed.
+    """
+    return _CHECKS[known.check](known, response)
+
+
+def _check_exact(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
+    """Check that a response is the right answer, apart from case, spaces and a final full stop."""
+    is_equal = normalize_text(response.text) == normalize_text(known.expected)
+    return CheckedAnswer(is_correct=is_equal)
+
+
+def _check_choice(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
+    """Check that a response names the letter of the right choice."""
+    is_right = find_choice(response.text) == known.expected.strip().upper()
+    return CheckedAnswer(is_correct=is_right)
+
+
+def _check_json(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
+    """Check that a response is JSON, and that it fits the schema if the question has one."""
+    json_text = _without_fence(response.text)
+    return CheckedAnswer(is_correct=_fits_schema(json_text, known.schema))
+
+
+def _check_tool_call(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
+    """Check that a response calls the right tool with arguments that fit its schema.
+
+    All calls have to be of tools that the question offers, with valid arguments. The first call has
+    to be of the expected tool, if the question names one.
+    """
+    if not response.calls:
+        return CheckedAnswer(is_correct=False)
+
+    has_expected_tool = known.expected in ("", response.calls[0].name)
+    are_valid = all(
+        call.name in known.tools and _fits_schema(call.arguments, known.tools[call.name])
+        for call in response.calls
+    )
+    return CheckedAnswer(is_correct=has_expected_tool and are_valid)
+
+
+def _check_similarity(known: KnownAnswer, response: ResponseContent) -> CheckedAnswer:
+    """Check that a response equals a recorded one, and measure how far it agrees with the first."""
+    first_reference = known.references[0]
+    reference_agreement = None
+    if len(known.references) > 1:
+        reference_agreement = measure_agreement(known.references[1], first_reference)
+    return CheckedAnswer(
+        is_correct=response.text in known.references,
+        agreement=measure_agreement(response.text, first_reference),
+        reference_agreement=reference_agreement,
+    )
+
+
+_CHECKS: dict[CheckKind, Callable[[KnownAnswer, ResponseContent], CheckedAnswer]] = {
+    "exact": _check_exact,
+    "choice": _check_choice,
+    "json": _check_json,
+    "tool_call": _check_tool_call,
+    "similarity": _check_similarity,
+}
+
+
+def find_choice(answer: str) -> str:
+    """Return the letter that an answer chooses, or "" if there is none.
+
+    Choices are the letters from A to J, as in MMLU-Pro. The answer is the letter after "answer",
+    "choice" or "option", as in "The answer is (B)", or else the first letter that stands alone.
+    """
+    match = STATED_CHOICE.search(answer) or LONE_CHOICE.search(answer)
+    return "" if match is None else match[1]
+
+
+def is_json(answer: str) -> bool:
+    """Return True if the whole answer is JSON. A Markdown fence around it is ignored."""
+    return _fits_schema(_without_fence(answer), schema=None)
+
+
+def _without_fence(answer: str) -> str:
+    """Return the text inside the Markdown fence around an answer, or the answer without a fence."""
+    fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", answer, re.DOTALL)
+    return answer if fenced is None else fenced[1]
+
+
+def _fits_schema(json_text: str, schema: Mapping[str, Any] | None) -> bool:
+    """Return True if a text is JSON and fits a schema. Every JSON fits without a schema."""
+    try:
+        value = json.loads(json_text)
+    except (ValueError, RecursionError):
+        return False
+    if not schema:
+        return True
+    is_valid: bool = _validator_of(json.dumps(schema, sort_keys=True)).is_valid(value)
+    return is_valid
+
+
+@functools.lru_cache(maxsize=1024)
+def _validator_of(schema_text: str) -> Any:
+    """Return the validator of a JSON Schema, which is given as text so that it can be cached.
+
+    Raises UserError if the package `jsonschema` is not installed.
+    """
+    validators = _import_validators()
+    schema = json.loads(schema_text)
+    return validators.validator_for(schema)(schema)
+
+
+def _import_validators() -> Any:
+    """Return the module `jsonschema.validators`. Raises UserError if it is not installed."""
+    try:
+        from jsonschema import validators
+    except ImportError:
+        problem = "checking a JSON Schema needs the package jsonschema"
+        raise not_installed(problem, "jsonschema", "loadgen run", "answers") from None
+    return validators
+
+
+def find_schema_problem(known: KnownAnswer) -> str:
+    """Return why the schemas of a question cannot be used, or "" if they can.
+
+    Raises UserError if there is a schema and the package `jsonschema` is not installed.
+    """
+    schemas = [schema for schema in (known.schema, *known.tools.values()) if schema]
+    if not schemas:
+        return ""
+
+    validators = _import_validators()
+    from jsonschema.exceptions import SchemaError
+
+    for schema in schemas:
+        try:
+            validators.validator_for(schema).check_schema(schema)
+        except SchemaError as error:
+            return str(error.message)
+    return ""
+
+
+def measure_agreement(first: str, second: str) -> float:
+    """Return the fraction of two texts before their first difference, counted in words.
+
+    The fraction is of the longer text. Two empty texts agree completely.
+    """
+    first_words = split_words(first)
+    second_words = split_words(second)
+    longer = max(len(first_words), len(second_words))
+    if longer == 0:
+        return 1.0
+    return common_prefix_length(first_words, second_words) / longer
+
+
+def common_prefix_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return how many words two texts have in common before their first difference."""
+    for index, (first_word, second_word) in enumerate(zip(first, second, strict=False)):
+        if first_word != second_word:
+            return index
+    return min(len(first), len(second))
+
+
+def normalize_text(text: str) -> str:
+    """Return a text in lower case with single spaces and without a full stop at its end."""
+    return " ".join(text.split()).strip(" .").casefold()
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words and punctuation marks of a text."""
+    return re.findall(r"\w+|[^\w\s]", text)

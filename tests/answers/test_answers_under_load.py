@@ -1,0 +1,205 @@
+"""Answers checked inside the measured load: from the command to the files, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from command_line import exits
+
+from loadgen.core import run_folder
+from loadgen.core.metrics.answer_scores import AnswerScores
+from loadgen.core.results.answer_files import RecordedResponse, WrongAnswer
+from loadgen.core.results.json_files import decode_json_lines
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+def write_questions(path: Path, copies: int = 10) -> Path:
+    """Write questions of every kind of check."""
+    rows = []
+    for number in range(copies):
+        reference = " ".join(f"word{number}x{index}" for index in range(20))
+        rows += [
+            {"prompt": f"What is {number} + {number}?", "answer": 2 * number},
+            {"prompt": f"Choose {number}. A: yes, B: no", "answer": "B"},
+            {"prompt": f"As JSON {number}", "schema": SCHEMA},
+            {"prompt": f"Call a tool {number}", "tools": [TOOL]},
+            {"prompt": f"Tell a story {number}", "reference_responses": [reference, reference]},
+        ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_preset(folder: Path, answers: str) -> str:
+    """Write a simulated server whose responses have defects, and return its URL."""
+    path = folder / "defect.yaml"
+    path.write_text(f"extends: gb300-vm\nanswers: {answers}\n")
+    return f"sim:{path}"
+
+
+def run(tmp_path: Path, url: str, *options: str) -> AnswerScores:
+    """Run a load of 100 virtual users with questions, and return the scores in its summary."""
+    questions = write_questions(tmp_path / "questions.jsonl")
+    fixed = ("-c", "100", "-n", "2000", "--seed", "1", "--input-tokens", "50")
+    lengths = ("--output-tokens", "20", "--check-answers", str(questions))
+    exits("run", "--url", url, *fixed, *lengths, "-o", str(tmp_path / "run"), *options)
+    scores = run_folder.read_summary(tmp_path / "run").answers
+    assert scores is not None
+    return scores
+
+
+def test_a_right_model_has_a_score_of_one_for_every_kind_of_check(tmp_path: Path) -> None:
+    scores = run(tmp_path, "sim:gb300-vm", "--check-share", "20%")
+    assert scores.overall.score == 1.0
+    assert 330 < scores.overall.checked < 470  # 20 % of 2,000
+    assert scores.questions == 50
+    assert {part.name for part in scores.checks} == {
+        "exact",
+        "choice",
+        "json",
+        "tool_call",
+        "similarity",
+    }
+    assert scores.reference is not None
+    assert not scores.reference.found
+
+
+def test_every_check_finds_corrupted_responses(tmp_path: Path) -> None:
+    scores = run(tmp_path, write_preset(tmp_path, "{wrong: 100%}"))
+    assert scores.overall.correct == 0
+    assert all(part.correct == 0 for part in scores.checks)
+    with (tmp_path / "run" / "wrong_answers.jsonl").open("rb") as lines:
+        wrong = list(decode_json_lines(lines, WrongAnswer))
+    assert len(wrong) == scores.overall.checked
+    exact = next(answer for answer in wrong if answer.check == "exact")
+    assert exact.expected.isdigit()
+    assert exact.response != exact.expected
+
+
+def test_another_model_differs_from_the_reference(tmp_path: Path) -> None:
+    url = write_preset(tmp_path, "{changed_words: 100%}")
+    scores = run(tmp_path, url, "--check-share", "30%")
+    assert scores.reference is not None
+    assert scores.reference.found
+    codes = [code.code for code in run_folder.read_summary(tmp_path / "run").verdict.warning_codes]
+    assert "answers_differ_from_reference" in codes
+
+
+def test_a_sweep_finds_corruption_above_a_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = write_questions(tmp_path / "questions.jsonl")
+    url = write_preset(tmp_path, "{wrong: 10%, above_in_flight: 64}")
+    options = ("-c", "32,128", "-n", "3000", "--seed", "1", "--check-answers", str(questions))
+    lengths = ("--input-tokens", "50", "--output-tokens", "20", "--check-share", "20%")
+    exits("sweep", "--url", url, *options, *lengths, "-o", str(tmp_path / "sweep"))
+    capsys.readouterr()
+    exits("report", str(tmp_path / "sweep"), "--json")
+    curve = json.loads(capsys.readouterr().out)
+    assert curve["answers"]["found"] is True
+    assert curve["answers"]["below"]["score"] == 1.0
+    points = {point["name"]: point["answers"] for point in curve["levels"]}
+    assert points["c32"]["score"] == 1.0
+    assert 0.85 < points["c128"]["score"] < 0.95
+    header, *rows = (tmp_path / "sweep" / "curve.csv").read_text().splitlines()
+    column = header.split(",").index("answers_right")
+    assert rows[0].split(",")[column] == "1"
+
+
+def test_a_bundle_without_texts_keeps_the_scores(tmp_path: Path) -> None:
+    scores = run(tmp_path, write_preset(tmp_path, "{wrong: 10%}"))
+    folder = tmp_path / "run"
+    for name in ("known_answers.jsonl", "wrong_answers.jsonl"):
+        (folder / name).unlink()
+    assert run_folder.summary(folder).answers == scores
+
+
+def test_the_responses_of_a_killed_run_are_checked_when_it_is_read(tmp_path: Path) -> None:
+    """A killed run has no outcomes of checks, but what its workers have recorded until then."""
+    run(tmp_path, "sim:gb300-vm")
+    folder = tmp_path / "run"
+    outcomes = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    outcomes = [outcome for outcome in outcomes if outcome["check"] == "exact"]
+    for name in ("answers.jsonl", "wrong_answers.jsonl", "summary.json"):
+        (folder / name).unlink()
+    (folder / "spool").mkdir()
+    responses = [
+        RecordedResponse(slot=outcome["slot"], question=outcome["question"], text="no number")
+        for outcome in outcomes
+    ]
+    lines = b"".join(msgspec.json.encode(response) + b"\n" for response in responses)
+    (folder / "spool" / "w0.answers").write_bytes(lines + b'{"slot": 3, "quest')
+    scores = run_folder.summary(folder).answers
+    assert scores is not None
+    assert scores.overall.checked == len(responses)
+    assert scores.overall.correct == 0
+
+
+def test_a_damaged_file_of_outcomes_gives_those_before_the_damage(tmp_path: Path) -> None:
+    run(tmp_path, "sim:gb300-vm")
+    path = tmp_path / "run" / "answers.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]) + b"no json\n" + b"".join(lines[5:]))
+    scores = run_folder.summary(tmp_path / "run").answers
+    assert scores is not None
+    assert scores.overall.checked == 5
+
+
+def test_a_run_without_a_request_has_no_score(tmp_path: Path) -> None:
+    run(tmp_path, "sim:gb300-vm")
+    folder = tmp_path / "run"
+    shutil.rmtree(folder / "requests")
+    (folder / "answers.jsonl").unlink()
+    scores = run_folder.summary(folder).answers
+    assert scores is not None
+    assert (scores.overall.checked, scores.overall.score) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ("", ()),
+        ('{"prompt": "What?"}\n', ()),
+        ('{"prompt": "What?", "answer": "x", "check": "poem"}\n', ()),
+        ('{"prompt": "What?", "schema": {"type": "nothing"}}\n', ()),
+        ('{"prompt": "What?", "answer": "x"}\n', ("--check-share", "0%")),
+        ('{"prompt": "What?", "answer": "x"}\n', ("--check-share", "many")),
+        (None, ()),
+        (None, ("--check-share", "5%")),
+    ],
+)
+def test_wrong_questions_and_options_are_refused(
+    tmp_path: Path, content: str | None, options: tuple[str, ...]
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    if content is not None:
+        file.write_text(content)
+    url = ("--url", "sim:gb300-vm", "--check-answers", str(file))
+    assert exits("run", "qa", *url, "-d", "5s", "-o", str(tmp_path / "out"), *options) == 2
+
+
+def test_a_share_without_questions_is_refused(tmp_path: Path) -> None:
+    command = ("run", "qa", "--url", "sim:gb300-vm", "-d", "5s", "-o", str(tmp_path / "out"))
+    assert exits(*command, "--check-share", "5%") == 2
+
+
+def test_questions_are_added_to_the_classes_of_a_workload(tmp_path: Path) -> None:
+    questions = write_questions(tmp_path / "questions.jsonl")
+    options = ("--check-answers", str(questions), "-d", "20s", "--seed", "1")
+    exits("run", "mixed", "--url", "sim:gb300-vm", *options, "-o", str(tmp_path / "run"))
+    summary = run_folder.read_summary(tmp_path / "run")
+    assert summary.answers is not None
+    assert summary.answers.overall.checked > 0
+    assert "answers" in {part.name for part in summary.classes}
+    assert len(summary.classes) > 2
