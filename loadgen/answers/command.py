@@ -15,9 +15,13 @@ from loadgen.cli.option_parsers import parse_option, read_key_file
 from loadgen.cli.options import TARGET_OPTIONS, FullOption, add_options
 from loadgen.cli.output import print_result
 from loadgen.core import units
-from loadgen.core.errors import UserError
+from loadgen.core.errors import OK, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadgen.answers.completions import SendOptions
+    from loadgen.answers.questions import Question
     from loadgen.answers.scoring_run import ScoringOptions
     from loadgen.core.execution.plan import Settings
 
@@ -92,6 +96,17 @@ class ScoringArguments:
         bool,
         typer.Option("--keep-content", help="Also store the texts of the responses."),
     ] = False
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            help=(
+                "Send each prompt twice and write the responses to this file, for "
+                "loadgen run --check-answers FILE. Nothing is scored."
+            ),
+        ),
+    ] = None
 
 
 @add_options(
@@ -137,6 +152,10 @@ def answers(
     options = _create_scoring_options(comparison, scoring, settings)
     questions = read_questions(dataset, scoring.rows)
 
+    if scoring.record is not None:
+        _check_recording(comparison, scoring)
+        return _record(scoring.record, settings, questions, options.send)
+
     second = other_endpoint(
         settings, comparison.against, comparison.against_model, comparison.against_key_file
     )
@@ -157,6 +176,45 @@ def answers(
 
     print_result(scored.result, report(scored.result, scored.failures), as_json=as_json, full=full)
     return exit_code(scored.result)
+
+
+def _check_recording(comparison: ComparisonArguments, scoring: ScoringArguments) -> None:
+    """Raise UserError for an option that has no effect if responses are only recorded."""
+    specified = {
+        "--against": comparison.against,
+        "--within": comparison.within,
+        "--out": scoring.out,
+    }
+    for option, value in specified.items():
+        if value is not None:
+            problem = "--record only records the responses of --url"
+            raise UserError("conflict", problem, option, f"leave {option} or --record out")
+
+
+def _record(
+    file: Path, settings: Settings, questions: Sequence[Question], options: SendOptions
+) -> int:
+    """Record the responses of an endpoint, say how many they are, and return the exit code."""
+    from loadgen.answers.recording import RECORDINGS, record_reference
+    from loadgen.core import format
+    from loadgen.core.execution.backend import running_server
+
+    with running_server(settings) as served:
+        recorded = record_reference(
+            served,
+            questions,
+            options,
+            file,
+            lambda name, done: show_progress(name, done, len(questions)),
+        )
+
+    prompts = format.counted(recorded.prompts, "prompt")
+    print(f"{prompts} with {RECORDINGS} responses each written to {file}.")
+    print(f"{recorded.varying:,} of them have two different responses.")
+    if recorded.failed:
+        print(f"{recorded.failed:,} left out, because a request failed: {recorded.failures[0]}")
+    print(f"Check them in a load: loadgen run WORKLOAD --url URL --check-answers {file}")
+    return OK
 
 
 def _create_scoring_options(

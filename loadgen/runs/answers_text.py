@@ -52,9 +52,9 @@ def describe_answers(answers: AnswerScores) -> str:
     low = format.percent(overall.low).removesuffix(" %")
     interval = f"({low} to {format.percent(overall.high)})"
     text = f"{format.percent(overall.score)} right {interval}, {overall.checked:,} checked"
-    if answers.load_dependence is not None and answers.load_dependence.found:
+    if answers.load_dependence is not None and answers.load_dependence.is_worse:
         text += f"; worse above {answers.load_dependence.in_flight:,} in flight"
-    if answers.reference is not None and answers.reference.found:
+    if answers.reference is not None and answers.reference.is_different:
         text += "; differ from the reference"
     return text
 
@@ -108,7 +108,7 @@ def _score_row(label: str, part: ScorePart) -> tuple[str, ...]:
 def describe_load_dependence(dependence: LoadDependence) -> str:
     """Return whether responses are worse with more requests in flight, as a sentence."""
     p_value = format_p_value(dependence.p_value)
-    if dependence.found:
+    if dependence.is_worse:
         return (
             f"Responses are worse above {dependence.in_flight:,} requests in flight than below "
             f"({p_value})."
@@ -126,6 +126,6 @@ def describe_reference(reference: ReferenceComparison) -> str:
         f"response does for {reference_agreement} ({questions}, "
         f"{format_p_value(reference.p_value)})"
     )
-    if reference.found:
+    if reference.is_different:
         return f"Responses differ from those of the reference endpoint: {facts}."
     return f"No difference from the reference endpoint was found: {facts}."

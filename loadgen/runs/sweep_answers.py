@@ -19,7 +19,7 @@ class AnswersUnderLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Whether responses are worse at higher load points.
 
     Attributes:
-        found: Whether they are, with a probability of a false alarm of at most 1 %.
+        is_worse: Whether they are, with a probability of a false alarm of at most 1 %.
         p_value: The probability of so clear a difference without any, for all compared load points
             together.
         up_to: The load point up to which the score is better, as text.
@@ -27,7 +27,7 @@ class AnswersUnderLoad(msgspec.Struct, frozen=True, kw_only=True):
         above: The score of all higher load points.
     """
 
-    found: bool
+    is_worse: bool
     p_value: float
     up_to: str
     below: ScorePart
@@ -55,7 +55,7 @@ def compare_load_points(points: Sequence[LoadPointResult]) -> AnswersUnderLoad |
 
     clearest = min(divisions, key=lambda division: division.p_value)
     p_value = min(1.0, clearest.p_value * len(divisions))
-    return msgspec.structs.replace(clearest, p_value=p_value, found=p_value < ALARM_LEVEL)
+    return msgspec.structs.replace(clearest, p_value=p_value, is_worse=p_value < ALARM_LEVEL)
 
 
 def _compare_parts(
@@ -71,7 +71,7 @@ def _compare_parts(
         suspect_failures=above.checked - above.correct,
     )
     return AnswersUnderLoad(
-        found=False,
+        is_worse=False,
         p_value=excess_p_value([stratum]),
         up_to=lower[-1].short_label,
         below=below,
@@ -91,7 +91,7 @@ def _add_scores(points: Sequence[LoadPointResult]) -> ScorePart:
 def describe_answers_under_load(answers: AnswersUnderLoad) -> str:
     """Return whether responses are worse at higher load points, as a sentence."""
     p_value = format_p_value(answers.p_value)
-    if answers.found:
+    if answers.is_worse:
         return (
             f"Responses are worse under load: {format_score(answers.above)} right above "
             f"{answers.up_to}, and {format_score(answers.below)} up to it ({p_value})."

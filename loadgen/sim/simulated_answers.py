@@ -125,10 +125,10 @@ def corrupt_text(text: str, seed: int, slot: int) -> str:
     The other word is no letter of a choice, no number and no JSON, so that every check can see it.
     An empty text becomes the other word.
     """
-    words = text.split(" ")
-    position = int(draw_uniform(seed, _WORD_STREAM, slot) * len(words))
-    words[position] = _other_word(words[position], seed, slot)
-    return " ".join(words)
+    text_parts = text.split(" ")
+    position = int(draw_uniform(seed, _WORD_STREAM, slot) * len(text_parts))
+    text_parts[position] = _other_word(text_parts[position], seed, slot)
+    return " ".join(text_parts)
 
 
 def change_words(text: str, share: float, seed: int, question: int) -> str:
@@ -137,13 +137,13 @@ def change_words(text: str, share: float, seed: int, question: int) -> str:
     Each word is the first different one with the probability `share`. All words after it are
     different, too.
     """
-    words = text.split(" ")
-    for position in range(len(words)):
+    text_parts = text.split(" ")
+    for position in range(len(text_parts)):
         if draw_uniform(seed, _CHANGED_WORD_STREAM, question, position) < share:
-            for later, word in enumerate(words[position:], position):
-                words[later] = _other_word(word, seed, question * len(words) + later)
+            for later, word in enumerate(text_parts[position:], position):
+                text_parts[later] = _other_word(word, seed, question * len(text_parts) + later)
             break
-    return " ".join(words)
+    return " ".join(text_parts)
 
 
 def _other_word(word: str, seed: int, number: int) -> str:

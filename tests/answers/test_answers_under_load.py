@@ -14,6 +14,7 @@ from loadgen.core import run_folder
 from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.results.answer_files import RecordedResponse, WrongAnswer
 from loadgen.core.results.json_files import decode_json_lines
+from loadgen.search import sweep_kind
 
 TOOL = {
     "type": "function",
@@ -72,7 +73,7 @@ def test_a_right_model_has_a_score_of_one_for_every_kind_of_check(tmp_path: Path
         "similarity",
     }
     assert scores.reference is not None
-    assert not scores.reference.found
+    assert not scores.reference.is_different
 
 
 def test_every_check_finds_corrupted_responses(tmp_path: Path) -> None:
@@ -91,27 +92,26 @@ def test_another_model_differs_from_the_reference(tmp_path: Path) -> None:
     url = write_preset(tmp_path, "{changed_words: 100%}")
     scores = run(tmp_path, url, "--check-share", "30%")
     assert scores.reference is not None
-    assert scores.reference.found
+    assert scores.reference.is_different
     codes = [code.code for code in run_folder.read_summary(tmp_path / "run").verdict.warning_codes]
     assert "answers_differ_from_reference" in codes
 
 
-def test_a_sweep_finds_corruption_above_a_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_finds_corruption_above_a_load(tmp_path: Path) -> None:
     questions = write_questions(tmp_path / "questions.jsonl")
     url = write_preset(tmp_path, "{wrong: 10%, above_in_flight: 64}")
     options = ("-c", "32,128", "-n", "3000", "--seed", "1", "--check-answers", str(questions))
     lengths = ("--input-tokens", "50", "--output-tokens", "20", "--check-share", "20%")
     exits("sweep", "--url", url, *options, *lengths, "-o", str(tmp_path / "sweep"))
-    capsys.readouterr()
-    exits("report", str(tmp_path / "sweep"), "--json")
-    curve = json.loads(capsys.readouterr().out)
-    assert curve["answers"]["found"] is True
-    assert curve["answers"]["below"]["score"] == 1.0
-    points = {point["name"]: point["answers"] for point in curve["levels"]}
-    assert points["c32"]["score"] == 1.0
-    assert 0.85 < points["c128"]["score"] < 0.95
+    curve = sweep_kind.load(tmp_path / "sweep").curve
+    assert curve.answers is not None
+    assert curve.answers.is_worse
+    assert curve.answers.below.score == 1.0
+    points = {point.name: point.answers for point in curve.load_points}
+    assert points["c32"] is not None
+    assert points["c32"].score == 1.0
+    assert points["c128"] is not None
+    assert 0.85 < points["c128"].score < 0.95
     header, *rows = (tmp_path / "sweep" / "curve.csv").read_text().splitlines()
     column = header.split(",").index("answers_right")
     assert rows[0].split(",")[column] == "1"

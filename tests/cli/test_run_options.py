@@ -60,6 +60,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("stagger", "soon", "invalid_value"),
     ("max_in_flight", "0", "invalid_value"),
     ("max_in_prefill", "0", "invalid_value"),
+    ("check_share", "many", "invalid_value"),
     ("num_requests", -5, "invalid_value"),
     ("duration", "0s", "out_of_range"),
     ("warmup", "ten", "invalid_value"),
@@ -155,6 +156,7 @@ def test_command_line_and_python_refuse_the_same_values(
 def test_every_option_has_a_bad_value_here() -> None:
     no_wrong_text = {
         "model",
+        "check_answers",
         "ray",
         "sources",
         "tokenizer",
@@ -249,7 +251,7 @@ def test_the_option_table_agrees_with_the_settings() -> None:
 
     of_load = {name for name, option in OPTIONS.items() if option.used_by == "load"}
     keys = {"slo", "goodput", "limit", "stop_when", "trace_slice", "on_bad_row", "trace_replay"}
-    keys |= {"trace_unit"}
+    keys |= {"trace_unit", "check_share"}
 
     assert not read_flags(**dict.fromkeys(of_load - keys, "1")).errors
     assert of_load == set(LOAD_OPTIONS)

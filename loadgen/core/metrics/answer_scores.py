@@ -54,7 +54,7 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
     """Whether responses are worse with more requests in flight.
 
     Attributes:
-        found: Whether they are, with a probability of a false alarm of at most 1 %.
+        is_worse: Whether they are, with a probability of a false alarm of at most 1 %.
         p_value: The probability of so clear a difference without any, for all compared numbers in
             flight together.
         in_flight: The number in flight above which the score differs most clearly.
@@ -63,7 +63,7 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
         compared: The numbers of requests in flight that were compared.
     """
 
-    found: bool
+    is_worse: bool
     p_value: float
     in_flight: int
     below: ScorePart
@@ -78,8 +78,8 @@ class ReferenceComparison(msgspec.Struct, frozen=True, kw_only=True):
     with the first of these responses about as far as the second one does.
 
     Attributes:
-        found: Whether the responses differ more from the first reference response than the second
-            reference response does, with a probability of a false alarm of at most 1 %.
+        is_different: Whether the responses differ more from the first reference response than the
+            second reference response does, with a probability of a false alarm of at most 1 %.
         p_value: The probability of so clear a difference without any.
         questions: The number of questions that were compared.
         worse: The number of questions with less agreement than that of the reference with itself.
@@ -88,7 +88,7 @@ class ReferenceComparison(msgspec.Struct, frozen=True, kw_only=True):
         reference_agreement: The same for the reference with itself.
     """
 
-    found: bool
+    is_different: bool
     p_value: float
     questions: int
     worse: int
@@ -228,7 +228,7 @@ def find_load_dependence(answers: Sequence[MeasuredAnswer]) -> LoadDependence | 
     level = levels[best]
     p_value = min(1.0, p_values[best] * len(levels))
     return LoadDependence(
-        found=p_value < ALARM_LEVEL,
+        is_worse=p_value < ALARM_LEVEL,
         p_value=p_value,
         in_flight=level,
         below=score_part([answer.scored for answer in answers if answer.in_flight <= level]),
@@ -297,7 +297,7 @@ def compare_with_reference(answers: Sequence[ScoredAnswer]) -> ReferenceComparis
     better = int((agreements > reference_agreements).sum())
     p_value = sign_test_p_value(worse, better)
     return ReferenceComparison(
-        found=p_value < ALARM_LEVEL,
+        is_different=p_value < ALARM_LEVEL,
         p_value=p_value,
         questions=len(first_answers),
         worse=worse,

@@ -52,7 +52,7 @@ def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]
     The probability of either warning is at most 1 % if there is nothing to warn of.
     """
     dependence = answers.load_dependence
-    if dependence is not None and dependence.found:
+    if dependence is not None and dependence.is_worse:
         values = {
             "in_flight": dependence.in_flight,
             "below": dependence.below.score,
@@ -61,7 +61,7 @@ def _find_warnings(answers: AnswerScores) -> Iterator[tuple[str, dict[str, Any]]
         yield "answers_worse_under_load", values
 
     reference = answers.reference
-    if reference is not None and reference.found:
+    if reference is not None and reference.is_different:
         values = {
             "worse": reference.worse,
             "better": reference.better,

@@ -506,8 +506,8 @@ def change_one_word(digest: bytes, output_tokens: int, seed: int, request_number
     The word is drawn from the number of the request, so that equal prompts get different errors. In
     a text longer than the digest, the words that the same byte decides are wrong, too.
     """
-    words = min(output_tokens, len(digest))
-    position = int(draw_uniform(seed, CORRUPT_WORD_STREAM, request_number) * words)
+    word_count = min(output_tokens, len(digest))
+    position = int(draw_uniform(seed, CORRUPT_WORD_STREAM, request_number) * word_count)
     changed_digest = bytearray(digest)
     changed_digest[position] ^= CHANGED_WORD_MASK
     return bytes(changed_digest)

@@ -88,7 +88,7 @@ def test_corruption_above_a_load_is_found_at_this_load() -> None:
     is_wrong = (in_flight > LEVEL) & (rng.random(4000) < 0.02)
     dependence = find_load_dependence(answers_at(in_flight.tolist(), is_wrong.tolist()))
     assert dependence is not None
-    assert dependence.found
+    assert dependence.is_worse
     assert dependence.in_flight == LEVEL
     assert dependence.below.correct == dependence.below.checked
 
@@ -102,7 +102,7 @@ def test_errors_at_every_load_are_no_dependence() -> None:
         is_wrong = rng.random(1000) < 0.05
         dependence = find_load_dependence(answers_at(in_flight.tolist(), is_wrong.tolist()))
         assert dependence is not None
-        alarms += dependence.found
+        alarms += dependence.is_worse
     assert alarms <= 2
 
 
@@ -139,14 +139,14 @@ def reference_answers(agreements: list[tuple[float, float]]) -> list[ScoredAnswe
 def test_the_same_model_does_not_differ_from_its_reference() -> None:
     comparison = compare_with_reference(reference_answers([(1.0, 1.0)] * 490 + [(0.5, 1.0)] * 6))
     assert comparison is not None
-    assert not comparison.found
+    assert not comparison.is_different
     assert comparison.p_value == pytest.approx(1 / 64)
 
 
 def test_seven_changed_responses_in_500_differ_from_the_reference() -> None:
     comparison = compare_with_reference(reference_answers([(1.0, 1.0)] * 493 + [(0.5, 1.0)] * 7))
     assert comparison is not None
-    assert comparison.found
+    assert comparison.is_different
     assert (comparison.worse, comparison.better) == (7, 0)
 
 
@@ -154,7 +154,7 @@ def test_a_reference_that_varies_itself_is_no_difference() -> None:
     pairs = [(0.9, 0.4), (0.3, 0.8)] * 250
     comparison = compare_with_reference(reference_answers(pairs))
     assert comparison is not None
-    assert not comparison.found
+    assert not comparison.is_different
 
 
 def test_only_the_first_response_to_a_question_is_compared() -> None:
