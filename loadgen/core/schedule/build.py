@@ -9,7 +9,7 @@ import numpy as np
 from loadgen.core import seeds
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.arrivals import Arrivals
-from loadgen.core.schedule.schedule import RESERVED_SESSIONS, Schedule, ScheduledStage
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import SessionSequence, build_sessions
 from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload
 
@@ -70,17 +70,15 @@ def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
         return _StagePosition(index=0, start_ns=0, first_session=0, previous_users=0)
 
     previous = stages[-1]
-    if previous.session_count is None:
-        session_count = RESERVED_SESSIONS
-        users_at_end = previous.concurrency
-    else:
-        session_count = previous.session_count
-        users_at_end = min(previous.concurrency, session_count)
+    users_at_end = previous.concurrency
+    if previous.session_count is not None:
+        # Of more users than sessions, some have nothing to send.
+        users_at_end = min(previous.concurrency, previous.session_count)
 
     return _StagePosition(
         index=previous.index + 1,
         start_ns=_planned_end_ns(previous),
-        first_session=previous.first_session + session_count,
+        first_session=previous.session_numbers.stop,
         previous_users=users_at_end,
     )
 

@@ -97,9 +97,8 @@ class InterruptedSlots:
     ) -> Iterator[DispatchedSlot]:
         """Yield the slots of a virtual user from session `next_session` to the end of its stage.
 
-        The virtual users take turns in sending the sessions of the stage: with 8 users, user 3
-        sends the sessions 3, 11, 19 and so on. With `next_session` 11 the slots of session 11 come
-        first, and then those of session 19.
+        The users take turns in sending the sessions of the stage. If user 3 of 8 has begun session
+        3, the slots of session 11 come first (`next_session`), and then those of session 19.
 
         Nothing is yielded if a duration ends the stage. How many sessions the user would have sent
         depends on the speed of the server then.
@@ -113,10 +112,7 @@ class InterruptedSlots:
         if not has_planned_slots(stage):
             return
 
-        assert stage.session_count is not None, "a closed loop with planned slots has a count"
-        session_end = stage.first_session + stage.session_count
-
-        remaining_sessions = range(next_session, session_end, stage.concurrency)
+        remaining_sessions = range(next_session, stage.session_numbers.stop, stage.concurrency)
         for session_index in remaining_sessions:
             session_due_ns = due_ns if session_index == next_session else NOT_APPLICABLE
             yield from self.slots_of_session(stage, session_index, virtual_user, session_due_ns)
@@ -127,8 +123,8 @@ class InterruptedSlots:
         """Yield the requests (slots) of an open loop whose sessions had not arrived at the stop.
 
         Only the sessions of this shard are yielded, the part of the schedule that one worker sends.
-        They are dealt to the shards in turn: with 2 shards, shard 1 has the sessions 1, 3, 5 and so
-        on. If 2 of them have arrived, the requests of session 5 come first.
+        If 2 of the sessions 1, 3, 5 and 7 of a shard have arrived, the requests of session 5 come
+        first.
 
         Args:
             stage: The open loop.
@@ -136,14 +132,13 @@ class InterruptedSlots:
                 have the due time NOT_APPLICABLE.
             arrived_count: How many sessions of this shard have arrived.
         """
-        schedule = self._schedule
-        arrivals_ns = schedule.arrivals_ns_of(stage).tolist()
-        for index_in_shard in range(arrived_count, len(arrivals_ns)):
-            index_in_stage = schedule.shard_index + index_in_shard * schedule.shard_count
-            due_ns = NOT_APPLICABLE if start_ns is None else start_ns + arrivals_ns[index_in_shard]
-            yield from self.slots_of_session(
-                stage, stage.first_session + index_in_stage, virtual_user=None, due_ns=due_ns
-            )
+        arrivals_ns = self._schedule.arrivals_ns_of(stage).tolist()
+        for position_in_shard in range(arrived_count, len(arrivals_ns)):
+            session_index = stage.first_session + self._schedule.shard.number_at(position_in_shard)
+            due_ns = NOT_APPLICABLE
+            if start_ns is not None:
+                due_ns = start_ns + arrivals_ns[position_in_shard]
+            yield from self.slots_of_session(stage, session_index, virtual_user=None, due_ns=due_ns)
 
 
 def has_planned_slots(stage: ScheduledStage) -> bool:

@@ -139,21 +139,23 @@ class _ArrivalCursor:
 
     def __init__(self, schedule: Schedule, stage: ScheduledStage, start_ns: int) -> None:
         self._stage = stage.index
-        self._shard_count = schedule.shard_count
-        self._first_session = stage.first_session + schedule.shard_index
         self._times_ns = _iterate_times(schedule.arrivals_ns_of(stage), start_ns)
-        self.next_session = self._first_session
         self.next_ns = next(self._times_ns, _NEVER_NS)
 
+        # Sessions are dealt to the shards in turn, so the next one of this shard is so many later.
+        self._session_step = schedule.shard.count
+        self._first_session = stage.first_session + schedule.shard.number_at(0)
+        self._next_session = self._first_session
+
     @property
-    def arrival_count(self) -> int:
+    def taken_arrivals(self) -> int:
         """Return how many arrivals have been taken."""
-        return (self.next_session - self._first_session) // self._shard_count
+        return (self._next_session - self._first_session) // self._session_step
 
     def take(self) -> _PendingSlot:
         """Return the first slot of the next session, and advance to the one after it."""
-        slot = _PendingSlot(self.next_ns, self.next_session, 0, self._stage, None)
-        self.next_session += self._shard_count
+        slot = _PendingSlot(self.next_ns, self._next_session, 0, self._stage, None)
+        self._next_session += self._session_step
         self.next_ns = next(self._times_ns, _NEVER_NS)
         return slot
 
@@ -786,15 +788,13 @@ class Dispatcher:
     ) -> None:
         """Schedule the next session of a virtual user after that of `slot`, or end the user.
 
-        A session is a conversation, a task or a single request. Sessions are assigned round robin:
-        with a concurrency of 8, user 3 sends the sessions 3, 11, 19 and so on. There are two
-        reasons for the user to end: its stage ends before the next session is due, or the stage has
-        no such session.
+        A session is a conversation, a task or a single request. There are two reasons for the user
+        to end: its stage ends before the next session is due, or the stage has no such session.
         """
         stage = self.schedule.stages[slot.stage]
 
-        # This is `self._layout.session_of(slot.slot_id)`, whose call would cost time after every
-        # request.
+        # These are `SlotLayout.session_of` and `ScheduledStage.next_session_of_user`, whose calls
+        # would cost time after every request.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
@@ -944,11 +944,11 @@ class Dispatcher:
 
     def _begin_user(self, user: _WaitingUser) -> None:
         """Schedule the first slot of a virtual user."""
-        first_session = self.schedule.stages[user.stage].first_session + user.virtual_user
+        stage = self.schedule.stages[user.stage]
         self._stages[user.stage].active += 1
         pending_slot = _PendingSlot(
             due_ns=user.due_ns,
-            session_index=first_session,
+            session_index=stage.first_session_of(user.virtual_user),
             turn=0,
             stage=user.stage,
             virtual_user=user.virtual_user,
@@ -1027,7 +1027,7 @@ class Dispatcher:
         duration ends has no planned slots: how many it would have reached is not known.
         """
         for session_index, progress in self._sessions.items():
-            stage = self._stage_of_session(session_index)
+            stage = self.schedule.stage_of_session(session_index)
             virtual_user = stage.user_of_session(session_index)
             if has_planned_slots(stage):
                 for turn in progress.turns_without_due_time():
@@ -1036,7 +1036,7 @@ class Dispatcher:
                     )
 
             if virtual_user is not None:
-                next_session = _next_session_of_user(stage, session_index)
+                next_session = stage.next_session_of_user(session_index)
                 yield from interrupted.slots_of_user(stage, virtual_user, next_session)
 
     def _unsent_sessions_of_sending_users(
@@ -1051,7 +1051,7 @@ class Dispatcher:
             assert slot.virtual_user is not None, "`stop` stores only requests of virtual users"
             stage = self.schedule.stages[slot.stage]
             session_in_flight = self._layout.session_of(slot.slot_id)
-            next_session = _next_session_of_user(stage, session_in_flight)
+            next_session = stage.next_session_of_user(session_in_flight)
             yield from interrupted.slots_of_user(stage, slot.virtual_user, next_session)
 
     def _unsent_sessions_of_waiting_users(
@@ -1060,7 +1060,7 @@ class Dispatcher:
         """Yield all sessions of virtual users that still waited for earlier users to end."""
         for user in self._waiting_users:
             stage = self.schedule.stages[user.stage]
-            first_session = stage.first_session + user.virtual_user
+            first_session = stage.first_session_of(user.virtual_user)
             yield from interrupted.slots_of_user(stage, user.virtual_user, first_session)
 
     def _unsent_arrivals_of_current_stage(
@@ -1069,7 +1069,7 @@ class Dispatcher:
         """Yield the sessions of the current stage that had not arrived, if it is an open loop."""
         if not self._current.stage.is_closed_loop:
             yield from interrupted.slots_of_arrivals(
-                self._current.stage, self._current.start_ns, self._arrivals.arrival_count
+                self._current.stage, self._current.start_ns, self._arrivals.taken_arrivals
             )
 
     def _unsent_slots_of_later_stages(
@@ -1079,26 +1079,10 @@ class Dispatcher:
         for stage in self.schedule.stages[self._current.stage.index + 1 :]:
             if stage.is_closed_loop:
                 for virtual_user in self.schedule.virtual_users_of(stage):
-                    first_session = stage.first_session + virtual_user
+                    first_session = stage.first_session_of(virtual_user)
                     yield from interrupted.slots_of_user(stage, virtual_user, first_session)
             else:
                 yield from interrupted.slots_of_arrivals(stage, stage.start_ns)
-
-    def _stage_of_session(self, session_index: int) -> ScheduledStage:
-        """Return the stage that a session belongs to: the last one that begins at or before it."""
-        return next(
-            stage
-            for stage in reversed(self.schedule.stages)
-            if stage.first_session <= session_index
-        )
-
-
-def _next_session_of_user(stage: ScheduledStage, session_index: int) -> int:
-    """Return the session that a virtual user sends after this one, if the stage has so many.
-
-    Sessions are assigned round robin: with a concurrency of 8, user 3 sends the sessions 3, 11, 19.
-    """
-    return session_index + stage.concurrency
 
 
 def _iterate_times(arrivals_ns: Ints, start_ns: int) -> Iterator[int]:

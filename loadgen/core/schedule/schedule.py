@@ -44,6 +44,47 @@ _SESSIONS_PER_HASH_BLOCK = 1 << 16
 _SESSIONS_HASHED_WITHOUT_COUNT = 1024
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """The part of a complete schedule that one worker sends.
+
+    Sessions of an open loop and virtual users of a closed loop are dealt to the shards in turn,
+    like cards: with 3 shards, shard 1 has the numbers 1, 4, 7 and so on. A complete schedule is
+    shard 0 of 1.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True if this is the complete schedule."""
+        return self.count == 1
+
+    def numbers_below(self, end: int) -> range:
+        """Return the numbers from 0 to `end - 1` that this shard has, in ascending order."""
+        return range(self.index, end, self.count)
+
+    def number_at(self, position: int) -> int:
+        """Return one of the numbers of this shard by its position, from 0.
+
+        In shard 1 of 3, which has 1, 4, 7 and so on, the number at position 2 is 7.
+        """
+        return self.index + position * self.count
+
+    def contains(self, numbers: Ints) -> NDArray[np.bool_]:
+        """Return for each number whether this shard has it."""
+        is_in_shard: NDArray[np.bool_] = numbers % self.count == self.index
+        return is_in_shard
+
+    def divide(self, index: int, count: int) -> Shard:
+        """Return one of `count` parts of this shard, as a shard of the complete schedule.
+
+        Shard 1 of 2 has the numbers 1, 3, 5, 7 and so on. Its part 0 of 2 has every second of
+        these, 1, 5 and so on. This is shard 1 of 4 of the complete schedule.
+        """
+        return Shard(index=self.number_at(index), count=self.count * count)
+
+
 class Slot(NamedTuple):
     """One request of the schedule. It has either a due time or a predecessor.
 
@@ -96,7 +137,9 @@ class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One stage of the schedule: an open loop or a closed loop.
 
     An open loop has one arrival time per session. A closed loop has virtual users, each of which
-    sends one session after the other, and no arrival times.
+    sends one session after the other, and no arrival times. The sessions are assigned to the users
+    in turn: if the first session of the stage is 100 and there are 8 users, user 3 sends the
+    sessions 103, 111, 119 and so on.
     """
 
     index: int
@@ -170,14 +213,27 @@ class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return starts_ns
 
     def user_of_session(self, session_index: int) -> int | None:
-        """Return the virtual user that sends a session of this stage, or None in an open loop.
-
-        The virtual users take turns: user 0 sends the first session of the stage, user 1 the
-        second.
-        """
+        """Return the virtual user that sends a session of this stage, or None in an open loop."""
         if not self.is_closed_loop:
             return None
         return (session_index - self.first_session) % self.concurrency
+
+    def first_session_of(self, virtual_user: int) -> int:
+        """Return the first session that a virtual user of this stage sends."""
+        return self.first_session + virtual_user
+
+    def next_session_of_user(self, session_index: int) -> int:
+        """Return the session that the user of a session sends next, if the stage has so many."""
+        return session_index + self.concurrency
+
+    @property
+    def session_numbers(self) -> range:
+        """Return the numbers of the sessions that this stage may send.
+
+        A stage without a number of sessions has a large range that no other stage uses.
+        """
+        count = RESERVED_SESSIONS if self.session_count is None else self.session_count
+        return range(self.first_session, self.first_session + count)
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -188,8 +244,17 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     stages: tuple[ScheduledStage, ...]
     sessions: SessionSequence
-    shard_index: int = 0
-    shard_count: int = 1
+    shard: Shard = Shard()
+
+    @property
+    def shard_index(self) -> int:
+        """Return the number of this shard, from 0."""
+        return self.shard.index
+
+    @property
+    def shard_count(self) -> int:
+        """Return the number of shards of the complete schedule."""
+        return self.shard.count
 
     @property
     def max_turns(self) -> int:
@@ -238,8 +303,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if stage.session_count is None:
             return None
 
-        is_complete_schedule = self.shard_count == 1
-        if is_complete_schedule:
+        if self.shard.is_complete:
             return stage.slot_count or 0
 
         has_single_requests_only = self.max_turns == 1
@@ -253,38 +317,28 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def session_count_in_shard(self, stage: ScheduledStage) -> int:
         """Return how many sessions of a stage belong to this shard, the part that one worker sends.
 
-        The stage must have a `session_count`. How its sessions are divided depends on its kind:
+        The stage must have a `session_count`. An open loop is divided by sessions, and a closed
+        loop by virtual users, each of which brings all its sessions.
 
-        - Open loop: the sessions are dealt to the shards in turn. Shard 0 of 2 has the sessions 0,
-          2, 4 and so on.
-        - Closed loop: the virtual users are dealt in turn, and each brings all its sessions. Every
-          user sends one session per round. With 3 users, 7 sessions are two full rounds, and a last
-          round in which only user 0 sends one. Shard 0 of 2 has the users 0 and 2, which send 2
-          sessions in each full round and 1 in the last one, 5 together.
+        For example, 3 users send 7 sessions in rounds, in which each user sends one: two full
+        rounds, and a last round in which only user 0 sends one. Shard 0 of 2 has the users 0 and 2,
+        which send 2 sessions in each full round and 1 in the last one, 5 together.
         """
         assert stage.session_count is not None, "the stage must have a number of sessions"
         if not stage.is_closed_loop:
-            return self._count_in_shard(stage.session_count)
+            return len(self.shard.numbers_below(stage.session_count))
 
-        full_rounds, sessions_in_last_round = divmod(stage.session_count, stage.concurrency)
+        full_rounds, users_in_last_round = divmod(stage.session_count, stage.concurrency)
         users_in_shard = len(self.virtual_users_of(stage))
-        return full_rounds * users_in_shard + self._count_in_shard(sessions_in_last_round)
-
-    def _count_in_shard(self, count: int) -> int:
-        """Return how many of the numbers 0 to `count - 1` this shard has.
-
-        Sessions and virtual users are dealt to the shards in turn: with 2 shards, shard 0 has the
-        numbers 0, 2, 4 and so on.
-        """
-        return len(range(self.shard_index, count, self.shard_count))
+        return full_rounds * users_in_shard + len(self.shard.numbers_below(users_in_last_round))
 
     def virtual_users_of(self, stage: ScheduledStage) -> range:
         """Return the virtual users of a stage that belong to this shard."""
-        return range(self.shard_index, stage.concurrency, self.shard_count)
+        return self.shard.numbers_below(stage.concurrency)
 
     def arrivals_ns_of(self, stage: ScheduledStage) -> Ints:
         """Return the arrival times of a stage that belong to this shard."""
-        return stage.arrivals_ns[self.shard_index :: self.shard_count]
+        return stage.arrivals_ns[self.shard.index :: self.shard.count]
 
     def slot_ids_of(self, stage: ScheduledStage) -> Iterator[int]:
         """Yield the ids of the planned requests (slots) of a stage, in ascending order.
@@ -313,13 +367,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def _session_indexes_of(self, stage: ScheduledStage) -> Iterator[int]:
         """Iterate over the sessions of a stage in this shard, counted from 0 in the stage.
 
-        A shard is the part of the schedule that one worker sends. Shard 0 of 2 has the sessions 0,
-        2, 4, ... of an open loop. A closed loop is divided by virtual users instead. The iterator
-        is infinite if only a duration limits the stage.
+        The iterator is infinite if only a duration limits the stage, which must be a closed loop.
         """
         if stage.is_closed_loop:
             return self._session_indexes_of_users(stage)
-        return _count_up(self.shard_index, self.shard_count, end=stage.session_count)
+        return iter(self.shard.numbers_below(len(stage.arrivals_ns)))
 
     def _session_indexes_of_users(self, stage: ScheduledStage) -> Iterator[int]:
         """Yield the sessions that the virtual users of this shard send, in ascending order.
@@ -344,8 +396,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         index = np.arange(session_count)
         if stage.is_closed_loop:
             index %= stage.concurrency  # All sessions of a virtual user belong to one shard.
-        is_in_shard: NDArray[np.bool_] = index % self.shard_count == self.shard_index
-        return is_in_shard
+        return self.shard.contains(index)
 
     # Slots and their ids
 
@@ -399,21 +450,23 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def slot(self, slot_id: int) -> Slot:
         """Return the slot with this id. Raises IndexError if the run has no such slot.
 
-        Each stage has a range of session numbers, and the slot belongs to the stage whose range
-        contains its session. Only the slots of this one session are computed.
+        Only the slots of its session are computed.
         """
         session_index = self.layout.session_of(slot_id)
-        for stage in self.stages:
-            # A stage without a count has a large range of numbers that no other stage uses.
-            session_count = (
-                RESERVED_SESSIONS if stage.session_count is None else stage.session_count
-            )
-            index_in_stage = session_index - stage.first_session
-            if 0 <= index_in_stage < session_count:
-                session_columns = _build_columns(self, stage, first=index_in_stage, count=1)
-                return session_columns.row(self.turn_of(slot_id))
+        stage = self.stage_of_session(session_index)
+        index_in_stage = session_index - stage.first_session
+        slots_of_session = _build_columns(self, stage, first=index_in_stage, count=1)
+        return slots_of_session.row(self.turn_of(slot_id))
 
-        raise IndexError(slot_id)
+    def stage_of_session(self, session_index: int) -> ScheduledStage:
+        """Return the stage that sends a session. Raises IndexError if the run has no such session.
+
+        Sessions are numbered through all stages, so each stage has a range of numbers.
+        """
+        for stage in self.stages:
+            if session_index in stage.session_numbers:
+                return stage
+        raise IndexError(session_index)
 
     def columns(self) -> SlotColumns:
         """Return all slots of this shard, stage by stage.
@@ -434,25 +487,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return SlotColumns.concatenate(columns_by_stage)
 
 
-def _count_up(start: int, step: int, end: int | None) -> Iterator[int]:
-    """Iterate over `start`, `start + step` and so on, as long as they are below `end`.
-
-    This is `range` with an optional end: None means that the numbers never end.
-    """
-    if end is None:
-        return itertools.count(start, step)
-    return iter(range(start, end, step))
-
-
 def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
     """Return one of `shard_count` shards of a schedule, the requests that one worker sends.
 
-    A shard has every `shard_count`-th session of an open loop, and every `shard_count`-th virtual
-    user of a closed loop. Its sessions are complete, and slot ids stay those of the complete run.
+    `Shard` says which sessions and virtual users a shard has. Its sessions are complete, and slot
+    ids stay those of the complete run.
 
-    A shard can itself be divided again. Shard 1 of 2 has the sessions 1, 3, 5, 7 and so on. Its
-    shard 0 of 2 has every second of these, 1, 5 and so on. This is shard 1 of 4 of the complete
-    schedule.
+    A shard can itself be divided again.
 
     A stage that starts when the previous one has finished starts in a shard when the slots *of that
     shard* have finished, because workers do not communicate. If all workers must change stage
@@ -461,18 +502,12 @@ def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
     if not 0 <= shard_index < shard_count:
         raise ValueError(f"no shard {shard_index} of {shard_count}")
 
-    # A complete schedule is shard 0 of 1. Shard i of this shard begins i of its steps later.
-    index_in_complete_schedule = schedule.shard_index + shard_index * schedule.shard_count
-    return replace(
-        schedule,
-        shard_index=index_in_complete_schedule,
-        shard_count=schedule.shard_count * shard_count,
-    )
+    return replace(schedule, shard=schedule.shard.divide(shard_index, shard_count))
 
 
 def complete_schedule(schedule: Schedule) -> Schedule:
     """Return the complete schedule that a shard belongs to."""
-    return replace(schedule, shard_index=0, shard_count=1)
+    return replace(schedule, shard=Shard())
 
 
 def schedule_fingerprint(schedule: Schedule) -> str:
@@ -483,7 +518,7 @@ def schedule_fingerprint(schedule: Schedule) -> str:
     the other values. For a stage that only a duration ends, the first 1,024 sessions are hashed.
     Raises ValueError for a shard: the fingerprint must not depend on the number of workers.
     """
-    if schedule.shard_count != 1:
+    if not schedule.shard.is_complete:
         raise ValueError("only a complete schedule has a fingerprint, not a shard")
 
     digest = hashlib.blake2b(digest_size=16)
