@@ -3,10 +3,10 @@
     python -m venv checker && checker/bin/pip install endpoints-submission-cli
     python benchmarks/endpoints_package.py --checker-python checker/bin/python
 
-loadgen rehearses a curve on a simulated server, unless `--curve` names one with its runs, and
-writes its package. The checker of MLCommons reads it. The script prints how many checks passed, and
-a row for each objection. The package of a rehearsal is never accepted: it has no accuracy runs, and
-it leaves out what only a submitter knows.
+loadgen rehearses a curve on a simulated server twice: without any facts about the system, and with
+those of an example of a system file. `--curve` names a curve with its runs instead. loadgen writes
+the package, and the checker of MLCommons reads it. The script prints how many checks passed, and a
+row for each objection. The package of a rehearsal is never accepted: it has no accuracy runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from typing import NamedTuple
 import rig
 
 CURVE_OPTIONS = "-b llama3.1-8b --c-min 8 --c-max 256 --url sim:gb300-vm --power-kw 8"
+SYSTEM_FILE = rig.BENCHMARKS_DIR.parent / "docs" / "system.example.yaml"
+STATED_FACTS = (
+    f"--system {SYSTEM_FILE} --metadata dataset_link=https://example.org/data "
+    "--metadata power_source=https://example.org/power"
+)
+FACTS_BY_TITLE = {"Nothing is stated about the system": "", "With a system file": STATED_FACTS}
 LOADGEN = (sys.executable, "-P", "-m", "loadgen", "mlperf", "endpoints")
 CHECKER_PROGRAM = """\
 import json, sys
@@ -40,10 +46,13 @@ class Finding(NamedTuple):
     message: str
 
 
-def rehearse_curve(curve: Path) -> None:
-    """Rehearse a curve in virtual time, which takes some minutes."""
-    command = [*LOADGEN, "run", *CURVE_OPTIONS.split(), "--out", str(curve)]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+def rehearse_curve(curve: Path, facts: str) -> None:
+    """Rehearse a curve in virtual time, which takes some minutes.
+
+    `facts` are the options that state facts about the system.
+    """
+    command = [*LOADGEN, "run", *CURVE_OPTIONS.split(), *facts.split(), "--out", str(curve)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def write_package(curve: Path, package_dir: Path) -> Path:
@@ -88,8 +97,14 @@ def print_findings(findings: list[Finding]) -> None:
         print(f"| {rule} | {severity} | {count} | {examples[severity, rule]} |")
 
 
+def check_curve(curve: Path, scratch: Path, checker_python: str) -> None:
+    """Write the package of a curve into a directory, check it, and print the objections."""
+    submission = write_package(curve, scratch / "package")
+    print_findings(check_package(checker_python, submission))
+
+
 def main() -> None:
-    """Write the package of the curve, check it, and print the objections."""
+    """Check the package of a curve, or of a curve that is rehearsed with and without facts."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--curve", type=Path, help="a folder with a curve and its runs")
     parser.add_argument(
@@ -99,12 +114,16 @@ def main() -> None:
     if args.checker_python is None:
         rig.skip_script("it needs --checker-python, with the package endpoints-submission-cli")
 
-    with tempfile.TemporaryDirectory(prefix="loadgen-package-") as scratch:
-        curve = args.curve or Path(scratch) / "curve"
-        if args.curve is None:
-            rehearse_curve(curve)
-        submission = write_package(curve, Path(scratch) / "package")
-        print_findings(check_package(args.checker_python, submission))
+    with tempfile.TemporaryDirectory(prefix="loadgen-package-") as scratch_name:
+        scratch = Path(scratch_name)
+        if args.curve is not None:
+            check_curve(args.curve, scratch, args.checker_python)
+            return
+        for number, (title, facts) in enumerate(FACTS_BY_TITLE.items()):
+            curve = scratch / f"curve{number}"
+            rehearse_curve(curve, facts)
+            print(f"\n{title}:")
+            check_curve(curve, scratch / f"{number}", args.checker_python)
 
 
 if __name__ == "__main__":
