@@ -7,6 +7,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from loadgen.bundle.bundle_writer import write_bundle
 from loadgen.bundle.verification import verify_bundle
 from loadgen.cli.app import run_command_line
 from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
+from loadgen.core.execution.plan import Settings
 from loadgen.core.results import store
 from loadgen.mlperf.endpoints import kind
 from loadgen.mlperf.endpoints.curve_result import (
@@ -26,10 +28,12 @@ from loadgen.mlperf.endpoints.curve_result import (
     read_curve,
     read_result,
 )
-from loadgen.mlperf.endpoints.curve_run import measure_curve, write_result
+from loadgen.mlperf.endpoints.curve_run import CurveRun, measure_curve, run_curve, write_result
 from loadgen.mlperf.endpoints.reference_config import create_reference_config
 from loadgen.mlperf.endpoints.rule_checks import RuleCheck, check_curve
 from loadgen.mlperf.endpoints.submission_package import write_package
+from loadgen.mlperf.endpoints.workloads import CurveData
+from loadgen.runs.run_display import RunDisplay
 from loadgen.ui.results_list import results_in
 
 SYSTEM_FILE = Path(__file__).parent.parent.parent / "docs" / "system.example.yaml"
@@ -168,6 +172,39 @@ def test_a_stopped_or_killed_run_is_moved_to_unfinished_and_repeated(
     assert repeated.points == read_result(folder / "curve").points
 
 
+def interrupt_run(*_: object, **__: object) -> NoReturn:
+    """End a run as Ctrl-C does in virtual time."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_curve_keeps_its_points_and_can_be_resumed(
+    folder: Path, tmp_path: Path
+) -> None:
+    curve = tmp_path / "curve"
+    shutil.copytree(folder / "curve", curve)
+    (curve / "SHA256SUMS").unlink()
+    shutil.rmtree(curve / "r20")
+    shutil.rmtree(curve / "r40")
+    data = CurveData(
+        benchmark="llama3.1-8b", name="texts", size=SAMPLES, prompts=["text"] * SAMPLES
+    )
+    outcome = run_curve(
+        CurveRun(
+            curve=read_curve(curve),
+            data=data,
+            settings=Settings(url="sim:gb300-vm"),
+            output_dir=curve,
+            execute=interrupt_run,
+            display=RunDisplay("off", quiet=True),
+        )
+    )
+    assert outcome.is_interrupted
+    assert outcome.result.missing_points == ("r20", "r40")
+    assert read_result(curve) == outcome.result
+    assert run_command_line(run_arguments(folder, curve)) == OK
+    assert read_result(curve).points == read_result(folder / "curve").points
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     for command in ("report", "mlperf endpoints check", f"bundle -o {tmp_path / 'curve.zip'}"):
         with pytest.raises(UserError):
@@ -193,6 +230,7 @@ def test_a_curve_without_a_result_has_only_missing_points(folder: Path, tmp_path
     assert run_command_line(["report", str(tmp_path)]) == UNSOUND
     outcomes = {check.outcome for check in check_curve(loaded).checks}
     assert "missed" in outcomes
+    assert find_check(loaded, "2.9.5.1", "salt").outcome == "not checkable"
     with pytest.raises(UserError) as error:
         write_package(tmp_path / "package", loaded)
     assert error.value.code == "no_figure"

@@ -52,7 +52,7 @@ def create_report(result: CurveResult) -> Report:
         headline_last=True,
         sections=[
             section("", _facts(result)),
-            section("Points", points_table(result)),
+            section("Points", points_table(result), _missing_points(result)),
             section("Steady windows", windows_table(result), Bullets(list(_notes(result)), "warn")),
             section("Regions", regions_table(curve.curve.regions)),
             lambda: _chart_sections(result),
@@ -62,16 +62,16 @@ def create_report(result: CurveResult) -> Report:
 
 def describe_result(result: CurveResult) -> str:
     """Return the result in one sentence."""
-    planned = len(result.curve.curve.points)
-    windows = sum(1 for point in result.fixed_results if point.has_official_window)
-    text = (
-        f"{len(result.points)} of {planned} points measured; {windows} of "
-        f"{len(result.fixed_results)} fixed-concurrency points have a steady window of the "
-        "required length"
-    )
+    parts = [f"{len(result.points)} of {len(result.curve.curve.points)} points measured"]
+    if result.fixed_results:
+        windows = sum(1 for point in result.fixed_results if point.has_official_window)
+        parts.append(
+            f"{windows} of {len(result.fixed_results)} fixed-concurrency points have a steady "
+            "window of the required length"
+        )
     if result.points:
-        text += f"; up to {format.quantity(result.max_system_tps)} tokens/s"
-    return f"Rehearsal, unofficial: {text}."
+        parts.append(f"up to {format.quantity(result.max_system_tps)} tokens/s")
+    return f"Rehearsal, unofficial: {'; '.join(parts)}."
 
 
 def points_table(result: CurveResult) -> Table:
@@ -125,13 +125,17 @@ def _window_row(point: PointResult) -> list[str]:
     ]
 
 
+def _missing_points(result: CurveResult) -> Bullets:
+    """Return which points have not run and how to run them, or nothing if all have run."""
+    if not result.missing_points:
+        return Bullets([])
+    names = ", ".join(result.missing_points)
+    hint = "The same command with the same --out measures them."
+    return Bullets([f"Not measured: {names}. {hint}"], "warn")
+
+
 def _notes(result: CurveResult) -> Iterator[str]:
     """Yield what a reader has to know about single points."""
-    if result.missing_points:
-        yield (
-            f"Not measured: {', '.join(result.missing_points)}. The same command with the same "
-            "--out measures them."
-        )
     for point in result.points:
         for error in point.measurement_errors:
             yield f"{point.point.name} is not a valid measurement: {error}"

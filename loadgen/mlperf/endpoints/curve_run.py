@@ -73,7 +73,8 @@ def run_curve(curve_run: CurveRun) -> CurveOutcome:
     points = points_to_run(curve_run.curve, curve_run.output_dir)
     done_count = len(curve_run.curve.curve.points) - len(points)
     if done_count:
-        print_status(f"Resuming {curve_run.output_dir}: {done_count} points are done")
+        done = format.counted(done_count, "point is", "points are")
+        print_status(f"Resuming {curve_run.output_dir}: {done} done")
 
     checksums.begin(curve_run.output_dir)
     curve_run.display.begin_steps(len(points), weights=_relative_durations(curve_run, points))
@@ -81,11 +82,11 @@ def run_curve(curve_run: CurveRun) -> CurveOutcome:
     is_interrupted = False
     for point in points:
         curve_run.display.begin_step(f"Point {point.name}")
-        if not _run_point(curve_run, point):
+        measured = _run_and_measure_point(curve_run, point)
+        if measured is None:
             is_interrupted = True
             break
 
-        measured = _measure_stored_point(point, curve_run.output_dir, curve_run.curve)
         result = _add_point(result, measured)
         write_result(curve_run.output_dir, result)
         _print_point(measured)
@@ -124,6 +125,20 @@ def has_finished(run_dir: Path) -> bool:
     if not (run_dir / run_folder.SUMMARY).is_file():
         return False
     return run_folder.read_summary(run_dir).run.state == FINISHED
+
+
+def _run_and_measure_point(curve_run: CurveRun, point: CurvePoint) -> PointResult | None:
+    """Run one point and return its result, or None if the user interrupted it.
+
+    An interrupted run in real time ends with a summary that says so. In virtual time, and between
+    runs, the interruption is an exception.
+    """
+    try:
+        if not _run_point(curve_run, point):
+            return None
+        return _measure_stored_point(point, curve_run.output_dir, curve_run.curve)
+    except KeyboardInterrupt:
+        return None
 
 
 def _run_point(curve_run: CurveRun, point: CurvePoint) -> bool:

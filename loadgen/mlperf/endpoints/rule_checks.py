@@ -171,14 +171,20 @@ def _check_client_and_model(result: CurveResult) -> Iterator[RuleCheck]:
             lambda point: f"seed {point.load.seed}",
         )
 
-    salts = [point.load.salt for point in result.points]
-    yield RuleCheck(
+    yield _check_salts(result.points)
+    yield _check_model(result)
+
+
+def _check_salts(points: Sequence[PointResult]) -> RuleCheck:
+    """Return the check that every point has a salt that no other point has."""
+    salts = [point.load.salt for point in points]
+    is_met = all(salts) and len(set(salts)) == len(salts)
+    return RuleCheck(
         section="2.9.5.1",
         rule="no two queries share a prefix but the system prompt (salt)",
-        outcome=_outcome(all(salts) and len(set(salts)) == len(salts)),
+        outcome=_outcome(is_met) if points else "not checkable",
         value=f"{len(set(salts))} different salts at {len(salts)} points",
     )
-    yield _check_model(result)
 
 
 def _check_model(result: CurveResult) -> RuleCheck:
