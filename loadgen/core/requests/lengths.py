@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.prompts import Prompts
+from loadgen.core.requests.slot_layout import SlotLayout
 
 SAMPLED_REQUESTS = 1_000
 """The number of requests whose lengths are computed. Later ones have the same distribution."""
@@ -114,17 +115,17 @@ def task_lengths(
 
     Args:
         prompts: The requests of the workload.
-        first_requests: The lengths of the first requests, by request id. The requests of a task
-            have ids in a row: with `prompts.turns` 5, those of task 2 are among 10 to 14.
+        first_requests: The lengths of the first requests, by request id.
     """
     if prompts.turns == 1:
         return []
 
+    layout = SlotLayout(block_size=prompts.turns)
     requests_of_task: dict[int, list[RequestedLengths]] = {}
     for request_id, lengths in first_requests.items():
         if isinstance(prompts, MixPrompts) and prompts.is_single_request(request_id):
             continue  # Some classes of a mix may have single requests.
-        task_index = request_id // prompts.turns
+        task_index = layout.session_of(request_id)
         requests_of_task.setdefault(task_index, []).append(lengths)
 
     # The tasks are in order, because the request ids are.

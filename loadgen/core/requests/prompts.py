@@ -50,12 +50,12 @@ class AssistantTurn(msgspec.Struct, frozen=True):
 class Prompts(Protocol):
     """The requests of a workload: `prompts[request_id]` for any id from 0 on.
 
-    The schedule decides how many of them are sent. With conversations, the id of a request is
-    conversation * turns + turn, and `prompts[request_id]` contains the scripted history. If a
-    conversation has fewer turns than `turns`, some ids are not used (see `request_ids`).
+    The schedule decides how many of them are sent. `slot_layout.SlotLayout` defines the ids. It
+    leaves some ids unused, which `request_ids` skips. A later turn of a conversation contains the
+    earlier ones, with generated responses.
 
     Attributes:
-        turns: The most requests of a conversation or task.
+        turns: The most requests of a conversation or task, the block size of the layout.
         history: "scripted" if later turns contain responses that are drawn from the seed, "server"
             if they contain the real responses.
     """

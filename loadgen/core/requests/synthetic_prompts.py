@@ -23,6 +23,7 @@ from loadgen.core.requests.sampling import (
     random_integer,
     sample_lengths,
 )
+from loadgen.core.requests.slot_layout import SlotLayout
 from loadgen.core.requests.text_generator import HEAD_TOKENS, NO_TEXT, Text
 from loadgen.core.requests.tokenizer import Tokenizer
 
@@ -103,6 +104,7 @@ class SyntheticPrompts(GeneratedPrompts):
             self.turns = turns.count
             self.history = turns.history
             self._sample_tool_result = length_sampler(turns.tool_result_tokens)
+        self._layout = SlotLayout(block_size=self.turns)
 
     @functools.cached_property
     def has_single_text(self) -> bool:
@@ -155,7 +157,7 @@ class SyntheticPrompts(GeneratedPrompts):
 
     def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a turn of a conversation with the real responses of all earlier turns."""
-        turn = request_id % self.turns
+        turn = self._layout.turn_of(request_id, self.turns)
         missing = sorted(set(range(turn)) - replies.keys())
         if missing:
             raise ValueError(f"turn {turn} must also follow the replies of turns {missing}")
@@ -163,7 +165,7 @@ class SyntheticPrompts(GeneratedPrompts):
 
     def needs_replies(self, request_id: int) -> bool:
         """Return True for later turns of conversations with real responses."""
-        return self.history == "server" and request_id % self.turns > 0
+        return self.history == "server" and self._layout.turn_of(request_id, self.turns) > 0
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -180,7 +182,7 @@ class SyntheticPrompts(GeneratedPrompts):
         of each turn before it. If the tokenizer merges words with their neighbours, the prompt as
         it is built may only be close to this length.
         """
-        conversation = request_id // self.turns
+        conversation = self._layout.session_of(request_id)
         tokens = self._settings.system_tokens + self._first_message_tokens(conversation)
         for earlier_id, next_id in itertools.pairwise(self._ids_up_to(request_id)):
             tokens += self.requested_output_tokens(earlier_id)
@@ -191,9 +193,10 @@ class SyntheticPrompts(GeneratedPrompts):
     def _ids_up_to(self, request_id: int) -> range:
         """Return the ids of the requests of a conversation, from its first one to this one.
 
-        The ids of a conversation are consecutive: with 3 turns, conversation 2 has 6, 7 and 8.
+        All conversations have equally many turns, so their ids are consecutive: with 3 turns,
+        conversation 2 has 6, 7 and 8.
         """
-        turn = request_id % self.turns
+        turn = self._layout.turn_of(request_id, self.turns)
         return range(request_id - turn, request_id + 1)
 
     def requested_output_tokens(self, request_id: int) -> int:
@@ -416,7 +419,6 @@ class SyntheticPrompts(GeneratedPrompts):
             replies: The real response to each earlier turn, by turn. If None, generated responses
                 take their place.
         """
-        conversation, turn = divmod(request_id, self.turns)
         messages = list(self._messages(request_id, replies))
         input_tokens: int | None = sum(message.tokens for message in messages)
         input_source: str = self._tokenizer.tag
@@ -434,9 +436,14 @@ class SyntheticPrompts(GeneratedPrompts):
             max_tokens=self.requested_output_tokens(request_id),
             input_tokens=input_tokens,
             input_source=input_source,
-            session=conversation if self.turns > 1 else SINGLE_REQUEST_SESSION,
-            turn=turn,
+            session=self._session_number(request_id),
+            turn=self._layout.turn_of(request_id, self.turns),
         )
+
+    def _session_number(self, request_id: int) -> int:
+        """Return the conversation of a request, or SINGLE_REQUEST_SESSION without conversations."""
+        is_conversation = self.turns > 1
+        return self._layout.session_of(request_id) if is_conversation else SINGLE_REQUEST_SESSION
 
     def _messages(
         self, request_id: int, replies: Mapping[int, AssistantTurn] | None
@@ -455,7 +462,7 @@ class SyntheticPrompts(GeneratedPrompts):
             system = self._texts.shared_text("system", 0, self._settings.system_tokens)
             yield _Message("system", system.text, system.tokens)
 
-        first_message = self._first_message(conversation=request_id // self.turns)
+        first_message = self._first_message(self._layout.session_of(request_id))
         content = self._first_message_content(request_id, first_message.text)
         yield _Message("user", content, first_message.tokens)
 
@@ -468,7 +475,8 @@ class SyntheticPrompts(GeneratedPrompts):
     def _reply_to(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Text:
         """Return the response to an earlier request. The tokens of a real one count as 0."""
         if replies is not None:
-            return Text(replies[request_id % self.turns].text, 0)
+            turn = self._layout.turn_of(request_id, self.turns)
+            return Text(replies[turn].text, 0)
         return self._texts.history_text(
             "reply", request_id, self.requested_output_tokens(request_id)
         )

@@ -50,6 +50,13 @@ class Text(NamedTuple):
 NO_TEXT = Text("", 0)
 
 
+class Passage(NamedTuple):
+    """Words of a book, and how many tokens they are short of the requested number."""
+
+    text: str
+    missing_tokens: int
+
+
 class TextGenerator:
     """A source of texts of an exact length, made of words that are one token each.
 
@@ -203,15 +210,17 @@ class TextGenerator:
         if words_after_head <= 0:
             return prefix + "".join(head[:word_count])
 
-        passage = ""
+        text = prefix + "".join(head)
         random_word_count = words_after_head
         if self._book is not None:
             position = random_integer(self._key, purpose + " passage", index, INDEX_BYTES)
-            passage, random_word_count = self._book.passage(position, max_tokens=words_after_head)
+            passage = self._book.passage(position, max_tokens=words_after_head)
+            text += passage.text
+            random_word_count = passage.missing_tokens
 
         # Each random word is chosen by this many random bytes.
         choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * random_word_count)
-        return self._write_words("".join((prefix, *head, passage)), choices)
+        return self._write_words(text, choices)
 
 
 class _Permutation:
@@ -261,8 +270,10 @@ class Book:
         # The tokens of all words before word i, for each i up to the end of `_words`.
         self._tokens_before = list(accumulate(token_counts * 2, initial=0))
 
-    def passage(self, position: int, max_tokens: int) -> tuple[str, int]:
+    def passage(self, position: int, max_tokens: int) -> Passage:
         """Return a passage of whole words that has at most `max_tokens` tokens.
+
+        It may be shorter by a few tokens, because the next word would be too long.
 
         It begins at the word number `position`. After the last word of the book, the book begins
         again. The tokens of words are added up, which is right for tokenizers that split texts at
@@ -270,10 +281,6 @@ class Book:
 
         For example, a book of the words a, b and c has 3 tokens. From position 1 on, a passage of 7
         tokens is "b c a b c a b": it has 2 complete readings of the book and the word b.
-
-        Returns:
-            The passage, and by how many tokens it is shorter than `max_tokens`, because the next
-            word would be too long.
         """
         start = position % self._word_count
         complete_readings, remaining_tokens = divmod(max_tokens, self._tokens)
@@ -287,8 +294,7 @@ class Book:
         tokens_of_last_words = self._tokens_before[end] - self._tokens_before[start]
 
         text = "".join(one_reading * complete_readings + last_words)
-        missing_tokens = remaining_tokens - tokens_of_last_words
-        return text, missing_tokens
+        return Passage(text, missing_tokens=remaining_tokens - tokens_of_last_words)
 
     def _end_of_passage(self, start: int, max_tokens: int) -> int:
         """Return the index of the first word that no longer fits into a passage.

@@ -50,6 +50,17 @@ class _FileFormat(NamedTuple):
     default_unit: TimeUnit | None = None
 
 
+class _FileContent(NamedTuple):
+    """The rows of a file, as they were read, and the format of the file."""
+
+    rows: TraceBuilder
+    format: _FileFormat
+
+    def build_trace(self) -> Trace:
+        """Return the trace. Raises CombinedError if rows have mistakes, UserError for no rows."""
+        return self.rows.build(self.format.name)
+
+
 class _FileVersion(NamedTuple):
     """A file as it is at a time. Another size or time of modification is another version."""
 
@@ -124,10 +135,10 @@ def _read_with_unit(path: Path, unit: TimeUnit, *, skip_bad: bool) -> Trace:
     Mistakes in the rows are raised first. If there are none, a UserError is raised if the format
     already defines the unit.
     """
-    builder, file_format = _read_file(path, unit, skip_bad=skip_bad)
-    trace = builder.build(file_format.name)
-    if not file_format.needs_time_unit:
-        problem = f"the format {file_format.name} already defines the unit of its times"
+    content = _read_file(path, unit, skip_bad=skip_bad)
+    trace = content.build_trace()
+    if not content.format.needs_time_unit:
+        problem = f"the format {content.format.name} already defines the unit of its times"
         raise UserError("no_effect", problem, f"trace_unit {unit}", "leave trace_unit out")
     return replace(trace, time_unit=f"{UNIT_NAMES[unit]}, as specified")
 
@@ -138,20 +149,19 @@ def _read_and_infer_unit(path: Path, *, skip_bad: bool) -> Trace:
     The file is first read with the unit TRIAL_UNIT. The times of all its rows show which unit is
     plausible, and the file is read again if that is another one.
     """
-    trial_builder, file_format = _read_file(path, TRIAL_UNIT, skip_bad=skip_bad)
-    trace = trial_builder.build(file_format.name)
-    if not file_format.needs_time_unit:
+    content = _read_file(path, TRIAL_UNIT, skip_bad=skip_bad)
+    trace = content.build_trace()
+    if not content.format.needs_time_unit:
         return trace
 
-    decision = decide_unit(trial_builder.times_ns(), file_format.default_unit)
+    decision = decide_unit(content.rows.times_ns(), content.format.default_unit)
     if decision.unit != TRIAL_UNIT:
-        builder, _ = _read_file(path, decision.unit, skip_bad=skip_bad)
-        trace = builder.build(file_format.name)
+        trace = _read_file(path, decision.unit, skip_bad=skip_bad).build_trace()
 
     return replace(trace, time_unit=f"{UNIT_NAMES[decision.unit]}, because {decision.reason}")
 
 
-def _read_file(path: Path, unit: TimeUnit, *, skip_bad: bool) -> tuple[TraceBuilder, _FileFormat]:
+def _read_file(path: Path, unit: TimeUnit, *, skip_bad: bool) -> _FileContent:
     """Read all rows of a file, in Parquet or in lines.
 
     `unit` is the unit of its times if the format does not define one.
@@ -163,9 +173,7 @@ def _read_file(path: Path, unit: TimeUnit, *, skip_bad: bool) -> tuple[TraceBuil
         return _read_lines(path, documents, unit, skip_bad=skip_bad)
 
 
-def _read_parquet(
-    path: Path, unit: TimeUnit, *, skip_bad: bool
-) -> tuple[TraceBuilder, _FileFormat]:
+def _read_parquet(path: Path, unit: TimeUnit, *, skip_bad: bool) -> _FileContent:
     """Read the rows of a file in Parquet.
 
     Reading stops as soon as the builder has as many mistakes as are reported. A batch describes
@@ -182,7 +190,7 @@ def _read_parquet(
             if builder.has_enough_errors:
                 break
 
-    return builder, file_format
+    return _FileContent(builder, file_format)
 
 
 def _add_batch(builder: TraceBuilder, batch: CheckedBatch) -> None:
@@ -207,10 +215,8 @@ def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 
 def _read_lines(
     path: Path, lines: Iterator[NumberedLine], unit: TimeUnit, *, skip_bad: bool
-) -> tuple[TraceBuilder, _FileFormat]:
+) -> _FileContent:
     """Read the rows of a text file (CSV or JSON), whose first line shows its format.
-
-    Return the rows, and the properties of the format that the caller reports.
 
     Args:
         path: The file, for error messages.
@@ -235,8 +241,12 @@ def _read_lines(
     rows = itertools.chain([first], lines) if _is_json(first_line) else lines
     add_lines(builder, row_format, rows)
 
-    needs_time_unit = trace_format.with_unit is not None
-    return builder, _FileFormat(trace_format.name, needs_time_unit, trace_format.default_unit)
+    file_format = _FileFormat(
+        name=trace_format.name,
+        needs_time_unit=trace_format.with_unit is not None,
+        default_unit=trace_format.default_unit,
+    )
+    return _FileContent(builder, file_format)
 
 
 def _format_in_unit(trace_format: TraceFormat, unit: TimeUnit) -> TraceFormat:
