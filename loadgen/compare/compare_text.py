@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from loadgen.compare.answer_difference import build_answer_section
 from loadgen.compare.comparison import NOT_SAME_WORK, Comparison, SideRecovery
 from loadgen.compare.difference import DIFFER, Difference, describe_needed_load
 from loadgen.compare.judgement import EQUIVALENT_CHANGE, EQUIVALENT_POINTS
@@ -87,6 +88,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
             ),
             *(_build_side_section(comparison, side_name) for side_name in other_sides),
             section("", Paragraph(_explain_columns(comparison), "soft")),
+            build_answer_section(comparison.answers),
             section("Recovery to the SLO", _build_recovery_table(comparison)),
             section("Notes", Bullets(comparison.notes)),
             conditions,
@@ -94,6 +96,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
         brief=[
             section("", *headline),
             *(_build_terminal_section(comparison, side_name) for side_name in other_sides),
+            build_answer_section(comparison.answers),
             section("", *_list_brief_caveats(comparison)),
             conditions,
         ],

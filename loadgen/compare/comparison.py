@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from loadgen.compare.answer_difference import AnswerDifference, compare_answers
 from loadgen.compare.comparison_notes import (
     OTHER_TOOL_METRICS,
     describe_scope,
@@ -73,6 +74,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         codes: Why a run is not valid, by the label of the run.
         recovery: How long runs took to meet their SLO again after an event.
         facts: What each side is.
+        answers: The scores of checked answers of each side. Empty without checked answers.
     """
 
     sides: tuple[str, ...]
@@ -88,6 +90,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     codes: dict[str, tuple[ReasonCode, ...]] = {}
     recovery: tuple[SideRecovery, ...] = ()
     facts: tuple[SideFacts, ...] = ()
+    answers: tuple[AnswerDifference, ...] = ()
 
 
 def compare(
@@ -151,6 +154,7 @@ def compare(
         codes=codes_of_invalid_runs,
         recovery=tuple(_list_recoveries(sides)),
         facts=tuple(side.facts for side in sides),
+        answers=tuple(compare_answers(sides, confidence)),
     )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgen.core.metrics.answer_scores import ScorePart, score_counts
+from loadgen.core.metrics.answer_comparison import merge_scores
+from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.summary import fails_by_errors
 from loadgen.core.metrics.token_usage import per_gpu
@@ -79,7 +80,7 @@ class LoadPointResult(
         total_per_gpu: Input and output tokens per second and GPU.
         sustained: Whether TTFT and concurrency did not grow. Null if it is not known.
         many_errors: Whether there is no SLO, and too many requests failed.
-        answers: The score of the requests with known answers. Null without such requests.
+        answers: The scores of the requests with known answers. Null without such requests.
     """
 
     name: str
@@ -115,7 +116,7 @@ class LoadPointResult(
     total_per_gpu: float | None = None
     sustained: bool | None = None
     many_errors: bool = False
-    answers: ScorePart | None = None
+    answers: AnswerScores | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -209,7 +210,7 @@ def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
         slo_undecided=goodput.undecided,
         sustained=summary.sustainable.sustained,
         many_errors=has_too_many_errors,
-        answers=None if summary.answers is None else summary.answers.overall,
+        answers=summary.answers,
         valid=summary.verdict.valid,
         state=summary.run.state,
         simulated=summary.target.simulated,
@@ -308,7 +309,7 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         repeats[0],
         ok=sum(repeat.ok for repeat in repeats),
         failed=sum(repeat.failed for repeat in repeats),
-        answers=_add_answers([repeat.answers for repeat in repeats]),
+        answers=_merge_answers([repeat.answers for repeat in repeats]),
         # In every repeat
         slo_met=_all_or_unknown([repeat.slo_met for repeat in repeats]),
         sustained=_all_or_unknown([repeat.sustained for repeat in repeats]),
@@ -320,15 +321,10 @@ def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
     )
 
 
-def _add_answers(scores: Sequence[ScorePart | None]) -> ScorePart | None:
-    """Return the score of the checked answers of all repeats, or None if one has none."""
+def _merge_answers(scores: Sequence[AnswerScores | None]) -> AnswerScores | None:
+    """Return the scores of the checked answers of all repeats, or None if one has none."""
     known = [score for score in scores if score is not None]
-    if len(known) < len(scores):
-        return None
-    return score_counts(
-        checked=sum(score.checked for score in known),
-        correct=sum(score.correct for score in known),
-    )
+    return merge_scores(known) if len(known) == len(scores) else None
 
 
 def _mean_metrics(points: Sequence[LoadPointResult]) -> dict[str, float | None]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from loadgen.core.metrics.answer_scores import ALARM_LEVEL, ScorePart, score_counts
-from loadgen.core.stats.excess_test import Stratum, excess_p_value
+from loadgen.core.metrics.answer_comparison import merge_scores, more_wrong_p_value
+from loadgen.core.metrics.answer_scores import ALARM_LEVEL, AnswerScores, ScorePart
 from loadgen.runs.answers_text import format_p_value, format_score
 
 if TYPE_CHECKING:
@@ -37,15 +37,18 @@ class AnswersUnderLoad(msgspec.Struct, frozen=True, kw_only=True):
 def compare_load_points(points: Sequence[LoadPointResult]) -> AnswersUnderLoad | None:
     """Return whether responses are worse at higher load points than at lower ones.
 
-    Every division of the load points into lower and higher ones is tested (Fisher's exact test),
-    and the probability of a false alarm is divided among these tests (Bonferroni). All load points
-    ask the same questions about equally often. Return None if fewer than two load points have
-    checked answers.
+    Every division of the load points into lower and higher ones is tested, and the probability of a
+    false alarm is divided among these tests (Bonferroni). Each test is exact and compares responses
+    to the same question only. Return None if fewer than two load points have checked answers.
 
     Args:
         points: The load points of one curve, in order of load.
     """
-    checked_points = [point for point in points if point.answers is not None and point.valid]
+    checked_points = [
+        _CheckedPoint(point.short_label, point.answers)
+        for point in points
+        if point.answers is not None and point.valid
+    ]
     divisions = [
         _compare_parts(checked_points[:count], checked_points[count:])
         for count in range(1, len(checked_points))
@@ -58,33 +61,25 @@ def compare_load_points(points: Sequence[LoadPointResult]) -> AnswersUnderLoad |
     return msgspec.structs.replace(clearest, p_value=p_value, is_worse=p_value < ALARM_LEVEL)
 
 
+class _CheckedPoint(NamedTuple):
+    """A load point with checked answers: its load as text, and their scores."""
+
+    label: str
+    answers: AnswerScores
+
+
 def _compare_parts(
-    lower: Sequence[LoadPointResult], higher: Sequence[LoadPointResult]
+    lower: Sequence[_CheckedPoint], higher: Sequence[_CheckedPoint]
 ) -> AnswersUnderLoad:
     """Return the comparison of lower load points with higher ones, not yet corrected for others."""
-    below = _add_scores(lower)
-    above = _add_scores(higher)
-    stratum = Stratum(
-        trials=below.checked + above.checked,
-        failures=below.checked - below.correct + above.checked - above.correct,
-        suspect_trials=above.checked,
-        suspect_failures=above.checked - above.correct,
-    )
+    below = merge_scores([point.answers for point in lower])
+    above = merge_scores([point.answers for point in higher])
     return AnswersUnderLoad(
         is_worse=False,
-        p_value=excess_p_value([stratum]),
-        up_to=lower[-1].short_label,
-        below=below,
-        above=above,
-    )
-
-
-def _add_scores(points: Sequence[LoadPointResult]) -> ScorePart:
-    """Return the score of the checked answers of several load points together."""
-    scores = [point.answers for point in points if point.answers is not None]
-    return score_counts(
-        checked=sum(score.checked for score in scores),
-        correct=sum(score.correct for score in scores),
+        p_value=more_wrong_p_value(below, above),
+        up_to=lower[-1].label,
+        below=below.overall,
+        above=above.overall,
     )
 
 

@@ -153,9 +153,9 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
 def _answer_chart(points: Sequence[LoadPointResult], load_label: str) -> Chart:
     """Return the chart of the score of checked answers over the load, with its 95 % interval."""
     scored = [
-        (point, point.answers)
+        (point, point.answers.overall)
         for point in points
-        if point.answers is not None and point.answers.score is not None
+        if point.answers is not None and point.answers.overall.score is not None
     ]
     series = Series(
         x=[point.load_value or 0.0 for point, _ in scored],

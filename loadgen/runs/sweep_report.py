@@ -307,7 +307,7 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.per_user),
         *latencies,
         format.percent(point.slo_attainment),
-        "" if point.answers is None else format_score(point.answers),
+        "" if point.answers is None else format_score(point.answers.overall),
     )
 
 

@@ -109,9 +109,9 @@ def test_a_sweep_finds_corruption_above_a_load(tmp_path: Path) -> None:
     assert curve.answers.below.score == 1.0
     points = {point.name: point.answers for point in curve.load_points}
     assert points["c32"] is not None
-    assert points["c32"].score == 1.0
+    assert points["c32"].overall.score == 1.0
     assert points["c128"] is not None
-    assert 0.85 < points["c128"].score < 0.95
+    assert 0.85 < points["c128"].overall.score < 0.95
     header, *rows = (tmp_path / "sweep" / "curve.csv").read_text().splitlines()
     column = header.split(",").index("answers_right")
     assert rows[0].split(",")[column] == "1"

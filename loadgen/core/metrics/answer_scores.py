@@ -108,6 +108,9 @@ class AnswerScores(msgspec.Struct, frozen=True, kw_only=True):
             number in flight did not vary enough.
         reference: How the responses compare with a reference endpoint. None if no question has two
             recorded responses.
+        checked_by_question: The number of checked responses to each question, by its index,
+            separated by spaces.
+        wrong_by_question: The number of wrong responses to each question in the same form.
     """
 
     overall: ScorePart
@@ -115,6 +118,8 @@ class AnswerScores(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[ScorePart, ...] = ()
     load_dependence: LoadDependence | None = None
     reference: ReferenceComparison | None = None
+    checked_by_question: str = ""
+    wrong_by_question: str = ""
 
 
 class MeasuredAnswer(NamedTuple):
@@ -151,7 +156,22 @@ def summarize_answers(answers: Sequence[MeasuredAnswer]) -> AnswerScores:
         ),
         load_dependence=find_load_dependence(answers),
         reference=compare_with_reference(scored),
+        checked_by_question=_count_by_question(scored),
+        wrong_by_question=_count_by_question(
+            [answer for answer in scored if not answer.is_correct]
+        ),
     )
+
+
+def _count_by_question(answers: Sequence[ScoredAnswer]) -> str:
+    """Return the number of responses to each question, by its index, separated by spaces."""
+    questions = np.array([answer.question for answer in answers], np.int64)
+    return format_counts(np.bincount(questions).tolist())
+
+
+def format_counts(counts: Sequence[int]) -> str:
+    """Return counts as text, separated by spaces, which takes one line of a JSON file."""
+    return " ".join(map(str, counts))
 
 
 # -- the measured responses ----------------------------------------------------------------------

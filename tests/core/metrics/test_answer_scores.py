@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.core.metrics.answer_comparison import (
+    different_p_value,
+    merge_scores,
+    more_wrong_p_value,
+    parse_counts,
+)
 from loadgen.core.metrics.answer_scores import (
+    AnswerScores,
     MeasuredAnswer,
     compare_with_reference,
     count_in_flight,
@@ -162,3 +169,37 @@ def test_only_the_first_response_to_a_question_is_compared() -> None:
     comparison = compare_with_reference(answers)
     assert comparison is not None
     assert (comparison.questions, comparison.worse) == (1, 1)
+
+
+def scores_with(wrong_by_question: list[int], checked: int = 10) -> AnswerScores:
+    """Return the scores of a run that asks each question `checked` times."""
+    answers = [
+        MeasuredAnswer(scored(number, question, is_correct=repeat >= wrong), 1)
+        for question, wrong in enumerate(wrong_by_question)
+        for number, repeat in enumerate(range(checked))
+    ]
+    return summarize_answers(answers)
+
+
+def test_runs_are_compared_question_by_question() -> None:
+    """Always wrong questions hide no difference, and five more wrong answers to others are one."""
+    hard = [10] * 20
+    first = scores_with([*hard, *[0] * 20])
+    other = scores_with([*hard, *[1] * 10, *[0] * 10])
+    assert more_wrong_p_value(first, other) == pytest.approx(0.5**10)
+    assert more_wrong_p_value(other, first) == pytest.approx(1.0)
+    assert different_p_value(first, other) == pytest.approx(0.5**9)
+    assert different_p_value(first, first) == 1.0
+
+
+def test_merged_scores_add_the_counts_of_each_question() -> None:
+    merged = merge_scores([scores_with([1, 0]), scores_with([2, 0, 3])])
+    assert (merged.overall.checked, merged.overall.correct, merged.questions) == (50, 44, 3)
+    assert parse_counts(merged.checked_by_question) == [20, 20, 10]
+    assert parse_counts(merged.wrong_by_question) == [3, 0, 3]
+    assert merge_scores([]).overall.checked == 0
+
+
+@pytest.mark.parametrize("text", ["1 x", "-1", "1.5", "²"])
+def test_damaged_counts_count_nothing(text: str) -> None:
+    assert parse_counts(text) == []

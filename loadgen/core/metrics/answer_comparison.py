@@ -1,0 +1,72 @@
+"""Compare the checked answers of several runs that ask the same questions. Pure.
+
+Responses to the same question are compared only, so questions of different difficulty hide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from loadgen.core.metrics.answer_scores import AnswerScores, format_counts, score_counts
+from loadgen.core.stats.excess_test import Stratum, excess_p_value
+
+
+def merge_scores(scores: Sequence[AnswerScores]) -> AnswerScores:
+    """Return the score of the checked answers of several runs together.
+
+    The kinds of checks and the tests within a run are left out.
+    """
+    checked = _add_counts([score.checked_by_question for score in scores])
+    wrong = _add_counts([score.wrong_by_question for score in scores])
+    return AnswerScores(
+        overall=score_counts(
+            checked=sum(score.overall.checked for score in scores),
+            correct=sum(score.overall.correct for score in scores),
+        ),
+        questions=sum(count > 0 for count in checked),
+        checked_by_question=format_counts(checked),
+        wrong_by_question=format_counts(wrong),
+    )
+
+
+def more_wrong_p_value(first: AnswerScores, other: AnswerScores) -> float:
+    """Return the probability of so many more wrong answers in `other` without any difference."""
+    return excess_p_value(_pair_questions(first, other))
+
+
+def different_p_value(first: AnswerScores, other: AnswerScores) -> float:
+    """Return the probability of so different answers, in either direction, without a difference."""
+    one_sided_p_value = min(more_wrong_p_value(first, other), more_wrong_p_value(other, first))
+    return min(1.0, 2 * one_sided_p_value)
+
+
+def _pair_questions(first: AnswerScores, other: AnswerScores) -> Iterator[Stratum]:
+    """Yield the responses to each question in both parts. The other part is the suspected one."""
+    counts = zip_longest(
+        parse_counts(first.checked_by_question),
+        parse_counts(first.wrong_by_question),
+        parse_counts(other.checked_by_question),
+        parse_counts(other.wrong_by_question),
+        fillvalue=0,
+    )
+    for first_checked, first_wrong, other_checked, other_wrong in counts:
+        yield Stratum(
+            trials=first_checked + other_checked,
+            failures=first_wrong + other_wrong,
+            suspect_trials=other_checked,
+            suspect_failures=other_wrong,
+        )
+
+
+def _add_counts(texts: Sequence[str]) -> list[int]:
+    """Return the sum of the counts of each question."""
+    return [sum(counts) for counts in zip_longest(*map(parse_counts, texts), fillvalue=0)]
+
+
+def parse_counts(text: str) -> list[int]:
+    """Return the counts of a text. A text that somebody else has damaged has no counts."""
+    counts = text.split()
+    if not all(count.isascii() and count.isdigit() for count in counts):
+        return []
+    return [int(count) for count in counts]
