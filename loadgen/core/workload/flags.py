@@ -134,18 +134,18 @@ def read_flags(**options: Any) -> Overrides:
             text that the user typed, a number, or a sequence of texts for an option that can be
             repeated.
     """
-    fields: dict[str, Any] = {}
+    reader = _OptionReader()
     errors: list[LoadgenError] = []
     for name, value in _iterate_values(select_load_options(options)):
         try:
-            fields |= _parse_option(name, str(value).strip(), fields)
+            reader.read(name, str(value).strip())
         except units.InvalidValueError as error:
             problem = f'"{value}" {error}'
             key = PYTHON_OPTIONS.get(name, "")
             place = describe_option(name, value)
             errors.append(UserError(error.code, problem, place, error.hint, key=key))
 
-    return Overrides(**fields, errors=tuple(errors))
+    return Overrides(**reader.fields, errors=tuple(errors))
 
 
 def _iterate_values(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -169,35 +169,97 @@ def parse_concurrency_levels(text: str) -> tuple[int, ...]:
         raise UserError(error.code, f'"{text}" {error}', f"--concurrency {text}", hint) from None
 
 
-def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Overrides` that an option sets, with their values.
+class _OptionReader:
+    """Parses options one after the other, and collects the fields of `Overrides` that they set.
 
-    Most options set the field of the same name. An option that can be repeated returns its field
-    with the values of all its occurrences so far.
-
-    Args:
-        name: The name of the option, such as `request_rate`.
-        text: Its value as the user typed it.
-        earlier_fields: The fields that earlier options set.
-
-    Raises:
-        units.InvalidValueError: The value is not valid.
+    Attributes:
+        fields: The values of the fields so far, by their names.
     """
-    if name == "warmup":
-        return _parse_warmup(text)
-    if name == "num_warmups":
-        return {"warmup_count": _count_parser(0)(text)}
 
-    if name in ("slo", "goodput"):
-        default_unit = "ms" if name == "goodput" else None
-        return _merge_slo_term(text, default_unit, earlier_fields)
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
 
-    if name == "stop_when":
-        return {"stop_when": _append_stop_rule(text, earlier_fields.get("stop_when", ()))}
-    if name == "limit":
-        return {"limits": _add_validity_limit(text, earlier_fields.get("limits", {}))}
+    def read(self, name: str, text: str) -> None:
+        """Set the field of an option, such as `request_rate`, to the value that the user typed.
 
-    return {name: _PARSERS[name](text)}
+        An option that can be repeated adds its value to those of its earlier occurrences. Raises
+        `units.InvalidValueError` if the value is not valid.
+        """
+        match name:
+            case "warmup":
+                self.fields |= _parse_warmup(text)
+            case "num_warmups":
+                self.fields["warmup_count"] = _count_parser(0)(text)
+            case "slo":
+                self._add_slo_term(text, default_unit=None)
+            case "goodput":
+                self._add_slo_term(text, default_unit="ms")
+            case "stop_when":
+                self._add_stop_rule(text)
+            case "limit":
+                self._add_validity_limit(text)
+            case _:
+                self.fields[name] = _PARSERS[name](text)
+
+    def _add_slo_term(self, text: str, default_unit: str | None) -> None:
+        """Add the term of an option `--slo`.
+
+        Options without a plus, such as `--slo ttft:2s`, together replace the SLO of the workload.
+        Options with a plus, such as `--slo +ttft:2s`, are added to it.
+
+        Args:
+            text: The term, with the plus if there is one.
+            default_unit: The unit of a limit that has none, such as "ms". None requires a unit.
+
+        Raises:
+            units.InvalidValueError: The text is no term, or the same objective was specified
+                before.
+        """
+        field = "added_slo" if text.startswith("+") else "replacement_slo"
+        new_term = parse_slo_term(text.removeprefix("+"), default_unit)
+
+        # No objective may be specified twice, not even once with and once without a plus.
+        for field_of_terms in ("replacement_slo", "added_slo"):
+            _check_no_common_objective(self.fields.get(field_of_terms, Slo()), new_term)
+
+        self.fields[field] = merge_slos(self.fields.get(field, Slo()), new_term)
+
+    def _add_stop_rule(self, text: str) -> None:
+        """Add the rule of an option `--stop-when`, which stops a run early.
+
+        Raises `units.InvalidValueError` if the text is no rule, or if an earlier rule limits the
+        same metric at the same percentile.
+        """
+        rule = parse_stop_rule(text)
+        earlier_rules: tuple[StopRule, ...] = self.fields.get("stop_when", ())
+        limited_metrics = {(earlier.metric, earlier.quantile) for earlier in earlier_rules}
+        if (rule.metric, rule.quantile) in limited_metrics:
+            name = text.strip().rpartition(":")[0]
+            raise units.InvalidValueError(
+                "duplicate", f"limits {name} a second time", "keep one of them"
+            )
+
+        self.fields["stop_when"] = (*earlier_rules, rule)
+
+    def _add_validity_limit(self, text: str) -> None:
+        """Add a limit of a valid run (`--set limit=...`).
+
+        A run that exceeds such a limit is INVALID. For example, `cpu_share:95%` allows a worker to
+        use 95 % of a core.
+
+        Raises `units.InvalidValueError` for an unknown limit and for one that was specified before.
+        """
+        name, _, value = text.partition(":")
+        earlier_limits: dict[str, float] = self.fields.get("limits", {})
+        if name not in Limits.model_fields:
+            hint = f"use one of {', '.join(Limits.model_fields)}, for example send_lag_share:10%"
+            raise units.InvalidValueError("unknown_name", f'has the unknown limit "{name}"', hint)
+        if name in earlier_limits:
+            raise units.InvalidValueError(
+                "duplicate", f"sets {name} a second time", "keep one of them"
+            )
+
+        self.fields["limits"] = earlier_limits | {name: units.share(value)}
 
 
 # -- parsers of single values --------------------------------------------------------------------
@@ -326,42 +388,7 @@ def _parse_warmup(text: str) -> dict[str, int]:
         raise units.InvalidValueError(error.code, str(error), hint) from None
 
 
-# -- options that can be repeated ----------------------------------------------------------------
-
-
-def _merge_slo_term(
-    text: str, default_unit: str | None, earlier_fields: Mapping[str, Slo | None]
-) -> dict[str, Slo]:
-    """Add the term of an option `--slo` to the terms of the options `--slo` before it.
-
-    Options without a plus, such as `--slo ttft:2s`, together replace the SLO of the workload. They
-    are collected in the field `replacement_slo` of `Overrides`. Options with a plus, such as `--slo
-    +ttft:2s`, are added to the SLO of the workload, and collected in the field `added_slo`.
-
-    Args:
-        text: The term, with the plus if there is one.
-        default_unit: The unit of a limit that has none, such as "ms". None requires a unit.
-        earlier_fields: Both fields as the options before this one have set them, None or missing if
-            none has.
-
-    Returns:
-        The name of the field that the term belongs to, with its new value.
-
-    Raises:
-        units.InvalidValueError: The text is no term, or the same objective was specified before.
-    """
-    is_added = text.startswith("+")
-    new_term = parse_slo_term(text.removeprefix("+"), default_unit)
-    replacement_slo = earlier_fields.get("replacement_slo") or Slo()
-    added_slo = earlier_fields.get("added_slo") or Slo()
-
-    # No objective may be specified twice, not even once with and once without a plus.
-    _check_no_common_objective(replacement_slo, new_term)
-    _check_no_common_objective(added_slo, new_term)
-    if is_added:
-        return {"added_slo": merge_slos(added_slo, new_term)}
-
-    return {"replacement_slo": merge_slos(replacement_slo, new_term)}
+# -- terms of an SLO -----------------------------------------------------------------------------
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
@@ -475,41 +502,6 @@ def _closest_slo_name(name: str) -> str | None:
         # Other tools use this name for the share of requests that meet the limits.
         return ATTAINMENT
     return closest(name, (*metrics(), *METRIC_ALIASES, FLUIDITY, ATTAINMENT))
-
-
-def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
-    """Return the rules that stop a run early (`--stop-when`), with that of a text as the last one.
-
-    Raises `units.InvalidValueError` if the text is no rule, or if an earlier rule limits the same
-    metric at the same percentile.
-    """
-    rule = parse_stop_rule(text)
-    limited_metrics = {(earlier.metric, earlier.quantile) for earlier in earlier_rules}
-    if (rule.metric, rule.quantile) in limited_metrics:
-        name = text.strip().rpartition(":")[0]
-        raise units.InvalidValueError(
-            "duplicate", f"limits {name} a second time", "keep one of them"
-        )
-
-    return (*earlier_rules, rule)
-
-
-def _add_validity_limit(text: str, earlier_limits: Mapping[str, float]) -> dict[str, float]:
-    """Parse a limit of a valid run (`--set limit=...`), and return it together with earlier ones.
-
-    A run that exceeds such a limit is INVALID. For example, `cpu_share:95%` allows a worker to use
-    95 % of a core, and gives {"cpu_share": 0.95}.
-
-    Raises `units.InvalidValueError` for an unknown limit and for one that was
-    specified before.
-    """
-    name, _, value = text.partition(":")
-    if name not in Limits.model_fields:
-        hint = f"use one of {', '.join(Limits.model_fields)}, for example send_lag_share:10%"
-        raise units.InvalidValueError("unknown_name", f'has the unknown limit "{name}"', hint)
-    if name in earlier_limits:
-        raise units.InvalidValueError("duplicate", f"sets {name} a second time", "keep one of them")
-    return {**earlier_limits, name: units.share(value)}
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
