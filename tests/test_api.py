@@ -178,21 +178,22 @@ pytest_plugins = ["pytester"]
 
 TESTS = """
 FEW = {"name": "few", "requests": {"input_tokens": 12, "output_tokens": 4}}
+QUICK = {"ttft": "3ms", "itl": "1ms"}
 
-def test_latency(loadgen_run, tmp_path):
-    slow = {"ttft": "200ms", "itl": "1ms"}
-    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded=slow)
+def test_all_requests_succeed(loadgen_run, tmp_path):
+    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded=QUICK)
     assert result.folder.parent == tmp_path
-    assert result.ttft_ms.p99 < 60_000
+    assert result.requests.ok == 4
 
-def test_promise(loadgen_run):
-    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded={"ttft": "3ms", "itl": "1ms"})
-    assert result.ttft_ms.p50 < 1
+def test_no_request_succeeds(loadgen_run):
+    result = loadgen_run(FEW, concurrency=1, num_requests=4, embedded=QUICK)
+    assert result.requests.ok == 0
 """
 
 
 @pytest.mark.processes
 def test_the_fixture_passes_fails_and_shows_the_report(pytester: pytest.Pytester) -> None:
+    """The tests depend on counts, because latencies are withheld on a busy machine."""
     pytester.makepyfile(TESTS)
     loaded = any(
         plugin is pytest_plugin for plugin in pytester._request.config.pluginmanager.get_plugins()
