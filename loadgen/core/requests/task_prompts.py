@@ -18,7 +18,12 @@ from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
 from loadgen.core.requests.sampling import random_bytes
 from loadgen.core.requests.task_graphs import TaskGraphs
-from loadgen.core.requests.task_lengths import DocumentChunks, TaskLengths, sends_message
+from loadgen.core.requests.task_lengths import (
+    LENGTHS_CACHED,
+    DocumentChunks,
+    TaskLengths,
+    sends_message,
+)
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
 from loadgen.core.requests.tool_definitions import build_tool_definition
@@ -116,8 +121,9 @@ class TaskPrompts(GeneratedPrompts):
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in task.known_tools.values())
 
-        # The messages of the latest requests without real responses. Each instance has a cache of
-        # its own, which is freed with it.
+        # Later requests of a conversation repeat the segments and the messages of earlier ones.
+        # Each instance has caches of its own, which are freed with it.
+        self._added_segments = functools.lru_cache(LENGTHS_CACHED)(self._list_added_segments)
         build_scripted_context = functools.partial(self._build_context, replies={})
         self._scripted_context = functools.lru_cache(CONTEXTS_CACHED)(build_scripted_context)
 
@@ -213,24 +219,30 @@ class TaskPrompts(GeneratedPrompts):
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(owner=first_step, tokens=self._tools_tokens + system_tokens)]
 
-        # Then each request of the conversation adds its documents, which other tasks may send too,
-        # and its messages with the response to them. No other task has the same messages, so they
-        # are identified by the number of their request. The last request has no response yet.
-        number_of_turn_0 = self.graphs.draw_index(task_index, turn=0)
+        # Each request of the conversation adds others. Only the last one has no response yet.
         for conversation_turn in conversation_turns:
-            added = self._lengths.added_by(task_index, conversation_turn)
-            if added.documents.chunks:
-                segments += _document_segments(added.documents)
-
-            message_tokens = added.message_tokens
             has_response = conversation_turn != turn
-            if has_response:
-                message_tokens += added.output_tokens
-
-            request_number = number_of_turn_0 + conversation_turn
-            segments.append(PromptSegment(owner=request_number, tokens=message_tokens))
+            segments += self._added_segments(task_index, conversation_turn, has_response)
 
         return segments
+
+    def _list_added_segments(
+        self, task_index: int, turn: int, has_response: bool
+    ) -> list[PromptSegment]:
+        """Return the segments that a request adds to the conversation that it continues.
+
+        They are its documents, which other tasks may send too, and its messages together with the
+        response, if there is one. No other task has the same messages, so they are identified by
+        the number of the request.
+        """
+        added = self._lengths.added_by(task_index, turn)
+        message_tokens = added.message_tokens
+        if has_response:
+            message_tokens += added.output_tokens
+
+        request_number = self.graphs.draw_index(task_index, turn)
+        messages = PromptSegment(owner=request_number, tokens=message_tokens)
+        return [*_document_segments(added.documents), messages]
 
     # -- texts -----------------------------------------------------------------------------------
 

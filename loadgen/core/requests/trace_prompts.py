@@ -326,7 +326,7 @@ class TracePrompts(GeneratedPrompts):
 
     def _count_sessions(self) -> int:
         """Return the number of sessions in the trace that have more than one request."""
-        groups = self.trace.group[self.trace.group >= 0]
+        groups = self.trace.group[self.trace.has_session]
         _, sizes = np.unique(groups, return_counts=True)
         return int((sizes > 1).sum())
 

@@ -78,6 +78,22 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     def __len__(self) -> int:
         return len(self.due_ns)
 
+    @property
+    def has_session(self) -> NDArray[np.bool_]:
+        """Return for each request whether the trace says which session it belongs to."""
+        has_session: NDArray[np.bool_] = self.group != NO_VALUE
+        return has_session
+
+    @property
+    def has_duration(self) -> NDArray[np.bool_]:
+        """Return for each request whether the trace says how long its response took."""
+        return self.duration_ns >= 0
+
+    @property
+    def has_pause(self) -> NDArray[np.bool_]:
+        """Return for each request whether the trace records the pause before it."""
+        return self.pause_ns >= 0
+
     def block_hashes(self, index: int) -> Sequence[int]:
         """Return the hashes of the prompt of a request, in the order of the text."""
         hashes: list[int] = self.hashes[

@@ -108,7 +108,7 @@ class TraceSessions:
 
         self.turn_counts: Integers = self._rows.row_counts
         self.due_ns: Integers = trace.due_ns[first_rows]
-        self.is_single_request: NDArray[np.bool_] = trace.group[first_rows] == NO_VALUE
+        self.is_single_request: NDArray[np.bool_] = ~trace.has_session[first_rows]
         self.max_turns = int(self.turn_counts.max())
         self.max_concurrent_requests = _max_agents(session_of_row, trace.session)
 
@@ -148,7 +148,7 @@ class TraceSessions:
 
         A pause that is not recorded is computed from the times at which earlier responses ended. So
         a session cannot be replayed if it lacks both: some pause, and the duration of some
-        response. Values that are not recorded are negative.
+        response.
 
         Args:
             session_of_row: The session of each row of the trace.
@@ -156,11 +156,10 @@ class TraceSessions:
         """
         needs_pause = np.ones(len(self.trace), bool)
         needs_pause[first_rows] = False
-        lacks_pause = needs_pause & (self.trace.pause_ns < 0)
-        lacks_duration = self.trace.duration_ns < 0
+        lacks_pause = needs_pause & ~self.trace.has_pause
 
         session_lacks_pause = self._has_row_with(lacks_pause, session_of_row)
-        session_lacks_duration = self._has_row_with(lacks_duration, session_of_row)
+        session_lacks_duration = self._has_row_with(~self.trace.has_duration, session_of_row)
 
         unusable_count = np.count_nonzero(session_lacks_pause & session_lacks_duration)
         if unusable_count:
@@ -207,20 +206,24 @@ class _RequestTimes(NamedTuple):
     Attributes:
         sent_ns: When each request was sent.
         end_ns: When its response ended, or when it was sent if that is not known.
-        pause_ns: The recorded pause before it, negative if there is none.
+        pause_ns: The pause before it, or None if the trace does not record it.
     """
 
     sent_ns: list[int]
     end_ns: list[int]
-    pause_ns: list[int]
+    pause_ns: list[int | None]
 
     @classmethod
     def of_rows(cls, trace: Trace, rows: Integers) -> _RequestTimes:
         """Return the times of some rows of a trace."""
         sent_ns = trace.due_ns[rows]
-        # An unknown duration is negative and counts as 0.
-        end_ns = sent_ns + np.maximum(trace.duration_ns[rows], 0)
-        return cls(sent_ns.tolist(), end_ns.tolist(), trace.pause_ns[rows].tolist())
+        end_ns = sent_ns + np.where(trace.has_duration[rows], trace.duration_ns[rows], 0)
+        pauses_ns = zip(trace.pause_ns[rows].tolist(), trace.has_pause[rows].tolist(), strict=True)
+        return cls(
+            sent_ns=sent_ns.tolist(),
+            end_ns=end_ns.tolist(),
+            pause_ns=[pause_ns if is_recorded else None for pause_ns, is_recorded in pauses_ns],
+        )
 
 
 def _group_turns_by_agent(agent_of_turn: list[int]) -> list[list[int]]:
@@ -391,8 +394,7 @@ def _pause_ns(turn: int, predecessors: set[int], times: _RequestTimes) -> int:
         return 0
 
     recorded_pause_ns = times.pause_ns[turn]
-    has_recorded_pause = recorded_pause_ns >= 0
-    if has_recorded_pause and len(predecessors) == 1:
+    if recorded_pause_ns is not None and len(predecessors) == 1:
         return recorded_pause_ns
 
     last_end_ns = max(times.end_ns[predecessor] for predecessor in predecessors)
