@@ -45,6 +45,13 @@ def complete_slo_term(incomplete: str) -> list[str]:
     return _filter_by_prefix([f"{name}:" for name in names], incomplete)
 
 
+def complete_accepted_length(incomplete: str) -> list[str]:
+    """Return the names of published accepted lengths, before the number of draft tokens."""
+    from loadgen.core.accepted_lengths import published_lengths
+
+    return _filter_by_prefix([f"{row.name}:" for row in published_lengths()], incomplete)
+
+
 def complete_result(incomplete: str) -> list[str]:
     """Return folders; those in results/ come first if nothing has been typed."""
     folders = [] if incomplete else [str(path) for path in sorted(Path("results").glob("*/"))]

@@ -18,6 +18,7 @@ from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 
 from loadgen.cli import completion
 from loadgen.cli import option_parsers as parsers
+from loadgen.core.accepted_lengths import parse_target
 
 PANELS = ("Load", "Target", "SLO", "Output", "Cost", "TLS", "Advanced")
 """The headings of a help, in their order."""
@@ -841,6 +842,21 @@ class RunOptions(TypedDict, total=False):
             help="Number of GPUs behind the endpoint, for metrics and costs per GPU.",
             cli_type=int,
             parse=parsers.CountParser("a whole number from 1"),
+        ),
+    ]
+    accepted_length: Annotated[
+        float | str | None,
+        Option(
+            flags=("--accepted-length",),
+            metavar="LENGTH",
+            panel="Target",
+            help=(
+                "Tokens per step that speculative decoding is to give, for example 2.49 or "
+                "the published deepseek-v4-pro-mtp:3. The result says whether it is within 1 %."
+            ),
+            cli_type=str,
+            parse=parse_target,
+            complete=completion.complete_accepted_length,
         ),
     ]
     shape: Annotated[

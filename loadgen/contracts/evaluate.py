@@ -529,6 +529,22 @@ class TermEvaluator:
             convert_to_index(missed.interval), missed.sample.request_count, missed.sample
         )
 
+    def estimate_accepted_length(self, _term: ContractTerm) -> TermEstimate:
+        """Return how far the accepted length of speculative decoding is from the stated one.
+
+        The length of a run is a count of all its steps, so its interval comes from the runs.
+
+        Raises:
+            EstimateError: No length was stated, or that of a run is not known.
+        """
+        differences = [_get_length_difference(run) for run in self.runs]
+        interval = intervals.mean_of_runs(differences, self.confidence)
+        if len(differences) == 1:
+            interval = replace(interval, low=differences[0], high=differences[0])
+        return TermEstimate(
+            replace(interval, low=max(interval.low, 0.0)), self._count_ok_requests()
+        )
+
     def estimate_fairness(self, term: ContractTerm) -> TermEstimate:
         """Return Jain's fairness index of the tenants that share the server.
 
@@ -704,6 +720,7 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
     **dict.fromkeys(("goodput", "task_goodput"), TermEvaluator.estimate_goodput_fraction),
     "fairness": TermEvaluator.estimate_fairness,
     FLUIDITY: TermEvaluator.estimate_fluidity,
+    "accepted_length": TermEvaluator.estimate_accepted_length,
     **dict.fromkeys((*RATE_COUNTERS, "tasks", "good_tasks"), TermEvaluator.estimate_steady_rate),
     "sustained": TermEvaluator.estimate_sustained_fraction,
     "energy": TermEvaluator.estimate_energy_per_unit,
@@ -884,6 +901,23 @@ def _combine_class_estimates(index: Interval, estimates: Sequence[TermEstimate])
         caveat="; ".join(unique_caveats),
         sufficient_load_s=max(estimate.sufficient_load_s for estimate in estimates),
     )
+
+
+def _get_length_difference(run: RecordedRun) -> float:
+    """Return by which fraction the accepted length of a run differs from the stated one.
+
+    Raises:
+        EstimateError: No length was stated, or that of the run is not known.
+    """
+    check = run.summary.accepted_length
+    if check is None:
+        raise EstimateError(
+            "no accepted length is stated; give accepted_length in the workload, or "
+            "--accepted-length"
+        )
+    if check.comparable is None or check.difference is None:
+        raise EstimateError(check.reason)
+    return abs(check.difference)
 
 
 def _get_measured_energy(run: RecordedRun) -> EnergyUse:

@@ -455,6 +455,9 @@ TERM_KINDS = {
         default_quantile=0.99,
         requirements=("deadlines",),
     ),
+    # How far the accepted length of speculative decoding is from the one that the level's workload
+    # (`accepted_length`), --accepted-length or the system file states.
+    "accepted_length": TermKind(MAX_SHARE, "accepted length within {limit} of the stated one"),
     # A latency as a multiple of the one at another level, for example of a quiet tenant next to a
     # noisy one.
     "slowdown": TermKind(

@@ -16,6 +16,7 @@ from loadgen.core.analysis import (
     speculation,
     within_run_variance,
 )
+from loadgen.core.metrics.accepted_length import judge_accepted_length
 from loadgen.core.metrics.fluidity import (
     FluidityInputs,
     include_fluidity_outcome,
@@ -84,6 +85,7 @@ def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
 
     summary = _add_sections(measured_run, data)
     summary = _add_fluidity(measured_run, data, summary, request_gaps)
+    summary = _add_accepted_length(data, summary)
     if explained:
         summary = _add_explanations(measured_run, data, summary)
 
@@ -123,6 +125,15 @@ def _add_fluidity(
         fluidity=fluidity,
         goodput=include_fluidity_outcome(summary.goodput, fluidity),
     )
+
+
+def _add_accepted_length(data: RunData, summary: Summary) -> Summary:
+    """Return the summary with the check of the accepted length, if the run states one."""
+    target = data.manifest.accepted_length
+    if target is None:
+        return summary
+    check = judge_accepted_length(target, summary.speculation, data.server_samples, summary.window)
+    return msgspec.structs.replace(summary, accepted_length=check)
 
 
 def _add_sections(run: MeasuredRun, data: RunData) -> Summary:

@@ -17,6 +17,7 @@ from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
 from loadgen.runs.answers_text import describe_answers
+from loadgen.runs.accepted_length import describe_verdict
 from loadgen.runs.fluidity import find_fluidity_objective, format_measured_index
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label
@@ -382,6 +383,8 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
 
     yield "Load", _describe_delivered_load(summary)
     yield BREAKDOWN, _describe_breakdown(summary)
+    if summary.accepted_length is not None:
+        yield "Speculation", describe_verdict(summary.accepted_length)
     yield "Measurement", _describe_validity(summary)
 
     for caveat, code in zip(summary.verdict.caveats, summary.verdict.caveat_codes, strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loadgen.core import format
 from loadgen.render.page import Axis, Chart, Series
 from loadgen.render.section import Charts, Paragraph, Section, Table, section
+from loadgen.runs.accepted_length import explain_verdict
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.sections import Speculation
@@ -26,13 +27,21 @@ _METRICS_PER_REQUEST = (
 
 
 def build_speculation_sections(summary: Summary) -> Iterator[Section]:
-    """Yield how many drafted tokens were accepted, if a server reports drafts."""
+    """Yield how many drafted tokens were accepted, if a server reports drafts.
+
+    If the run states an accepted length, the section begins with whether it was reached.
+    """
     speculation = summary.speculation
+    check = summary.accepted_length
+    verdict = [] if check is None else [explain_verdict(check)]
     if speculation is None:
+        if check is not None:
+            yield section("Speculative decoding", *verdict, id="speculation")
         return
 
     yield section(
         "Speculative decoding",
+        *verdict,
         _sources_table(speculation),
         _requests_table(summary),
         _positions_table(speculation),

@@ -75,6 +75,19 @@ class SimOptions:
     stream_interval: Annotated[
         int, typer.Option(metavar="N", help="Tokens per event after the first.", min=1)
     ] = 1
+    accepted_length: Annotated[
+        float,
+        typer.Option(
+            metavar="N",
+            help="Add counters of speculative decoding with N tokens per step to the metrics page.",
+            min=0,
+            max=65,
+        ),
+    ] = (0.0,)
+    draft_tokens: Annotated[
+        int,
+        typer.Option(metavar="N", help="Tokens of each draft in these counters.", min=1, max=64),
+    ] = (3,)
     slots: Annotated[
         int | None,
         typer.Option(metavar="N", help="Requests served at the same time; others queue.", min=1),

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from loadgen import backends, plugins
 from loadgen.backends import BackendRow
 from loadgen.core import seeds
+from loadgen.core.accepted_lengths import AcceptedLengthTarget
 from loadgen.core.child_process import FROZEN_S, count_cpus
 from loadgen.core.errors import UserError
 from loadgen.core.execution import staggered_start
@@ -152,6 +153,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One of "auto", "off", "drain", or URLs of pages; see `sidecars.page_addresses`."""
     session_header: str | None = None
     """Name of a header with the session of each request of a conversation or task."""
+    accepted_length: AcceptedLengthTarget | None = None
+    """The accepted length that speculative decoding is to have, instead of the workload's."""
     slo_headers: bool = False
     """True if each request states its SLO to a gateway; see `slo.HEADER_PREFIXES`."""
     percentiles: tuple[float, ...] = ()

@@ -120,6 +120,7 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
         requests_usage=not settings.returns_numbers,
         session_header=settings.session_header,
         slo_headers=settings.slo_headers,
+        accepted_length=settings.accepted_length or workload.accepted_length,
         server_timing=settings.server_timing,
         percentiles=settings.percentiles,
         cache_reset=settings.reset_cache,

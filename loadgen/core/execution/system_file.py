@@ -17,6 +17,7 @@ from pydantic import Field
 from loadgen.core.errors import CombinedError
 from loadgen.core.format import SYSTEM as SYSTEM_PREFIX
 from loadgen.core.results.manifest import TargetFacts
+from loadgen.core.workload.accepted_length_field import AcceptedLengthField
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
 from loadgen.core.workload.fields import Count
 from loadgen.core.workload.file_models import FileContext, Part
@@ -70,6 +71,8 @@ class ServedModel(Part):
     precision: Text | None = None
     kv_cache: Text | None = None  # the precision of the KV cache
     speculation: Text | None = None  # "none", "MTP, 3 tokens", "EAGLE"
+    # What --accepted-length states: the tokens per step that speculation is to give.
+    accepted_length: AcceptedLengthField = None
 
 
 class Parallelism(Part):
@@ -205,6 +208,9 @@ def _to_description(system: SystemUnderTest) -> SystemDescription:
     """Separate the keys of a system file that describe the target from those that are metadata."""
     values = system.model_dump(exclude_none=True)
     target_values = {key: values.pop(key) for key in TARGET_KEYS if key in values}
+    if system.model is not None and system.model.accepted_length is not None:
+        target_values["accepted_length"] = system.model.accepted_length
+        values["model"]["accepted_length"] = system.model.accepted_length.text
     metadata = values.pop("metadata")
     for key, value_text in _flatten(values):
         metadata[SYSTEM_PREFIX + key] = value_text

@@ -16,6 +16,7 @@ from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.metrics import validity
 from loadgen.core.metrics.answer_scores import AnswerScores
+from loadgen.core.metrics.accepted_length import AcceptedLengthCheck
 from loadgen.core.metrics.client_use import ClientUse
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.fluidity import Fluidity
@@ -189,6 +190,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     recovery: tuple[Recovery, ...] = ()
     # None if no server reports drafted tokens.
     speculation: Speculation | None = None
+    # None if no accepted length was stated.
+    accepted_length: AcceptedLengthCheck | None = None
     splits: Splits = Splits()
     slowest: tuple[SlowRequest, ...] = ()
     causes: Explanation = Explanation()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core import format
+from loadgen.core.accepted_lengths import AcceptedLengthTarget
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.results.json_files import decode_json, decode_json_lines
 from loadgen.core.results.record import SCHEMA
@@ -402,6 +403,8 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests ask the server for token counts."""
     session_header: str | None = None
     """The HTTP header that named the session of each request."""
+    accepted_length: AcceptedLengthTarget | None = None
+    """The accepted length that speculative decoding is to have, None if none was stated."""
     slo_headers: bool = False
     """Whether each request carried its SLO for a gateway."""
     server_timing: bool = False

@@ -400,6 +400,14 @@ def measure_growth(metric_samples: Sequence[MetricSample], quantity: str) -> flo
     return points[-1].value - points[0].value if points else None
 
 
+def collect_points(metric_samples: Sequence[MetricSample], quantity: str) -> list[Point]:
+    """Return a quantity over time, a counter as its growth since the first read.
+
+    The list is empty if no page has it.
+    """
+    return _points_by_quantity(metric_samples).get(quantity, [])
+
+
 def count_replicas(metric_samples: Sequence[MetricSample]) -> list[Point]:
     """Return the number of replicas over time.
 

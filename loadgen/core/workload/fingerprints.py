@@ -27,6 +27,7 @@ FIELDS_OF_RECIPE = set(WorkloadFile.model_fields) - {
     "schedule_seed",
     "salt",
     "stop_when",
+    "accepted_length",
 }
 
 

@@ -18,6 +18,7 @@ from pydantic.json_schema import SkipJsonSchema
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.workload import spikes
+from loadgen.core.workload.accepted_length_field import AcceptedLengthField
 from loadgen.core.workload.fields import Count, Duration, Salt, Seed, Share
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.request_classes import Mix, RequestsOfOneKind, select_request_model
@@ -87,6 +88,9 @@ class WorkloadFile(Part):
     stages: tuple[Stage, ...] = ()
     # The service level objective that results are judged by.
     slo: SloField = None
+    # The number of tokens per step that speculative decoding is to have, as a number or the name of
+    # a published length. Results are comparable if they are within 1 % of it.
+    accepted_length: AcceptedLengthField = None
     # The longest time to wait for responses after the end of the load, by default `timeout`.
     # Requests that are still in flight then are cut and recorded as `unfinished`. Ctrl-C ends the
     # wait, and the run is then `cancelled` and not valid. A closed loop with a `count` ends with

@@ -14,6 +14,7 @@ from typing import Any
 from loadgen.sim.engine.fleet import Fleet, Iteration
 from loadgen.sim.engine.latency_model import LatencyModel
 from loadgen.sim.server.server_timing import RequestTiming
+from loadgen.sim.server.speculation_counters import SpeculationCounters
 from loadgen.sim.server.wire_format import ParsedRequest
 
 MAX_RECORDS = 10_000  # request records kept until they are read
@@ -164,8 +165,13 @@ class _PrometheusText:
 class ServerMetrics:
     """Counts finished requests for the Prometheus page, and keeps records for `/perf_metrics`."""
 
-    def __init__(self) -> None:
-        """Create metrics without requests."""
+    def __init__(self, speculation: SpeculationCounters | None = None) -> None:
+        """Create metrics without requests.
+
+        Args:
+            speculation: Counts the drafts of speculative decoding, None for a server without it.
+        """
+        self._speculation = speculation
         self._records: deque[dict[str, Any]] = deque(maxlen=MAX_RECORDS)
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -188,6 +194,8 @@ class ServerMetrics:
         self._cached_tokens += request.cached_tokens
         self._generated_tokens += request.output_tokens
         self._finish_reasons[request.finish_reason] += 1
+        if self._speculation is not None:
+            self._speculation.add_response(request.output_tokens)
 
         for name, seconds in _compute_durations_s(request.output_tokens, timing).items():
             self._histograms[name].add(seconds)
@@ -234,6 +242,8 @@ class ServerMetrics:
             text.add_metric(name, "gauge", value)
 
         self._add_request_metrics(text)
+        if self._speculation is not None:
+            text.lines += self._speculation.format_lines(text.labels)
         return "\n".join(text.lines) + "\n"
 
     def _add_request_metrics(self, text: _PrometheusText) -> None:

@@ -41,6 +41,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int = 0
     worse: float = 0.0  # share of output words that differ from those of a server without it
     watts: float = 0.0  # constant power that /energy_metrics counts; 0: not available
+    # Counters of speculative decoding with this many tokens per step; 0: no such counters.
+    accepted_length: float = 0.0
+    draft_tokens: int = 3  # of each draft, with accepted_length
     faults: str = ""
     api_key_file: str = ""  # requests to /v1/ with another key than the one in this file get 401
     cert: str = ""  # PEM files; both given: TLS

@@ -42,6 +42,7 @@ from loadgen.sim.server.responses_api import (
     parse_responses_request,
 )
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
+from loadgen.sim.server.speculation_counters import create_speculation_counters
 from loadgen.sim.server.wire_format import Api, ParsedRequest, ResponseContext, ResponseFormatter
 
 _API_PATHS: dict[str, Api] = {
@@ -75,7 +76,7 @@ class RequestHandler:
         setup = create_engine(options)
         self.counters = ServerCounters()
         self.log = SendLog(options.log_events)
-        self._metrics = ServerMetrics()
+        self._metrics = ServerMetrics(create_speculation_counters(options))
         self._pages = ServerPages(options, setup, self.counters, self._metrics, self.log)
         self.sender = ResponseSender(setup, self.counters, self._metrics, self.log)
 

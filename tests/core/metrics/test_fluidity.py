@@ -183,7 +183,7 @@ def test_an_objective_stores_the_token_times_and_decides_the_slo(tmp_path: Path)
     assert hard.fluidity is not None and hard.fluidity.objective is not None
     assert hard.fluidity.objective.met is False and hard.fluidity.objective.below == 200
     assert hard.goodput.met is False
-    assert hard.fluidity.p99 <= hard.fluidity.p50 <= hard.fluidity.mean + 0.1  # type: ignore[operator]
+    assert hard.fluidity.p99 <= hard.fluidity.p50 <= hard.fluidity.mean + 0.1
 
 
 def test_the_index_of_a_run_is_that_of_its_stored_token_times(tmp_path: Path) -> None:

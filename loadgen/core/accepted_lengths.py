@@ -1,0 +1,132 @@
+"""Targets of the accepted length under speculative decoding, and the table of published ones.
+
+The accepted length is the mean number of output tokens per step of the model: the accepted draft
+tokens and one token of the model's own. Two results can only be compared if it is the same in both,
+because a server with a better draft model generates more tokens with the same work.
+
+Pure after reading the packaged table `data/acceptance_lengths.yaml`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from loadgen.core import units
+from loadgen.core.errors import did_you_mean
+
+_TABLE_PATH = Path(__file__).parent.parent / "data" / "acceptance_lengths.yaml"
+_NUMBER = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?")
+_EXAMPLES = "2.49, or a published length like deepseek-v4-pro-mtp:3 (3 draft tokens)"
+
+MIN_LENGTH = 1.0
+"""Each step generates at least the token of the model itself."""
+
+TOLERANCE = 0.01
+"""Lengths that differ by at most this fraction are comparable."""
+
+
+class AcceptedLengthTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The accepted length that a result is to have.
+
+    Attributes:
+        length: The mean number of tokens per step.
+        name: The published length that it is, such as `deepseek-v4-pro-mtp:3`. "" for a number.
+    """
+
+    length: float
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """The target as text: `2.49`, or `2.49 (deepseek-v4-pro-mtp:3)`."""
+        return f"{self.length:g} ({self.name})" if self.name else f"{self.length:g}"
+
+
+class PublishedLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """The published accepted lengths of a model with one method of drafting.
+
+    Attributes:
+        name: The name in targets.
+        model: The model.
+        method: The method of drafting.
+        thinking: Whether the model reasons before it answers.
+        file: The file of the source.
+        date: The day on which the source last changed it.
+        lengths: The length with 1, 2, ... draft tokens.
+    """
+
+    name: str
+    model: str
+    method: str
+    thinking: bool
+    file: str
+    date: datetime.date
+    lengths: tuple[float, ...]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True):
+    """The packaged table: where its lengths are from, and one row per model and method."""
+
+    source: str
+    rows: tuple[PublishedLengths, ...]
+
+
+@cache
+def published_lengths() -> tuple[PublishedLengths, ...]:
+    """Return the rows of the packaged table of published lengths."""
+    text = _TABLE_PATH.read_text("utf-8")
+    return msgspec.convert(yaml.safe_load(text), _Table).rows
+
+
+def parse_target(value: object) -> AcceptedLengthTarget:
+    """Return the target that a user wrote: a number, or the name of a published length.
+
+    Raises:
+        units.InvalidValueError: It is neither, or the number is below 1.
+    """
+    if isinstance(value, AcceptedLengthTarget):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = f"{value:g}" if is_number else str(value).strip()
+    if _NUMBER.fullmatch(text):
+        return _parse_number(text)
+
+    name, separator, drafts = text.partition(":")
+    if not separator or not drafts.isdecimal():
+        problem = f'"{text}" is no accepted length'
+        raise units.InvalidValueError("invalid_value", problem, _EXAMPLES)
+    return _find_published_length(name, int(drafts))
+
+
+def _parse_number(text: str) -> AcceptedLengthTarget:
+    """Return the target of a number. Raises `units.InvalidValueError` if it is below 1."""
+    length = float(text)
+    if length < MIN_LENGTH:
+        problem = f"{text} is below 1, and each step generates at least one token"
+        raise units.InvalidValueError("out_of_range", problem, _EXAMPLES)
+    return AcceptedLengthTarget(length=length)
+
+
+def _find_published_length(name: str, draft_tokens: int) -> AcceptedLengthTarget:
+    """Return a published length.
+
+    Raises:
+        units.InvalidValueError: The table has no such name, or not for so many draft tokens.
+    """
+    rows = {row.name: row for row in published_lengths()}
+    row = rows.get(name)
+    if row is None:
+        problem = f'"{name}" is no published accepted length'
+        raise units.InvalidValueError("unknown_name", problem, did_you_mean(name, tuple(rows)))
+    if not 1 <= draft_tokens <= len(row.lengths):
+        problem = f"{name} is not published for {draft_tokens} draft tokens"
+        hint = f"1 to {len(row.lengths)} draft tokens, like {name}:3"
+        raise units.InvalidValueError("out_of_range", problem, hint)
+    length = row.lengths[draft_tokens - 1]
+    return AcceptedLengthTarget(length=length, name=f"{name}:{draft_tokens}")

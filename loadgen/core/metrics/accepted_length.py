@@ -1,0 +1,188 @@
+"""Judges whether the accepted length of a run is the one that was stated, within 1 %.
+
+Pure. The accepted length is the mean number of output tokens per step of the model under
+speculative decoding: the accepted draft tokens and one token of the model's own. It is taken from
+the first of these sources that a run has:
+
+1. Counters on the metrics pages of the servers: 1 + accepted draft tokens / drafts, over the
+   measurement window. vLLM has them (`vllm:spec_decode_num_drafts`, `..._num_accepted_tokens`).
+   InferenceX computes its published lengths in the same way (golden_al_distribution/README.md).
+2. The drafted and accepted tokens that responses report: output tokens / steps.
+3. Gauges of the latest steps on the metrics pages, averaged over the reads. SGLang
+   (`sglang:spec_accept_length`) and TensorRT-LLM (`specDecodingStats.acceptanceLength`) have them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from loadgen.core import format
+from loadgen.core.accepted_lengths import TOLERANCE
+from loadgen.core.server_metrics import series
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loadgen.core.accepted_lengths import AcceptedLengthTarget
+    from loadgen.core.metrics.sections import Speculation
+    from loadgen.core.metrics.windows import Window
+    from loadgen.core.server_metrics.series import MetricSample
+
+LengthSource = Literal["", "counters", "responses", "gauges"]
+
+MIN_STEPS = 10_000
+"""The mean of fewer steps is too uncertain. With 10,000 steps, the 95 % interval of a mean is at
+most 1 % to either side, if the standard deviation is half of the mean: 1.96 * 0.5 / sqrt(10,000).
+"""
+
+NOT_REPORTED = (
+    "no server reports drafted and accepted tokens. Read its metrics page with --server-metrics, "
+    "or request its timing with --server-timing"
+)
+
+
+class AcceptedLengthCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the accepted length of a run is the stated one.
+
+    Attributes:
+        target: The stated length.
+        target_name: The published length that it is, "" if it was stated as a number.
+        realised: The measured length. None if no server reports it.
+        difference: `realised` / `target` - 1. None without `realised`.
+        steps: The steps of the model that it rests on. None if they are not known.
+        source: Where `realised` is from, "" without it.
+        comparable: Whether the two differ by at most 1 %. None if that is not known.
+        reason: Why it is not known, else "".
+    """
+
+    target: float
+    target_name: str = ""
+    realised: float | None = None
+    difference: float | None = None
+    steps: int | None = None
+    source: LengthSource = ""
+    comparable: bool | None = None
+    reason: str = ""
+
+
+class _RealisedLength(NamedTuple):
+    """A measured accepted length, with its source and the number of steps, None if unknown."""
+
+    length: float
+    source: LengthSource
+    steps: int | None
+
+
+def judge_accepted_length(
+    target: AcceptedLengthTarget,
+    speculation: Speculation | None,
+    samples: Sequence[MetricSample],
+    window: Window,
+) -> AcceptedLengthCheck:
+    """Return whether the accepted length of a run is the stated one, within 1 %.
+
+    Args:
+        target: The stated length.
+        speculation: What responses and metrics pages report about speculative decoding.
+        samples: The samples of the servers' metrics pages.
+        window: The measurement window.
+    """
+    check = AcceptedLengthCheck(target=target.length, target_name=target.name)
+    realised = _find_realised_length(speculation, samples, window)
+    if realised is None:
+        return msgspec.structs.replace(check, reason=NOT_REPORTED)
+
+    difference = realised.length / target.length - 1
+    check = msgspec.structs.replace(
+        check,
+        realised=realised.length,
+        difference=difference,
+        steps=realised.steps,
+        source=realised.source,
+    )
+    if realised.steps is not None and realised.steps < MIN_STEPS:
+        reason = (
+            f"only {format.counted(realised.steps, 'step')} of the model, {MIN_STEPS:,} needed. "
+            "Use a longer load"
+        )
+        return msgspec.structs.replace(check, reason=reason)
+    return msgspec.structs.replace(check, comparable=is_within_tolerance(difference))
+
+
+def is_within_tolerance(difference: float) -> bool:
+    """Return whether a relative difference of two accepted lengths leaves them comparable."""
+    rounding_error = 1e-9
+    return abs(difference) <= TOLERANCE + rounding_error
+
+
+def find_realised_length(speculation: Speculation | None) -> float | None:
+    """Return the accepted length that a summary has, from its best source, None without any.
+
+    It covers the whole run, and the steps in it are not known.
+    """
+    if speculation is None:
+        return None
+    if speculation.server_length is not None:
+        return speculation.server_length
+    return speculation.length
+
+
+def _find_realised_length(
+    speculation: Speculation | None, samples: Sequence[MetricSample], window: Window
+) -> _RealisedLength | None:
+    """Return the accepted length from the first source that has it, or None."""
+    by_counters = _read_counters(samples, window)
+    if by_counters is not None or speculation is None:
+        return by_counters
+
+    if speculation.length is not None:
+        # The steps are the output tokens that were not accepted from drafts.
+        steps = _count_steps_of_responses(speculation)
+        return _RealisedLength(speculation.length, "responses", steps)
+
+    if speculation.server_length is not None:
+        return _RealisedLength(speculation.server_length, "gauges", steps=None)
+    return None
+
+
+def _read_counters(samples: Sequence[MetricSample], window: Window) -> _RealisedLength | None:
+    """Return the accepted length by the servers' counters in the measurement window, or None."""
+    drafts = _measure_growth_in_window(samples, series.DRAFTS, window)
+    accepted_tokens = _measure_growth_in_window(samples, series.ACCEPTED, window)
+    if not drafts or accepted_tokens is None:
+        return None
+    return _RealisedLength(1 + accepted_tokens / drafts, "counters", round(drafts))
+
+
+def _measure_growth_in_window(
+    samples: Sequence[MetricSample], quantity: str, window: Window
+) -> float | None:
+    """Return the growth of a counter between the reads around the measurement window.
+
+    These are the last read before the window and the first one after it. Points have the growth of
+    the counter since the first read, so it is 0 if there is no read before the window. Return None
+    if no page has the counter, and the growth over all reads if the window is not known.
+    """
+    points = series.collect_points(samples, quantity)
+    if not points:
+        return None
+    if window.start_s is None or window.end_s is None:
+        return points[-1].value
+
+    before = [point for point in points if point.t_s <= window.start_s]
+    after = [point for point in points if point.t_s >= window.end_s]
+    value_before = before[-1].value if before else 0.0
+    last_point = after[0] if after else points[-1]
+    return last_point.value - value_before
+
+
+def _count_steps_of_responses(speculation: Speculation) -> int | None:
+    """Return the steps of the model in the responses that report drafts, or None.
+
+    A step generates its accepted tokens and one more, so accepted tokens = steps * (length - 1).
+    """
+    if speculation.accepted is None or speculation.length is None or speculation.length <= 1:
+        return None
+    return round(speculation.accepted / (speculation.length - 1))

@@ -1,0 +1,77 @@
+"""Counters of speculative decoding with a planted accepted length, for the simulated server.
+
+Pure. The simulated server does not model speculative decoding: its tokens come at the same times
+with and without these counters. They exist so that a known accepted length can be recovered from
+the metrics page. Their names are those of vLLM, because TensorRT-LLM has no such counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadgen.core.errors import UserError
+from loadgen.sim.server.options import Options
+
+_PREFIX = "vllm:spec_decode_num_"
+_ROUNDING_ERROR = 1e-9
+
+
+def create_speculation_counters(options: Options) -> SpeculationCounters | None:
+    """Return the counters that the options of a server describe, None without them.
+
+    Raises UserError if no draft of this length can have so many tokens accepted.
+    """
+    accepted_length = options.accepted_length
+    if not accepted_length:
+        return None
+
+    longest = options.draft_tokens + 1
+    if not 1 <= accepted_length <= longest:
+        raise UserError(
+            "out_of_range",
+            f"{accepted_length:g} tokens per step with drafts of {options.draft_tokens}",
+            "--accepted-length",
+            f"use 1 to {longest}, or longer drafts (--draft-tokens)",
+        )
+    return SpeculationCounters(accepted_length, options.draft_tokens)
+
+
+class SpeculationCounters:
+    """Counts drafts, their tokens and the accepted ones, as if each step had the same length."""
+
+    def __init__(self, accepted_length: float, draft_tokens: int) -> None:
+        """Begin without responses.
+
+        Args:
+            accepted_length: The mean number of tokens per step, from 1 to `draft_tokens` + 1.
+            draft_tokens: The tokens of each draft.
+        """
+        self._accepted_length = accepted_length
+        self._draft_tokens = draft_tokens
+        self._decoded_tokens = 0
+
+    def add_response(self, output_tokens: int) -> None:
+        """Count the steps of a response. Its first token comes from the prefill, not from a step."""
+        self._decoded_tokens += max(output_tokens - 1, 0)
+
+    def format_lines(self, labels: str) -> Iterator[str]:
+        """Yield the counters as lines of the Prometheus text format."""
+        drafts = int(self._decoded_tokens / self._accepted_length + _ROUNDING_ERROR)
+        accepted_tokens = min(self._decoded_tokens - drafts, drafts * self._draft_tokens)
+        counters = {
+            "drafts": drafts,
+            "draft_tokens": drafts * self._draft_tokens,
+            "accepted_tokens": accepted_tokens,
+        }
+        for name, value in counters.items():
+            yield f"# TYPE {_PREFIX}{name}_total counter"
+            yield f"{_PREFIX}{name}_total{{{labels}}} {value}"
+
+        # The first tokens of a draft are accepted first, as synthetic acceptance of vLLM does.
+        name = f"{_PREFIX}accepted_tokens_per_pos_total"
+        yield f"# TYPE {name} counter"
+        remaining = accepted_tokens
+        for position in range(self._draft_tokens):
+            accepted_here = min(drafts, remaining)
+            remaining -= accepted_here
+            yield f'{name}{{{labels},position="{position}"}} {accepted_here}'
