@@ -151,13 +151,16 @@ def _is_of_class_or_step(difference: Difference) -> bool:
 
 
 def _list_brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
-    """Yield what limits the comparison: different workloads, or too few runs."""
+    """Yield what limits the comparison: different workloads, drafts that differ, too few runs."""
     if comparison.same_work is False:
         workloads = "; ".join(comparison.work_differences)
         yield Paragraph(
             f"The workloads differ ({workloads}). Use --anyway to judge the metrics even so.",
             "warn",
         )
+
+    for note in comparison.accepted_length_notes:
+        yield Paragraph(f"{note}.", "warn")
 
     has_repeats = all(count > 1 for count in comparison.runs)
     if not has_repeats:

@@ -15,6 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from loadgen.compare.answer_difference import AnswerDifference, compare_answers
+from loadgen.compare.accepted_lengths import (
+    list_accepted_length_notes,
+    measure_accepted_lengths,
+)
 from loadgen.compare.comparison_notes import (
     OTHER_TOOL_METRICS,
     describe_scope,
@@ -75,6 +79,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         recovery: How long runs took to meet their SLO again after an event.
         facts: What each side is.
         answers: The scores of checked answers of each side. Empty without checked answers.
+        accepted_lengths: The accepted length of speculative decoding of each side that has one.
+        accepted_length_notes: What makes speeds not comparable for this reason. Also in `notes`.
     """
 
     sides: tuple[str, ...]
@@ -91,6 +97,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     recovery: tuple[SideRecovery, ...] = ()
     facts: tuple[SideFacts, ...] = ()
     answers: tuple[AnswerDifference, ...] = ()
+    accepted_lengths: dict[str, float] = {}
+    accepted_length_notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -155,6 +163,8 @@ def compare(
         recovery=tuple(_list_recoveries(sides)),
         facts=tuple(side.facts for side in sides),
         answers=tuple(compare_answers(sides, confidence)),
+        accepted_lengths=measure_accepted_lengths(sides),
+        accepted_length_notes=tuple(list_accepted_length_notes(sides)),
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 
+from loadgen.compare.accepted_lengths import list_accepted_length_notes
 from loadgen.compare.work_differences import describe_slo
 from loadgen.core import format
 from loadgen.core.limits import CACHED_SHARE
-from loadgen.core.metrics.accepted_length import find_realised_length, is_within_tolerance
 from loadgen.core.metrics.reasons import STATES
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import comparable_metrics
@@ -39,7 +38,7 @@ def list_notes(sides: Sequence[Side]) -> list[str]:
         *_list_slo_notes(sides),
         *_list_seed_notes(sides),
         *_list_cache_notes(sides),
-        *_list_accepted_length_notes(sides),
+        *list_accepted_length_notes(sides),
     ]
 
 
@@ -190,43 +189,3 @@ def _list_cache_notes(sides: Sequence[Side]) -> Iterator[str]:
         lowest = f"{min(hit_rates) * 100:.1f} %"
         highest = f"{max(hit_rates) * 100:.1f} %"
         yield f"Prefix cache hit rates differ: {lowest} to {highest}."
-
-
-def _list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield notes on accepted lengths of speculative decoding that make speeds not comparable.
-
-    They differ between the sides by more than 1 %, or one of them is not the length that its run
-    stated. A longer accepted length gives more tokens for the same work.
-    """
-    lengths = {side.name: _find_accepted_length(side) for side in sides}
-    known_lengths = {name: length for name, length in lengths.items() if length is not None}
-    if known_lengths:
-        shortest, longest = min(known_lengths.values()), max(known_lengths.values())
-        unknown = [name for name in lengths if name not in known_lengths]
-        texts = [f"{name} {length:.3f}" for name, length in known_lengths.items()]
-        if not is_within_tolerance(longest / shortest - 1):
-            yield (
-                f"Accepted lengths of speculative decoding differ: {', '.join(texts)} tokens per "
-                "step. Speeds are not comparable (1 % allowed)"
-            )
-        elif unknown:
-            yield (
-                f"The accepted length of speculative decoding is known of {', '.join(texts)} "
-                f"tokens per step, but not of {', '.join(unknown)}"
-            )
-
-    for side in sides:
-        checks = [run.summary.accepted_length for run in side.runs]
-        if any(check is not None and check.comparable is False for check in checks):
-            yield f"{side.name} does not have the accepted length that it states"
-
-
-def _find_accepted_length(side: Side) -> float | None:
-    """Return the mean accepted length of the runs of a side, None if no run has one."""
-    lengths = []
-    for run in side.runs:
-        check = run.summary.accepted_length
-        length = None if check is None else check.realised
-        lengths.append(length or find_realised_length(run.summary.speculation))
-    known_lengths = [length for length in lengths if length is not None]
-    return statistics.fmean(known_lengths) if known_lengths else None

@@ -83,11 +83,11 @@ class SimOptions:
             min=0,
             max=65,
         ),
-    ] = (0.0,)
+    ] = 0.0
     draft_tokens: Annotated[
         int,
         typer.Option(metavar="N", help="Tokens of each draft in these counters.", min=1, max=64),
-    ] = (3,)
+    ] = 3
     slots: Annotated[
         int | None,
         typer.Option(metavar="N", help="Requests served at the same time; others queue.", min=1),

@@ -51,7 +51,7 @@ class SpeculationCounters:
         self._decoded_tokens = 0
 
     def add_response(self, output_tokens: int) -> None:
-        """Count the steps of a response. Its first token comes from the prefill, not from a step."""
+        """Count the steps of a response. Its first token comes from the prefill."""
         self._decoded_tokens += max(output_tokens - 1, 0)
 
     def format_lines(self, labels: str) -> Iterator[str]:

@@ -1,0 +1,55 @@
+"""Compares the accepted lengths of speculative decoding of the sides of a comparison. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from loadgen.core.metrics.accepted_length import find_realised_length, is_within_tolerance
+from loadgen.runs.comparison_side import Side
+
+
+def list_accepted_length_notes(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield notes on accepted lengths of speculative decoding that make speeds not comparable.
+
+    They differ between the sides by more than 1 %, or one of them is not the length that its run
+    stated. A longer accepted length gives more tokens for the same work.
+    """
+    known_lengths = measure_accepted_lengths(sides)
+    if known_lengths:
+        shortest = min(known_lengths.values())
+        longest = max(known_lengths.values())
+        unknown = [side.name for side in sides if side.name not in known_lengths]
+        texts = [f"{name} {length:.3f}" for name, length in known_lengths.items()]
+        if not is_within_tolerance(longest / shortest - 1):
+            yield (
+                f"Accepted lengths of speculative decoding differ: {', '.join(texts)} tokens per "
+                "step. Speeds are not comparable (1 % allowed)"
+            )
+        elif unknown:
+            yield (
+                f"The accepted length of speculative decoding is known of {', '.join(texts)} "
+                f"tokens per step, but not of {', '.join(unknown)}"
+            )
+
+    for side in sides:
+        checks = [run.summary.accepted_length for run in side.runs]
+        if any(check is not None and check.comparable is False for check in checks):
+            yield f"{side.name} does not have the accepted length that it states"
+
+
+def measure_accepted_lengths(sides: Sequence[Side]) -> dict[str, float]:
+    """Return the accepted length of each side that has one, by the name of the side."""
+    lengths = {side.name: _find_accepted_length(side) for side in sides}
+    return {name: length for name, length in lengths.items() if length is not None}
+
+
+def _find_accepted_length(side: Side) -> float | None:
+    """Return the mean accepted length of the runs of a side, None if no run has one."""
+    lengths = []
+    for run in side.runs:
+        check = run.summary.accepted_length
+        length = None if check is None else check.realised
+        lengths.append(length or find_realised_length(run.summary.speculation))
+    known_lengths = [length for length in lengths if length is not None]
+    return statistics.fmean(known_lengths) if known_lengths else None
