@@ -60,8 +60,8 @@ GLOSSARY = {
     "goodput": "Completed requests per second that met every objective of the SLO.",
     "SLO attainment": "The percentage of measured requests that met every objective of the SLO. "
     "Failed and dropped requests count as violations.",
-    "accepted length": "The mean number of tokens per step of the model under speculative decoding: "
-    "accepted draft tokens and one token of its own.",
+    "accepted length": "The mean number of tokens per step of the model under speculative "
+    "decoding: accepted draft tokens and one token of its own.",
     "token deadline": "When a token has to arrive: the first one within the TTFT limit, each later "
     "one a TPOT limit after the token before it.",
     "fluidity index": "The percentage of token deadlines that were met. Early tokens leave slack "

@@ -16,8 +16,8 @@ from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.figures import metric_label
 from loadgen.render.section import Facts, Paragraph, Section, Table, section
 from loadgen.runs import cells
-from loadgen.runs.answers_text import describe_answers
 from loadgen.runs.accepted_length import describe_verdict
+from loadgen.runs.answers_text import describe_answers
 from loadgen.runs.fluidity import find_fluidity_objective, format_measured_index
 from loadgen.runs.interactivity_text import describe_interactivity
 from loadgen.runs.load_fidelity import check_label

@@ -15,8 +15,8 @@ import msgspec
 from loadgen.core import errors as codes
 from loadgen.core import format
 from loadgen.core.metrics import validity
-from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.metrics.accepted_length import AcceptedLengthCheck
+from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.metrics.client_use import ClientUse
 from loadgen.core.metrics.drift import Drift
 from loadgen.core.metrics.fluidity import Fluidity
