@@ -71,16 +71,16 @@ def main() -> int:
     is_right = True
     with tempfile.TemporaryDirectory() as scratch:
         for number, (planted, is_comparable) in enumerate(PLANTED.items()):
-            found = recover(planted, args.requests, Path(scratch) / str(number))
-            is_right &= abs(found.error) <= LIMIT and found.comparable is is_comparable
+            recovered = recover(planted, args.requests, Path(scratch) / str(number))
+            is_right &= abs(recovered.error) <= LIMIT and recovered.comparable is is_comparable
             rows.append(
                 [
                     f"{planted:.2f}",
-                    f"{found.length:.4f}",
-                    f"{found.error:+.4%}",
-                    f"{found.steps:,}",
+                    f"{recovered.length:.4f}",
+                    f"{recovered.error:+.4%}",
+                    f"{recovered.steps:,}",
                     {True: "comparable", False: "not comparable", None: "unknown"}[
-                        found.comparable
+                        recovered.comparable
                     ],
                 ]
             )

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.compare.answer_difference import AnswerDifference, compare_answers
 from loadgen.compare.accepted_lengths import (
     list_accepted_length_notes,
     measure_accepted_lengths,
 )
+from loadgen.compare.answer_difference import AnswerDifference, compare_answers
 from loadgen.compare.comparison_notes import (
     OTHER_TOOL_METRICS,
     describe_scope,
