@@ -20,8 +20,8 @@ POLL_S = 0.5
 """Time between two checks of the nodes, or two updates of a worker."""
 JOIN_S = 30.0
 """Longest wait for a node to join if all nodes are lost."""
-RELEASE_S = 3.0
-"""Longest wait until the cluster counts the CPUs of a finished run as free."""
+RELEASE_S = 10.0
+"""Longest wait until the cluster counts the CPUs of ended agents as free: seconds if it is busy."""
 RELEASE_POLL_S = 0.05
 """Time between two queries of the free CPUs."""
 CONNECT_S = 3.0
@@ -73,7 +73,7 @@ class RayNodes:
         self.history = history
         self._client = client
         self._has_agents = False
-        self._free_cpus_without_agents = 0
+        self._free_cpus_by_node: dict[str, int] = {}
         history.lost_since_last_run.clear()
 
     @property
@@ -99,8 +99,8 @@ class RayNodes:
         """
         nodes = await self._wait_for_nodes(worker_count, emit)
         if not self._has_agents:
-            # At the end of the run, `release` waits until so many CPUs are free again.
-            self._free_cpus_without_agents = _count_free_cpus(nodes)
+            # `release` waits until so many CPUs are free again.
+            self._free_cpus_by_node = {node.id: node.free_cpus for node in nodes}
         agents = await self._start_agents(worker_count, nodes)
         self._has_agents = True
         return agents
@@ -223,22 +223,32 @@ class RayNodes:
         self._client.call("end_agents")
 
     def release(self) -> None:
-        """End the actors and wait until their CPUs are free, because the next run may need them.
+        """End the actors and wait until their CPUs are free, because the next agents may need them.
 
-        This waits at most RELEASE_S. If CPUs are still missing then, the next run reports it.
+        This waits at most RELEASE_S, and not for the CPUs of lost nodes. If CPUs are still missing
+        then, the next placement of agents reports it.
         """
         self.end_agents()
         if not self._has_agents:
             return
 
+        cpus_without_agents = self._count_cpus_without_agents()
         deadline_s = monotonic() + RELEASE_S
         with contextlib.suppress(TargetError, TimeoutError):
             while monotonic() < deadline_s:
                 remaining_s = deadline_s - monotonic()
                 free_cpus = self._client.call("free_cpus").result(remaining_s)
-                if free_cpus >= self._free_cpus_without_agents:
+                if free_cpus >= cpus_without_agents:
                     return
                 sleep(RELEASE_POLL_S)
+
+    def _count_cpus_without_agents(self) -> int:
+        """Return how many CPUs of the nodes that are not lost were free before the first agent."""
+        return sum(
+            free_cpus
+            for node_id, free_cpus in self._free_cpus_by_node.items()
+            if node_id not in self.history.lost
+        )
 
 
 def _count_free_cpus(nodes: Sequence[ClusterNode]) -> int:

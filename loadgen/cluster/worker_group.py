@@ -329,9 +329,9 @@ class WorkerGroup:
             await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), END_S)
 
     async def _end_all(self) -> None:
-        """End the workers and their actors, so that they can be placed again."""
+        """End the workers and their actors, and wait for their CPUs to place them again."""
         await self._end_workers()
-        self._nodes.end_agents()
+        await asyncio.to_thread(self._nodes.release)
 
 
 def _split_job(job: Job) -> list[bytes]:
