@@ -22,6 +22,7 @@ from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecti
 if TYPE_CHECKING:
     from loadgen.core.execution.events import EventHandler, RunEvent
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.probing import ProbeCache
     from loadgen.core.execution.run import Execute
     from loadgen.core.workload import Overrides, Workload
     from loadgen.pricing.budget import Budget
@@ -207,15 +208,22 @@ class Invocation:
         limit = None if max_cost is None else Decimal(repr(max_cost))
         return Budget(load_prices(self["prices"]), limit)
 
-    def executor(self, listeners: Sequence[EventHandler]) -> Execute:
+    def executor(
+        self, listeners: Sequence[EventHandler], probe_cache: ProbeCache | None = None
+    ) -> Execute:
         """Return the function that executes a run and notifies the listeners of its progress.
 
         A command with several runs calls it for each of them. The target is probed in the first run
         only, because all of them share a cache of what was found out.
+
+        Args:
+            listeners: Receive the events of all runs.
+            probe_cache: What was found out about targets before the first run. None for nothing.
         """
         from loadgen.core.execution import run
 
-        return partial(run.execute, listeners=listeners, probe_cache={})
+        shared_cache = {} if probe_cache is None else probe_cache
+        return partial(run.execute, listeners=listeners, probe_cache=shared_cache)
 
     def repetition(
         self, *, default_most: int | None = None, default_precision: float | None = None

@@ -87,6 +87,14 @@ def print_result(
         print_report(report, as_markdown=as_markdown, full=full)
 
 
+def refuse_two_formats(*, as_json: bool, as_markdown: bool) -> None:
+    """Raise UserError if both JSON and Markdown are requested, of which only one can be printed."""
+    if as_json and as_markdown:
+        raise UserError(
+            "conflict", "only one format can be printed", "--json --markdown", "give one of them"
+        )
+
+
 def print_report(report: Report, *, as_markdown: bool = False, full: bool = False) -> None:
     """Print a report on stdout, as text or as Markdown.
 

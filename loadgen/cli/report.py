@@ -14,6 +14,7 @@ from loadgen.cli.output import (
     find_foreign_pages,
     list_names,
     print_status,
+    refuse_two_formats,
     text_width,
     wants_color,
     warn_if_changed,
@@ -82,11 +83,7 @@ def report(
     """
     from loadgen import result_kinds
 
-    if as_json and as_markdown:
-        raise UserError(
-            "conflict", "only one format can be printed", "--json, --markdown", "choose one"
-        )
-
+    refuse_two_formats(as_json=as_json, as_markdown=as_markdown)
     warn_if_changed(folder)
 
     # A folder of no kind is opened as a run, whose error message says what is missing.

@@ -5,6 +5,7 @@ With `--live` it measures the two targets itself, see `loadgen.compare.live_comm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,12 @@ from loadgen.cli import completion
 from loadgen.cli.invocation import Invocation
 from loadgen.cli.option_parsers import parse_share_option
 from loadgen.cli.options import DryRunOption, FullOption, add_options
-from loadgen.cli.output import print_result, warn_if_changed, write_file
+from loadgen.cli.output import (
+    print_result,
+    refuse_two_formats,
+    warn_if_changed,
+    write_file,
+)
 from loadgen.core.errors import OK, UserError
 from loadgen.result_kinds import reporting_damage
 
@@ -142,6 +148,7 @@ def compare(
     from loadgen.render import html as html_renderer
     from loadgen.render import junit as junit_renderer
 
+    refuse_two_formats(as_json=as_json, as_markdown=as_markdown)
     results = results or []
     if live is not None:
         _refuse_baselines(save, against)
@@ -176,9 +183,7 @@ def compare(
         results = [baselines.find_baseline(against, baselines_dir), *results]
 
     if len(results) < 2:
-        text = "a comparison needs at least two results"
-        where = " ".join(map(str, results))
-        raise UserError("too_few", text, where, "give two or more, or --against NAME")
+        raise _too_few_results_error(results)
 
     for folder in results:
         warn_if_changed(folder)
@@ -208,6 +213,25 @@ def compare(
         write_file(junit, junit_renderer.render("loadgen compare", cases), "--junit")
 
     return comparison_exit_code(result, outcomes)
+
+
+def _too_few_results_error(results: Sequence[Path]) -> UserError:
+    """Return the error for fewer than two results, one of which may be a live comparison."""
+    from loadgen.compare.live_plan import PLAN_FILE
+
+    if results and (results[0] / PLAN_FILE).is_file():
+        return UserError(
+            "unsupported",
+            "this is a live comparison, which has compared its two sides already",
+            str(results[0]),
+            f"read it with: loadgen report {results[0]}",
+        )
+    return UserError(
+        "too_few",
+        "a comparison needs at least two results",
+        " ".join(map(str, results)),
+        "give two or more, or --against NAME",
+    )
 
 
 def _refuse_baselines(save: str | None, against: str | None) -> None:

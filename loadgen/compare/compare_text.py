@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from loadgen.compare.answer_difference import build_answer_section
 from loadgen.compare.comparison import NOT_SAME_WORK, Comparison, SideRecovery
-from loadgen.compare.difference import DIFFER, Difference, describe_needed_load
+from loadgen.compare.difference import DIFFER, Difference, Outcome, describe_needed_load
 from loadgen.compare.judgement import EQUIVALENT_CHANGE, EQUIVALENT_POINTS
 from loadgen.compare.thresholds import ThresholdOutcome, format_interval
 from loadgen.core import format
@@ -42,6 +42,12 @@ SMALLEST_PRINTED_CHANGE = 0.0005
 
 _OUTCOMES_TO_NAME = ("worse", "better", "different", DIFFER)
 """The outcomes whose metrics the summary names, in this order."""
+
+_OUTCOMES_TO_COUNT: Mapping[Outcome, str] = {
+    "equivalent": "no significant difference",
+    "inconclusive": "inconclusive",
+}
+"""The outcomes whose metrics the summary counts, in this order, and what it says about them."""
 
 _OUTCOME_TEXTS: Mapping[str, str] = {DIFFER: "runs differ"}
 """How an outcome is printed, if not by its own name."""
@@ -221,10 +227,15 @@ def _create_difference_case(difference: Difference) -> JUnitCase:
 
 def _list_notices(comparison: Comparison) -> Iterator[Notice]:
     """Yield what a reader must know first: simulated sides and INVALID runs."""
-    if comparison.simulated:
-        yield simulated_notice(_describe_simulated(comparison))
+    yield from list_simulated_notices(comparison)
     for run, codes in comparison.codes.items():
         yield Notice("INVALID", f"{run}: {'; '.join(map(format_reason, codes))}", "bad")
+
+
+def list_simulated_notices(comparison: Comparison) -> Iterator[Notice]:
+    """Yield a notice that names the simulated sides, if there are any."""
+    if comparison.simulated:
+        yield simulated_notice(_describe_simulated(comparison))
 
 
 def _describe_simulated(comparison: Comparison) -> str:
@@ -255,10 +266,10 @@ def summarize_differences(comparison: Comparison, side_name: str) -> str:
         if names:
             clauses.append(f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names)}")
 
-    insignificant_count = sum(difference.outcome != "different" for difference in differences)
-    if insignificant_count:
-        metrics = format.counted(insignificant_count, "metric")
-        clauses.append(f"no significant difference in {metrics}")
+    for outcome, clause in _OUTCOMES_TO_COUNT.items():
+        count = sum(difference.outcome == outcome for difference in differences)
+        if count:
+            clauses.append(f"{clause} in {format.counted(count, 'metric')}")
 
     return f"{heading}: {'; '.join(clauses)}."
 

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from loadgen.cli.invocation import Invocation
-from loadgen.cli.option_parsers import parse_option
 from loadgen.cli.options import default_output_folder
 from loadgen.cli.output import add_resume_hint, print_result, print_status, write_file
 from loadgen.cli.run_options import COMMAND_OPTIONS
 from loadgen.cli.settings import request_options
 from loadgen.compare import compare_text, thresholds
 from loadgen.compare.alternating_blocks import (
-    BLOCKS_PER_GROUP,
     BLOCKS_PER_PAIR,
     FIRST_SIDE,
-    FIRST_STAGE_GROUPS,
     OTHER_SIDE,
     SideName,
     seed_of_pair,
 )
+from loadgen.compare.block_plan import BlockPlan, plan_blocks
 from loadgen.compare.exit_code import comparison_exit_code
-from loadgen.compare.live_plan import PLAN_FILE, LivePlan, describe_plan
+from loadgen.compare.live_plan import PLAN_FILE, LivePlan
 from loadgen.compare.live_result import StoredComparison, read_plan
-from loadgen.compare.live_run import LiveOutcome, LiveRun, run_live
+from loadgen.compare.live_run import LiveOutcome, LiveRun, print_plan, run_live
 from loadgen.compare.live_text import build_live_report
-from loadgen.core import seeds, units
+from loadgen.core import seeds
 from loadgen.core.errors import INTERRUPTED, CombinedError, LoadgenError, UserError, collecting
 from loadgen.core.execution import backend
 from loadgen.core.workload.flags import select_load_options
@@ -40,31 +37,9 @@ from loadgen.result_kinds import PAGE
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.probing import ProbeCache
     from loadgen.core.workload import Workload
-    from loadgen.repeated.repeats import Repetition
     from loadgen.runs.planned_runs import PlannedRun
-
-DEFAULT_GROUPS = 20
-"""Groups without --repeat and --duration. docs/guides/compare.md has the power that they give."""
-
-DEFAULT_BLOCK_S = 15.0
-"""The length of a block without --repeat. Shorter blocks follow the drift of the host more closely,
-but more of their time is spent on starting and on waiting for the last response."""
-
-FEWEST_DEFAULT_GROUPS = 10
-MOST_DEFAULT_GROUPS = 100
-"""The limits of the number of groups that follows from DEFAULT_BLOCK_S."""
-
-DEFAULT_MAX_GROUPS = 40
-"""The largest number of groups of `--repeat auto`."""
-
-DEFAULT_PRECISION = 0.01
-"""The half width of the intervals at which `--repeat auto` ends."""
-
-MIN_BLOCK_S = 1.0
-"""A shorter block measures little more than the start and the end of its load."""
-
-NS_PER_S = 1e9
 
 
 class LiveOptions(NamedTuple):
@@ -97,22 +72,6 @@ class LiveOptions(NamedTuple):
     junit: Path | None
 
 
-class _Blocks(NamedTuple):
-    """How many groups of blocks there are, and how long a block is.
-
-    Attributes:
-        max_groups: The number of groups, or the largest number.
-        half_width: The half width at which the comparison ends. None for a fixed number of groups.
-        block_s: The duration of a block. None if the workload decides it.
-        pause_ns: The pause between two blocks.
-    """
-
-    max_groups: int
-    half_width: float | None
-    block_s: float | None
-    pause_ns: int
-
-
 class _PlannedLive(NamedTuple):
     """A live comparison that was checked: what is requested, and what is sent to each side."""
 
@@ -125,8 +84,14 @@ class _PlannedLive(NamedTuple):
         """The runs of all blocks in the order of time, if no precision ends the comparison."""
         from loadgen.runs.planned_runs import PlannedRun
 
+        blocks_per_side = self.plan.max_blocks // len(self.settings)
         return [
-            PlannedRun(self.workload_of_pair(block.pair), self.settings[block.side])
+            PlannedRun(
+                self.workload_of_pair(block.pair),
+                self.settings[block.side],
+                title=f"{block.side}, the first block of {blocks_per_side}",
+                command_seed=self.plan.seed,
+            )
             for group in self.plan.groups
             for block in group.blocks
         ]
@@ -151,6 +116,7 @@ def compare_live(
     """
     from loadgen.runs.run_display import create_display
 
+    _refuse_missing_url(invocation, options.targets)
     planned = _plan_live(invocation, workload_names, options)
     display = create_display(invocation, quiet=True, has_line_per_step=True)
     if options.is_dry_run:
@@ -159,13 +125,15 @@ def compare_live(
     output_dir = _output_dir(planned)
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     plan = _with_stored_seed(planned.plan, output_dir, invocation)
+    probe_cache: ProbeCache = {}
     live = LiveRun(
         plan=plan,
         workload=planned.workload,
         settings=planned.settings,
         output_dir=output_dir,
         display=display,
-        execute=invocation.executor(display.event_handlers),
+        execute=invocation.executor(display.event_handlers, probe_cache),
+        probe_cache=probe_cache,
     )
     outcome = _run_blocks(live, planned._replace(plan=plan))
     if outcome.stored is None:
@@ -183,12 +151,34 @@ def compare_live(
 
 
 def _print_dry_run(planned: _PlannedLive, invocation: Invocation) -> int:
-    """Print the plan and the load of one block of each side. Return the exit code."""
+    """Print the plan, one block of each side and the size of all blocks. Return the exit code."""
     from loadgen.runs.planned_runs import print_plans
 
-    print_status(describe_plan(planned.plan))
-    first_pair = planned.blocks[:BLOCKS_PER_PAIR]
-    return print_plans(first_pair, invocation.budget())
+    print_plan(planned.plan)
+    return print_plans(
+        planned.blocks,
+        invocation.budget(),
+        described_count=BLOCKS_PER_PAIR,
+        name_of_all=f"all {planned.plan.max_blocks} blocks",
+    )
+
+
+def _refuse_missing_url(invocation: Invocation, targets: tuple[str, str]) -> None:
+    """Raise UserError if only one URL follows --live, so that another word is taken for URL_B.
+
+    Names of --targets are no URLs, but they are no options either.
+    """
+    first, second = targets
+    has_names = invocation["targets"] is not None
+    is_url = ":" in second or has_names
+    if is_url and not second.startswith("-"):
+        return
+    raise UserError(
+        "missing_value",
+        f"--live needs two URLs, and {second!r} is none",
+        f"--live {first} {second}",
+        "type the URLs of both servers after --live: A, then B",
+    )
 
 
 def _run_blocks(live: LiveRun, planned: _PlannedLive) -> LiveOutcome:
@@ -232,7 +222,7 @@ def _plan_live(
     """
     errors: list[LoadgenError] = []
     settings: dict[SideName, Settings] = {}
-    blocks = _Blocks(max_groups=DEFAULT_GROUPS, half_width=None, block_s=None, pause_ns=0)
+    blocks = BlockPlan()
 
     with collecting(errors):
         settings = _settings_by_side(invocation, options.targets)
@@ -240,15 +230,16 @@ def _plan_live(
             backend.known(settings_of_side)  # raises for a simulated server that does not exist
 
     with collecting(errors):
-        blocks = _plan_blocks(invocation)
+        blocks = plan_blocks(invocation)
 
     with collecting(errors):
         thresholds.parse_thresholds(options.conditions)
 
     with collecting(errors):
         workload_name = _choose_workload(workload_names)
-        changes = {} if blocks.block_s is None else {"duration": f"{blocks.block_s:g}s"}
-        workload = invocation.load_workload(workload_name, **changes)
+        # --duration is the time of all blocks. `plan_blocks` has reported a wrong one already.
+        duration = None if blocks.block_s is None else f"{blocks.block_s:g}s"
+        workload = invocation.load_workload(workload_name, duration=duration)
 
     if errors:
         raise CombinedError(errors)
@@ -317,83 +308,6 @@ def _settings_of_endpoints(
         endpoint = select_endpoint(settings.endpoints, name, option)
         settings_by_side[side] = replace(settings, targets=(endpoint,), url=endpoint.url)
     return settings_by_side
-
-
-def _plan_blocks(invocation: Invocation) -> _Blocks:
-    """Return the number and the length of the blocks that --repeat and --duration specify.
-
-    --repeat is the number of groups of four blocks, or "auto" to repeat until a precision is
-    reached. --duration is the time of all blocks together.
-
-    Raises UserError or CombinedError for values out of range.
-    """
-    repetition = invocation.repetition(
-        default_most=DEFAULT_MAX_GROUPS, default_precision=DEFAULT_PRECISION
-    )
-    total_s = _parse_total_s(invocation["duration"])
-    if repetition is None:
-        max_groups = DEFAULT_GROUPS if total_s is None else _choose_group_count(total_s)
-        block_s = _block_duration_s(total_s, max_groups)
-        return _Blocks(max_groups, half_width=None, block_s=block_s, pause_ns=0)
-
-    _check_first_stage(repetition)
-    is_auto = repetition.count is None
-    return _Blocks(
-        max_groups=repetition.max_runs,
-        half_width=repetition.precision if is_auto else None,
-        block_s=_block_duration_s(total_s, repetition.max_runs),
-        pause_ns=repetition.pause_ns,
-    )
-
-
-def _choose_group_count(total_s: float) -> int:
-    """Return how many groups with blocks of DEFAULT_BLOCK_S fit into a time, within limits."""
-    groups = round(total_s / (BLOCKS_PER_GROUP * DEFAULT_BLOCK_S))
-    return min(max(groups, FEWEST_DEFAULT_GROUPS), MOST_DEFAULT_GROUPS)
-
-
-def _parse_total_s(duration: str | None) -> float | None:
-    """Return the time of all blocks in seconds, or None without --duration. Raises UserError."""
-    if duration is None:
-        return None
-    total_ns = parse_option("--duration", duration, partial(units.duration_ns, default_unit="s"))
-    return (total_ns or 0) / NS_PER_S
-
-
-def _check_first_stage(repetition: Repetition) -> None:
-    """Raise UserError if `--repeat auto` allows fewer groups than its first stage needs."""
-    if repetition.count is None and repetition.most < FIRST_STAGE_GROUPS:
-        raise UserError(
-            "out_of_range",
-            f"a live comparison needs {FIRST_STAGE_GROUPS} groups to know its precision",
-            f"--repeat auto,most={repetition.most}",
-            f"use most={FIRST_STAGE_GROUPS} or more",
-        )
-
-
-def _block_duration_s(total_s: float | None, max_groups: int) -> float | None:
-    """Return the duration of a block in seconds, or None if the workload decides it.
-
-    Args:
-        total_s: The time of all blocks in seconds, or None.
-        max_groups: The number of groups.
-
-    Raises:
-        UserError: The blocks are too short to measure anything.
-    """
-    if total_s is None:
-        return None
-
-    block_count = max_groups * BLOCKS_PER_GROUP
-    block_s = total_s / block_count
-    if block_s < MIN_BLOCK_S:
-        raise UserError(
-            "out_of_range",
-            f"{block_count} blocks of {block_s:g} s are too short to measure anything",
-            f"--duration {total_s:g}s",
-            f"use at least {block_count * MIN_BLOCK_S:g}s, or fewer groups (--repeat)",
-        )
-    return block_s
 
 
 def _choose_workload(workload_names: Sequence[Path]) -> str | None:

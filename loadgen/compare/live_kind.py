@@ -77,7 +77,7 @@ def compare_side(output_dir: Path) -> NoReturn:
         "unsupported",
         "a live comparison has two sides already",
         str(output_dir),
-        f"read it with loadgen report, or compare single blocks{example}",
+        f"read it with: loadgen report {output_dir}; or compare single blocks{example}",
     )
 
 

@@ -10,6 +10,7 @@ SHA256SUMS           the hash of every file, written last
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from loadgen.compare.alternating_blocks import (
     SideName,
     count_needed_groups,
 )
+from loadgen.compare.block_plan import format_needed_duration
 from loadgen.compare.comparison import Comparison, compare
 from loadgen.compare.live_plan import PLAN_FILE, SCHEMA, LivePlan
 from loadgen.compare.thresholds import ThresholdOutcome, check_thresholds, parse_thresholds
@@ -41,6 +43,12 @@ from loadgen.runs.comparison_side import ComparedRun, Side
 from loadgen.runs.kind import load_compared_run
 
 COMPARISON_FILE = "comparison.json"
+
+MIN_RESPONSES_PER_BLOCK = 2
+"""A block should be at least as long as so many responses, because the first ones only build up the
+load, and the last ones end after it."""
+
+MS_PER_S = 1e3
 
 SCOPE = (
     "Variation between groups of four alternating blocks. It includes the drift of the host and of "
@@ -75,6 +83,7 @@ class StoredComparison(msgspec.Struct, frozen=True, kw_only=True):
         comparison: The comparison of both sides.
         conditions: The outcomes of the conditions of --fail-on.
         group_changes: The changes of the key metrics in each group that is not left out.
+        short_blocks: A warning if blocks are shorter than two responses. "" if they are longer.
     """
 
     plan: LivePlan
@@ -85,6 +94,7 @@ class StoredComparison(msgspec.Struct, frozen=True, kw_only=True):
     comparison: Comparison
     conditions: tuple[ThresholdOutcome, ...]
     group_changes: tuple[GroupChanges, ...] = ()
+    short_blocks: str = ""
 
 
 # Reading
@@ -207,6 +217,7 @@ def compare_groups(
             check_thresholds(conditions, comparison, beyond_noise=plan.is_beyond_noise)
         ),
         group_changes=tuple(_list_group_changes(estimator, first, other)),
+        short_blocks=_warn_of_short_blocks(plan, (first, other)),
     )
 
 
@@ -227,6 +238,32 @@ def _list_exclusion_notes(excluded_count: int) -> list[str]:
         return []
     groups = format.counted(excluded_count, "group")
     return [f"{groups} with an INVALID block left out of the comparison."]
+
+
+def _warn_of_short_blocks(plan: LivePlan, sides: Sequence[Side]) -> str:
+    """Return a warning if blocks are shorter than MIN_RESPONSES_PER_BLOCK responses, or "".
+
+    Such a block mostly measures how its load starts. The time of a response is the median over all
+    blocks. It is not known before the comparison.
+    """
+    if plan.block_s is None:
+        return ""
+
+    block_length = format.duration(plan.block_s)
+    summaries = [run.summary for side in sides for run in side.runs]
+    if not any(summary.requests.scheduled for summary in summaries):
+        return f"Blocks of {block_length} are too short to measure any request. Use a longer -d."
+
+    responses_ms = [summary.e2e_ms.p50 for summary in summaries if summary.e2e_ms.p50 is not None]
+    response_s = statistics.median(responses_ms) / MS_PER_S if responses_ms else 0.0
+    needed_s = MIN_RESPONSES_PER_BLOCK * response_s
+    if plan.block_s >= needed_s:
+        return ""
+    return (
+        f"Blocks of {block_length} are shorter than {MIN_RESPONSES_PER_BLOCK} responses of "
+        f"{format.duration(response_s)} each, so they mostly show how a load starts. "
+        f"Use {format_needed_duration(needed_s, plan.max_groups)} or more."
+    )
 
 
 def _list_group_changes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from loadgen.compare.alternating_blocks import (
     SideName,
     seed_of_pair,
 )
+from loadgen.compare.block_plan import describe_short_blocks
 from loadgen.compare.live_plan import PLAN_FILE, LivePlan, check_same_comparison, describe_plan
 from loadgen.compare.live_result import (
     BlockReader,
@@ -27,9 +29,15 @@ from loadgen.compare.live_result import (
     read_plan,
     write_comparison,
 )
-from loadgen.compare.live_text import build_live_report
+from loadgen.compare.live_text import build_live_report, describe_block
 from loadgen.core import format
-from loadgen.core.errors import TargetError, UserError
+from loadgen.core.errors import (
+    CombinedError,
+    LoadgenError,
+    TargetError,
+    UserError,
+    collecting,
+)
 from loadgen.core.execution.folder_names import move_to_unfinished
 from loadgen.core.results import checksums, store
 from loadgen.render import html
@@ -37,8 +45,8 @@ from loadgen.result_kinds import PAGE
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.execution.probing import ProbeCache
     from loadgen.core.execution.run import Execute
-    from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Workload
     from loadgen.runs.run_display import RunDisplay
 
@@ -55,6 +63,7 @@ class LiveRun(NamedTuple):
         output_dir: The directory.
         display: Shows the progress.
         execute: Executes a run.
+        probe_cache: What was found out about the targets. `execute` has the same cache.
     """
 
     plan: LivePlan
@@ -63,6 +72,7 @@ class LiveRun(NamedTuple):
     output_dir: Path
     display: RunDisplay
     execute: Execute
+    probe_cache: ProbeCache
 
 
 class LiveOutcome(NamedTuple):
@@ -80,12 +90,17 @@ class LiveOutcome(NamedTuple):
 def run_live(live: LiveRun) -> LiveOutcome:
     """Run the groups that are not in the directory yet, and write the files of the comparison.
 
-    Raises TargetError if a target is lost, after the files are written.
+    Raises TargetError if a target does not respond before the first block, or if it is lost later.
+    In the second case, the files are written before.
     """
-    begin_comparison(live.output_dir, live.plan)
+    _check_directory(live.output_dir, live.plan)
     reader = BlockReader(live.output_dir)
     remaining_groups = list_remaining_groups(live.output_dir, live.plan, reader)
-    print_status(f"{describe_plan(live.plan)}. Reproduce with --seed {live.plan.seed}")
+    if remaining_groups:
+        probe_targets(live)
+
+    _begin_comparison(live.output_dir, live.plan)
+    print_plan(live.plan)
     done_count = live.plan.max_groups - len(remaining_groups)
     if done_count:
         total = format.counted(live.plan.max_groups, "group")
@@ -103,13 +118,42 @@ def run_live(live: LiveRun) -> LiveOutcome:
     return LiveOutcome(_write_files(live.output_dir, reader), is_interrupted)
 
 
-def begin_comparison(output_dir: Path, plan: LivePlan) -> None:
-    """Write the plan into a directory, or check that it has the same plan already.
+def print_plan(plan: LivePlan) -> None:
+    """Print the blocks of a plan, its seed, and a warning if the blocks are very short."""
+    print_status(f"{describe_plan(plan)}. Reproduce with --seed {plan.seed}")
+    warning = describe_short_blocks(plan.max_groups, plan.block_s)
+    if warning:
+        print_status(warning)
 
-    The plan that was stored first stays, so that a comparison that is complete does not change.
 
-    Raises UserError if the directory holds runs of another command or another comparison.
+def probe_targets(live: LiveRun) -> None:
+    """Send a few requests to both targets, so that one that is down is found before any block.
+
+    The blocks use what is found out here and do not probe again. Servers that loadgen simulates or
+    starts itself are not probed.
+
+    Raises LoadgenError for one target that cannot be used, or CombinedError for both.
     """
+    from loadgen.core.execution import backend, events, step_targets
+    from loadgen.core.execution.probing import probe_all
+
+    emit = events.broadcast(live.display.event_handlers)
+    errors: list[LoadgenError] = []
+    for settings in live.settings.values():
+        if not backend.is_started_by_user(settings):
+            continue
+        with collecting(errors):
+            run_settings = step_targets.resolve_step_targets(live.workload, settings)
+            asyncio.run(probe_all(run_settings, live.workload, live.probe_cache, emit))
+
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise CombinedError(errors)
+
+
+def _check_directory(output_dir: Path, plan: LivePlan) -> None:
+    """Raise UserError if a directory holds runs of another command or another comparison."""
     if (output_dir / PLAN_FILE).is_file():
         check_same_comparison(read_plan(output_dir), plan, str(output_dir))
     elif list_block_dirs(output_dir):
@@ -120,6 +164,12 @@ def begin_comparison(output_dir: Path, plan: LivePlan) -> None:
             "use another --out",
         )
 
+
+def _begin_comparison(output_dir: Path, plan: LivePlan) -> None:
+    """Write the plan into a directory that has none.
+
+    The plan that was stored first stays, so that a comparison that is complete does not change.
+    """
     checksums.begin(output_dir)
     if not (output_dir / PLAN_FILE).is_file():
         store.replace(output_dir / PLAN_FILE, format.document(plan))
@@ -165,21 +215,8 @@ def _run_block(live: LiveRun, block: LiveBlock) -> bool:
     workload = live.workload.model_copy(update={"seed": seed_of_pair(live.plan.seed, block.pair)})
     settings = replace(live.settings[block.side], out=live.output_dir / block.name)
     summary, _ = live.execute(workload, settings)
-    live.display.end_step(_describe_block(summary))
+    live.display.end_step(describe_block(summary))
     return summary.run.state != "interrupted"
-
-
-def _describe_block(summary: Summary) -> str:
-    """Return the key metrics of a block, for the line of progress about it."""
-    if not summary.verdict.valid:
-        return f"INVALID: {'; '.join(summary.verdict.reasons)}"
-
-    latencies = (
-        f"TTFT p50 {format.milliseconds(summary.ttft_ms.p50)}, "
-        f"TPOT p50 {format.milliseconds(summary.tpot_ms.p50)} ms"
-    )
-    throughput = format.quantity(summary.tokens.steady_output_per_s)
-    return f"{latencies}, {throughput} output tokens/s"
 
 
 def _pause(live: LiveRun) -> bool:

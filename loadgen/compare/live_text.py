@@ -11,14 +11,22 @@ from collections.abc import Iterator
 import msgspec
 
 from loadgen.compare.alternating_blocks import BLOCKS_PER_GROUP
-from loadgen.compare.compare_text import build_report, summarize_differences
+from loadgen.compare.compare_text import (
+    build_report,
+    list_simulated_notices,
+    summarize_differences,
+)
+from loadgen.compare.comparison import Comparison
 from loadgen.compare.live_plan import describe_plan
 from loadgen.compare.live_result import GroupChanges, StoredComparison
 from loadgen.core import format
+from loadgen.core.metrics.reasons import format_reason
+from loadgen.core.metrics.summary import Summary
 from loadgen.render.page import COLORS, Axis, Chart, Mark, Series
 from loadgen.render.section import (
     Charts,
     Links,
+    Notice,
     Paragraph,
     Report,
     named_facts,
@@ -35,10 +43,13 @@ def build_live_report(stored: StoredComparison) -> Report:
     setup = f"Workload {plan.workload}. A: {target_a}. B: {target_b}."
     progress = Paragraph(describe_progress(stored), "" if stored.is_complete else "warn")
 
+    short_blocks = Paragraph(stored.short_blocks, "warn")
+
     blocks = section(
         "Blocks",
         named_facts(A=target_a, B=target_b, Plan=describe_plan(plan), Seed=f"{plan.seed}"),
         progress,
+        short_blocks,
         Charts([_build_group_chart(changes) for changes in stored.group_changes]),
         Links("The run of each block", list(_list_links(stored))),
     )
@@ -46,9 +57,30 @@ def build_live_report(stored: StoredComparison) -> Report:
         base,
         title=f"{plan.workload} · B vs. A, in alternating blocks",
         generated_by="loadgen compare --live",
+        notices=[
+            *list_simulated_notices(stored.comparison),
+            *_list_invalid_notices(stored.comparison),
+        ],
         sections=[*base.sections, blocks],
-        brief=[section("", setup, progress), *base.brief],
+        brief=[section("", setup, progress, short_blocks), *base.brief],
     )
+
+
+def _list_invalid_notices(comparison: Comparison) -> Iterator[Notice]:
+    """Yield a notice for each reason for which blocks are INVALID, with the number of blocks.
+
+    There may be hundreds of blocks, and most of them are INVALID for the same reason.
+    """
+    blocks_by_reason: dict[str, list[str]] = {}
+    for block_name, codes in comparison.codes.items():
+        reason = "; ".join(map(format_reason, codes))
+        blocks_by_reason.setdefault(reason, []).append(block_name)
+
+    for reason, block_names in blocks_by_reason.items():
+        names = block_names[0]
+        if len(block_names) > 1:
+            names = f"{format.counted(len(block_names), 'block')}, the first is {names}"
+        yield Notice("INVALID", f"{names}: {reason}", "bad")
 
 
 def describe_progress(stored: StoredComparison) -> str:
@@ -90,6 +122,21 @@ def describe_live_result(stored: StoredComparison) -> str:
     elif not stored.comparison.valid:
         mark = "INVALID: "
     return f"{mark}{summarize_differences(stored.comparison, stored.comparison.sides[1])}"
+
+
+def describe_block(summary: Summary) -> str:
+    """Return the key metrics of a block, or why it has none, for the line of progress about it."""
+    if summary.run.state == "interrupted":
+        return "interrupted; its group is measured again when the comparison is resumed"
+    if not summary.verdict.valid:
+        return f"INVALID: {'; '.join(summary.verdict.reasons)}"
+
+    latencies = (
+        f"TTFT p50 {format.milliseconds(summary.ttft_ms.p50)}, "
+        f"TPOT p50 {format.milliseconds(summary.tpot_ms.p50)} ms"
+    )
+    throughput = format.quantity(summary.tokens.steady_output_per_s)
+    return f"{latencies}, {throughput} output tokens/s"
 
 
 def _build_group_chart(changes: GroupChanges) -> Chart:

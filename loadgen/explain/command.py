@@ -9,7 +9,12 @@ import typer
 
 from loadgen.cli import completion
 from loadgen.cli.options import FullOption
-from loadgen.cli.output import print_result, warn_if_changed, write_file
+from loadgen.cli.output import (
+    print_result,
+    refuse_two_formats,
+    warn_if_changed,
+    write_file,
+)
 from loadgen.core.errors import OK, UNSOUND
 from loadgen.result_kinds import reporting_damage
 
@@ -65,6 +70,7 @@ def explain(
     from loadgen.explain.explanation import explain_difference
     from loadgen.render import html as html_renderer
 
+    refuse_two_formats(as_json=as_json, as_markdown=as_markdown)
     warn_if_changed(ours)
     with reporting_damage(ours):
         explanation = explain_difference(

@@ -14,6 +14,7 @@ from loadgen.core.schedule.forecast import Forecast, combine_forecasts, forecast
 from loadgen.core.stats.quantiles import needed_samples
 
 if TYPE_CHECKING:
+    from loadgen.core.execution.load_description import LoadDescription
     from loadgen.core.execution.plan import Settings
     from loadgen.core.results.manifest import TargetFacts
     from loadgen.core.schedule.forecast import MeanTokens
@@ -24,10 +25,20 @@ if TYPE_CHECKING:
 
 
 class PlannedRun(NamedTuple):
-    """The workload and the settings of a run that has not started."""
+    """The workload and the settings of a run that has not started.
+
+    Attributes:
+        workload: The workload.
+        settings: The settings.
+        title: What the run is, for a command with different runs. "" for any other.
+        command_seed: The seed of the command, if that of the run is derived from it. None if the
+            run has the seed of its workload.
+    """
 
     workload: Workload
     settings: Settings
+    title: str = ""
+    command_seed: int | None = None
 
 
 class ForecastRun(NamedTuple):
@@ -91,26 +102,41 @@ def _needed_samples(term: Term) -> int:
     return needed_samples(term.quantile)
 
 
-def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
+def print_plans(
+    runs: Sequence[PlannedRun],
+    budget: Budget | None,
+    *,
+    described_count: int | None = None,
+    name_of_all: str = "",
+) -> int:
     """Print what runs would send and, with prices, what they would cost, for --dry-run.
 
-    Returns the exit code of the command.
+    Args:
+        runs: All runs.
+        budget: The prices and the limit of cost, or None without prices.
+        described_count: How many of the first runs are described, if the others are like them. None
+            to describe all.
+        name_of_all: What all runs are called in a line about their total size, such as "all 80
+            blocks". "" for no such line.
 
-    Raises CombinedError if a target cannot receive the requests of a run, for example if it has no
-    endpoint of their type, and UserError if the cost exceeds the limit.
+    Returns:
+        The exit code of the command.
+
+    Raises:
+        CombinedError: A target cannot receive the requests of a run, for example because it has no
+            endpoint of their type.
+        UserError: The cost exceeds the limit.
     """
     from loadgen.core.execution.load_description import describe_load
 
     errors: list[LoadgenError] = []
     forecasts: list[ForecastRun] = []
-    for workload, settings in runs:
-        description = describe_load(workload, settings)
-        print(description.text)
+    for run_index, run in enumerate(runs):
+        description = describe_load(run.workload, run.settings, command_seed=run.command_seed)
+        if described_count is None or run_index < described_count:
+            _print_plan(run, description, budget)
 
-        if budget is not None:
-            print(_describe_forecast_cost(description.load, settings, budget))
-
-        forecasts.append(ForecastRun(description.load, settings))
+        forecasts.append(ForecastRun(description.load, run.settings))
 
         # The plans of all runs are printed before an error is reported.
         if description.error is not None:
@@ -119,10 +145,23 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     if errors:
         raise CombinedError(_without_repeated_texts(errors))
 
+    if name_of_all:
+        total = combine_forecasts([run.forecast for run in forecasts])
+        print(f"{name_of_all}: about {total.text}")
+
     if budget is not None:
         _report_total_cost(forecasts, budget)
 
     return OK
+
+
+def _print_plan(run: PlannedRun, description: LoadDescription, budget: Budget | None) -> None:
+    """Print what one run would send and, with prices, what it would cost."""
+    if run.title:
+        print(f"{run.title}:")
+    print(description.text)
+    if budget is not None:
+        print(_describe_forecast_cost(description.load, run.settings, budget))
 
 
 def _without_repeated_texts(errors: Iterable[LoadgenError]) -> list[LoadgenError]:

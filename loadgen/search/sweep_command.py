@@ -15,7 +15,12 @@ from loadgen.cli.options import (
     add_options,
     default_output_folder,
 )
-from loadgen.cli.output import add_resume_hint, print_result, print_status
+from loadgen.cli.output import (
+    add_resume_hint,
+    print_result,
+    print_status,
+    refuse_two_formats,
+)
 from loadgen.core.errors import (
     INTERRUPTED,
     CombinedError,
@@ -82,6 +87,9 @@ def sweep(
     from loadgen.search.sweep_run import expected_runs, with_run_settings
 
     errors: list[LoadgenError] = []
+    with collecting(errors):
+        refuse_two_formats(as_json=as_json, as_markdown=as_markdown)
+
     with collecting(errors):
         repetition = invocation.repetition()
 

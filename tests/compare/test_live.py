@@ -19,11 +19,16 @@ from loadgen.bundle.bundle_writer import write_bundle
 from loadgen.bundle.verification import verify_bundle
 from loadgen.compare import live_result
 from loadgen.compare.alternating_blocks import FIRST_STAGE_GROUPS
+from loadgen.compare.compare_text import summarize_differences
 from loadgen.compare.exit_code import comparison_exit_code
 from loadgen.compare.live_result import COMPARISON_FILE, StoredComparison
+from loadgen.compare.live_text import build_live_report, describe_block
 from loadgen.compare.side_reader import read_sides
+from loadgen.core import format
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.results import checksums
+from loadgen.core.run_folder import read_summary
+from loadgen.render import text
 from loadgen.ui.results_list import results_in
 
 pytestmark = pytest.mark.commands
@@ -288,6 +293,13 @@ def test_the_precision_decides_the_number_of_groups(live_dir: Path) -> None:
         ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "-d", "10s", "--repeat", "10"),
         ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--repeat", "auto,most=5"),
         ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--fail-on", "nonsense"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--repeat", "1"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--repeat", "2"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "-n", "40", "-d", "10m"),
+        ("qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--json", "--markdown"),
+        ("qa", "--live", "sim:gb300-vm"),
+        ("qa", "--live", "sim:gb300-vm", "--repeat", "5"),
+        ("--live", "sim:gb300-vm", "qa"),
     ],
 )
 def test_wrong_usage_writes_nothing(
@@ -298,9 +310,59 @@ def test_wrong_usage_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_sends_nothing(tmp_path: Path, slower_target: str) -> None:
-    assert run_live(tmp_path / "dry", slower_target, "--dry-run") == 0
+def read_errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines with errors that a command printed."""
+    lines = capsys.readouterr().err.splitlines()
+    return [line for line in lines if line.startswith("error: ")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("qa", "--live", "sim:gb300-vm", "--repeat", "5"),
+        ("--live", "sim:gb300-vm", "qa"),
+        ("qa", "--live", "sim:gb300-vm"),
+    ],
+    ids=["an option follows", "the workload follows", "nothing follows"],
+)
+def test_a_missing_second_url_is_named(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exits("compare", *arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].strip().startswith("--> --live")
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
+
+
+def test_a_wrong_duration_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    live = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm")
+    assert exits(*live, "-d", "-1m") == 2
+    assert len(read_errors(capsys)) == 1
+
+
+@pytest.mark.parametrize("arguments", [("before", "after"), ("qa", "--live", "sim:a", "sim:b")])
+def test_two_formats_are_refused(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exits("compare", *arguments, "--json", "--markdown") == 2
+    (error,) = read_errors(capsys)
+    assert "format" in error
+
+
+def test_a_dry_run_sends_nothing_and_shows_both_sides_and_all_blocks(
+    tmp_path: Path, slower_target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_live(tmp_path / "dry", slower_target, "--seed", "7", "--dry-run") == 0
     assert not (tmp_path / "dry").exists()
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    first_sides = sorted(line[0] for line in lines if line.endswith(", the first block of 6:"))
+    assert first_sides == ["A", "B"]
+    assert [line for line in lines if "--seed" in line] == ["reproduce with --seed 7"] * 2
+    assert "--seed 7" in captured.err
+    # 12 blocks of 40 requests at 20/s.
+    assert lines[-1].startswith("all 12 blocks: about 480 requests")
+    assert lines[-1].endswith(" s")
 
 
 def test_the_time_of_all_blocks_is_divided(
@@ -308,12 +370,110 @@ def test_the_time_of_all_blocks_is_divided(
 ) -> None:
     command = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--request-rate", "9")
     for options, blocks in (
-        (("-d", "36s", "--repeat", "3"), "12 blocks of 3.0 s in 3 groups"),
+        (("-d", "72s", "--repeat", "3"), "12 blocks of 6.0 s in 3 groups"),
         (("-d", "20m"), "80 blocks of 15.0 s in 20 groups"),
-        (("-d", "2m"), "40 blocks of 3.0 s in 10 groups"),
+        (("-d", "4m"), "40 blocks of 6.0 s in 10 groups"),
+        (("-d", "2m"), "24 blocks of 5.0 s in 6 groups"),
+        (("-d", "1m"), "12 blocks of 5.0 s in 3 groups"),
     ):
         assert exits(*command, *options, "--dry-run", "-o", tmp_path / "ab") == 0
         assert capsys.readouterr().err.startswith(blocks)
+
+
+def test_short_blocks_are_named_with_the_duration_that_they_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "--request-rate", "9")
+    for options, needed_duration in (
+        (("-d", "1m", "--repeat", "10"), "-d 200s"),
+        (("-d", "30s"), "-d 60s"),
+        (("-d", "200s", "--repeat", "10"), ""),
+    ):
+        assert exits(*command, *options, "--dry-run", "-o", tmp_path / "ab") == 0
+        warnings = [line for line in capsys.readouterr().err.splitlines() if "-d " in line]
+        assert len(warnings) == bool(needed_duration)
+        assert all(needed_duration in warning for warning in warnings)
+
+
+def test_blocks_shorter_than_two_responses_are_named_in_the_report(live_dir: Path) -> None:
+    """A response of 20 tokens takes 0.4 s, so blocks of 1 s are long enough."""
+    plan = live_result.read_plan(live_dir)
+    reader = live_result.BlockReader(live_dir)
+    run_by_name = {
+        block.name: reader.read(block) for group in plan.groups for block in group.blocks
+    }
+    for block_s, is_warned in ((0.5, True), (1.0, False)):
+        shorter = msgspec.structs.replace(plan, block_s=block_s)
+        stored = live_result.compare_groups(shorter, plan.groups, run_by_name)
+        assert bool(stored.short_blocks) is is_warned
+        brief = text.render(build_live_report(stored), full=False, color=False, width=200)
+        assert ("-d 12s" in brief) is is_warned
+
+
+def test_blocks_without_a_response_are_one_notice_and_need_a_longer_duration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Responses of 500 tokens take 10 s, over which the virtual users start, and blocks 5 s."""
+    code = exits(
+        "compare", "qa", "--live", "sim:gb300-vm", "sim:gb300-vm", "-c", "4", "-d", "1m",
+        "--warmup", "0", "--progress", "off", "-o", tmp_path / "ab",
+    )  # fmt: skip
+    assert code == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("INVALID")]) == 1
+    assert read_stored(tmp_path / "ab").short_blocks
+
+
+def test_a_dead_target_is_found_before_the_first_block(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead_url = "http://127.0.0.1:9"
+    assert run_live(tmp_path / "ab", dead_url) == 3
+    assert not (tmp_path / "ab").exists()
+    captured = capsys.readouterr().err
+    assert "Block on" not in captured and dead_url in captured
+
+
+def test_a_dead_target_is_found_before_a_resumed_block(live_dir: Path, tmp_path: Path) -> None:
+    resumed = Path(shutil.copytree(live_dir, tmp_path / "resumed"))
+    dead_url = "http://127.0.0.1:9"
+    plan = json.loads((resumed / "live.json").read_bytes())
+    plan["targets"][1] = f"{dead_url}/v1"
+    (resumed / "live.json").write_text(json.dumps(plan))
+    for block_dir in live_result.list_block_dirs(resumed)[8:]:
+        shutil.rmtree(block_dir)
+
+    assert run_live(resumed, dead_url, "--seed", "1") == 3
+    assert len(live_result.list_block_dirs(resumed)) == 8, "no block of A was sent"
+
+
+def test_metrics_with_too_few_samples_are_inconclusive_in_the_summary(live_dir: Path) -> None:
+    stored = read_stored(live_dir)
+    outcomes = list(outcome_by_metric(stored).values())
+    assert "inconclusive" in outcomes and "equivalent" in outcomes
+    sentence = summarize_differences(stored.comparison, "B")
+    equivalent = format.counted(outcomes.count("equivalent"), "metric")
+    inconclusive = format.counted(outcomes.count("inconclusive"), "metric")
+    assert f"no significant difference in {equivalent}" in sentence
+    assert f"inconclusive in {inconclusive}" in sentence
+
+
+def test_an_interrupted_block_is_not_called_invalid(live_dir: Path) -> None:
+    summary = read_summary(live_dir / "block-001-a")
+    assert "TTFT" in describe_block(summary)
+    verdict = msgspec.structs.replace(summary.verdict, valid=False, reasons=("too few",))
+    invalid = msgspec.structs.replace(summary, verdict=verdict)
+    assert describe_block(invalid).startswith("INVALID")
+    run = msgspec.structs.replace(summary.run, state="interrupted")
+    assert describe_block(msgspec.structs.replace(invalid, run=run)).startswith("interrupted")
+
+
+def test_comparing_a_live_folder_names_the_command_that_reads_it(
+    live_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for results in ((live_dir,), (live_dir, live_dir / "block-001-a")):
+        assert exits("compare", *results) == 2
+        assert f"loadgen report {live_dir}" in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -104,6 +104,12 @@ def run_function(settings: Settings) -> RunFunction | None:
     return BACKENDS.guard(backend_entry, function, check_type(Summary))
 
 
+def is_started_by_user(settings: Settings) -> bool:
+    """Return whether the target is a server that runs already, and can be probed before a run."""
+    functions = load_backend(settings.backend)
+    return functions.serve is None and functions.run is None
+
+
 @contextlib.contextmanager
 def running_server(settings: Settings) -> Iterator[Settings]:
     """Run the server that a backend starts itself, and yield the settings with its URL.

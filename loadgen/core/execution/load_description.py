@@ -57,12 +57,20 @@ class LoadDescription(msgspec.Struct, frozen=True):
     error: LoadgenError | None
 
 
-def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
+def describe_load(
+    workload: Workload, settings: Settings, *, command_seed: int | None = None
+) -> LoadDescription:
     """Return what a run would do: its load, the size of its requests, and its fingerprints.
 
     Everything is computed as in a run, from the seed of the workload or from a fresh one. The seed
     decides all random choices, and the salt how prompts begin. What only the probe of a target
     shows is left out, such as the tokens of its chat template.
+
+    Args:
+        workload: The load.
+        settings: The settings of the run.
+        command_seed: The seed that reproduces the command, if the seed of the workload is derived
+            from it. None if it is the seed of the workload.
     """
     seed = workload.seed if workload.seed is not None else seeds.random_seed()
     salt = seeds.resolve_salt(seed, workload.salt)
@@ -80,7 +88,7 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
-        f"reproduce with {seeds.reproduction_options(seed, salt)}",
+        f"reproduce with {_describe_reproduction(workload, seed, command_seed)}",
         *_stage_lines(workload, schedule),
         *slo_lines(workload.slo, slo_by_class(workload)),
         *_length_lines(workload, prompts, schedule.slot_count),
@@ -91,6 +99,12 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
     ]
 
     return LoadDescription("\n".join(lines), forecast, oversized.error)
+
+
+def _describe_reproduction(workload: Workload, run_seed: int, command_seed: int | None) -> str:
+    """Return the options that reproduce a command: its seed, and its salt if that was specified."""
+    seed = run_seed if command_seed is None else command_seed
+    return seeds.reproduction_options(seed, seeds.resolve_salt(seed, workload.salt))
 
 
 class _OversizedRequestCheck(NamedTuple):

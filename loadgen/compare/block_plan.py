@@ -1,0 +1,186 @@
+"""How many blocks a live comparison has and how long they are, from its options."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from loadgen.cli.invocation import Invocation
+from loadgen.cli.option_parsers import parse_option
+from loadgen.compare.alternating_blocks import BLOCKS_PER_GROUP, FIRST_STAGE_GROUPS, MIN_GROUPS
+from loadgen.core import format, units
+from loadgen.core.errors import UserError
+
+if TYPE_CHECKING:
+    from loadgen.repeated.repeats import Repetition
+
+DEFAULT_GROUPS = 20
+"""Groups without --repeat and --duration. docs/guides/compare.md has the power that they give."""
+
+DEFAULT_BLOCK_S = 15.0
+"""The length of a block without --repeat. Shorter blocks follow the drift of the host more closely,
+but more of their time is spent on starting and on waiting for the last response."""
+
+FEWEST_DEFAULT_GROUPS = 10
+MOST_DEFAULT_GROUPS = 100
+"""The limits of the number of groups that follows from DEFAULT_BLOCK_S. A time in which even blocks
+of SHORT_BLOCK_S do not make so many groups has fewer."""
+
+DEFAULT_MAX_GROUPS = 40
+"""The largest number of groups of `--repeat auto`."""
+
+DEFAULT_PRECISION = 0.01
+"""The half width of the intervals at which `--repeat auto` ends."""
+
+MIN_BLOCK_S = 1.0
+"""A shorter block measures little more than the start and the end of its load."""
+
+SHORT_BLOCK_S = 5.0
+"""A shorter block may end before its first responses do: 250 tokens at 20 ms take 5 s."""
+
+NS_PER_S = 1e9
+
+
+class BlockPlan(NamedTuple):
+    """How many groups of blocks there are, and how long a block is.
+
+    Attributes:
+        max_groups: The number of groups, or the largest number.
+        half_width: The half width at which the comparison ends. None for a fixed number of groups.
+        block_s: The duration of a block. None if the workload decides it.
+        pause_ns: The pause between two blocks.
+    """
+
+    max_groups: int = DEFAULT_GROUPS
+    half_width: float | None = None
+    block_s: float | None = None
+    pause_ns: int = 0
+
+
+def plan_blocks(invocation: Invocation) -> BlockPlan:
+    """Return the number and the length of the blocks that --repeat and --duration specify.
+
+    --repeat is the number of groups of four blocks, or "auto" to repeat until a precision is
+    reached. --duration is the time of all blocks together.
+
+    Raises UserError or CombinedError for values out of range, and for options that contradict each
+    other.
+    """
+    _refuse_two_lengths(invocation)
+    repetition = invocation.repetition(
+        default_most=DEFAULT_MAX_GROUPS, default_precision=DEFAULT_PRECISION
+    )
+    total_s = _parse_total_s(invocation["duration"])
+    if repetition is None:
+        max_groups = DEFAULT_GROUPS if total_s is None else _choose_group_count(total_s)
+        return BlockPlan(max_groups, block_s=_compute_block_s(total_s, max_groups))
+
+    _check_group_count(repetition)
+    is_auto = repetition.count is None
+    return BlockPlan(
+        max_groups=repetition.max_runs,
+        half_width=repetition.precision if is_auto else None,
+        block_s=_compute_block_s(total_s, repetition.max_runs),
+        pause_ns=repetition.pause_ns,
+    )
+
+
+def describe_short_blocks(max_groups: int, block_s: float | None) -> str:
+    """Return a warning if blocks may be shorter than a response, or "" if they are long enough.
+
+    Args:
+        max_groups: The number of groups.
+        block_s: The duration of a block in seconds. None if the workload decides it.
+    """
+    if block_s is None or block_s >= SHORT_BLOCK_S:
+        return ""
+    return (
+        f"warning: blocks of {format.duration(block_s)} may be shorter than a response. Use "
+        f"{format_needed_duration(SHORT_BLOCK_S, max_groups)} or more, or fewer groups (--repeat)."
+    )
+
+
+def format_needed_duration(block_s: float, max_groups: int) -> str:
+    """Return the option --duration that makes blocks at least this long, such as "-d 200s"."""
+    return f"-d {math.ceil(block_s) * max_groups * BLOCKS_PER_GROUP}s"
+
+
+def _refuse_two_lengths(invocation: Invocation) -> None:
+    """Raise UserError if both --num-requests and --duration specify how long a block is."""
+    if invocation["num_requests"] is None or invocation["duration"] is None:
+        return
+    raise UserError(
+        "conflict",
+        "a block ends after a number of requests or after a part of the duration, not after both",
+        f"--num-requests {invocation['num_requests']} --duration {invocation['duration']}",
+        "give one of them",
+    )
+
+
+def _choose_group_count(total_s: float) -> int:
+    """Return how many groups with blocks of DEFAULT_BLOCK_S fit into a time, within limits.
+
+    A short time has shorter blocks. From SHORT_BLOCK_S on, it has fewer groups instead.
+    """
+    groups = round(total_s / (BLOCKS_PER_GROUP * DEFAULT_BLOCK_S))
+    if groups < FEWEST_DEFAULT_GROUPS:
+        groups_of_short_blocks = int(total_s / (BLOCKS_PER_GROUP * SHORT_BLOCK_S))
+        return min(max(groups_of_short_blocks, MIN_GROUPS), FEWEST_DEFAULT_GROUPS)
+    return min(groups, MOST_DEFAULT_GROUPS)
+
+
+def _parse_total_s(duration: str | None) -> float | None:
+    """Return the time of all blocks in seconds, or None without --duration. Raises UserError."""
+    if duration is None:
+        return None
+    total_ns = parse_option("--duration", duration, partial(units.duration_ns, default_unit="s"))
+    return (total_ns or 0) / NS_PER_S
+
+
+def _check_group_count(repetition: Repetition) -> None:
+    """Raise UserError if --repeat allows fewer groups than a comparison needs.
+
+    Fewer than MIN_GROUPS groups have no interval. `--repeat auto` computes the number of groups
+    from the variation of the first FIRST_STAGE_GROUPS.
+    """
+    is_auto = repetition.count is None
+    needed_groups = FIRST_STAGE_GROUPS if is_auto else MIN_GROUPS
+    if repetition.max_runs >= needed_groups:
+        return
+
+    if is_auto:
+        problem = f"a live comparison needs {needed_groups} groups to know its precision"
+        option = f"--repeat auto,most={repetition.most}"
+        hint = f"use most={needed_groups} or more"
+    else:
+        problem = f"a live comparison needs {needed_groups} groups to judge a difference"
+        option = f"--repeat {repetition.count}"
+        hint = f"use --repeat {needed_groups} or more; {DEFAULT_GROUPS} find small changes"
+    raise UserError("out_of_range", problem, option, hint)
+
+
+def _compute_block_s(total_s: float | None, max_groups: int) -> float | None:
+    """Return the duration of a block in seconds, or None if the workload decides it.
+
+    Args:
+        total_s: The time of all blocks in seconds, or None.
+        max_groups: The number of groups.
+
+    Raises:
+        UserError: The blocks are too short to measure anything.
+    """
+    if total_s is None:
+        return None
+
+    block_count = max_groups * BLOCKS_PER_GROUP
+    block_s = total_s / block_count
+    if block_s < MIN_BLOCK_S:
+        raise UserError(
+            "out_of_range",
+            f"{block_count} blocks of {block_s:g} s are too short to measure anything",
+            f"--duration {total_s:g}s",
+            f"use {format_needed_duration(SHORT_BLOCK_S, max_groups)} or more, or fewer groups "
+            "(--repeat)",
+        )
+    return block_s
