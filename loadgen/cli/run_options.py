@@ -335,6 +335,72 @@ class RunOptions(TypedDict, total=False):
             used_by="load",
         ),
     ]
+    turns: Annotated[
+        LoadValue,
+        Option(
+            help=(
+                "Which turns of the conversations of a data set to send: first, or all, each "
+                "after the response to the one before it."
+            ),
+            default_text="first; all if each row is one message",
+            set_metavar="WHICH",
+            used_by="load",
+        ),
+    ]
+    trajectory_start: Annotated[
+        LoadValue,
+        Option(
+            help=(
+                "Where recorded sessions begin. middle: the first session of each virtual user "
+                "begins at a random turn, whose earlier turns fill the cache before the load."
+            ),
+            default_text="beginning",
+            set_metavar="WHERE",
+            used_by="load",
+        ),
+    ]
+    trajectory_end: Annotated[
+        LoadValue,
+        Option(
+            help=(
+                "When recorded sessions end. first: when a virtual user has no further session, "
+                "as in MLPerf Endpoints."
+            ),
+            default_text="all",
+            set_metavar="WHEN",
+            used_by="load",
+        ),
+    ]
+    trajectory_salt: Annotated[
+        LoadValue,
+        Option(
+            help=(
+                "What the prompts of recorded sessions share: nothing (session), system prompts "
+                "(user, as in AgentX; pass, as in MLPerf Endpoints), or everything (none)."
+            ),
+            default_text="session",
+            set_metavar="RULE",
+            used_by="load",
+        ),
+    ]
+    trajectory_history: Annotated[
+        LoadValue,
+        Option(
+            help="Earlier responses in recorded sessions: recorded, or real ones of the server.",
+            default_text="recorded, if the data set has responses",
+            set_metavar="WHICH",
+            used_by="load",
+        ),
+    ]
+    idle_cap: Annotated[
+        LoadValue,
+        Option(
+            help="The longest pause between two turns of a recorded session.",
+            default_text="60s",
+            set_metavar="TIME",
+            used_by="load",
+        ),
+    ]
     request_rate: Annotated[
         LoadValue,
         Option(

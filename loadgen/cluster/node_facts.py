@@ -23,7 +23,13 @@ from loadgen import plugins
 from loadgen.core.errors import LoadgenError, UserError
 from loadgen.core.execution import host_facts, resource_limits
 from loadgen.core.execution.plan import Job
-from loadgen.core.workload import FromFile, FromTrace, Replay, requests_by_class
+from loadgen.core.workload import (
+    FromFile,
+    FromTrace,
+    Replay,
+    Trajectories,
+    requests_by_class,
+)
 from loadgen.core.workload.request_classes import Requests
 
 HOST_KEY = "host"
@@ -252,6 +258,8 @@ def _request_files(requests: Requests) -> list[Path]:
             return [requests.path]
         case FromTrace():
             return [requests.trace]
+        case Trajectories():
+            return [requests.trajectories]
         case _:
             return []
 

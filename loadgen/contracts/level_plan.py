@@ -29,6 +29,7 @@ from loadgen.core.workload import (
     Stage,
     Synthetic,
     Task,
+    Trajectories,
     Workload,
 )
 
@@ -43,7 +44,7 @@ SAMPLED_STARTS = 200
 """The number of starts that are built to estimate how many requests a start has on average."""
 
 
-RequestKind = Synthetic | FromFile | FromTrace | Task | Mix
+RequestKind = Synthetic | FromFile | FromTrace | Trajectories | Task | Mix
 """What the requests of a workload are: generated, read from a file or a trace, tasks, or a mix."""
 
 

@@ -22,12 +22,14 @@ from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.workload.request_classes import Mix
 from loadgen.core.workload.request_kinds import Synthetic
+from loadgen.core.workload.trajectories import Trajectories
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
     from loadgen.core.requests.prompts import Prompts
     from loadgen.core.requests.task_prompts import PromptSegment, SegmentOwner
     from loadgen.core.requests.trace_prompts import TracePrompts
+    from loadgen.core.requests.trajectory_prompts import PromptPart, TrajectoryPrompts
     from loadgen.core.workload.request_classes import Requests
 
 DRAWS_PER_BATCH = 1024  # requests whose lengths are drawn together
@@ -93,7 +95,16 @@ def create_request_sizer(
     # All others have requests of one kind.
     if is_non_generative:
         return _create_sequences_sizer(prompts)
+    return _create_sizer_of_one_kind(spec, prompts, tokens_per_block)
 
+
+def _create_sizer_of_one_kind(
+    spec: Requests, prompts: Prompts, tokens_per_block: int
+) -> RequestSizer:
+    """Return a function that computes the size of any request, for requests of one kind.
+
+    The arguments are those of `create_request_sizer`. The requests generate tokens.
+    """
     if isinstance(prompts, SyntheticPrompts):
         assert isinstance(spec, Synthetic)
         return create_synthetic_sizer(spec, prompts, tokens_per_block)
@@ -101,7 +112,9 @@ def create_request_sizer(
     if isinstance(prompts, FilePrompts):
         return FileSizer(prompts, tokens_per_block)
 
-    # All other prompts are the requests of a trace, a recording that is replayed.
+    # All other prompts are those of a recording that is replayed.
+    if isinstance(spec, Trajectories):
+        return _create_trajectory_sizer(prompts, tokens_per_block)
     return TraceSizer(_as_trace_prompts(prompts), tokens_per_block)
 
 
@@ -113,6 +126,17 @@ def _create_sequences_sizer(prompts: Prompts) -> SequencesSizer:
     if isinstance(prompts, SyntheticPrompts | FilePrompts):
         return SequencesSizer(prompts)
     return SequencesSizer(_as_trace_prompts(prompts))
+
+
+def _create_trajectory_sizer(prompts: Prompts, tokens_per_block: int) -> RequestSizer:
+    """Return a function that computes the size of any request of recorded sessions.
+
+    Only a data set of trajectories needs the module of its prompts, so it is imported here.
+    """
+    from loadgen.core.requests.trajectory_prompts import TrajectoryPrompts
+
+    assert isinstance(prompts, TrajectoryPrompts)
+    return TrajectorySizer(prompts, tokens_per_block)
 
 
 def _as_trace_prompts(prompts: Prompts) -> TracePrompts:
@@ -547,3 +571,38 @@ class FileSizer:
         block_count = input_tokens // self._tokens_per_block
         first_hash = row * CONVERSATION_RANGE
         return _RowSize(input_tokens, range(first_hash, first_hash + block_count))
+
+
+class TrajectorySizer:
+    """Sizes of the requests of recorded sessions.
+
+    The turns of a session share the conversation so far. Which sessions share a beginning depends
+    on their salts.
+    """
+
+    def __init__(self, prompts: TrajectoryPrompts, tokens_per_block: int) -> None:
+        self._prompts = prompts
+        self._tokens_per_block = tokens_per_block
+
+    def __call__(self, request_index: int) -> RequestSize:
+        """Return the size of the request at this index."""
+        parts = self._prompts.prompt_parts(request_index)
+        return RequestSize(
+            input_tokens=max(1, sum(part.tokens for part in parts)),
+            output_tokens=self._prompts.requested_output_tokens(request_index) or NATURAL_TOKENS,
+            blocks=self._hash_blocks(parts) if self._tokens_per_block else (),
+        )
+
+    def _hash_blocks(self, parts: Sequence[PromptPart]) -> list[Hashable]:
+        """Return the hashes of the full blocks of a prompt.
+
+        A block belongs to the part that its last token is in. Its hash is the owner of that part
+        together with the position of the block.
+        """
+        hashes: list[Hashable] = []
+        part_end = 0  # in tokens of the prompt
+        for part in parts:
+            part_end += part.tokens
+            end_position = part_end // self._tokens_per_block
+            hashes += [(part.owner, position) for position in range(len(hashes), end_position)]
+        return hashes

@@ -194,6 +194,7 @@ class Driver:
             max_turns=schedule.max_turns,
             in_flight=lambda target: resources.clients[target].in_flight,
             targets_by_slot=resources.targets_by_slot,
+            affinity_of_session=schedule.sessions.affinity,
         )
 
         self._in_flight: dict[int, _SentRequest] = {}  # by slot id
@@ -427,7 +428,8 @@ class Driver:
         """
         if self._session_header is None:
             return b""
-        return f"{self._session_header}: {self._run_id}-{session}\r\n".encode("latin-1")
+        affinity = self._schedule.sessions.affinity(session)
+        return f"{self._session_header}: {self._run_id}-{affinity}\r\n".encode("latin-1")
 
     def _abandon_after(self, slot_id: int, output_events: int) -> Callable[..., None]:
         """Return a callback for the output events of a request, which simulates a user who leaves.

@@ -37,6 +37,7 @@ from loadgen.core.workload import (
     Workload,
     recipe_fingerprint,
 )
+from loadgen.core.workload.cache_fill import with_cache_fill
 
 _CONTINUATION_INDENT = " " * len("load: ")
 _DEFAULT_RAMP_TEXT = "starts staggered over one response time, which the preflight request measures"
@@ -72,6 +73,7 @@ def describe_load(
         command_seed: The seed that reproduces the command, if the seed of the workload is derived
             from it. None if it is the seed of the workload.
     """
+    workload = with_cache_fill(workload)
     seed = workload.seed if workload.seed is not None else seeds.random_seed()
     salt = seeds.resolve_salt(seed, workload.salt)
     schedule = build_schedule(workload, seed)

@@ -45,6 +45,7 @@ from loadgen.core.schedule.schedule import Schedule, ScheduledStage, shard
 from loadgen.core.sidecars.page_addresses import MetricsPageOptions
 from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.workload import Workload
+from loadgen.core.workload.cache_fill import with_cache_fill
 from loadgen.plugins import UsedPlugin
 
 # Output events per second for each worker: about half of what a worker can handle.
@@ -356,7 +357,7 @@ def prepare_plan(
         The plan, which `plan_checks.check_plan` then checks, and how the virtual users of each of
         its stages start.
     """
-    job = _create_job(workload, settings, probe_results, context)
+    job = _create_job(with_cache_fill(workload), settings, probe_results, context)
     plan = _build_complete_plan(job)
     oversized_requests = find_oversized_requests(
         plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
@@ -450,9 +451,12 @@ def _needs_single_worker(schedule: Schedule) -> bool:
     """Return True if several workers could not tell when a stage ends and the next one starts.
 
     A closed loop with a fixed number of requests ends with its last response, at a time that is not
-    known in advance, and workers do not report responses to each other.
+    known in advance, and workers do not report responses to each other. Neither do they report that
+    one of their virtual users has nothing more to send, with which a load may end.
     """
     stages_before_another = schedule.stages[:-1]
+    if schedule.stages[-1].ends_with_first_user:
+        return True
     return any(stage.is_end_unknown for stage in stages_before_another)
 
 

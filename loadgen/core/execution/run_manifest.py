@@ -40,6 +40,7 @@ from loadgen.core.workload import (
     Mix,
     Synthetic,
     Task,
+    Trajectories,
     Workload,
     recipe_fingerprint,
     requests_by_class,
@@ -443,14 +444,14 @@ def _pauses_before(step: TaskStep) -> list[str]:
 
 def _has_requested_prompt_lengths(requests: Requests) -> bool:
     """Return True if the prompts are generated to a requested length, not read from a file."""
-    return not isinstance(requests, FromFile)
+    return not isinstance(requests, FromFile | Trajectories)
 
 
 def _has_random_words(requests: Requests) -> bool:
     """Return True if the prompts are generated from random words, not from a natural text."""
     if isinstance(requests, Synthetic):
         return requests.prompts == "random"
-    return not isinstance(requests, FromFile)
+    return not isinstance(requests, FromFile | Trajectories)
 
 
 def _shares_prompts(requests: Requests) -> bool:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.schedule.forecast import MeanTokens, mean_tokens
 from loadgen.core.workload import Closed, Stage, Workload
+from loadgen.core.workload.cache_fill import CacheFillStage
 
 FIRST_ROUND = "first round"
 """The name of the stage that contains the first request of each virtual user."""
@@ -195,7 +196,11 @@ class _StartPlanner:
         """
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
-        if concurrency <= self._active_users:
+        follows_cache_fill = bool(self.stages) and isinstance(self.stages[-1], CacheFillStage)
+        if follows_cache_fill:
+            # The first sessions continue those that filled the cache, so all of them are measured.
+            start = self._start_of_new_users(stage, arrival, response_ns)
+        elif concurrency <= self._active_users:
             start = _CONTINUES_PREVIOUS_USERS
         else:
             start = self._add_first_round_if_needed(stage, arrival, response_ns)

@@ -35,6 +35,7 @@ class TargetSelection:
     """
 
     __slots__ = (
+        "_affinity_of_session",
         "_all_targets",
         "_in_flight",
         "_max_turns",
@@ -52,6 +53,7 @@ class TargetSelection:
         max_turns: int,
         in_flight: Callable[[int], int],
         targets_by_slot: Callable[[int], Sequence[int]] | None = None,
+        affinity_of_session: Callable[[int], int] | None = None,
     ) -> None:
         """Create a selection among the targets of a run.
 
@@ -61,6 +63,8 @@ class TargetSelection:
             max_turns: How many slots each session has: the turns of the longest session.
             in_flight: Returns how many requests of this worker are in flight at a target.
             targets_by_slot: Returns the targets that can serve a slot, if not all can.
+            affinity_of_session: Returns a number that is equal for sessions which the same target
+                should serve. By default each session is by itself.
         """
         # Whether all turns of a conversation go to one target, which has its prefix in the cache.
         self._sticky = route == "sticky" or (route == "auto" and max_turns > 1)
@@ -70,6 +74,7 @@ class TargetSelection:
         self._all_targets = range(target_count)
         self._max_turns = max_turns
         self._targets_by_slot = targets_by_slot
+        self._affinity_of_session = affinity_of_session
 
         # When each target that is down is tried again, in ns.
         self._next_retry_ns = [0] * target_count
@@ -159,8 +164,13 @@ class TargetSelection:
 
     def _choose_by_slot(self, targets: Sequence[int], slot_id: int) -> int:
         """Return the target that a slot or its session has under round-robin or sticky."""
-        index = slot_id // self._max_turns if self._sticky else slot_id
-        return targets[index % len(targets)]
+        if not self._sticky:
+            return targets[slot_id % len(targets)]
+        session = slot_id // self._max_turns
+        affinity = session
+        if self._affinity_of_session is not None:
+            affinity = self._affinity_of_session(session)
+        return targets[affinity % len(targets)]
 
     def _choose_least_in_flight(
         self,

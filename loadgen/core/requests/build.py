@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 APIS_WITH_IMAGES = ("chat", "responses", "messages")
 
 
-RequestsKind = Literal["mix", "trace", "file", "task", "synthetic"]
+RequestsKind = Literal["mix", "trace", "trajectories", "file", "task", "synthetic"]
 """The kinds of requests that a workload may have."""
 
 DISTINCTIVE_FIELDS: dict[RequestsKind, str] = {
     "mix": "classes",
     "trace": "trace",
+    "trajectories": "trajectories",
     "file": "path",
     "task": "steps",
 }
@@ -76,6 +77,12 @@ def build_prompts(
             from loadgen.core.requests.trace_prompts import TracePrompts
 
             return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
+        case "trajectories":
+            from loadgen.core.requests.trajectory_prompts import TrajectoryPrompts
+            from loadgen.core.workload.cache_fill import count_cache_fills
+
+            cache_fills = count_cache_fills(workload)
+            return TrajectoryPrompts(requests, seed, salt, tokenizer, cache_fills)
         case "file" if requests.check_answers:
             # Workers without known answers do not need this module.
             from loadgen.core.requests.question_prompts import QuestionPrompts
@@ -152,13 +159,22 @@ def _check_api_returns_text(requests: Any, kind: RequestsKind, api: str) -> None
     returns_text = api not in NON_GENERATIVE_APIS
     is_task = kind == "task"
     is_conversation = kind == "synthetic" and requests.turns is not None
-    continues_responses = is_task or is_conversation
+    continues_responses = is_task or is_conversation or kind == "trajectories"
     if returns_text or not continues_responses:
         return
 
     problem = f"a response of the {api} API is not text, so no later request can continue it"
-    hint = "use kind: embed or kind: rerank in a step of a task" if is_task else "leave out turns"
+    hint = _hint_without_conversations(kind)
     raise UserError("unsupported", problem, f"--api {api}", hint)
+
+
+def _hint_without_conversations(kind: RequestsKind) -> str:
+    """Return what to do if an API cannot serve requests that continue earlier responses."""
+    if kind == "task":
+        return "use kind: embed or kind: rerank in a step of a task"
+    if kind == "trajectories":
+        return "use --api chat, responses or messages"
+    return "leave out turns"
 
 
 def _check_documents(requests: object, api: str) -> None:

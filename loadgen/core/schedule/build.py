@@ -5,13 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from loadgen.core import seeds
 from loadgen.core.schedule import arrivals
 from loadgen.core.schedule.arrivals import Arrivals
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import SessionSequence, build_sessions
-from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Replay, Stage, Workload
+from loadgen.core.workload import (
+    Closed,
+    Constant,
+    Gamma,
+    Poisson,
+    Ramp,
+    Replay,
+    Stage,
+    Trajectories,
+    Workload,
+)
+from loadgen.core.workload.cache_fill import CacheFillStage, count_cache_fills
 
 
 def build_schedule(workload: Workload, seed: int) -> Schedule:
@@ -19,13 +31,27 @@ def build_schedule(workload: Workload, seed: int) -> Schedule:
 
     Raises ValueError if nothing limits a closed loop.
     """
-    sessions = build_sessions(workload.requests, seed)
+    sessions = build_sessions(workload.requests, seed, count_cache_fills(workload))
     stages: list[ScheduledStage] = []
     for index, stage in enumerate(workload.stages):
         position = _position_after(stages)
         randomness = _arrival_randomness(workload, seed, index)
         stages.append(_build_stage(stage, sessions, position, randomness))
+    if _ends_with_first_user(workload):
+        stages[-1] = replace(stages[-1], ends_with_first_user=True)
     return Schedule(stages=tuple(stages), sessions=sessions)
+
+
+def _ends_with_first_user(workload: Workload) -> bool:
+    """Return True if the load ends as soon as one of its virtual users has no further session."""
+    requests = workload.requests
+    last_stage = workload.stages[-1]
+    return (
+        isinstance(requests, Trajectories)
+        and requests.end == "first"
+        and isinstance(last_stage.arrival, Closed)
+        and last_stage.count is not None
+    )
 
 
 def stage_at_load(stage: Stage, load: float) -> Stage:
@@ -74,6 +100,8 @@ def _position_after(stages: list[ScheduledStage]) -> _StagePosition:
     if previous.session_count is not None:
         # Of more users than sessions, some have nothing to send.
         users_at_end = min(previous.concurrency, previous.session_count)
+    if previous.is_drained_at_end:
+        users_at_end = 0
 
     return _StagePosition(
         index=previous.index + 1,
@@ -172,6 +200,7 @@ def _build_closed_stage(
         max_turns=sessions.max_turns,
         ramp_ns=arrival.ramp_ns or 0,
         inherited_users=position.previous_users,
+        is_drained_at_end=isinstance(stage, CacheFillStage),
     )
 
 

@@ -145,8 +145,11 @@ def has_planned_slots(stage: ScheduledStage) -> bool:
     """Return True if a stage sends the same slots however fast the server responds.
 
     An open loop sends all its arrivals, and a closed loop without a duration all its sessions. A
-    closed loop with a duration only schedules the slots that it reaches before its end.
+    closed loop with a duration only schedules the slots that it reaches before its end, and so does
+    one that ends with its first user.
     """
     if not stage.is_closed_loop:
         return True
+    if stage.ends_with_first_user:
+        return False
     return stage.length_ns is None and stage.session_count is not None

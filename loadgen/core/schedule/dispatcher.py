@@ -848,12 +848,30 @@ class Dispatcher:
         if has_next_stage_begun:
             return
 
+        if is_last_of_user and stage.ends_with_first_user:
+            self._end_stage(stage, now_ns)
+
         is_stage_finished = progress.unfinished_sessions == 0
         can_user_be_replaced = is_last_of_user and self._is_followed_by_closed_loop(stage)
+        if stage.is_drained_at_end:
+            can_user_be_replaced = False
         has_next_stage = stage.index + 1 < len(self.schedule.stages)
         if has_next_stage and (is_stage_finished or can_user_be_replaced):
             # The duration of the stage may be over before.
             self._next_stage_ns = min(self._next_stage_ns, now_ns)
+
+    def _end_stage(self, stage: ScheduledStage, now_ns: int) -> None:
+        """Let the virtual users of a stage start nothing more. Requests in flight continue."""
+        progress = self._stages[stage.index]
+        if progress.end_ns <= now_ns:
+            return
+
+        progress.end_ns = now_ns
+        discarded_slots = [slot for slot in self._pending if slot.stage == stage.index]
+        self._pending = [slot for slot in self._pending if slot.stage != stage.index]
+        heapq.heapify(self._pending)
+        for slot in discarded_slots:
+            self._discard_waiting_slot(slot)
 
     # Stages and their virtual users
 

@@ -164,6 +164,10 @@ class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Virtual users that are new in this stage start evenly spread over this time."""
     inherited_users: int = 0
     """How many virtual users each replace one of the previous stage when that one has ended."""
+    is_drained_at_end: bool = False
+    """Whether the next stage begins only when all requests of this one have ended."""
+    ends_with_first_user: bool = False
+    """Whether a closed loop with a number of sessions ends when a virtual user has none left."""
 
     @property
     def is_closed_loop(self) -> bool:
@@ -300,7 +304,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Return None if only a duration limits the stage, so that the number depends on how fast the
         server responds.
         """
-        if stage.session_count is None:
+        if stage.session_count is None or stage.ends_with_first_user:
             return None
 
         if self.shard.is_complete:

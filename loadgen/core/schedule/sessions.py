@@ -33,10 +33,12 @@ from loadgen.core.workload import (
     Normal,
     Synthetic,
     Task,
+    Trajectories,
     Uniform,
 )
 
 if TYPE_CHECKING:
+    from loadgen.core.requests.trajectory_plays import Play, TrajectoryPlays
     from loadgen.core.workload.trace_sessions import TraceSessions
 
 Ints = NDArray[np.int64]
@@ -119,6 +121,14 @@ class SessionSequence(ABC):
     @abstractmethod
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return the content of `count` sessions, from session `first` on, as columns."""
+
+    def affinity(self, index: int) -> int:
+        """Return a number that is equal for sessions which the same server should serve.
+
+        A router that sends a session to one server finds its earlier turns in the cache of that
+        server. By default each session is by itself.
+        """
+        return index
 
     def total_turns(self, first: int, count: int) -> int:
         """Return how many turns `count` sessions have together, from session `first` on."""
@@ -349,6 +359,71 @@ class ReplayedSessions(SessionSequence):
         return np.arange(first, first + count) % len(self._sessions)
 
 
+class TrajectorySessions(SessionSequence):
+    """Sessions that replay recorded trajectories.
+
+    Each turn but the first follows the turn before it after the recorded pause, which is at most
+    the idle cap.
+    """
+
+    max_parallel_turns = 1
+
+    def __init__(self, plays: TrajectoryPlays, idle_cap_ns: int) -> None:
+        """Create the sessions of some plays, with pauses of at most `idle_cap_ns`."""
+        self.max_turns = plays.max_turns
+        self._plays = plays
+        self._idle_cap_ns = idle_cap_ns
+        self._cached_session = functools.lru_cache(_CACHED_SESSIONS)(self._build_session)
+
+    @override
+    def get(self, index: int) -> Session:
+        return self._cached_session(index)
+
+    def _build_session(self, index: int) -> Session:
+        """Return a session, in which each turn waits for the one before it."""
+        play = self._plays.play(index)
+        last_turn = play.turn_count - 1
+        following_turns = tuple((turn + 1,) for turn in range(last_turn))
+        return Session(
+            predecessor_counts=(0, *(1,) * last_turn),
+            successors=(*following_turns, ()),
+            pauses_ns=self._pauses_ns(play),
+        )
+
+    def _pauses_ns(self, play: Play) -> tuple[int, ...]:
+        """Return the pause before each turn of a play. The first turn follows nothing."""
+        turns = self._plays.data[play.trajectory].turns
+        sent_turns = turns[play.first_turn : play.first_turn + play.turn_count]
+        later_pauses_ns = [min(turn.delay_ns, self._idle_cap_ns) for turn in sent_turns[1:]]
+        return (0, *later_pauses_ns)
+
+    @override
+    def affinity(self, index: int) -> int:
+        """Return the number of the play, which the session that fills the cache has as well."""
+        return self._plays.play(index).number
+
+    @override
+    def turn_counts(self, first: int, count: int) -> Ints:
+        return self._plays.turn_counts(first, count)
+
+    @override
+    def columns(self, first: int, count: int) -> SessionColumns:
+        """Return `count` sessions, from session `first` on, as columns with one value per turn."""
+        predecessors: list[int] = []
+        pauses_ns: list[int] = []
+        for index in range(first, first + count):
+            session = self.get(index)
+            predecessors += [NOT_APPLICABLE, *range(session.turn_count - 1)]
+            pauses_ns += session.pauses_ns
+
+        return SessionColumns(
+            turn_counts=self.turn_counts(first, count),
+            is_single_request=np.zeros(count, np.bool_),
+            predecessor=np.array(predecessors, np.int64),
+            pause_ns=np.array(pauses_ns, np.int64),
+        )
+
+
 class MixedSessions(SessionSequence):
     """Sessions of several request classes. The class of a session depends on its number."""
 
@@ -430,12 +505,20 @@ class MixedSessions(SessionSequence):
 
 
 def build_sessions(
-    requests: Synthetic | FromFile | FromTrace | Task | Mix, seed: int
+    requests: Synthetic | FromFile | FromTrace | Trajectories | Task | Mix,
+    seed: int,
+    cache_fills: int = 0,
 ) -> SessionSequence:
     """Return the sessions that the requests of a workload form.
 
     A session is a conversation, a task (a graph of requests), a session of a trace that is replayed
-    as such, or else a single request.
+    as such, a trajectory of a data set, or else a single request.
+
+    Args:
+        requests: The requests.
+        seed: Decides what is drawn for each session.
+        cache_fills: How many sessions at the start fill the cache of the server, for trajectories
+            that begin in the middle.
     """
     match requests:
         case Mix():
@@ -444,6 +527,8 @@ def build_sessions(
             return Tasks(requests, seed)
         case FromTrace(replay="sessions"):
             return _build_replayed_sessions(requests)
+        case Trajectories():
+            return _build_trajectory_sessions(requests, seed, cache_fills)
         case Synthetic(turns=turns) if turns is not None and turns.count > 1:
             return Conversations(seed, turns.tool_time, turns.count)
     return SingleRequests()
@@ -467,6 +552,21 @@ def _build_replayed_sessions(requests: FromTrace) -> SessionSequence:
 
     trace = traces.read_replayed_trace(requests)
     return ReplayedSessions(trace_sessions.build_sessions(trace))
+
+
+def _build_trajectory_sessions(
+    requests: Trajectories, seed: int, cache_fills: int
+) -> SessionSequence:
+    """Return the sessions of a data set of trajectories."""
+    # Runs without such a data set do not need these modules.
+    from loadgen.core.requests.trajectory_plays import TrajectoryPlays
+    from loadgen.core.workload.trajectory_data import read_trajectories
+
+    data = read_trajectories(requests.trajectories)
+    plays = TrajectoryPlays(data, requests, seed, cache_fills)
+    if plays.max_turns == 1:
+        return SingleRequests()
+    return TrajectorySessions(plays, requests.idle_cap_ns)
 
 
 def _highest_turn(predecessors: Sequence[int]) -> int:

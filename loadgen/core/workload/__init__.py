@@ -55,4 +55,5 @@ from loadgen.core.workload.stages import (
     Stage,
 )
 from loadgen.core.workload.tasks import Task, TaskStep, Tool
+from loadgen.core.workload.trajectories import Trajectories
 from loadgen.core.workload.workload_files import packaged_files

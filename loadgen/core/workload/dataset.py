@@ -55,7 +55,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     ignored_fields: tuple[str, ...]
     rows_without_length: int = 0
     notes: tuple[str, ...] = ()
-    converted: _TemporaryFile | None = None
+    converted: TemporaryFile | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -100,7 +100,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return line_and_blank_lines.split(b"\n", 1)[0]
 
 
-class _TemporaryFile:
+class TemporaryFile:
     """A file without a name that is deleted together with this object.
 
     Threads can share it, because they read at explicit offsets.
@@ -130,7 +130,7 @@ class _DataSetContent(NamedTuple):
     size: int
     sha256: str
     source_note: str
-    converted: _TemporaryFile | None = None
+    converted: TemporaryFile | None = None
 
 
 class _RowChecker:
@@ -320,7 +320,7 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
     """
     checker = _RowChecker(path)
     digest = hashlib.sha256()
-    converted = _TemporaryFile()
+    converted = TemporaryFile()
 
     end_offset = 0
     for file in files:

@@ -111,7 +111,7 @@ def _normalize_stage(stage_recipe: Recipe, stage: Stage) -> None:
 
 def _normalize_requests(requests: Recipe) -> None:
     """Replace names of files by hashes, and remove what is no part of the work of requests."""
-    for key in requests.keys() & {"path", "trace"}:
+    for key in requests.keys() & {"path", "trace", "trajectories"}:
         requests[key] = _hash_of_data(Path(requests[key]))
     _remove_undecided_unit(requests)
     _remove_unchecked_answers(requests)

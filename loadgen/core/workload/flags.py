@@ -30,6 +30,11 @@ from loadgen.core.workload.fields import SALT_PATTERN
 from loadgen.core.workload.schema import Limits
 from loadgen.core.workload.slo_fields import parse_stop_rule
 from loadgen.core.workload.stages import MAX_CONCURRENCY
+from loadgen.core.workload.trajectories import (
+    TrajectoryEnd,
+    TrajectorySalt,
+    TrajectoryStart,
+)
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +49,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         check_answers: The file of the questions with known answers that are added to the requests.
         check_share: The share of all requests that these questions are.
         on_bad_row: Whether a row of a trace with a mistake ends the reading or is left out.
+        turns: Whether only the first turn of each conversation of a data set is sent, or all.
         replacement_slo: The terms that replace the SLO of the workload.
         added_slo: The terms that are added to it.
         errors: The mistakes in options. Such options count as not specified.
@@ -77,6 +83,12 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     trace_unit: units.TimeUnit | None = None
     check_answers: str | None = None
     check_share: float | None = None
+    turns: Literal["first", "all"] | None = None
+    trajectory_start: TrajectoryStart | None = None
+    trajectory_end: TrajectoryEnd | None = None
+    trajectory_salt: TrajectorySalt | None = None
+    trajectory_history: Literal["recorded", "server"] | None = None
+    idle_cap: int | None = None
     stop_when: tuple[StopRule, ...] = ()
     limits: Mapping[str, float] = {}
     errors: tuple[LoadgenError, ...] = ()
@@ -85,6 +97,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 SET_OPTIONS = frozenset(
     {
         "burstiness",
+        "idle_cap",
         "limit",
         "max_in_prefill",
         "on_bad_row",
@@ -95,6 +108,11 @@ SET_OPTIONS = frozenset(
         "trace_slice",
         "trace_speed",
         "trace_unit",
+        "trajectory_end",
+        "trajectory_history",
+        "trajectory_salt",
+        "trajectory_start",
+        "turns",
     }
 )
 """The options that a command line specifies as `--set NAME=VALUE`."""
@@ -537,6 +555,36 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
         }
     ),
     "trace_unit": _choice_parser({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),
+    "turns": _choice_parser(
+        {
+            "first": "send the first question of each conversation",
+            "all": "send every turn, each after the response to the one before it",
+        }
+    ),
+    "trajectory_start": _choice_parser(
+        {
+            "beginning": "begin every session with its first turn",
+            "middle": "begin the first session of each user at a random turn, in a filled cache",
+        }
+    ),
+    "trajectory_end": _choice_parser(
+        {
+            "all": "end with the last response of all sessions",
+            "first": "end when a user has no further session",
+        }
+    ),
+    "trajectory_salt": _choice_parser(
+        {
+            "session": "nothing is shared between sessions",
+            "user": "only system prompts are shared",
+            "pass": "only system prompts are shared, within a pass over the data set",
+            "none": "",
+        }
+    ),
+    "trajectory_history": _choice_parser(
+        {"recorded": "responses of the data set", "server": "real responses"}
+    ),
+    "idle_cap": _parse_seconds,
     "input_tokens": _count_parser(1, units.MOST_TOKENS),
     "output_tokens": _parse_output_tokens,
     "check_answers": str,

@@ -245,7 +245,7 @@ def workload_from_dataset(
         CombinedError: All mistakes in the data set, the base and the options.
     """
     source = _locate_dataset(str(dataset))
-    requests = {"from": source.path_or_name}
+    requests = {_key_of_dataset(source, overrides): source.path_or_name}
     if base is None:
         return workload_from_mapping(
             {"name": source.short_name, "requests": requests}, overrides, f"--dataset {dataset}"
@@ -256,6 +256,18 @@ def workload_from_dataset(
         {"name": "data", "requests": requests, "stages": [PLACEHOLDER_STAGE]}
     )
     return load(base, overrides, replaced_fields={"requests": data_workload.requests})
+
+
+def _key_of_dataset(source: _DatasetSource, overrides: Overrides) -> str:
+    """Return the key of requests for a data set: `from` for its rows, or `trajectories`.
+
+    A data set with one message per row can only be sent session by session. For any other one, the
+    option `--set turns=all` decides.
+    """
+    from loadgen.core.workload.trajectory_data import has_message_rows
+
+    sends_all_turns = overrides.turns == "all" or has_message_rows(source.path_or_name)
+    return "trajectories" if sends_all_turns else "from"
 
 
 class _DatasetSource(NamedTuple):

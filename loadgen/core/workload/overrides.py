@@ -24,6 +24,11 @@ from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
 from loadgen.core.workload.schema import Workload
 from loadgen.core.workload.stage_overrides import changed_trace_fields, override_stages
 from loadgen.core.workload.tasks import Task
+from loadgen.core.workload.trajectories import Trajectories
+from loadgen.core.workload.trajectory_overrides import (
+    override_trajectories,
+    refuse_trajectory_options,
+)
 
 
 def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentErrors) -> Workload:
@@ -126,11 +131,15 @@ def _override_requests(
     What the options `--input-tokens` and `--output-tokens` can set depends on the requests:
 
     - Generated prompts: both lengths.
-    - Rows of a data set: the output length, which may also be "unlimited".
+    - Rows of a data set, or its sessions: the output length, which may also be "unlimited".
     - A trace, a task and a mix of classes: nothing, because these have lengths of their own.
 
     An error is added for each length that cannot be set.
     """
+    if isinstance(requests, Trajectories):
+        return override_trajectories(requests, overrides, errors)
+    refuse_trajectory_options(overrides, errors)
+
     if isinstance(requests, FromTrace):
         _refuse_length_options("trace", overrides, errors)
         return requests.model_copy(update=changed_trace_fields(overrides))

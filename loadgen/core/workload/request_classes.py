@@ -25,10 +25,18 @@ from loadgen.core.workload.file_models import Part
 from loadgen.core.workload.request_kinds import FromFile, FromTrace, Synthetic
 from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.tasks import Task
+from loadgen.core.workload.trajectories import Trajectories
 
 MAX_CLASSES = 100
 ROUNDING_TOLERANCE = 1e-9
 """Percentages add up to 100 % if they differ from it by less than rounding errors."""
+MODEL_OF_KEY = {
+    "classes": "Mix",
+    "trace": "FromTrace",
+    "trajectories": "Trajectories",
+    "steps": "Task",
+}
+"""The model of requests that are written with a key which no other requests have."""
 TENANT_HEADERS = ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id")
 """The headers that tell a gateway the tenant, so that it can share capacity among tenants.
 
@@ -81,12 +89,9 @@ def select_request_model(value: object) -> str:
         return type(value).__name__
 
     keys = set(value) if isinstance(value, dict) else set()
-    if "classes" in keys:
-        return "Mix"
-    if "trace" in keys:
-        return "FromTrace"
-    if "steps" in keys:
-        return "Task"
+    for key, model_name in MODEL_OF_KEY.items():
+        if key in keys:
+            return model_name
     if keys & {"from", "order", *FromFile.synonyms}:
         return "FromFile"
 
@@ -97,6 +102,7 @@ RequestsOfOneKind = (
     Annotated[Synthetic, Tag("Synthetic")]
     | Annotated[FromFile, Tag("FromFile")]
     | Annotated[FromTrace, Tag("FromTrace")]
+    | Annotated[Trajectories, Tag("Trajectories")]
     | Annotated[Task, Tag("Task")]
 )
 
@@ -162,6 +168,15 @@ class RequestClass(Part):
                 "replays the sessions of a trace as one of several classes, which is not supported"
             )
             raise units.InvalidValueError("unsupported", problem, "replay: instants")
+        return requests
+
+    @field_validator("requests")
+    @classmethod
+    def _refuse_sessions_from_the_middle(cls, requests: RequestsOfOneKind) -> RequestsOfOneKind:
+        """Refuse a class of sessions for which the cache of the server would have to be filled."""
+        if isinstance(requests, Trajectories) and requests.start == "middle":
+            problem = "begins sessions in the middle as one of several classes"
+            raise units.InvalidValueError("unsupported", problem, "start: beginning")
         return requests
 
     # The model, or a LoRA adapter under the name that the server gives it. By default it is the
@@ -254,7 +269,7 @@ def _check_sum_of_percentages(fractions: list[float]) -> None:
         raise units.InvalidValueError("out_of_range", problem, hint)
 
 
-Requests = Synthetic | FromFile | FromTrace | Task | Mix
+Requests = Synthetic | FromFile | FromTrace | Trajectories | Task | Mix
 """The requests of a workload: one of the kinds, or a mix of classes of these kinds."""
 
 

@@ -23,6 +23,11 @@ from loadgen.core.workload.stages import (
     Replay,
     Stage,
 )
+from loadgen.core.workload.trajectories import Trajectories
+from loadgen.core.workload.trajectory_overrides import (
+    check_trajectory_stages,
+    override_trajectories,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +84,9 @@ def override_stages(
     _refuse_trace_options_without_trace(workload.requests, stages, overrides, errors)
     stages = _with_limits_of_data(stages, workload.requests, overrides, errors)
     check_stages(stages, workload.requests, errors)
+    if stages and isinstance(workload.requests, Trajectories):
+        requests = override_trajectories(workload.requests, overrides, errors)
+        check_trajectory_stages(requests, stages, errors)
 
     return tuple(stages)
 
@@ -479,7 +487,7 @@ def _with_limits_of_data(
         requests = requests.model_copy(update=changed_trace_fields(overrides))
         stages = [_with_replay_of(requests, stage) for stage in stages]
 
-    reads_requests = isinstance(requests, FromFile | FromTrace)
+    reads_requests = isinstance(requests, FromFile | FromTrace | Trajectories)
     reads_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
     if not reads_requests and not reads_arrivals:
         return stages
@@ -559,7 +567,8 @@ def _count_replayed_arrivals(replay: Replay) -> int:
 def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -> int | None:
     """Return how many requests the trace or data set has from which the requests are taken.
 
-    For a trace that is replayed by sessions, return the number of sessions. Return None if there is
+    For a trace that is replayed by sessions, and for recorded sessions, return the number of
+    sessions. Return None if there is
     neither a trace nor a data set. Return None also for a data set if all measured stages have a
     duration: nobody needs the count then, and reading a large file takes long.
     """
@@ -570,11 +579,22 @@ def _count_recorded_requests(requests: Requests, measured_stages: list[Stage]) -
         recorded_arrivals = read_replay_source(requests)
         return len(recorded_arrivals)
 
-    if isinstance(requests, FromFile):
+    if isinstance(requests, FromFile | Trajectories):
         have_all_a_duration = all(stage.duration_ns is not None for stage in measured_stages)
-        return None if have_all_a_duration else _count_rows(requests.path)
+        if have_all_a_duration:
+            return None
+        if isinstance(requests, Trajectories):
+            return _count_sessions(requests.trajectories)
+        return _count_rows(requests.path)
 
     return None
+
+
+def _count_sessions(path: Path) -> int:
+    """Return the number of recorded sessions of a data set. Raises UserError or CombinedError."""
+    from loadgen.core.workload.trajectory_data import read_trajectories
+
+    return len(read_trajectories(path))
 
 
 def _count_rows(path: Path) -> int:

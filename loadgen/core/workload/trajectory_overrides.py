@@ -1,0 +1,76 @@
+"""Apply the options for recorded sessions, and check them against the load."""
+
+from __future__ import annotations
+
+from loadgen.core.workload.diagnostics import DocumentErrors
+from loadgen.core.workload.distributions import FixedTokens
+from loadgen.core.workload.flags import Overrides
+from loadgen.core.workload.stages import Closed, Stage
+from loadgen.core.workload.trajectories import Trajectories
+
+OPTION_OF_FIELD = {
+    "start": "trajectory_start",
+    "end": "trajectory_end",
+    "salt": "trajectory_salt",
+    "history": "trajectory_history",
+    "idle_cap_ns": "idle_cap",
+}
+"""Maps a field of the requests to the option that sets it."""
+
+
+def override_trajectories(
+    requests: Trajectories, overrides: Overrides, errors: DocumentErrors
+) -> Trajectories:
+    """Return the requests as changed by the options.
+
+    The lengths of prompts are those of the data set, so an option for them is an error.
+    """
+    if overrides.input_tokens is not None:
+        problem = "the prompts come from a data set, so their length cannot be set"
+        option = f"--input-tokens {overrides.input_tokens}"
+        errors.add_option("conflict", problem, option, "leave the option out")
+
+    changes: dict[str, object] = _specified_fields(overrides)
+    if overrides.output_tokens == "unlimited":
+        changes["output_tokens"] = "unlimited"
+    elif overrides.output_tokens is not None:
+        changes["output_tokens"] = FixedTokens.model_construct(value=overrides.output_tokens)
+    return requests.model_copy(update=changes)
+
+
+def refuse_trajectory_options(overrides: Overrides, errors: DocumentErrors) -> None:
+    """Add an error for each option for recorded sessions, if the requests are no such sessions."""
+    for field in _specified_fields(overrides):
+        problem = "the requests are not sessions of a data set"
+        hint = "use --dataset FILE --set turns=all, or requests: {trajectories: FILE}"
+        errors.add_option("no_effect", problem, f"--set {OPTION_OF_FIELD[field]}", hint)
+
+
+def check_trajectory_stages(
+    requests: Trajectories, stages: list[Stage], errors: DocumentErrors
+) -> None:
+    """Add an error if the load cannot follow the rules by which sessions begin and end.
+
+    Sessions that begin in the middle need virtual users, for each of which the cache is filled. The
+    load must begin with the measured stage, which the requests that fill the cache precede.
+    """
+    if requests.start == "middle":
+        begins_with_users = stages[0].measured and isinstance(stages[0].arrival, Closed)
+        if not begins_with_users:
+            problem = "sessions can only begin in the middle of a load of measured virtual users"
+            hint = "use --concurrency 8 --warmup 0, because the cache is filled before the load"
+            errors.add_file_error("conflict", problem, hint)
+
+    if requests.end == "first":
+        last_stage = stages[-1]
+        has_sessions_of_users = isinstance(last_stage.arrival, Closed) and last_stage.count
+        if not has_sessions_of_users:
+            problem = "only a closed loop with a number of sessions can end with its first user"
+            hint = "use --concurrency 8 --num-requests 100 without a duration"
+            errors.add_file_error("conflict", problem, hint)
+
+
+def _specified_fields(overrides: Overrides) -> dict[str, object]:
+    """Return the fields that options for recorded sessions set, with their values."""
+    values = {field: getattr(overrides, option) for field, option in OPTION_OF_FIELD.items()}
+    return {field: value for field, value in values.items() if value is not None}

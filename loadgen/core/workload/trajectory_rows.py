@@ -1,0 +1,412 @@
+"""Convert the rows of a data set to recorded sessions with all of their turns.
+
+A session is recorded in one row, or in one row per message. One row per message is the format of
+the agentic data set of MLPerf Endpoints (mlcommons/endpoints,
+src/inference_endpoint/dataset_manager/agentic_inference_dataset.py, read on 2026-11-30).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgen.core.format import shortened
+from loadgen.core.units import LONGEST_NS, MOST_TOKENS, NS_PER_S
+from loadgen.core.workload.dataset_rows import (
+    BODY_FIELDS,
+    EXACT_LENGTH_FIELDS,
+    LENGTH_FIELDS,
+)
+from loadgen.core.workload.foreign_rows import (
+    CONVERSATION_FIELDS,
+    ROLE_OF_SPEAKER,
+    SYSTEM_FIELDS,
+    TURNS_FIELD,
+)
+from loadgen.core.workload.row_errors import BadRowError, EmptyConversationError
+
+CONVERSATION_ID = "conversation_id"
+"""The field of a row that is one message of a session, as in data sets of MLPerf Endpoints."""
+METADATA_TYPE = "dataset_metadata"
+"""The `_type` of a row of MLPerf Endpoints that describes the data set and is no message."""
+MESSAGE_FIELDS = ("content", "name", "tool_calls", "reasoning_content")
+"""The fields of a row that are also fields of a message."""
+ROLES_AFTER = {
+    "": ("user",),
+    "user": ("assistant",),
+    "assistant": ("tool", "user"),
+    "tool": ("assistant", "user"),
+}
+"""Which role may follow a role in one row per message, by the rules of MLPerf Endpoints."""
+
+Message = dict[str, Any]
+
+
+class RecordedTurn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request of a recorded session, and the response to it.
+
+    Attributes:
+        messages: The messages that this turn adds to the conversation.
+        response: The recorded response, or None if the data set has none.
+        delay_ns: The recorded pause before the turn.
+        output_tokens: The requested output tokens, or None if the row has no length.
+        is_exact_length: Whether they are the exact length and not an upper bound.
+    """
+
+    messages: list[Message]
+    response: Message | None = None
+    delay_ns: int = 0
+    output_tokens: int | None = None
+    is_exact_length: bool = False
+
+
+class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A recorded session: the trajectory of an agent, or a conversation.
+
+    Attributes:
+        name: Its id in the data set, or "".
+        turns: Its requests, at least one.
+        extra: Further fields of the body of each request, such as `tools`.
+    """
+
+    turns: list[RecordedTurn]
+    name: str = ""
+    extra: dict[str, Any] = {}
+
+
+def has_one_message_per_row(row: Mapping[str, Any]) -> bool:
+    """Return True if a row is one message of a session, and not a session by itself."""
+    return CONVERSATION_ID in row
+
+
+def is_metadata(row: Mapping[str, Any]) -> bool:
+    """Return True if a row describes the data set and is no message."""
+    return row.get("_type") == METADATA_TYPE
+
+
+# -- one row per session -------------------------------------------------------------------------
+
+
+def parse_session_row(row: Mapping[str, Any]) -> Trajectory:
+    """Return the session that one row contains.
+
+    It is a list of user messages (`turns`, as in SPEED-Bench), or of messages of both sides
+    (`conversations` of ShareGPT, or `messages`).
+
+    Raises:
+        BadRowError: The row contains no conversation, or the conversation has mistakes.
+        EmptyConversationError: No message of it is from the user.
+    """
+    turns = _group_into_turns(_read_messages(row))
+    if not turns:
+        raise EmptyConversationError("missing_value", "the conversation has no user message")
+
+    length = _read_length(row)
+    sized_turns = [
+        msgspec.structs.replace(turn, output_tokens=length.tokens, is_exact_length=length.is_exact)
+        for turn in turns
+    ]
+    return Trajectory(turns=sized_turns, extra=_read_body_fields(row))
+
+
+def _read_messages(row: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of a row with a complete conversation. Raises BadRowError."""
+    user_texts = row.get(TURNS_FIELD)
+    if isinstance(user_texts, list):
+        return [*_system_messages(row), *_read_user_texts(user_texts)]
+
+    for field in (*CONVERSATION_FIELDS, "messages"):
+        items = row.get(field)
+        if isinstance(items, list):
+            messages = [
+                _read_message(item, f"{field}[{index}]") for index, item in enumerate(items)
+            ]
+            return [*_system_messages(row), *messages]
+
+    hint = (
+        f"write one row per message with `{CONVERSATION_ID}`, `turn` and `role`, or one row per "
+        f"session with `{TURNS_FIELD}`, `conversations` or `messages`"
+    )
+    raise BadRowError("missing_key", "the row contains no conversation", hint)
+
+
+def _read_user_texts(texts: list[Any]) -> list[Message]:
+    """Return the messages of a list of user texts. Raises BadRowError for an item of no text."""
+    messages = []
+    for index, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            path = f"{TURNS_FIELD}[{index}]"
+            raise BadRowError("wrong_type", f"{path} is {shortened(text)}", "a text", path)
+        messages.append({"role": "user", "content": text})
+    return messages
+
+
+def _system_messages(row: Mapping[str, Any]) -> list[Message]:
+    """Return the system prompt of a row as a list with one message, or an empty list."""
+    for field in SYSTEM_FIELDS:
+        text = row.get(field)
+        if isinstance(text, str) and text:
+            return [{"role": "system", "content": text}]
+    return []
+
+
+def _read_message(item: object, path: str) -> Message:
+    """Return one message of a list, in the form of the OpenAI API or of ShareGPT.
+
+    `path` says where it is in its row, for error messages. Raises BadRowError.
+    """
+    if not isinstance(item, Mapping):
+        hint = 'like {"role": "user", "content": "Hello"}'
+        raise BadRowError("wrong_type", f"{path} is {shortened(item)}", hint, path)
+
+    speaker = item.get("from", item.get("role"))
+    role = speaker if speaker == "tool" else ROLE_OF_SPEAKER.get(str(speaker))
+    if role is None:
+        hint = f"known: {', '.join((*ROLE_OF_SPEAKER, 'tool'))}"
+        problem = f"{path} is from the unknown speaker {shortened(speaker)}"
+        raise BadRowError("unknown_name", problem, hint, path)
+
+    content = item.get("value", item.get("content"))
+    calls_tools = content is None and "tool_calls" in item
+    if not isinstance(content, str | list) and not calls_tools:
+        raise BadRowError("wrong_type", f"{path} says {shortened(content)}", "a text", path)
+
+    other_fields = {
+        field: value for field, value in item.items() if field not in ("from", "value", "role")
+    }
+    return {**other_fields, "role": role, "content": content}
+
+
+def _group_into_turns(messages: Iterable[Message]) -> list[RecordedTurn]:
+    """Return the turns of a conversation: messages up to a response, and the response.
+
+    Messages of the assistant before the first question are left out, because they answer nothing.
+    """
+    turns: list[RecordedTurn] = []
+    new_messages: list[Message] = []
+    for message in messages:
+        if message["role"] != "assistant":
+            new_messages.append(message)
+        elif _has_question(new_messages):
+            turns.append(RecordedTurn(new_messages, message))
+            new_messages = []
+
+    if _has_question(new_messages):
+        turns += _split_questions(new_messages)
+    return turns
+
+
+def _has_question(messages: list[Message]) -> bool:
+    """Return True if one of several messages asks for a response: any but a system message."""
+    return any(message["role"] != "system" for message in messages)
+
+
+def _split_questions(messages: list[Message]) -> list[RecordedTurn]:
+    """Return one turn for each user message of a conversation without recorded responses.
+
+    A system message belongs to the turn of the message after it.
+    """
+    turns: list[RecordedTurn] = []
+    new_messages: list[Message] = []
+    for message in messages:
+        new_messages.append(message)
+        if message["role"] != "system":
+            turns.append(RecordedTurn(new_messages))
+            new_messages = []
+    return turns
+
+
+# -- one row per message -------------------------------------------------------------------------
+
+
+class SessionBuilder:
+    """Collects the rows of one session that has one row per message.
+
+    Attributes:
+        name: The id of the session.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._rows = 0
+        self._last_role = ""
+        self._last_row_calls_tools = False
+        self._system_prompt = ""
+        self._extra: dict[str, Any] | None = None
+        self._turns: list[RecordedTurn] = []
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add the next message. Raises BadRowError if it is not valid here."""
+        role = row.get("role")
+        self._check_order(row, role)
+        if not self._system_prompt and isinstance(row.get("system"), str):
+            self._system_prompt = row["system"]
+
+        if role == "assistant":
+            self._add_response(_read_response(row))
+        else:
+            self._add_turn(row, str(role))
+
+        self._rows += 1
+        self._last_role = str(role)
+        self._last_row_calls_tools = bool(row.get("tool_calls")) and role == "assistant"
+
+    def build(self) -> Trajectory:
+        """Return the session of the rows so far. It has a turn, because the first row is one."""
+        first_turn = self._turns[0]
+        if self._system_prompt:
+            system_message = {"role": "system", "content": self._system_prompt}
+            messages = [system_message, *first_turn.messages]
+            first_turn = msgspec.structs.replace(first_turn, messages=messages)
+        return Trajectory(
+            turns=[first_turn, *self._turns[1:]], name=self.name, extra=self._extra or {}
+        )
+
+    def _check_order(self, row: Mapping[str, Any], role: object) -> None:
+        """Raise BadRowError if the number or the role of a row does not follow the last one."""
+        turn_number = row.get("turn")
+        if turn_number != self._rows + 1:
+            problem = f"turn is {shortened(turn_number)} in row {self._rows + 1} of its session"
+            hint = "number the rows of each session 1, 2, 3, ... in order"
+            raise BadRowError("unordered", problem, hint, "turn")
+
+        expected_roles = ROLES_AFTER[self._last_role]
+        if self._last_row_calls_tools:
+            expected_roles = ("tool",)
+        if role not in expected_roles:
+            place = f"after {self._last_role}" if self._last_role else "first"
+            problem = f"role is {shortened(role)}, which cannot come {place}"
+            raise BadRowError("invalid_value", problem, f"{' or '.join(expected_roles)}", "role")
+
+    def _add_response(self, response: Message) -> None:
+        """Add the recorded response to the last turn."""
+        last_turn = self._turns.pop()
+        self._turns.append(msgspec.structs.replace(last_turn, response=response))
+
+    def _add_turn(self, row: Mapping[str, Any], role: str) -> None:
+        """Add a request: a message of the user, or the results of tools."""
+        if self._extra is None:
+            self._extra = _read_body_fields(row)
+        messages = _read_tool_results(row) if role == "tool" else [_read_question(row)]
+        length = _read_length(row)
+        turn = RecordedTurn(
+            messages=messages,
+            delay_ns=_read_delay_ns(row),
+            output_tokens=length.tokens,
+            is_exact_length=length.is_exact,
+        )
+        self._turns.append(turn)
+
+
+def read_session_name(row: Mapping[str, Any]) -> str:
+    """Return the id of the session of a row. Raises BadRowError if it is empty."""
+    name = row.get(CONVERSATION_ID)
+    if not isinstance(name, str | int) or name == "":
+        problem = f"{CONVERSATION_ID} is {shortened(name)}"
+        raise BadRowError("wrong_type", problem, "a text that is not empty", CONVERSATION_ID)
+    return str(name)
+
+
+def _read_question(row: Mapping[str, Any]) -> Message:
+    """Return the message of the user in a row. Raises BadRowError if it has no content."""
+    content = row.get("content")
+    if not isinstance(content, str | list) or not content:
+        problem = f"content is {shortened(content)}"
+        raise BadRowError("wrong_type", problem, "a text, or a list of parts", "content")
+    return _message_of_row(row)
+
+
+def _read_response(row: Mapping[str, Any]) -> Message:
+    """Return the response of the assistant in a row. Raises BadRowError if it says nothing."""
+    calls = row.get("tool_calls")
+    has_calls = isinstance(calls, list) and bool(calls)
+    if not row.get("content") and not has_calls:
+        problem = "a response needs content or tool_calls"
+        raise BadRowError("missing_value", problem, "leave out rows without a response", "content")
+    return {"content": None, **_message_of_row(row)}
+
+
+def _message_of_row(row: Mapping[str, Any]) -> Message:
+    """Return the fields of a row that its message has."""
+    message: Message = {"role": row["role"]}
+    for field in MESSAGE_FIELDS:
+        if row.get(field) is not None:
+            message[field] = row[field]
+    return message
+
+
+def _read_tool_results(row: Mapping[str, Any]) -> list[Message]:
+    """Return one message for each result of a tool in a row. Raises BadRowError."""
+    results = row.get("tool_results")
+    if not isinstance(results, list) or not results:
+        problem = f"tool_results is {shortened(results)}"
+        hint = 'like [{"tool_call_id": "c1", "content": "ok"}]'
+        raise BadRowError("wrong_type", problem, hint, "tool_results")
+
+    messages = []
+    for index, result in enumerate(results):
+        path = f"tool_results[{index}]"
+        call_id = result.get("tool_call_id") if isinstance(result, Mapping) else None
+        if not isinstance(call_id, str) or result.get("content") is None:
+            problem = f"{path} is {shortened(result)}"
+            hint = "an object with tool_call_id and content"
+            raise BadRowError("wrong_type", problem, hint, path)
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": result["content"]})
+    return messages
+
+
+def _read_delay_ns(row: Mapping[str, Any]) -> int:
+    """Return the recorded pause before a turn, 0 if there is none. Raises BadRowError."""
+    delay_s = row.get("delay_seconds")
+    if delay_s is None:
+        return 0
+
+    is_number = isinstance(delay_s, int | float) and not isinstance(delay_s, bool)
+    longest_s = LONGEST_NS / NS_PER_S
+    if not is_number or math.isnan(delay_s) or not 0 <= delay_s <= longest_s:
+        problem = f"delay_seconds is {shortened(delay_s)}"
+        raise BadRowError("wrong_type", problem, "a number of seconds from 0 on", "delay_seconds")
+    delay_ns: int = round(delay_s * NS_PER_S)
+    return delay_ns
+
+
+# -- both forms ----------------------------------------------------------------------------------
+
+
+class _OutputLength(NamedTuple):
+    """The output tokens that a row requests, None for no length, and whether they are exact."""
+
+    tokens: int | None
+    is_exact: bool
+
+
+def _read_length(row: Mapping[str, Any]) -> _OutputLength:
+    """Return the output length of a row, of the first field that has one. Raises BadRowError."""
+    for field in LENGTH_FIELDS:
+        value = row.get(field)
+        if value is None:
+            continue
+        is_valid = isinstance(value, int | float) and value == int(value)
+        if not is_valid or not 1 <= value <= MOST_TOKENS:
+            hint = f"an integer from 1 to {MOST_TOKENS:,}"
+            raise BadRowError("wrong_type", f"{field} is {shortened(value)}", hint, field)
+        return _OutputLength(int(value), is_exact=field in EXACT_LENGTH_FIELDS)
+    return _OutputLength(None, is_exact=False)
+
+
+def _read_body_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that are sent with each request. Raises BadRowError."""
+    fields = {}
+    for field, value in row.items():
+        if field not in BODY_FIELDS or value is None:
+            continue
+        expected = BODY_FIELDS[field]
+        try:
+            fields[field] = msgspec.convert(value, expected.type)
+        except msgspec.ValidationError:
+            problem = f"{field} is {shortened(value)}"
+            raise BadRowError("wrong_type", problem, expected.description, field) from None
+    return fields
