@@ -18,7 +18,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from loadgen.contracts.terms import TERM_KINDS, get_term_kind
-from loadgen.core.workload import request_classes, request_kinds, schema, stages, tasks
+from loadgen.core.workload import (
+    request_classes,
+    request_kinds,
+    schema,
+    stages,
+    tasks,
+    trajectories,
+)
 from loadgen.core.workload.distributions import Fixed
 from loadgen.core.workload.file_models import Part, Tagged
 from loadgen.core.workload.file_schema import workload_json_schema
@@ -31,6 +38,7 @@ TABLES: dict[str, tuple[type[Part], ...]] = {
     "steps": (tasks.TaskStep,),
     "tasks": (tasks.Task, tasks.Tool),
     "trace": (stages.Replay,),
+    "trajectories": (trajectories.Trajectories,),
     "classes": (request_classes.RequestClass,),
     "stages": (stages.Stage,),
 }

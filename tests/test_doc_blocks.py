@@ -68,6 +68,11 @@ def reader_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the files that the blocks name."""
     shutil.copy(ROOT / "docs/prices.example.yaml", tmp_path / "prices.yaml")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n')
+    rows = [
+        {"conversation_id": "c1", "turn": turn, "role": role, "content": "Hello"}
+        for turn, role in enumerate(("user", "assistant", "user"), start=1)
+    ]
+    (tmp_path / "trajectories.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     trace = {"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}
     later = [json.dumps(trace | {"timestamp": minute * 60_000}) for minute in range(30)]
     (tmp_path / "traffic.jsonl").write_text("\n".join(later) + "\n")

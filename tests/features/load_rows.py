@@ -92,6 +92,29 @@ def sessions_of_a_trace(bench: Bench) -> bool:
     return bool(abs(due[1] - done[0] - 3e9) < 1e8)
 
 
+def recorded_trajectories(bench: Bench) -> dict[str, bool]:
+    rows = []
+    for name in ("a", "b"):
+        for turn in range(1, 7):
+            role = "user" if turn % 2 else "assistant"
+            row = {"conversation_id": name, "turn": turn, "role": role, "content": "word " * 30}
+            rows.append(row | {"delay_seconds": 100})
+    file = bench.file("trajectories.jsonl", *rows).name
+
+    def requests(flags: str) -> int:
+        ran = bench.run(f"--dataset {file} -c 2 -n 4 --warmup 0 {flags}")
+        return 0 if ran.code == 2 else ran["requests.ok"]
+
+    due = np.sort(bench.rows(bench.run(f"--dataset {file} -c 1 -n 1 --warmup 0"), "due_ns"))
+    return {
+        "every turn": requests("") == 12,
+        "a start in the middle": 0 < requests("--set trajectory_start=middle") < 12,
+        "an end with the first user": 0 < requests("--set trajectory_end=first") <= 12,
+        "salts": requests("--set trajectory_salt=pass") == 12,
+        "an idle cap": bool((np.diff(due) < 61e9).all()),
+    }
+
+
 def spike(bench: Bench) -> bool:
     ran = bench.run(
         "",
@@ -386,6 +409,10 @@ CONTENT = (
             ]
             == 12
         ),
+    ),
+    Feature(
+        "Recorded trajectories of agents, by the rules of MLPerf Endpoints and AgentX",
+        recorded_trajectories,
     ),
     Feature(
         "Agent tasks: steps, tools and sub-agents",
