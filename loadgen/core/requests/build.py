@@ -72,17 +72,8 @@ def build_prompts(
     match kind:
         case "mix":
             return _build_mix(requests, seed, salt, tokenizer, target)
-        case "trace":
-            # Workers without a trace do not need this module.
-            from loadgen.core.requests.trace_prompts import TracePrompts
-
-            return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
-        case "trajectories":
-            from loadgen.core.requests.trajectory_prompts import TrajectoryPrompts
-            from loadgen.core.workload.cache_fill import count_cache_fills
-
-            cache_fills = count_cache_fills(workload)
-            return TrajectoryPrompts(requests, seed, salt, tokenizer, cache_fills)
+        case "trace" | "trajectories":
+            return _build_recorded_prompts(workload, kind, seed, salt, tokenizer, target)
         case "file" if requests.check_answers:
             # Workers without known answers do not need this module.
             from loadgen.core.requests.question_prompts import QuestionPrompts
@@ -96,6 +87,30 @@ def build_prompts(
             return SyntheticPrompts(requests, seed, salt, tokenizer, target)
         case _:
             assert_never(kind)
+
+
+def _build_recorded_prompts(
+    workload: HasRequests,
+    kind: Literal["trace", "trajectories"],
+    seed: int,
+    salt: int,
+    tokenizer: Tokenizer,
+    target: PromptTarget,
+) -> Prompts:
+    """Return the requests of a trace or of recorded sessions. `build_prompts` has the arguments.
+
+    Workers without a recording do not need these modules, so they are imported here.
+    """
+    requests = workload.requests
+    if kind == "trace":
+        from loadgen.core.requests.trace_prompts import TracePrompts
+
+        return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
+
+    from loadgen.core.requests.trajectory_prompts import TrajectoryPrompts
+    from loadgen.core.workload.cache_fill import count_cache_fills
+
+    return TrajectoryPrompts(requests, seed, salt, tokenizer, count_cache_fills(workload))
 
 
 def _kind_of(requests: Requests) -> RequestsKind:
