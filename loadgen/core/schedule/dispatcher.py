@@ -64,6 +64,8 @@ class _StageProgress(msgspec.Struct):
     """When the stage began, in ns from the start of the run."""
     unfinished_sessions: int
     """Only counted for a closed loop that ends with its last session, else 0."""
+    end_session: int = _UNLIMITED
+    """The first session number after those of the stage, if it has a number of sessions."""
     end_ns: int = _NEVER_NS
     """When the duration of a closed loop is over. Its virtual users start nothing from then on.
 
@@ -791,21 +793,17 @@ class Dispatcher:
         A session is a conversation, a task or a single request. There are two reasons for the user
         to end: its stage ends before the next session is due, or the stage has no such session.
         """
-        stage = self.schedule.stages[slot.stage]
+        progress = self._stages[slot.stage]
+        stage = progress.stage
 
         # These are `SlotLayout.session_of` and `ScheduledStage.next_session_of_user`, whose calls
         # would cost time after every request.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
+
         due_ns = now_ns + pause_ns
-        is_before_end = due_ns < self._stages[slot.stage].end_ns
-
-        # A stage without a number of sessions has sessions left until its duration is over.
-        has_session_left = (
-            stage.session_count is None or next_session < stage.first_session + stage.session_count
-        )
-
-        has_next_session = is_before_end and has_session_left
+        is_before_end = due_ns < progress.end_ns
+        has_next_session = is_before_end and next_session < progress.end_session
         if has_next_session:
             pending_slot = _PendingSlot(
                 due_ns=due_ns,
@@ -819,10 +817,10 @@ class Dispatcher:
             self._release_capacity(slot.stage, due_ns)
 
         if stage.session_count is not None:
-            self._update_stage_after_session(stage, now_ns, is_last_of_user=not has_next_session)
+            self._update_stage_after_session(progress, now_ns, is_last_of_user=not has_next_session)
 
     def _update_stage_after_session(
-        self, stage: ScheduledStage, now_ns: int, is_last_of_user: bool
+        self, progress: _StageProgress, now_ns: int, is_last_of_user: bool
     ) -> None:
         """Count a finished session of a closed loop, and schedule the next stage if it can begin.
 
@@ -838,11 +836,11 @@ class Dispatcher:
         An open loop begins after all 5 sessions.
 
         Args:
-            stage: The stage of the session.
+            progress: The progress of the stage of the session.
             now_ns: When the session finished.
             is_last_of_user: Whether its virtual user has no further session.
         """
-        progress = self._stages[stage.index]
+        stage = progress.stage
         progress.unfinished_sessions -= 1
         has_next_stage_begun = progress is not self._current
         if has_next_stage_begun:
@@ -885,6 +883,8 @@ class Dispatcher:
         progress = _StageProgress(
             stage, start_ns, unfinished_sessions=self._sessions_until_end(stage)
         )
+        if stage.session_count is not None:
+            progress.end_session = stage.session_numbers.stop
         if stage.is_closed_loop and stage.length_ns is not None:
             progress.end_ns = start_ns + stage.length_ns
 
