@@ -44,7 +44,7 @@ _SESSIONS_PER_HASH_BLOCK = 1 << 16
 _SESSIONS_HASHED_WITHOUT_COUNT = 1024
 
 
-class Shard(msgspec.Struct, frozen=True):
+class ScheduleShard(msgspec.Struct, frozen=True):
     """The part of a complete schedule that one worker sends.
 
     Sessions of an open loop and virtual users of a closed loop are dealt to the shards in turn,
@@ -76,13 +76,13 @@ class Shard(msgspec.Struct, frozen=True):
         is_in_shard: NDArray[np.bool_] = numbers % self.count == self.index
         return is_in_shard
 
-    def divide(self, index: int, count: int) -> Shard:
+    def divide(self, index: int, count: int) -> ScheduleShard:
         """Return one of `count` parts of this shard, as a shard of the complete schedule.
 
         Shard 1 of 2 has the numbers 1, 3, 5, 7 and so on. Its part 0 of 2 has every second of
         these, 1, 5 and so on. This is shard 1 of 4 of the complete schedule.
         """
-        return Shard(index=self.number_at(index), count=self.count * count)
+        return ScheduleShard(index=self.number_at(index), count=self.count * count)
 
 
 class Slot(NamedTuple):
@@ -248,7 +248,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     stages: tuple[ScheduledStage, ...]
     sessions: SessionSequence
-    shard: Shard = Shard()
+    shard: ScheduleShard = ScheduleShard()
 
     @property
     def shard_index(self) -> int:
@@ -494,8 +494,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
     """Return one of `shard_count` shards of a schedule, the requests that one worker sends.
 
-    `Shard` says which sessions and virtual users a shard has. Its sessions are complete, and slot
-    ids stay those of the complete run.
+    `ScheduleShard` says which sessions and virtual users a shard has. Its sessions are complete,
+    and slot ids stay those of the complete run.
 
     A shard can itself be divided again.
 
@@ -511,7 +511,7 @@ def shard(schedule: Schedule, shard_index: int, shard_count: int) -> Schedule:
 
 def complete_schedule(schedule: Schedule) -> Schedule:
     """Return the complete schedule that a shard belongs to."""
-    return replace(schedule, shard=Shard())
+    return replace(schedule, shard=ScheduleShard())
 
 
 def schedule_fingerprint(schedule: Schedule) -> str:
