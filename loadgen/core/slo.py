@@ -184,8 +184,7 @@ def describe_slo(slo: Slo) -> str:
     if slo.task is not None:
         texts.append(_describe_task_term(slo.task))
     if slo.fluidity is not None:
-        fluidity = slo.fluidity
-        texts.append(describe_fluidity_term(fluidity.quantile, fluidity.least_index))
+        texts.append(describe_fluidity_term(slo, slo.fluidity))
     return ", ".join(texts)
 
 
@@ -262,9 +261,28 @@ def describe_term(metric: str, quantile: float, limit_ms: float) -> str:
     return f"{name(metric, quantile)} at most {limit_ms:,.10g} ms"
 
 
-def describe_fluidity_term(quantile: float, least_index: float) -> str:
-    """Return an objective of token deadlines as text: `Fluidity index p99 at least 90 %`."""
+def describe_fluidity_index(quantile: float, least_index: float) -> str:
+    """Return a limit of the fluidity index as text: `Fluidity index p99 at least 90 %`."""
     return f"Fluidity index p{quantile * 100:g} at least {least_index * 100:g} %"
+
+
+def describe_fluidity_term(slo: Slo, term: FluidityTerm) -> str:
+    """Return an objective of token deadlines as text, with the deadlines of its SLO if it has any.
+
+    For example: `Fluidity index p99 at least 90 % (deadlines 2,000 ms, then 50 ms per token)`.
+    """
+    text = describe_fluidity_index(term.quantile, term.least_index)
+    deadlines = slo.find_token_deadlines()
+    if deadlines is None:
+        return text
+    first_token_ms = deadlines.first_token_ns / _NS_PER_MS
+    per_token_ms = deadlines.per_token_ns / _NS_PER_MS
+    return f"{text} ({describe_deadlines(first_token_ms, per_token_ms)})"
+
+
+def describe_deadlines(first_token_ms: float, per_token_ms: float) -> str:
+    """Return token deadlines as text: `deadlines 2,000 ms, then 50 ms per token`."""
+    return f"deadlines {first_token_ms:,.10g} ms, then {per_token_ms:,.10g} ms per token"
 
 
 def describe_task_limits(within_ms: float | None, wait_ms: float | None) -> str:

@@ -53,6 +53,7 @@ NAMES = {
     "goodput.steady_rps": "goodput",
     "goodput.share": "SLO attainment",
     "fluidity.index": "fluidity index",
+    "accepted_length.realised": "accepted length",
 }
 """The names of metrics that are not called by their path."""
 
@@ -113,6 +114,10 @@ NOT_COMPARABLE_FIELDS = (
     "met",
     "absent",
     "objective",
+    "target_name",
+    "source",
+    "comparable",
+    "reason",
 )
 """The fields of the objects in `summary.json` that are not numbers."""
 
@@ -301,6 +306,7 @@ def _field_paths() -> set[str]:
     of the objects in the summary, so that a new field can be compared without a change here.
     """
     from loadgen.core.metrics import (
+        accepted_length,
         client_use,
         fluidity,
         goodput,
@@ -315,6 +321,7 @@ def _field_paths() -> set[str]:
         "load": load.Load,
         "goodput": goodput.Goodput,
         "fluidity": fluidity.Fluidity,
+        "accepted_length": accepted_length.AcceptedLengthCheck,
         "requests": request_counts.RequestCounts,
         "client": client_use.ClientUse,
         "stalls": request_counts.Stalls,

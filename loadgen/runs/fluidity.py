@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
+from loadgen.core.slo import describe_deadlines
 from loadgen.render.section import Paragraph, Section, Table, section
 
 if TYPE_CHECKING:
@@ -86,6 +87,15 @@ def find_fluidity_objective(scope: Summary | ClassSummary) -> FluidityObjective 
     if not isinstance(scope, Summary) or scope.fluidity is None:
         return None
     return scope.fluidity.objective
+
+
+def describe_fluidity_objective(scope: Summary | ClassSummary) -> str:
+    """Return the objective of token deadlines with its deadlines, "" without one."""
+    objective = find_fluidity_objective(scope)
+    if objective is None or not isinstance(scope, Summary) or scope.fluidity is None:
+        return ""
+    deadlines = describe_deadlines(scope.fluidity.first_token_ms, scope.fluidity.per_token_ms)
+    return f"{objective.text} ({deadlines})"
 
 
 def format_measured_index(objective: FluidityObjective) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loadgen.core import format, slo
 from loadgen.core.metrics.summary import Summary, fails_by_errors
 from loadgen.runs.fluidity import (
+    describe_fluidity_objective,
     describe_fluidity_result,
     describe_missed_index,
     find_fluidity_objective,
@@ -106,7 +107,7 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
 
     fluidity = find_fluidity_objective(scope)
     if fluidity is not None:
-        yield Objective(fluidity.text, fluidity.met)
+        yield Objective(describe_fluidity_objective(scope), fluidity.met)
 
 
 def is_attainment_met(goodput: Goodput) -> bool | None:

@@ -59,8 +59,8 @@ class Goal(Struct, frozen=True, kw_only=True):
         slo: The SLO of all requests.
         mlperf: Whether the limits of MLPerf's early stopping have to hold too.
         full_run_terms: The names of the terms that only a trial at full length can meet: those of
-            tasks, and of classes with an SLO of their own. With any of them, no trial passes before
-            its end.
+            tasks and token deadlines, and of classes with an SLO of their own. With any of them, no
+            trial passes before its end.
     """
 
     slo: Slo

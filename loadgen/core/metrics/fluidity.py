@@ -15,7 +15,7 @@ from loadgen.core.limits import NO_SPAN_SHARE
 from loadgen.core.metrics.goodput import combine_outcomes
 from loadgen.core.metrics.outcomes import is_undecided
 from loadgen.core.metrics.token_deadlines import DeadlineCounts, count_token_deadlines
-from loadgen.core.slo import describe_fluidity_term
+from loadgen.core.slo import describe_fluidity_index
 from loadgen.core.stats.quantiles import (
     milliseconds,
     needed_samples,
@@ -73,7 +73,7 @@ class FluidityObjective(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The objective as users write it, such as `Fluidity index p99 at least 90 %`."""
-        return describe_fluidity_term(self.quantile, self.limit)
+        return describe_fluidity_index(self.quantile, self.limit)
 
 
 class Fluidity(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,9 @@ from loadgen.core.results.gaps import RequestGaps
 from loadgen.core.results.record import FINISH, ROW, STATUS
 from loadgen.core.slo import FluidityTerm, Slo, Term, TokenDeadlines
 from loadgen.core.workload import load, read_flags
+from loadgen.runs import text
 from loadgen.runs.request_gaps import read_request_gaps
+from loadgen.runs.slo_text import list_objectives, missed_objectives
 
 MS = 1_000_000
 
@@ -258,3 +260,40 @@ def test_an_objective_without_deadlines_is_refused() -> None:
         read_flags(slo=("ttft:1s", "tpot:50ms", "fluidity:90%:p95"), request_rate="1"),
     )
     assert workload.slo is not None and workload.slo.fluidity == NINETY_AT_P95
+
+
+MIX = """name: mix
+requests:
+  classes:
+    chat: {weight: 1, requests: {input_tokens: 8, output_tokens: 8}CHAT}
+    batch: {weight: 1, requests: {input_tokens: 8, output_tokens: 8}}
+slo: {ttft: 1s, tpot: 50ms, fluidity: 90%}
+"""
+
+
+@pytest.mark.parametrize("class_slo", ["", ", slo: {ttft: 2s}", ", slo: {fluidity: 90%}"])
+def test_classes_share_the_deadlines_of_the_workload(tmp_path: Path, class_slo: str) -> None:
+    file = tmp_path / "mix.yaml"
+    file.write_text(MIX.replace("CHAT", class_slo))
+
+    def run() -> None:
+        flags = read_flags(request_rate="20", num_requests="40", warmup="0", seed="1")
+        execute(load(str(file), flags), Settings(url="sim:gb300-vm", out=tmp_path / "r"))
+
+    if not class_slo:
+        run()
+        summary = loadgen.load(tmp_path / "r").summary
+        assert summary.fluidity is not None and summary.fluidity.requests == 40
+        return
+    with pytest.raises(CombinedError):
+        run()
+
+
+def test_reports_name_the_objective_with_its_deadlines(tmp_path: Path) -> None:
+    run = loadgen.load(run_in_virtual_time(tmp_path, slo_of(2, NINETY_AT_P95)))
+    objectives = list_objectives(run.summary)
+    assert len(objectives) == 3 and "300 ms" in objectives[2] and "2 ms" in objectives[2]
+    assert len(list(missed_objectives(run.summary))) == 2
+    report = text.render(run.summary, color=False, full=True)
+    assert "Token deadlines" in report and "Fluidity" in report
+    assert len(text.render(run.summary, color=False, full=False).splitlines()) <= 25
