@@ -463,6 +463,22 @@ def test_the_package_leaves_out_facts_that_nobody_stated(
     assert not system.keys() & {"system_size", "node_types", "system_node_ensemble_total"}
 
 
+def test_facts_can_be_stated_after_the_runs(folder: Path, tmp_path: Path) -> None:
+    facts = tmp_path / "system.yaml"
+    facts.write_text("nodes: 3\nhost: {filesystem: xfs}\n", "utf-8")
+    package_dir = tmp_path / "package"
+    command = ["mlperf", "endpoints", "check", str(folder / "curve"), "--package", str(package_dir)]
+    command += ["--system", str(facts), "--metadata", "dataset_link=https://example.org/other"]
+    assert run_command_line(command) == SLO_MISSED
+    (point_dir,) = package_dir.glob("*/*/results/*/*/r2")
+    disclosure = yaml.safe_load((point_dir / "point.yaml").read_text("utf-8"))
+    assert disclosure["dataset_link"] == "https://example.org/other"
+    system = json.loads((point_dir / "system_desc.json").read_bytes())
+    assert system["system_node_ensemble_total"] == 3
+    (node,) = system["node_types"]
+    assert (node["filesystem"], node["host_processors_per_node"]) == ("xfs", 2)
+
+
 def test_the_network_of_several_nodes_is_left_to_the_submitter(
     result: CurveResult, tmp_path: Path
 ) -> None:

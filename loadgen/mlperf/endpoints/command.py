@@ -16,9 +16,11 @@ from loadgen.core.errors import INTERRUPTED, OK, SLO_MISSED, UserError
 from loadgen.mlperf.endpoints.command_options import (
     CurveOptions,
     PriceOptions,
+    StatedFactOptions,
     build_curve_from_options,
     load_data,
     parse_max_point_s,
+    read_stated_metadata,
 )
 from loadgen.result_kinds import PAGE
 
@@ -173,7 +175,9 @@ def _output_dir(invocation: Invocation, benchmark: str) -> Path:
 
 
 @app.command("check", cls=Command)
+@add_options(only=())
 def check_rules(
+    facts: StatedFactOptions,
     folder: Annotated[Path, typer.Argument(help="Results folder of loadgen mlperf endpoints run.")],
     package: Annotated[
         Path | None,
@@ -202,14 +206,16 @@ def check_rules(
     from loadgen.mlperf.endpoints.curve_run import measure_curve
     from loadgen.mlperf.endpoints.rule_checks import check_curve
     from loadgen.mlperf.endpoints.submission_package import write_package
+    from loadgen.mlperf.endpoints.system_files import add_stated_metadata
 
+    stated_metadata = read_stated_metadata(facts)
     stored_curve = read_curve(folder)
     warn_if_changed(folder)
     result = measure_curve(folder, stored_curve)
     check = check_curve(result)
     print_result(check, check_text.create_report(check), as_json=as_json, full=full)
     if package is not None:
-        root = write_package(package, result)
+        root = write_package(package, add_stated_metadata(result, stated_metadata))
         print_status(f"Package: {root}, marked as a rehearsal")
 
     return SLO_MISSED if check.count("missed") or check.count("flagged") else OK

@@ -11,7 +11,7 @@ import typer
 from loadgen.cli import completion
 from loadgen.cli.option_parsers import parse_option
 from loadgen.core import units
-from loadgen.core.errors import UserError
+from loadgen.core.errors import CombinedError, UserError
 from loadgen.mlperf.endpoints.points import (
     Curve,
     OfflineChoice,
@@ -131,6 +131,46 @@ class PriceOptions:
     currency: Annotated[
         str, typer.Option("--currency", metavar="CODE", help="Currency of the price.")
     ] = "USD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedFactOptions:
+    """The options that state facts about the system after its runs, for the package."""
+
+    system: Annotated[
+        Path | None,
+        typer.Option(
+            "--system",
+            metavar="FILE",
+            help="YAML file that describes the system, for --package. It adds to that of the runs.",
+        ),
+    ] = None
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata",
+            metavar="KEY=VALUE",
+            help="Fact for --package: dataset_link=URL or power_source=URL. Repeatable.",
+        ),
+    ] = None
+
+
+def read_stated_metadata(options: StatedFactOptions) -> dict[str, str]:
+    """Return the facts of the options, as a run stores them in its metadata.
+
+    Raises:
+        UserError: The system file cannot be read.
+        CombinedError: It, or a pair of --metadata, has errors.
+    """
+    from loadgen.cli.user_metadata import parse_metadata
+    from loadgen.core.execution.system_file import read_system_file
+
+    parsed = parse_metadata(options.metadata or ())
+    if parsed.errors:
+        raise CombinedError(parsed.errors)
+    if options.system is None:
+        return dict(parsed.pairs)
+    return {**read_system_file(options.system).metadata, **dict(parsed.pairs)}
 
 
 def load_data(options: CurveOptions) -> CurveData:

@@ -6,7 +6,10 @@ A field that nobody stated is left out, so that the checker names it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from loadgen.core.format import SYSTEM
 from loadgen.mlperf.endpoints.curve_result import CurveResult, PointLoad
@@ -72,6 +75,15 @@ class StatedFacts(NamedTuple):
         if name is None or version is None:
             return name
         return f"{name} {version}"
+
+
+def add_stated_metadata(result: CurveResult, metadata: Mapping[str, str]) -> CurveResult:
+    """Return a curve with facts that the user states after its runs, at every point."""
+    points = tuple(
+        replace(point, load=replace(point.load, metadata={**point.load.metadata, **metadata}))
+        for point in result.points
+    )
+    return replace(result, points=points)
 
 
 def system_directory_name(result: CurveResult) -> str:
