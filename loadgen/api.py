@@ -99,7 +99,7 @@ class Result:
     def itl_ms(self) -> Distribution | None:
         """The inter-token latency, if every event carried exactly one token.
 
-        Otherwise it is None, and `summary.itl_absent` says why.
+        Otherwise it is None, and `summary.itl_undefined_reason` says why.
         """
         return self.summary.itl_ms
 

@@ -19,12 +19,11 @@ from command_line import exits
 
 from loadgen import pytest_plugin
 from loadgen.core.execution.folder_names import locked_folder
-from loadgen.core.metrics.goodput import Goodput
+from loadgen.core.metrics.goodput import Goodput, without_outcomes_if_invalid
 from loadgen.core.metrics.part_summaries import ClassSummary
 from loadgen.core.metrics.summary import load_summary
 from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
 from loadgen.core.metrics.verdict import make_verdict
-from loadgen.core.metrics.withholding import without_outcomes_if_invalid
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.run_folder import read_summary
 from loadgen.runs import outcome

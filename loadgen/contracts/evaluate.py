@@ -845,7 +845,7 @@ def _require_finite_latencies(
 def _require_gaps(run: RecordedRun, metric: str) -> None:
     """Raise EstimateError if a run has no times between tokens (ITL) or between events."""
     if metric == "itl" and run.summary.itl_ms is None:
-        raise EstimateError(f"ITL is not defined: {run.summary.itl_absent}")
+        raise EstimateError(f"ITL is not defined: {run.summary.itl_undefined_reason}")
     if not run.gaps.count:
         raise EstimateError("no response has two events, so there is no time between events")
 

@@ -392,7 +392,7 @@ def _find_token_count_errors(summary: Summary, file: _SummaryFile) -> list[Loadg
     There are three reasons, and only the first that applies is reported: the counts were withheld
     as implausible, they contradict each other, or responses without counts are missing in the sums.
     """
-    why_withheld = summary.unsound.get("tokens")
+    why_withheld = summary.withheld_metrics.get("tokens")
     if why_withheld:
         return [
             UnsoundEvidenceError(

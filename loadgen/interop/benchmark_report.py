@@ -158,10 +158,10 @@ def _describe_latencies(summary: Summary) -> Document:
     """Return the statistics of each latency that is not withheld and has values."""
     latencies: Document = {}
     for metric, latency in _LATENCIES.items():
-        is_unsound = metric.removesuffix("_ms") in summary.unsound
+        is_withheld = metric.removesuffix("_ms") in summary.withheld_metrics
         distribution: Distribution = getattr(summary, metric)
         # The format requires the mean.
-        if not is_unsound and distribution.mean is not None:
+        if not is_withheld and distribution.mean is not None:
             latencies[latency.name] = _describe_distribution(distribution, latency.units)
 
     return latencies

@@ -243,7 +243,7 @@ def _aiperf_latencies(source: ExportSource) -> Document:
 
     Most latencies are computed from the records by AIPerf's definitions. The inter-chunk latency is
     defined alike in AIPerf and in loadgen, so its statistics are those of the summary. They are
-    left out if the summary marks them as unsound, which means that they were measured badly.
+    left out if the run withholds them because their values cannot be trusted.
     """
     document: Document = {}
     for aiperf_name, latency in _AIPERF_LATENCIES.items():
@@ -252,8 +252,8 @@ def _aiperf_latencies(source: ExportSource) -> Document:
             document[aiperf_name] = _aiperf_statistics(statistics_ms)
 
     inter_chunk_ms = source.summary.inter_chunk_ms
-    is_unsound = "inter_chunk" in source.summary.unsound
-    if inter_chunk_ms.count and not is_unsound:
+    is_withheld = "inter_chunk" in source.summary.withheld_metrics
+    if inter_chunk_ms.count and not is_withheld:
         document["inter_chunk_latency"] = _aiperf_statistics(_known_statistics(inter_chunk_ms))
 
     return document

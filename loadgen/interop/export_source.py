@@ -105,16 +105,16 @@ class ExportSource:
     def statistics(self, latency: LatencyName) -> dict[str, float]:
         """Return the statistics of a latency by the tool's definition, in ms by name.
 
-        The summary of the run marks a latency as unsound if it was measured badly, and withholds
-        single statistics that are too uncertain. Neither is exported. The result is {} if nothing
-        is left, or if the tool has no such latency.
+        The summary of the run withholds a latency whose values cannot be trusted, and single
+        statistics that are too uncertain. Neither is exported. The result is {} if nothing is left,
+        or if the tool has no such latency.
         """
         sample = self._find_sample(latency)
-        is_unsound = latency in self.summary.unsound
-        if sample is None or is_unsound:
+        is_withheld = latency in self.summary.withheld_metrics
+        if sample is None or is_withheld:
             return {}
 
-        withheld = self.summary.withheld.get(latency)
+        withheld = self.summary.withheld_statistics.get(latency)
         withheld_names = withheld.ranges.keys() if withheld is not None else ()
         statistics_ms = sample.statistics()
 

@@ -340,7 +340,7 @@ def _latency_table(summary: Summary) -> Table:
     statistics = ("mean", *QUANTILES, "max")
     rows = []
     for latency in _latency_rows(summary):
-        withheld = summary.withheld.get(latency.metric)
+        withheld = summary.withheld_statistics.get(latency.metric)
         range_by_statistic = None if withheld is None else withheld.ranges
         values = [
             cells.statistic_ms(latency.distribution, statistic, range_by_statistic)

@@ -67,7 +67,7 @@ def _uncertain_ranges(
     summary: Summary, definition: MetricDefinition
 ) -> Mapping[str, tuple[float, float]]:
     """Return the ranges of the statistics of a metric that are too uncertain to be reported."""
-    uncertain = summary.withheld.get(definition.name)
+    uncertain = summary.withheld_statistics.get(definition.name)
     return {} if uncertain is None else uncertain.ranges
 
 

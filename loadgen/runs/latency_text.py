@@ -104,7 +104,7 @@ def latency_notes(summary: Summary) -> Iterator[str]:
     not streamed, and how many responses stalled, which is a pause between two chunks.
     """
     if _lacks_itl(summary):
-        reason = summary.itl_absent
+        reason = summary.itl_undefined_reason
         yield f"No ITL: {reason}."
 
     if summary.run.api in ("embeddings", "rerank"):
@@ -130,7 +130,7 @@ def _describe_stalls(stalls: Stalls) -> str:
 
 def _lacks_itl(summary: Summary) -> bool:
     has_gaps = summary.inter_chunk_ms.count > 0
-    return summary.itl_ms is None and has_gaps and "itl" not in summary.unsound
+    return summary.itl_ms is None and has_gaps and "itl" not in summary.withheld_metrics
 
 
 def _responses_without_tpot(summary: Summary) -> Iterator[str]:

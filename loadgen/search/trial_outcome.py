@@ -347,13 +347,13 @@ def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity
 def _find_inaccurate_term(summary: Summary) -> _Invalidity | None:
     """Return the first term that is undecided because its metric is inaccurate, or None.
 
-    The metric is inaccurate if it is withheld as unsound, or if only a range of its value is known.
+    The metric is inaccurate if it is withheld, or if only a range of its value is known.
     A term may also be undecided because it has too few samples. This does not make a trial invalid.
     """
     for term in summary.goodput.slo:
-        is_unsound = term.metric in summary.unsound
+        is_withheld = term.metric in summary.withheld_metrics
         has_only_range = term.low_ms is not None
-        if term.undecided and (is_unsound or has_only_range):
+        if term.undecided and (is_withheld or has_only_range):
             return _Invalidity("withheld", term.undecided)
     return None
 

@@ -409,7 +409,7 @@ def _a_cluster_sends_what_one_machine_sends(tmp_path: Path, nodes: Any) -> None:
         assert summary.requests.ok == summary.requests.scheduled == len(rows)
         assert sorted(set(rows["worker"].tolist())) == list(range(workers))
         expected = distribution_of(rows["first_token_ns"] - rows["due_ns"])
-        withheld = summary.withheld.get("ttft")
+        withheld = summary.withheld_statistics.get("ttft")
         assert summary.ttft_ms == expected.without(withheld.ranges if withheld else ())
         bodies = Counter(
             logged_request.body_sha256 for logged_request in received.requests if logged_request.id

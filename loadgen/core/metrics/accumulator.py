@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from loadgen.core.limits import STALL_NS
-from loadgen.core.metrics import outcomes, request_metrics, uncertainty
+from loadgen.core.metrics import outcomes, request_metrics, sample_bounds
 from loadgen.core.metrics.columns import (
     FAILED,
     OK,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.metrics.columns import Columns
-    from loadgen.core.metrics.uncertainty import Range, StatisticRanges
+    from loadgen.core.metrics.sample_bounds import Range, StatisticRanges
     from loadgen.core.slo import Slo, Term
     from loadgen.core.stats.quantiles import Distribution
 
@@ -163,10 +163,11 @@ class MetricAccumulator:
         self.last_sent: LastSent | None = None
         self.failures: dict[str, FailureCount] = {}  # by the kind of failure
 
-        # Caches by metric. The last one also has the index of the value in the ordered sample.
+        # Caches by metric, and by metric and index of a value in the ordered sample.
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
-        self._value_by_index: dict[tuple[str, int], float] = {}
+        self._value_at_index: dict[tuple[str, int], float] = {}
+        self._range_at_index: dict[tuple[str, int], Range] = {}
 
     def sum(self, name: str) -> int:
         """Return the sum of this name, 0 if nothing was added to it."""
@@ -214,42 +215,53 @@ class MetricAccumulator:
             return
         for _, probability in QUANTILES:
             index = quantile_index(sample.count, probability)
-            self._value_by_index[metric, index] = sample.nth(index)
+            self._value_at_index[metric, index] = sample.nth(index)
 
     def nth_value(self, metric: str, index_in_order: int) -> float:
         """Return the value of a per-request metric at an index of its ordered sample."""
         key = (metric, index_in_order)
-        if key not in self._value_by_index:
-            self._value_by_index[key] = self.sample(metric).nth(index_in_order)
-        return self._value_by_index[key]
+        if key not in self._value_at_index:
+            self._value_at_index[key] = self.sample(metric).nth(index_in_order)
+        return self._value_at_index[key]
 
     def statistic_ranges(self, metric: str) -> StatisticRanges | None:
-        """Return the ranges of the statistics of a metric, or None if they are certain."""
-        if metric not in self._statistic_ranges:
-            bounds = uncertainty.bound_metric(self.columns, metric)
-            self._statistic_ranges[metric] = None if bounds is None else bounds.bound_statistics()
-        return self._statistic_ranges[metric]
-
-    def bound_nth_value(self, metric: str, index_in_order: int) -> Range | None:
-        """Return the range of the value of a metric at an index of its ordered sample.
+        """Return the ranges of the statistics of a metric, or None if all its values are certain.
 
         An event may have arrived earlier than its timestamp, so a latency is only known to lie in a
-        range. Returns None if all values of the metric are certain. The result is cached, because
-        several SLO terms may need the same value.
+        range, and so are its statistics.
         """
-        statistic_ranges = self.statistic_ranges(metric)
-        if statistic_ranges is None:
+        if metric not in self._statistic_ranges:
+            self._statistic_ranges[metric] = self._bound_statistics(metric)
+        return self._statistic_ranges[metric]
+
+    def _bound_statistics(self, metric: str) -> StatisticRanges | None:
+        """Compute the ranges of the statistics of a metric, and keep those of its quantiles."""
+        value_bounds = sample_bounds.bound_metric(self.columns, metric)
+        if value_bounds is None:
+            return None
+        for _, probability in QUANTILES:
+            index = quantile_index(len(value_bounds), probability)
+            self._range_at_index[metric, index] = value_bounds.bound_nth(index)
+        return value_bounds.bound_statistics()
+
+    def nth_range(self, metric: str, index_in_order: int) -> Range | None:
+        """Return the range in which the value of `nth_value` may lie, or None if it is certain.
+
+        The range is cached, because several SLO terms may be about the same value.
+        """
+        are_all_certain = self.statistic_ranges(metric) is None
+        if are_all_certain:
             return None
 
-        cached_ranges = statistic_ranges.by_index
-        if index_in_order not in cached_ranges:
+        key = (metric, index_in_order)
+        if key not in self._range_at_index:
             # The bounds of all requests take too much memory to keep, so they are computed anew.
-            bounds = uncertainty.bound_metric(self.columns, metric)
-            if bounds is None:
+            value_bounds = sample_bounds.bound_metric(self.columns, metric)
+            if value_bounds is None:
                 return None
-            cached_ranges[index_in_order] = bounds.bound_nth(index_in_order)
+            self._range_at_index[key] = value_bounds.bound_nth(index_in_order)
 
-        return cached_ranges[index_in_order]
+        return self._range_at_index[key]
 
     def amount(self, name: str) -> Amounts:
         """Return one of REQUEST_AMOUNTS, or the amounts that were added under this name."""

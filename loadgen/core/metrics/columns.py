@@ -30,6 +30,10 @@ OK, FAILED, DROPPED, CANCELLED, LOST, UNFINISHED = range(len(STATUSES))
 UNDEFINED = np.iinfo(np.int64).min
 """The value of a metric for a request that has none."""
 
+UNKNOWN = -1
+"""The value of a field of a record that is not known, such as the time of an event that never came,
+or a number of tokens that nobody counted."""
+
 NO_STEP = -1
 """The step index of a request that belongs to no step, for example because its class has none."""
 
@@ -480,6 +484,16 @@ class Columns:
         mask: NDArray[np.bool_] = statuses == status
         return np.broadcast_to(mask, len(self))
 
+    def is_known(self, field: str) -> NDArray[np.bool_]:
+        """Return in which rows a time or a number is known, so that it is not UNKNOWN (-1)."""
+        mask: NDArray[np.bool_] = self[field] >= 0
+        return mask
+
+    def known_or_zero(self, field: str) -> NDArray[np.int64]:
+        """Return a time or a number of each row, 0 where it is UNKNOWN (-1)."""
+        values: NDArray[np.int64] = np.maximum(self[field], 0)
+        return values
+
     @property
     def request_no_output(self) -> NDArray[np.bool_]:
         """Which rows request no output, in tasks of which others do: embeddings, or a ranking."""
@@ -489,7 +503,7 @@ class Columns:
     @property
     def reached_due_time(self) -> NDArray[np.bool_]:
         """Which rows reached their due time: they were sent then, or dropped."""
-        return (self["sent_ns"] >= 0) | self.where(DROPPED)
+        return self.is_known("sent_ns") | self.where(DROPPED)
 
 
 def _empty_column(field: str) -> NDArray[np.int64]:

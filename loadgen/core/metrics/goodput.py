@@ -66,8 +66,13 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_slo(self) -> bool:
-        """Whether there is an SLO: `met` is None without one, and also if it is undecided."""
+        """Whether there is an SLO on single requests. `met` is None if it is undecided."""
         return self.counted is not None
+
+    @property
+    def has_any_slo(self) -> bool:
+        """Whether there is an SLO on single requests, or one on whole tasks that has an outcome."""
+        return self.has_slo or self.met is not None
 
     @property
     def undecided(self) -> bool:
@@ -117,7 +122,7 @@ def _combine_class_outcomes(classes: Sequence[Goodput]) -> bool | None:
 
     A class with an SLO on whole tasks alone has an outcome, although it has no SLO on requests.
     """
-    outcomes = [goodput.met for goodput in classes if goodput.has_slo or goodput.met is not None]
+    outcomes = [goodput.met for goodput in classes if goodput.has_any_slo]
     return combine_outcomes(outcomes) if outcomes else None
 
 
@@ -150,8 +155,29 @@ def include_task_outcome(goodput: Goodput, tasks: Sessions | None) -> Goodput:
     return msgspec.structs.replace(goodput, met=is_met)
 
 
-def without_slo_outcomes(summary: SummaryT) -> SummaryT:
-    """Return a summary that does not say whether SLOs are met, for a run that is not valid.
+_PART_FIELDS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
+"""The fields of a summary with the summaries of those parts of the run that may have an SLO."""
+
+
+def without_outcomes_if_invalid(summary: Summary) -> Summary:
+    """Return the summary, without the outcomes of its SLOs if its verdict is not valid.
+
+    An outcome is whether an SLO is met. An invalid measurement shows neither that it is met nor
+    that it is missed. The outcomes of the stages, targets and other parts are removed too.
+    """
+    if summary.verdict.valid:
+        return summary
+
+    for field in _PART_FIELDS_WITH_SLO:
+        parts: tuple[SummaryWithSlo, ...] = getattr(summary, field)
+        parts_without_outcomes = tuple(_without_outcomes(part) for part in parts)
+        summary = msgspec.structs.replace(summary, **{field: parts_without_outcomes})
+
+    return _without_outcomes(summary)
+
+
+def _without_outcomes(summary: SummaryT) -> SummaryT:
+    """Return a summary that does not say whether SLOs are met.
 
     The field `met` becomes None everywhere: in the goodput of the requests, in each of its terms,
     and in the goodput of conversations and tasks, which the summary calls sessions. The measured
@@ -161,35 +187,30 @@ def without_slo_outcomes(summary: SummaryT) -> SummaryT:
         summary: The summary of a run or of a part of it. Only those of the run and of its classes
             have sessions.
     """
-    changes: dict[str, Goodput | Sessions] = {"goodput": _not_judged_goodput(summary.goodput)}
+    summary = msgspec.structs.replace(summary, goodput=_without_outcome(summary.goodput))
     sessions: Sessions | None = getattr(summary, "sessions", None)
-    if sessions is not None:
-        changes["sessions"] = _not_judged_sessions(sessions)
+    if sessions is None or sessions.goodput is None:  # the SLO limits no whole tasks
+        return summary
 
-    return msgspec.structs.replace(summary, **changes)
-
-
-def _not_judged_sessions(sessions: Sessions) -> Sessions:
-    """Return the sessions of an invalid run: the same counts, but an SLO is not met or missed."""
-    if sessions.goodput is None:  # the SLO has no part about whole tasks
-        return sessions
-    goodput = msgspec.structs.replace(sessions.goodput, met=None)
-    return msgspec.structs.replace(sessions, goodput=goodput)
+    task_goodput = msgspec.structs.replace(sessions.goodput, met=None)
+    sessions = msgspec.structs.replace(sessions, goodput=task_goodput)
+    return msgspec.structs.replace(summary, sessions=sessions)
 
 
-def _not_judged_goodput(goodput: Goodput) -> Goodput:
-    """Return the goodput of an invalid run: the same counts, but no SLO or term is met or missed.
+def _without_outcome(goodput: Goodput) -> Goodput:
+    """Return a goodput whose SLO and terms are neither met nor missed (None), as in an invalid run.
 
-    If there is an SLO, `not_judged` says that it is not judged because the run is not valid.
+    The counts stay. If the goodput has an SLO, its field `not_judged` gets the reason.
     """
-    has_request_slo = goodput.has_slo
-    has_task_slo = goodput.met is not None  # has an outcome without any SLO on single requests
-    not_judged = goodput.not_judged
-    if has_request_slo or has_task_slo:
-        not_judged = "the run is not valid; verdict.reasons says why"
-
+    if not goodput.has_any_slo:
+        return goodput
     terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
-    return msgspec.structs.replace(goodput, met=None, slo=terms, not_judged=not_judged)
+    return msgspec.structs.replace(
+        goodput,
+        met=None,
+        slo=terms,
+        not_judged="the run is not valid; verdict.reasons says why",
+    )
 
 
 def measure_goodput(sample: SloSample, window: Window) -> Goodput:
@@ -256,71 +277,67 @@ def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> boo
 # -- good requests ---------------------------------------------------------------------------------
 
 
-def _has_undecidable_requests(sample: SloSample, slo: Slo) -> bool:
-    """Return True if a term on single requests rests on a metric that is withheld.
+def _is_request_metric_withheld(sample: SloSample, slo: Slo) -> bool:
+    """Return True if a metric of single requests that the SLO limits is withheld.
 
-    It is not known then which requests are good. Terms on pooled gaps do not judge requests.
+    It is not known then which requests are good. Terms on the gaps between output events do not
+    matter: the gaps of all requests are one sample, so such a term judges no single request.
     """
-    pooled = pooled_metrics()
-    request_metrics = [term.metric for term in slo.terms if term.metric not in pooled]
-    return any(metric in sample.undecidable_metrics for metric in request_metrics)
+    gap_metrics = pooled_metrics()
+    request_metrics = [term.metric for term in slo.terms if term.metric not in gap_metrics]
+    return any(metric in sample.withheld_metrics for metric in request_metrics)
 
 
-def _lacks_tpot(sample: SloSample, slo: Slo) -> bool:
-    """Return True if the SLO limits TPOT and many responses have none although they are long."""
-    return any(sample.count_without_tpot(term) for term in slo.terms)
+def _is_tpot_missing(sample: SloSample, slo: Slo) -> bool:
+    """Return True if the SLO limits TPOT, and many responses with several tokens have no TPOT.
+
+    They count as good although their true TPOT may be over the limit.
+    """
+    return any(sample.count_without_tpot(term) > 0 for term in slo.terms)
 
 
 def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     """Return the number of requests that meet every term, or None if it is too uncertain.
 
-    Timestamps have errors, so latencies near a limit may be on its other side. The number is too
-    uncertain if it could be off by more than the share MAX_UNCERTAIN_GOOD_SHARE.
+    Because of errors of timestamps, a measured latency just below a limit may in truth be above it,
+    or the other way round. So the true number of good requests lies in a range. The measured one is
+    too uncertain if it may be off by more than the share MAX_UNCERTAIN_GOOD_SHARE.
     """
-    if _has_undecidable_requests(sample, slo) or _lacks_tpot(sample, slo):
+    if _is_request_metric_withheld(sample, slo) or _is_tpot_missing(sample, slo):
         return None
 
-    good = sample.accumulator.sum("good")
-    possible_good = bound_good_requests(sample.accumulator, slo)
-    if possible_good is None:  # no metric of the SLO is uncertain
-        return good
-    return None if possible_good.exceeds(good, MAX_UNCERTAIN_GOOD_SHARE) else good
+    good_requests = sample.accumulator.sum("good")
+    good_range = bound_good_requests(sample.accumulator, slo)
+    if good_range.exceeds(good_requests, MAX_UNCERTAIN_GOOD_SHARE):
+        return None
+    return good_requests
 
 
 def _is_required_share_good(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
     """Return whether the required share of requests is good, or None if it is undecided.
 
-    Timestamps have errors, so the number of good requests is known only within bounds. The answer
-    is decided if it is the same at both bounds.
+    Timestamps have errors, so the number of good requests lies in a range. The answer is decided if
+    it is the same at both ends of the range.
 
     Args:
         sample: The requests.
         slo: Their SLO.
         share_limit: The share of good requests that it requires.
     """
-    if _has_undecidable_requests(sample, slo):
+    if _is_request_metric_withheld(sample, slo):
         return None
 
-    fewest_good, most_good = _possible_good_counts(sample, slo)
-    outcome = _reaches_share(sample, fewest_good, share_limit)
-    if outcome is not _reaches_share(sample, most_good, share_limit):
-        return None
-
-    # Long responses without a TPOT count as good, although their true TPOT may be over the limit.
-    is_outcome_unsure = outcome is True and _lacks_tpot(sample, slo)
-    return None if is_outcome_unsure else outcome
-
-
-def _possible_good_counts(sample: SloSample, slo: Slo) -> tuple[int, int]:
-    """Return the fewest and the most requests that may be good, by the errors of timestamps."""
     good_range = bound_good_requests(sample.accumulator, slo)
-    if good_range is None:  # all timestamps are certain
-        good = sample.accumulator.sum("good")
-        return good, good
-    return int(good_range.lower), int(good_range.upper)
+    outcome = _reaches_share(sample, good_range.lower, share_limit)
+    if outcome is not _reaches_share(sample, good_range.upper, share_limit):
+        return None
+
+    # Responses without a TPOT count as good, so only a share that is missed with them is certain.
+    is_certain = outcome is not True or not _is_tpot_missing(sample, slo)
+    return outcome if is_certain else None
 
 
-def _reaches_share(sample: SloSample, good: int, share_limit: float) -> bool | None:
+def _reaches_share(sample: SloSample, good: float, share_limit: float) -> bool | None:
     """Return whether `good` requests are at least a share of all counted requests.
 
     Requests that the end of the run cut off are unfinished and not counted. Return None if there

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from loadgen.core.metrics import drift, uncertainty, validity
+from loadgen.core.metrics import drift, sample_bounds, uncertainty, validity
 from loadgen.core.metrics.accumulator import DEAD_WORKER_PREFIX, REMARK_PREFIX, sampled_metrics
 from loadgen.core.metrics.client_use import summarize_client_use
-from loadgen.core.metrics.goodput import combine_class_goodput, include_task_outcome
+from loadgen.core.metrics.goodput import (
+    combine_class_goodput,
+    include_task_outcome,
+    without_outcomes_if_invalid,
+)
 from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.machines import summarize_machines
 from loadgen.core.metrics.part_summaries import (
@@ -44,9 +48,9 @@ from loadgen.core.metrics.token_usage import (
 from loadgen.core.metrics.verdict import Verdict
 from loadgen.core.metrics.windows import find_full_load_time, measure_window
 from loadgen.core.metrics.withholding import (
+    MeasuredStatistics,
     select_statistics,
-    withhold_unsound_metrics,
-    without_outcomes_if_invalid,
+    without_withheld_values,
 )
 from loadgen.core.results.manifest import StagePlan, are_interchangeable
 from loadgen.core.server_metrics import hardware
@@ -67,10 +71,9 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.part_summaries import PartMetrics, RackTokens
     from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.run_accumulator import MeasuredAndWarmup, RunAccumulator
+    from loadgen.core.metrics.sample_bounds import GapBounds, SampleBounds
     from loadgen.core.metrics.task_summary import Sessions
-    from loadgen.core.metrics.uncertainty import GapBounds, SampleBounds
     from loadgen.core.metrics.windows import Span, Window
-    from loadgen.core.metrics.withholding import ReportedStatistics
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Distribution, Values
@@ -210,13 +213,13 @@ class _EventData(NamedTuple):
         return cls(
             gaps=gaps,
             errors=errors,
-            gap_bounds=uncertainty.bound_gaps(requests.columns, gaps, errors),
+            gap_bounds=sample_bounds.bound_gaps(requests.columns, gaps, errors),
             timeline=timeline,
         )
 
     @property
-    def unsure_share(self) -> float | None:
-        """The share of the events with a timestamp error, None if it is not known."""
+    def uncertain_share(self) -> float | None:
+        """The share of the events whose timestamp has an error, None if no errors are recorded."""
         if not self.errors.count:
             return None
         exact_events = int(self.errors.counts[0])  # bucket 0 has the errors of 0
@@ -262,38 +265,6 @@ def _measure_distributions(
     return distributions
 
 
-def _collect_timing_evidence(
-    data: RunData,
-    measured: MetricAccumulator,
-    events: _EventData,
-    distributions: Mapping[str, Distribution],
-    window: Window,
-) -> TimingEvidence:
-    """Return what is known of the cause of uncertain timestamps: a busy client, or the network.
-
-    A timestamp is uncertain if the event may have arrived earlier than the client read it.
-
-    Args:
-        data: What is stored of the run beside its records.
-        measured: All measured requests.
-        events: The output events of these requests.
-        distributions: The distribution of each metric.
-        window: The measurement window.
-    """
-    # Without timestamps of the kernel, the receive delay is 0 and proves nothing.
-    has_kernel_timestamps = measured.sum("kernel_timestamps") > 0
-    is_read_promptly = has_kernel_timestamps and are_events_read_promptly(
-        receive_delays=distributions["client_lag"], event_errors=distributions["event_error"]
-    )
-    return TimingEvidence(
-        unsure_share=events.unsure_share,
-        is_read_promptly=is_read_promptly,
-        is_local=is_local(data.manifest),
-        samples=data.worker_samples,
-        window=window,
-    )
-
-
 class _RunMeasurement:
     """The measurement of one run: computes each section of its summary."""
 
@@ -323,32 +294,47 @@ class _RunMeasurement:
             self._measured_requests, self._events.timeline
         )
 
-        # Their latencies.
+        # Their latencies, and which statistics of these are withheld.
         distributions = _measure_distributions(self._measured_requests, self._events)
         self._reference_latency = ReferenceLatency.of_samples(
             distributions["ttft"], distributions["e2e"]
         )
-        self._statistics = self._select_statistics(distributions)
-        undecidable_metrics = self._statistics.undecided_metrics(self._manifest)
+        measured_statistics = MeasuredStatistics(
+            manifest=self._manifest,
+            requests=self._measured_requests,
+            distributions=distributions,
+            gap_bounds=self._events.gap_bounds,
+            timing_evidence=self._find_timing_evidence(distributions),
+        )
+        self._statistics = select_statistics(measured_statistics)
         self._part_summarizer = PartSummarizer(
-            self._manifest, accumulator, self._measured_requests, undecidable_metrics
+            self._manifest,
+            accumulator,
+            self._measured_requests,
+            withheld_metrics=self._statistics.withheld_from_slos(self._manifest),
         )
 
-    def _select_statistics(self, distributions: Mapping[str, Distribution]) -> ReportedStatistics:
-        """Return the statistics that can be reported, and why others cannot.
+    def _find_timing_evidence(self, distributions: Mapping[str, Distribution]) -> TimingEvidence:
+        """Return what is known of the cause of uncertain timestamps: a busy client, or the network.
+
+        A timestamp is uncertain if the event may have arrived earlier than the client read it. The
+        client is not the cause if its receive delay was short, which is the time from the arrival
+        of a packet at the kernel until the client read it ("client_lag" in results files).
 
         Args:
-            distributions: The distribution of each metric, before anything is withheld.
+            distributions: The distribution of each metric.
         """
-        timing_evidence = _collect_timing_evidence(
-            self._data, self._measured_requests, self._events, distributions, self._window
+        # Without timestamps of the kernel, every receive delay is recorded as 0.
+        has_kernel_timestamps = self._measured_requests.sum("kernel_timestamps") > 0
+        is_read_promptly = has_kernel_timestamps and are_events_read_promptly(
+            receive_delays=distributions["client_lag"], event_errors=distributions["event_error"]
         )
-        return select_statistics(
-            self._manifest,
-            self._measured_requests,
-            distributions,
-            self._events.gap_bounds,
-            timing_evidence,
+        return TimingEvidence(
+            uncertain_event_share=self._events.uncertain_share,
+            is_read_promptly=is_read_promptly,
+            is_local=is_local(self._manifest),
+            samples=self._data.worker_samples,
+            window=self._window,
         )
 
     @property
@@ -360,8 +346,8 @@ class _RunMeasurement:
         """Return the summary of the run, without the sections of `core.analysis`.
 
         The summary starts with the metrics of the measured requests. Each further step returns a
-        copy with more fields. In the end, metrics that cannot be trusted are removed. The verdict
-        is preliminary, see `apply_verdict`.
+        copy with more fields. In the end, withheld values are removed. The verdict is preliminary,
+        see `apply_verdict`.
 
         Args:
             explained: Whether to judge if the servers kept up with the load. It takes time, and
@@ -373,11 +359,10 @@ class _RunMeasurement:
 
         summary = self._summarize_requests(run_metrics, parts)
         summary = self._add_run_conditions(summary)
-        summary = self._add_measurement_quality(summary)
         summary = self._add_summaries_of_parts(summary, parts)
         summary = self._add_analyses(summary, explained=explained)
 
-        summary = withhold_unsound_metrics(summary)
+        summary = without_withheld_values(summary)
         return msgspec.structs.replace(summary, interactivity=compute_interactivity(summary))
 
     def _summarize_requests(self, run_metrics: PartMetrics, parts: SummaryParts) -> Summary:
@@ -409,11 +394,16 @@ class _RunMeasurement:
             stalls=count_stalls(self._measured_requests),
             sessions=sessions,
             client=self._summarize_client(),
-            # The distributions of latencies.
-            tpot_undefined=self._measured_requests.sum("tpot_undefined"),
-            itl_ms=self._itl_distribution(),
-            itl_absent=self._statistics.itl_absent,
+            # The distributions of latencies, and why values are missing in them.
             **_distribution_fields(self._statistics.distributions),
+            itl_ms=self._itl_distribution(),
+            itl_undefined_reason=self._statistics.itl_undefined_reason,
+            withheld_metrics=self._statistics.withheld_metrics,
+            withheld_statistics=self._statistics.withheld_statistics,
+            tpot_undefined=self._measured_requests.sum("tpot_undefined"),
+            tpot_no_span=self._count_streamed("tpot_no_span"),
+            tpot_no_output=self._count_streamed("tpot_no_output"),
+            event_unsure_share=self._events.uncertain_share,
             # The same metrics for each part of the run.
             stages=self._summarize_stages(run_metrics),
             targets=parts.targets,
@@ -429,9 +419,13 @@ class _RunMeasurement:
 
         They are the gaps between output events ("inter_chunk") if each event carries one token.
         """
-        if self._statistics.itl_absent:
+        if self._statistics.itl_undefined_reason:
             return None
         return self._statistics.distributions["inter_chunk"]
+
+    def _count_streamed(self, sum_name: str) -> int:
+        """Return a sum over the measured requests, 0 if their responses were not streamed."""
+        return self._measured_requests.sum(sum_name) if self._manifest.stream else 0
 
     def _add_run_conditions(self, summary: Summary) -> Summary:
         """Return the summary with the conditions of the run that its manifest has."""
@@ -445,28 +439,6 @@ class _RunMeasurement:
             trace_cache_share=manifest.trace_cache_share,
             hardware=hardware.find_hardware(self._data.server_samples),
             machines=self._summarize_machines(),
-        )
-
-    def _add_measurement_quality(self, summary: Summary) -> Summary:
-        """Return the summary with what is uncertain about its metrics.
-
-        That is which metrics and statistics cannot be trusted, the share of output events with an
-        uncertain time, and how many responses have no TPOT (0 without streaming).
-        """
-        requests = self._measured_requests
-        summary = msgspec.structs.replace(
-            summary,
-            unsound=self._statistics.unsound,
-            withheld=self._statistics.withheld,
-            event_unsure_share=self._events.unsure_share,
-        )
-        if not self._manifest.stream:
-            return summary
-
-        return msgspec.structs.replace(
-            summary,
-            tpot_no_span=requests.sum("tpot_no_span"),
-            tpot_no_output=requests.sum("tpot_no_output"),
         )
 
     def _add_summaries_of_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
@@ -570,7 +542,7 @@ class _RunMeasurement:
         columns = self._run_accumulator.stages[stage].columns
         gaps = self._data.gaps_of_stage(stage)
         event_errors = self._data.event_errors_of_stage(stage)
-        gap_bounds = uncertainty.bound_gaps(columns, gaps, event_errors)
+        gap_bounds = sample_bounds.bound_gaps(columns, gaps, event_errors)
         return uncertainty.certain_gap_distribution(gaps, gap_bounds, self._manifest.limits)
 
     def _measure_stage(self, stage: int, window: Window, run_metrics: PartMetrics) -> PartMetrics:
@@ -657,7 +629,7 @@ class _RunMeasurement:
 
         percentiles = {}
         for definition in METRICS.shown_in("latency"):
-            if definition.name == "itl" and self._statistics.itl_absent:
+            if definition.name == "itl" and self._statistics.itl_undefined_reason:
                 continue
             percentiles[definition.field] = self._certain_percentiles(definition)
 
@@ -678,7 +650,7 @@ class _RunMeasurement:
             return _BoundedSample(self._events.gaps, self._events.gap_bounds)
 
         requests = self._measured_requests
-        bounds = uncertainty.bound_metric(requests.columns, definition.name)
+        bounds = sample_bounds.bound_metric(requests.columns, definition.name)
         return _BoundedSample(requests.sample(definition.name), bounds)
 
     def verdict_inputs(self) -> VerdictInputs:
@@ -706,9 +678,9 @@ class _RunMeasurement:
     def _requested_tokens(self) -> int:
         """Return the requested output tokens that the received ones are compared with.
 
-        Return 0, for which the verdict compares nothing, if the token counts cannot be trusted.
+        Return 0, for which the verdict compares nothing, if the token counts are withheld.
         """
-        if "tokens" in self._statistics.unsound:
+        if "tokens" in self._statistics.withheld_metrics:
             return 0
         return self._measured_requests.sum("requested_tokens")
 

@@ -281,7 +281,7 @@ class PartSummarizer:
         manifest: RunManifest,
         accumulator: RunAccumulator,
         measured: MetricAccumulator,
-        undecidable_metrics: Mapping[str, str],
+        withheld_metrics: Mapping[str, str],
     ) -> None:
         """Prepare to summarize the parts of one run.
 
@@ -289,14 +289,14 @@ class PartSummarizer:
             manifest: The manifest of the run.
             accumulator: The records of the run, added up for each stage, target, class and step.
             measured: All measured requests.
-            undecidable_metrics: Metrics on which no SLO term can be decided, with the reason.
+            withheld_metrics: Metrics whose SLO terms cannot be decided, with the reason.
         """
         self._manifest = manifest
         self._accumulator = accumulator
         self._measured = measured
-        self._undecidable = undecidable_metrics
+        self._withheld_metrics = withheld_metrics
         # Gaps between events are recorded by stage only, so no other part can be judged by them.
-        self._undecidable_in_parts = {**_NO_GAPS_BY_PART, **undecidable_metrics}
+        self._withheld_metrics_of_parts = {**_NO_GAPS_BY_PART, **withheld_metrics}
 
     def measure_stages(
         self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
@@ -332,7 +332,7 @@ class PartSummarizer:
             accumulator,
             gaps,
             unrecorded,
-            undecidable_metrics=self._undecidable,
+            withheld_metrics=self._withheld_metrics,
             limits=self._manifest.limits,
             counts_dropped=counts_dropped,
         )
@@ -403,7 +403,7 @@ class PartSummarizer:
             accumulator,
             gaps=Histogram(),
             unrecorded=0,
-            undecidable_metrics=self._undecidable_in_parts,
+            withheld_metrics=self._withheld_metrics_of_parts,
             limits=self._manifest.limits,
             counts_dropped=counts_dropped,
         )

@@ -26,7 +26,8 @@ class SloSample:
         gaps: The gaps between output events of these requests.
         unrecorded: The number of requests that have no record, for example because their worker
             died. They count as misses.
-        undecidable_metrics: Metrics that no term can be decided on, with the reason.
+        withheld_metrics: Metrics whose terms cannot be decided, because their values are withheld
+            or not known, with the reason.
         limits: The limits of a valid run.
         counts_dropped: Whether requests that the client did not send, because too many were in
             flight, count as misses. They do not count if the question is whether the server alone
@@ -36,7 +37,7 @@ class SloSample:
     accumulator: MetricAccumulator
     gaps: Histogram
     unrecorded: int
-    undecidable_metrics: Mapping[str, str]
+    withheld_metrics: Mapping[str, str]
     limits: ValidityLimits
     counts_dropped: bool = True
 

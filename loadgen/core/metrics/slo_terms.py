@@ -8,7 +8,8 @@ import msgspec
 
 from loadgen.core import format
 from loadgen.core.metrics.accumulator import term_sum_name
-from loadgen.core.metrics.uncertainty import Range, uncertainty_limit
+from loadgen.core.metrics.sample_bounds import Range
+from loadgen.core.metrics.uncertainty import uncertainty_limit
 from loadgen.core.slo import describe_term
 from loadgen.core.stats.quantiles import (
     SUPPORT,
@@ -139,8 +140,8 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
     counts = _SampleCounts(
         total=gaps.count, with_value=gaps.count, over_limit=gaps.count_over(term.limit_ns)
     )
-    if term.metric in sample.undecidable_metrics:
-        return _undecided_term(term, counts, sample.undecidable_metrics[term.metric])
+    if term.metric in sample.withheld_metrics:
+        return _undecided_term(term, counts, sample.withheld_metrics[term.metric])
     if not gaps.count:
         return _undecided_term(term, counts, _no_value_reason(term.metric))
 
@@ -238,7 +239,7 @@ def _find_uncertain_range(
         value_index: The index of the value in the ordered sample of the metric.
         value_ns: The value as it was measured.
     """
-    value_range = sample.accumulator.bound_nth_value(metric, value_index)
+    value_range = sample.accumulator.nth_range(metric, value_index)
     if value_range is None:
         return None
     limit = uncertainty_limit(metric, sample.limits)
@@ -327,8 +328,8 @@ def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -
     It can be judged if at least one request has a value of a metric that can be trusted. It can
     also be judged if all requests failed, because then it is missed without any value.
     """
-    if term.metric in sample.undecidable_metrics:
-        return sample.undecidable_metrics[term.metric]
+    if term.metric in sample.withheld_metrics:
+        return sample.withheld_metrics[term.metric]
 
     have_all_failed = counts.total > 0 and sample.accumulator.sum("ok") == 0
     can_be_judged = counts.with_value > 0 or have_all_failed

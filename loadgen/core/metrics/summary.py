@@ -128,11 +128,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     inter_chunk_ms: Distribution
     itl_ms: Distribution | None
     # Why `itl_ms` is None, as a sentence.
-    itl_absent: str
-    # Why all statistics of a metric are None although it has samples.
-    unsound: dict[str, str] = {}
-    # The statistics of a metric that are too uncertain.
-    withheld: dict[str, WithheldStatistics] = {}
+    itl_undefined_reason: str = msgspec.field(name="itl_absent")
+    # Why all statistics of a metric are None although it has samples, by metric.
+    withheld_metrics: dict[str, str] = msgspec.field(default={}, name="unsound")
+    # The statistics of other metrics that are None because they are too uncertain, by metric.
+    withheld_statistics: dict[str, WithheldStatistics] = msgspec.field(default={}, name="withheld")
     e2e_ms: Distribution
     max_gap_ms: Distribution
     stalls: Stalls
@@ -212,19 +212,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     def withheld_reason(self, metric: str, statistic: str) -> str:
         """Return why a statistic of a metric (`p99`, `mean`) is withheld; "" if it is not."""
-        if metric in self.unsound:
-            return self.unsound[metric]
-        withheld = self.withheld.get(metric)
+        if metric in self.withheld_metrics:
+            return self.withheld_metrics[metric]
+        withheld = self.withheld_statistics.get(metric)
         if withheld is None or statistic not in withheld.ranges:
             return ""
         return withheld.reason
 
     def metrics_without(self, statistic: str) -> set[str]:
         """Return the metrics of which a statistic (`p99`, `mean`) is withheld."""
-        uncertain_metrics = {
-            metric for metric, withheld in self.withheld.items() if statistic in withheld.ranges
-        }
-        return set(self.unsound) | uncertain_metrics
+        metrics = {*self.withheld_metrics, *self.withheld_statistics}
+        return {metric for metric in metrics if self.withheld_reason(metric, statistic)}
 
 
 class NamedSummary(NamedTuple):
@@ -277,7 +275,7 @@ def is_inconclusive(summary: Summary) -> bool:
 
 def fails_by_errors(summary: Summary) -> bool:
     """Return True if a valid run has no SLO and an error rate above the limit `failure_share`."""
-    has_slo = summary.goodput.has_slo or summary.goodput.met is not None
+    has_slo = summary.goodput.has_any_slo
     return summary.verdict.valid and not has_slo and validity.has_high_error_rate(summary)
 
 

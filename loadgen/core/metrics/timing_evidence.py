@@ -7,14 +7,12 @@ from urllib.parse import urlsplit
 
 from loadgen.core.metrics.client_use import worst_second
 from loadgen.core.metrics.reasons import format_reason
-from loadgen.core.metrics.uncertainty import WithheldStatistics
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import deciding_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from loadgen.core.metrics.uncertainty import RangesMs
     from loadgen.core.metrics.windows import Window
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.stats.quantiles import Distribution
@@ -37,14 +35,14 @@ class TimingEvidence(NamedTuple):
     """What is known of the cause of late sends and uncertain timestamps.
 
     Attributes:
-        unsure_share: The share of the output events that came with later ones in one read.
+        uncertain_event_share: The share of the output events that came with later ones in one read.
         is_read_promptly: Whether the client read them soon after they had arrived.
         is_local: Whether client and server share a host.
         samples: The samples that each worker takes of itself.
         window: The measurement window.
     """
 
-    unsure_share: float | None
+    uncertain_event_share: float | None
     is_read_promptly: bool
     is_local: bool
     samples: Sequence[WorkerSample]
@@ -56,9 +54,9 @@ class TimingEvidence(NamedTuple):
 
         That is so if the client read most events together with others, and soon after they arrived.
         """
-        if self.unsure_share is None:
+        if self.uncertain_event_share is None:
             return False
-        return self.is_read_promptly and self.unsure_share > MIN_HELD_BACK_SHARE
+        return self.is_read_promptly and self.uncertain_event_share > MIN_HELD_BACK_SHARE
 
 
 def explain_lateness(
@@ -109,39 +107,13 @@ def explain_lateness(
     return {"remedy": "lower_load"}
 
 
-def explain_withheld(
-    ranges: Mapping[str, RangesMs], evidence: TimingEvidence, *, is_tpot_uncertain_by_tokens: bool
-) -> dict[str, WithheldStatistics]:
-    """Return the withheld statistics of each metric with the reason, as a sentence.
-
-    They are too uncertain because timestamps are. TPOT may be uncertain for another reason: it is
-    divided by the tokens after the first event of a response, and the number of tokens in the first
-    event may not be known.
-
-    Args:
-        ranges: For each metric, the withheld statistics with their ranges.
-        evidence: What is known of the cause of uncertain timestamps.
-        is_tpot_uncertain_by_tokens: Whether TPOT is too uncertain only because of that number.
-    """
-    timing_reason = explain_uncertain_times(evidence)
-    withheld = {
-        metric: WithheldStatistics(ranges=metric_ranges, reason=timing_reason)
-        for metric, metric_ranges in ranges.items()
-    }
-    if is_tpot_uncertain_by_tokens:
-        tpot_reason = format_reason(ReasonCode(code="first_event_uncertain"))
-        withheld["tpot"] = WithheldStatistics(ranges=ranges["tpot"], reason=tpot_reason)
-
-    return withheld
-
-
 def explain_uncertain_times(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it, as a sentence.
 
     A timestamp is uncertain if the client read the event together with a later one. Either the
     server or a proxy sent several events at once, or the client was late.
     """
-    values: dict[str, str | float | None] = {"unsure_share": evidence.unsure_share}
+    values: dict[str, str | float | None] = {"unsure_share": evidence.uncertain_event_share}
     if evidence.are_events_sent_together:
         values["remedy"] = "held_back"
     else:

@@ -346,7 +346,7 @@ def _no_tokens(_: Span) -> None:
     return
 
 
-def itl_absent_reason(accumulator: MetricAccumulator, inter_chunk: Distribution) -> str:
+def itl_undefined_reason(accumulator: MetricAccumulator, inter_chunk: Distribution) -> str:
     """Return why there is no inter-token latency (ITL), or "" if there is.
 
     The gaps between output events are gaps between tokens only if each event carries one token. A

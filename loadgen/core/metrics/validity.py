@@ -303,13 +303,13 @@ def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
     """
     whole_metrics = [
         _WithheldMetric(metric, statistics=[], reason=reason)
-        for metric, reason in summary.unsound.items()
+        for metric, reason in summary.withheld_metrics.items()
     ]
     yield from _group_by_reason(whole_metrics)
 
     has_itl = summary.itl_ms is not None
     single_statistics = []
-    for metric, withheld in summary.withheld.items():
+    for metric, withheld in summary.withheld_statistics.items():
         is_listed_as_itl = metric == "inter_chunk" and has_itl  # the same gaps between events
         if not is_listed_as_itl:
             statistics = list(withheld.ranges)

@@ -1,344 +1,376 @@
-"""Removes from a summary the statistics that must not be shown.
+"""Decides which metrics and statistics a run withholds, and removes them from its summary. Pure.
 
-Pure. A metric is *unsound* if no statistic of it can be trusted. Single statistics are *withheld*
-if they are too uncertain (`uncertainty`). The outcomes of an SLO are removed if the run is not
-valid.
+A run withholds values that would mislead its readers, and stores the reason. There are two cases:
+
+- A *withheld metric* has no statistics at all, because its values cannot be trusted. For example,
+  all metrics of tokens are withheld if the server's token counts contradict its responses.
+- The *withheld statistics* of a metric, such as its p99, may be wrong by more than a limit, because
+  timestamps or token counts are uncertain (`uncertainty`). Its other statistics are reported.
+
+`select_statistics` decides both, and `without_withheld_values` removes the values from the summary
+of the run and of its parts. An SLO term on a withheld value is undecided.
+
+A run without an inter-token latency (ITL) withholds nothing: ITL is not defined for its responses.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from loadgen.core.metrics import drift, timing_evidence, uncertainty, untrusted_metrics
-from loadgen.core.metrics.goodput import without_slo_outcomes
+from loadgen.core import limits
+from loadgen.core.metrics import drift, timing_evidence, token_usage, uncertainty
 from loadgen.core.metrics.part_summaries import TargetSummary
-from loadgen.core.metrics.token_usage import itl_absent_reason, without_output_counts
+from loadgen.core.metrics.reasons import format_reason
+from loadgen.core.metrics.run_evidence import make_code
+from loadgen.core.metrics.uncertainty import WithheldStatistics
 from loadgen.core.slo import missing_metrics
 from loadgen.core.stats import quantiles
 from loadgen.core.stats.quantiles import Distribution
-from loadgen.figures import METRICS, pooled_metrics
+from loadgen.figures import METRICS, guarded, pooled_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from loadgen.core.limits import ValidityLimits
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.drift import Drift
     from loadgen.core.metrics.part_summaries import PartSummary
+    from loadgen.core.metrics.sample_bounds import GapBounds
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.timing_evidence import TimingEvidence
-    from loadgen.core.metrics.uncertainty import GapBounds, RangesMs, WithheldStatistics
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Term
 
+AnySummary = TypeVar("AnySummary", bound="Summary | PartSummary")
 
-class ReportedStatistics(NamedTuple):
-    """The distributions that a run reports, and why other statistics are not reported.
+
+@dataclass(frozen=True)
+class MeasuredStatistics:
+    """All statistics of a run, before any of them is withheld, and what shows their quality.
 
     Attributes:
-        distributions: The distribution of each metric, without withheld statistics.
-        itl_absent: Why there is no ITL, "" if there is one.
-        unsound: Metrics of which no statistic is reported, with the reason.
-        withheld: The statistics of other metrics that are withheld.
+        manifest: The manifest of the run.
+        requests: All measured requests.
+        distributions: The distribution of each metric.
+        gap_bounds: The bounds of the gaps between output events, None if all gaps are certain.
+        timing_evidence: What is known of the cause of uncertain timestamps.
+    """
+
+    manifest: RunManifest
+    requests: MetricAccumulator
+    distributions: Mapping[str, Distribution]
+    gap_bounds: GapBounds | None
+    timing_evidence: TimingEvidence
+
+
+@dataclass(frozen=True)
+class ReportedStatistics:
+    """The statistics that a run reports, and why it does not report others.
+
+    Attributes:
+        distributions: The distribution of each metric, without its withheld statistics.
+        withheld_metrics: The metrics that are withheld with all of their statistics, and why.
+        withheld_statistics: The statistics of other metrics that are withheld, and why.
+        itl_undefined_reason: Why the run has no inter-token latency, "" if it has one.
     """
 
     distributions: dict[str, Distribution]
-    itl_absent: str
-    unsound: dict[str, str]
-    withheld: dict[str, WithheldStatistics]
+    withheld_metrics: dict[str, str]
+    withheld_statistics: dict[str, WithheldStatistics]
+    itl_undefined_reason: str
 
-    def undecided_metrics(self, manifest: RunManifest) -> dict[str, str]:
-        """Return the metrics on which no SLO term can be decided, with the reason for each.
+    def withheld_from_slos(self, manifest: RunManifest) -> dict[str, str]:
+        """Return the metrics whose SLO terms cannot be decided, with the reason for each.
 
-        They are ITL if this run has none, the unsound metrics, and gaps between events whose
-        limited quantile is withheld.
+        They are ITL if it is undefined, the withheld metrics, and metrics of the gaps between
+        output events if the quantile that an SLO limits is withheld.
         """
-        reason_by_metric = {}
-        if self.itl_absent:
-            reason_by_metric["itl"] = f"ITL is not defined: {self.itl_absent}"
+        reason_by_metric: dict[str, str] = {}
+        if self.itl_undefined_reason:
+            reason_by_metric["itl"] = f"ITL is not defined: {self.itl_undefined_reason}"
 
-        reason_by_metric.update(self.unsound)
-        for term in _terms_on_gaps(manifest):
-            if self._is_withheld(term):
+        reason_by_metric.update(self.withheld_metrics)
+        for term in _list_gap_terms(manifest):
+            withheld = self.withheld_statistics.get(term.metric)
+            limited_statistic = quantiles.quantile_name(term.quantile)
+            if withheld is not None and limited_statistic in withheld.ranges:
                 reason_by_metric[term.metric] = "it is too uncertain to be reported"
 
         return reason_by_metric
 
-    def _is_withheld(self, term: Term) -> bool:
-        """Return True if the quantile that an SLO term is about is withheld."""
-        withheld = self.withheld.get(term.metric)
-        return withheld is not None and quantiles.quantile_name(term.quantile) in withheld.ranges
 
-
-def _terms_on_gaps(manifest: RunManifest) -> list[Term]:
-    """Return the SLO terms on the gaps between events, which are one sample of all requests."""
-    metrics_of_gaps = pooled_metrics()
+def _list_gap_terms(manifest: RunManifest) -> list[Term]:
+    """Return the SLO terms on the gaps between output events, which are one sample of the run."""
+    gap_metrics = pooled_metrics()
     terms = [term for slo in manifest.slos for term in slo.terms]
-    return [term for term in terms if term.metric in metrics_of_gaps]
+    return [term for term in terms if term.metric in gap_metrics]
 
 
-def select_statistics(
-    manifest: RunManifest,
-    measured: MetricAccumulator,
-    distributions: Mapping[str, Distribution],
-    gap_bounds: GapBounds | None,
-    evidence: TimingEvidence,
-) -> ReportedStatistics:
-    """Return the statistics that the run reports, and why it does not report others.
+def select_statistics(measured: MeasuredStatistics) -> ReportedStatistics:
+    """Decide which of the measured statistics the run reports, and which it withholds."""
+    withheld_metrics = _find_withheld_metrics(measured)
+    withheld_statistics = _find_withheld_statistics(measured)
+    reported_distributions = dict(measured.distributions)
+    for metric, withheld in withheld_statistics.items():
+        reported_distributions[metric] = measured.distributions[metric].without(withheld.ranges)
 
-    There are three reasons not to report a statistic, such as the p99 of TTFT:
-
-    - The metric is unsound: none of its statistics can be trusted.
-    - The statistic is withheld: errors of timestamps or token counts may change it too much.
-    - It belongs to the inter-token latency (ITL), which is absent because events carry several
-      tokens.
-
-    Args:
-        manifest: The manifest of the run.
-        measured: All measured requests.
-        distributions: The distribution of each metric, before anything is withheld.
-        gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
-        evidence: What is known of the cause of uncertain timestamps.
-    """
-    unsound = _find_unsound_metrics(manifest, measured, evidence)
-    itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
-
-    uncertain_ranges = uncertainty.find_uncertain_statistics(
-        distributions, measured, gap_bounds, manifest.limits
+    itl_undefined_reason = token_usage.itl_undefined_reason(
+        measured.requests, measured.distributions["inter_chunk"]
     )
-    is_tpot_uncertain_by_tokens = _is_tpot_uncertain_by_tokens_only(
-        uncertain_ranges, measured, distributions["tpot"], manifest.limits
-    )
-    withheld = timing_evidence.explain_withheld(
-        uncertain_ranges, evidence, is_tpot_uncertain_by_tokens=is_tpot_uncertain_by_tokens
-    )
-    if not itl_absent and "inter_chunk" in withheld:
-        # ITL is then the gap between events, whose metric is "inter_chunk".
-        withheld["itl"] = withheld["inter_chunk"]
+    if not itl_undefined_reason and "inter_chunk" in withheld_statistics:
+        # ITL then has the same values as the gaps between output events, "inter_chunk".
+        withheld_statistics["itl"] = withheld_statistics["inter_chunk"]
+
+    for metric in withheld_metrics:  # all of their statistics are withheld anyway
+        withheld_statistics.pop(metric, None)
 
     return ReportedStatistics(
-        distributions=_without_statistics(distributions, uncertain_ranges),
-        itl_absent=itl_absent,
-        unsound=unsound,
-        withheld={metric: reason for metric, reason in withheld.items() if metric not in unsound},
+        distributions=reported_distributions,
+        withheld_metrics=withheld_metrics,
+        withheld_statistics=withheld_statistics,
+        itl_undefined_reason=itl_undefined_reason,
     )
 
 
-def _without_statistics(
-    distributions: Mapping[str, Distribution], uncertain_ranges: Mapping[str, RangesMs]
-) -> dict[str, Distribution]:
-    """Return the distribution of each metric without its statistics that are too uncertain."""
+# -- withheld statistics ---------------------------------------------------------------------------
+
+
+def _find_withheld_statistics(measured: MeasuredStatistics) -> dict[str, WithheldStatistics]:
+    """Return the statistics of each metric that are too uncertain to report, with the reason.
+
+    The usual reason is that timestamps are uncertain. TPOT is a time divided by a number of tokens,
+    so it may also be uncertain because the tokens of the first event of a response are not known.
+    """
+    run_limits = measured.manifest.limits
+    ranges_by_metric = uncertainty.find_uncertain_statistics(
+        measured.distributions, measured.requests, measured.gap_bounds, run_limits
+    )
+    timing_reason = timing_evidence.explain_uncertain_times(measured.timing_evidence)
+    reason_by_metric = dict.fromkeys(ranges_by_metric, timing_reason)
+
+    if "tpot" in ranges_by_metric:
+        is_uncertain_by_timestamps = uncertainty.is_tpot_uncertain_by_timestamps(
+            measured.requests, measured.distributions["tpot"], run_limits
+        )
+        if not is_uncertain_by_timestamps:
+            reason_by_metric["tpot"] = format_reason(make_code("first_event_uncertain"))
+
     return {
-        metric: distribution.without(uncertain_ranges.get(metric, ()))
-        for metric, distribution in distributions.items()
+        metric: WithheldStatistics(ranges=ranges, reason=reason_by_metric[metric])
+        for metric, ranges in ranges_by_metric.items()
     }
 
 
-def _is_tpot_uncertain_by_tokens_only(
-    uncertain_ranges: Mapping[str, RangesMs],
-    measured: MetricAccumulator,
-    tpot: Distribution,
-    limits: ValidityLimits,
-) -> bool:
-    """Return True if TPOT is too uncertain only because of the token counts.
-
-    TPOT is a time divided by a number of tokens. The time is uncertain by the errors of timestamps,
-    and the number is uncertain if the server does not report the tokens of the first event.
-
-    Args:
-        uncertain_ranges: The uncertain statistics of each metric. It has no "tpot" if TPOT is
-            certain.
-        measured: All measured requests.
-        tpot: The distribution of TPOT.
-        limits: The shares by which statistics may be off.
-    """
-    if "tpot" not in uncertain_ranges:
-        return False
-    return not uncertainty.is_tpot_uncertain_by_timestamps(measured, tpot, limits)
+# -- withheld metrics ------------------------------------------------------------------------------
 
 
-def _find_unsound_metrics(
-    manifest: RunManifest, measured: MetricAccumulator, evidence: TimingEvidence
-) -> dict[str, str]:
-    """Return the metrics of which no statistic can be trusted, with the reason for each.
+def _find_withheld_metrics(measured: MeasuredStatistics) -> dict[str, str]:
+    """Return the metrics that are withheld with all of their statistics, and the reason for each.
 
-    - Metrics of tokens, if the token counts conflict with the responses.
-    - Metrics of a package that is not installed here, which an SLO limits.
+    - Metrics of tokens, if the token counts contradict the responses.
+    - Metrics of a plug-in that is not installed here, which an SLO limits.
     - Metrics of the first token, if streams did not show when it came.
     - Metrics of kernel timestamps, if there are none.
     - Stalls, if the errors of timestamps may have caused them.
     """
-    unsound = untrusted_metrics.find_untrusted_token_metrics(measured)
-    unsound.update(missing_metrics(manifest.slos))
+    requests = measured.requests
+    manifest = measured.manifest
+    withheld = _metrics_of_wrong_token_counts(requests)
+    withheld.update(missing_metrics(manifest.slos))
     if manifest.stream:
-        unsound.update(untrusted_metrics.find_untrusted_first_token_metrics(measured))
+        withheld.update(_metrics_of_hidden_first_tokens(requests))
 
-    untrusted_by_kernel = untrusted_metrics.find_untrusted_kernel_time_metrics(measured, manifest)
-    if untrusted_by_kernel:
-        unsound.update(untrusted_by_kernel)  # these include the stalls
-    elif uncertainty.are_stalls_uncertain(measured, manifest.limits):
-        unsound["stalls"] = timing_evidence.explain_uncertain_times(evidence)
+    lack_kernel_times = _metrics_of_missing_kernel_times(requests, manifest)
+    if lack_kernel_times:
+        withheld.update(lack_kernel_times)  # these include the stalls
+    elif uncertainty.are_stalls_uncertain(requests, manifest.limits):
+        withheld["stalls"] = timing_evidence.explain_uncertain_times(measured.timing_evidence)
 
-    return unsound
+    return withheld
 
 
-_PARTS = ("stages", "targets", "regions", "nodes", "classes", "models", "steps")
+def _metrics_of_wrong_token_counts(requests: MetricAccumulator) -> dict[str, str]:
+    """Return the metrics that use token counts, with the reason, if many counts are wrong.
+
+    A count is wrong if it is lower than the number of output events (understated), or higher than
+    the number of requested tokens (overstated). Returns {} if no more than a tolerated share of the
+    counts is wrong.
+    """
+    checked_responses = requests.sum("exact_counts")
+    wrong_counts = requests.sum("conflicting_counts")
+    if wrong_counts <= limits.CONTRADICTING_SHARE * checked_responses:
+        return {}
+
+    understated_counts = requests.sum("understated_counts")
+    reason = make_code(
+        "counts_contradict",
+        contradicting=wrong_counts,
+        answers=checked_responses,
+        share=wrong_counts / checked_responses,
+        understated=understated_counts,
+        overstated=wrong_counts - understated_counts,
+        limit=limits.CONTRADICTING_SHARE,
+    )
+    return dict.fromkeys(("tokens", *guarded(reason.code)), format_reason(reason))
+
+
+def _metrics_of_hidden_first_tokens(requests: MetricAccumulator) -> dict[str, str]:
+    """Return the metrics that need the first token, with the reason, if many streams hid it.
+
+    A stream hides its first token if the server counts tokens, but none came in an event that could
+    be timed. Returns {} if no more than a tolerated share of the ok responses did.
+    """
+    ok_responses = requests.sum("ok")
+    hidden_first_tokens = requests.sum("tpot_no_output")
+    if hidden_first_tokens <= limits.UNSEEN_OUTPUT * ok_responses:
+        return {}
+
+    reason = make_code(
+        "output_unseen",
+        unseen=hidden_first_tokens,
+        answers=ok_responses,
+        share=hidden_first_tokens / ok_responses,
+        limit=limits.UNSEEN_OUTPUT,
+    )
+    return dict.fromkeys(guarded(reason.code), format_reason(reason))
+
+
+def _metrics_of_missing_kernel_times(
+    requests: MetricAccumulator, manifest: RunManifest
+) -> dict[str, str]:
+    """Return the metrics that need kernel timestamps, with the reason, if no response has one.
+
+    The kernel stamps received packets on Linux, but not on macOS. Without that, a client cannot
+    know how late it read a response. A run without first tokens has nothing to stamp, and in the
+    virtual time of a simulated run all times are exact. Nothing is withheld then.
+    """
+    has_kernel_times = requests.sum("kernel_timestamps") > 0
+    has_first_tokens = requests.sum("with_first_token") > 0
+    is_virtual_time = manifest.host.hot_path == ""  # no implementation read any sockets
+    if has_kernel_times or not has_first_tokens or is_virtual_time:
+        return {}
+
+    reason = make_code("no_kernel_times")
+    return dict.fromkeys((*guarded(reason.code), "stalls"), format_reason(reason))
+
+
+# -- removal from the summary ----------------------------------------------------------------------
+
+
+_PART_FIELDS = ("stages", "targets", "regions", "nodes", "classes", "models", "steps")
 """The fields of a summary that list the summaries of parts of the run."""
-_PARTS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
-"""Those of the fields above whose parts have the outcomes of SLOs."""
 
 
-def withhold_unsound_metrics(summary: Summary) -> Summary:
-    """Return the summary without the metrics that its field `unsound` lists.
+def without_withheld_values(summary: Summary) -> Summary:
+    """Return a summary without the values that its two fields `withheld_...` name.
 
-    The metrics are removed from the run and from its stages, targets, classes and other parts. The
-    drift, which is how latencies change over time, also loses the single statistics that the field
-    `withheld` lists.
+    Withheld metrics are removed from the run and from its stages, targets, classes and other parts.
+    Withheld statistics have been left out of the distributions already, so they are only removed
+    from the drift, which is how latencies change over time.
     """
     summary = msgspec.structs.replace(summary, drift=_reported_drift(summary))
-    unsound = summary.unsound
-    if not unsound:
+    withheld_metrics = summary.withheld_metrics
+    if not withheld_metrics:
         return summary
 
-    changes: dict[str, object] = {}
-    # A run has the fields that its parts have, such as `ttft_ms`, and some that only a run has.
-    changes.update(_withhold_in_part(summary, unsound))
-    changes.update(_withhold_in_run(summary, unsound))
-
-    for field in _PARTS:
+    for field in _PART_FIELDS:
         parts: tuple[PartSummary, ...] = getattr(summary, field)
-        changes[field] = tuple(
-            msgspec.structs.replace(part, **_withhold_in_part(part, unsound)) for part in parts
-        )
+        reported_parts = tuple(_without_metrics(part, withheld_metrics) for part in parts)
+        summary = msgspec.structs.replace(summary, **{field: reported_parts})
+
+    summary = _without_metrics(summary, withheld_metrics)
+    return _without_metrics_of_run(summary, withheld_metrics)
+
+
+def _without_metrics(summary: AnySummary, withheld_metrics: Mapping[str, str]) -> AnySummary:
+    """Return the summary of a run, or of a part of it, without some metrics.
+
+    It loses the fields that runs and parts have in common, such as `ttft_ms` and `tokens`.
+
+    Args:
+        summary: The summary of a run, stage, target, class or other part.
+        withheld_metrics: The metrics to remove, with the reason for each.
+    """
+    changes: dict[str, object] = {}
+    for metric in withheld_metrics:
+        field = f"{metric}_ms"
+        distribution = getattr(summary, field, None)
+        if isinstance(distribution, Distribution):
+            changes[field] = distribution.without_statistics()
+
+    if "tokens" in withheld_metrics:
+        changes["tokens"] = token_usage.without_output_counts(summary.tokens)
+        if isinstance(summary, TargetSummary):
+            changes["own_output_per_s"] = None
 
     return msgspec.structs.replace(summary, **changes)
 
 
-def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields that only the summary of a run has and that change, with the new values.
-
-    Everything that is computed from an unsound metric is removed.
+def _without_metrics_of_run(summary: Summary, withheld_metrics: Mapping[str, str]) -> Summary:
+    """Return the summary of a run without some metrics in the fields that only a run has.
 
     Args:
-        summary: The summary of the run.
-        unsound: The unsound metrics, with the reason for each.
+        summary: The summary of a run.
+        withheld_metrics: The metrics to remove, with the reason for each.
     """
-    changes: dict[str, object] = {
-        "other_metrics": _without_other_unsound_metrics(summary, unsound),
-        "percentiles": _without_unsound_percentiles(summary, unsound),
-    }
-    if "itl" in unsound:
-        changes["itl_ms"] = None
-        changes["itl_absent"] = summary.itl_absent or unsound["itl"]
-    if "stalls" in unsound:
-        changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
-    if "tokens" in unsound:
-        changes.update(_withhold_tokens_in_run(summary))
+    withheld_fields = {f"{metric}_ms" for metric in withheld_metrics}
+    summary = msgspec.structs.replace(
+        summary,
+        other_metrics=_without_other_metrics(summary.other_metrics, withheld_metrics),
+        percentiles={
+            field: percentiles
+            for field, percentiles in summary.percentiles.items()
+            if field not in withheld_fields
+        },
+    )
+    if "itl" in withheld_metrics:
+        undefined_reason = summary.itl_undefined_reason or withheld_metrics["itl"]
+        summary = msgspec.structs.replace(
+            summary, itl_ms=None, itl_undefined_reason=undefined_reason
+        )
+    if "stalls" in withheld_metrics:
+        stalls = msgspec.structs.replace(summary.stalls, requests=None, share=None)
+        summary = msgspec.structs.replace(summary, stalls=stalls)
+    if "tokens" in withheld_metrics:
+        summary = _without_tokens_of_run(summary)
 
-    return changes
-
-
-def _withhold_tokens_in_run(summary: Summary) -> dict[str, object]:
-    """Return the fields of a run that have numbers of output tokens, without these numbers."""
-    changes: dict[str, object] = {
-        "drift": drift.without_tokens(summary.drift),
-        "rack": None,  # has output rates, and nothing else
-    }
-    if summary.sessions is not None:
-        changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
-    return changes
+    return summary
 
 
-def _without_unsound_percentiles(
-    summary: Summary, unsound: Mapping[str, str]
-) -> dict[str, dict[str, float]]:
-    """Return the percentiles that the user requested, without those of unsound metrics."""
-    unsound_fields = {f"{metric}_ms" for metric in unsound}
-    return {
-        field: percentiles
-        for field, percentiles in summary.percentiles.items()
-        if field not in unsound_fields
-    }
-
-
-def _without_other_unsound_metrics(
-    summary: Summary, unsound: Mapping[str, str]
+def _without_other_metrics(
+    distributions: Mapping[str, Distribution], withheld_metrics: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return `summary.other_metrics` with an empty distribution for each unsound metric.
+    """Return `Summary.other_metrics` with an empty distribution for each withheld metric.
 
-    They are the metrics that have no field of the summary to themselves, by name with unit.
+    They are the metrics that have no field of their own in the summary, by name with unit.
     """
-    unsound_fields = {
-        definition.field for definition in METRICS.available() if definition.name in unsound
-    }
-    distributions = dict(summary.other_metrics)
-    for field in unsound_fields.intersection(distributions):
-        distributions[field] = distributions[field].withheld()
-    return distributions
-
-
-def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, object]:
-    """Return the summary fields that change if unsound metrics are removed, with the new values.
-
-    For example, an unsound TTFT changes the field "ttft_ms" to an empty distribution.
-
-    Args:
-        part: The summary of a run, or of a part of it, such as a stage or a target.
-        unsound: The unsound metrics, with the reason for each.
-    """
-    changes: dict[str, object] = {}
-    for field, distribution in _distributions_of(part, unsound).items():
-        changes[field] = distribution.withheld()
-
-    if "tokens" in unsound:
-        changes["tokens"] = without_output_counts(part.tokens)
-        if isinstance(part, TargetSummary):
-            changes["own_output_per_s"] = None  # only the summary of a target has this field
-
-    return changes
-
-
-def _distributions_of(
-    part: Summary | PartSummary, metrics: Iterable[str]
-) -> dict[str, Distribution]:
-    """Return the distributions of some metrics in a summary, by field.
-
-    The field of a metric is its name with the unit, such as `ttft_ms`. Metrics that the summary
-    does not have are left out.
-    """
-    distributions = {}
-    for metric in metrics:
-        field = f"{metric}_ms"
-        value = getattr(part, field, None)
-        if isinstance(value, Distribution):
-            distributions[field] = value
-    return distributions
-
-
-def _reported_drift(summary: Summary) -> Drift:
-    """Return the drift of a run without withheld statistics and without unsound metrics."""
-    reported = summary.drift
-    for metric, withheld in summary.withheld.items():
-        reported = drift.without_statistics(reported, metric, withheld.ranges)
-    for metric in summary.unsound:
-        reported = drift.without_statistics(reported, metric, uncertainty.STATISTICS)
+    reported = dict(distributions)
+    for definition in METRICS.available():
+        if definition.name in withheld_metrics and definition.field in reported:
+            reported[definition.field] = reported[definition.field].without_statistics()
     return reported
 
 
-def without_outcomes_if_invalid(summary: Summary) -> Summary:
-    """Return the summary, without the outcomes of its SLOs if its verdict is not valid.
+def _without_tokens_of_run(summary: Summary) -> Summary:
+    """Return the summary of a run without output tokens in the fields that only a run has."""
+    sessions = summary.sessions
+    if sessions is not None:
+        sessions = msgspec.structs.replace(sessions, output_tokens=None)
+    return msgspec.structs.replace(
+        summary,
+        drift=drift.without_tokens(summary.drift),
+        rack=None,  # has output rates, and nothing else
+        sessions=sessions,
+    )
 
-    An outcome is whether an SLO is met. An invalid measurement shows neither that it is met nor
-    that it is missed. The outcomes of the stages, targets and other parts are removed too.
-    """
-    if summary.verdict.valid:
-        return summary
 
-    parts_by_field = {}
-    for field in _PARTS_WITH_SLO:
-        parts = getattr(summary, field)
-        parts_by_field[field] = tuple(without_slo_outcomes(part) for part in parts)
-
-    return msgspec.structs.replace(without_slo_outcomes(summary), **parts_by_field)
+def _reported_drift(summary: Summary) -> Drift:
+    """Return the drift of a run without withheld metrics and without withheld statistics."""
+    reported = summary.drift
+    for metric, withheld in summary.withheld_statistics.items():
+        reported = drift.without_statistics(reported, metric, withheld.ranges)
+    for metric in summary.withheld_metrics:
+        reported = drift.without_statistics(reported, metric, uncertainty.STATISTICS)
+    return reported

@@ -63,7 +63,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
         none_by_name = dict.fromkeys(statistics)
         return msgspec.structs.replace(self, **none_by_name)
 
-    def withheld(self) -> Distribution:
+    def without_statistics(self) -> Distribution:
         """Return the same distribution without any statistic: only `count` and `supported` stay."""
         return Distribution(count=self.count, supported=self.supported)
 

@@ -159,7 +159,7 @@ def test_a_node_stands_out_by_more_than_the_client_itself_may_have_added(
     slower = (rows["target"] == 7) == (factor > 1)
     rows["last_token_error_ns"][slower | everywhere] = int(49 * error_ms * MS)
     summary = _summary(rows)
-    assert "tpot" not in summary.unsound
+    assert "tpot" not in summary.withheld_metrics
     assert ("tpot" in {outlier.metric for outlier in summary.node_differences.outliers}) is named
 
 

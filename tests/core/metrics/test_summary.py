@@ -31,9 +31,9 @@ from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import (
     reasons,
     timing_evidence,
-    untrusted_metrics,
     validity,
     validity_warnings,
+    withholding,
 )
 from loadgen.core.metrics.request_counts import ErrorKind, RequestCounts
 from loadgen.core.metrics.summary import Summary, dump_summary, exit_code, load_summary
@@ -228,7 +228,7 @@ def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
     assert t.sources.output == {"server": 5}
     assert s.tpot_undefined == 1
     assert s.itl_ms is None  # no histogram was given
-    assert "two output events" in s.itl_absent
+    assert "two output events" in s.itl_undefined_reason
 
 
 def test_goodput_equals_that_computed_by_hand() -> None:
@@ -726,7 +726,7 @@ def test_gaps_are_withheld_if_the_client_stops_reading_for_a_while() -> None:
     s = stopped_client()
 
     assert s.verdict.valid, s.verdict.reasons  # TTFT p50 is the newest stamp of a read, or nearly
-    assert set(s.withheld) >= {"itl", "inter_chunk", "max_gap"}
+    assert set(s.withheld_statistics) >= {"itl", "inter_chunk", "max_gap"}
     assert s.event_error_ms.p99 and s.event_error_ms.p99 > 90
     assert s.event_unsure_share == pytest.approx(0.31, abs=0.03)
     assert s.itl_ms is not None
@@ -770,7 +770,7 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
 ) -> None:
     manifest = RunManifest(targets=(TargetFacts(url=url),))
     evidence = timing_evidence.TimingEvidence(
-        unsure_share=unsure_share,
+        uncertain_event_share=unsure_share,
         is_read_promptly=read_at_once,
         is_local=timing_evidence.is_local(manifest),
         samples=[WorkerSample(t_s=float(t), cpu_share=0.2, waited_share=0.3) for t in range(1, 9)],
@@ -782,8 +782,13 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
 
 def test_three_tokens_in_two_events_have_no_itl() -> None:
     short = {"output_tokens": (1000, 3), "output_events": (1000, 2), "asked_output": (1000, 3)}
-    assert summarize_changed_records(short).itl_absent.startswith("events carry 1.50 tokens")
-    assert summarize_changed_records({**short, "finish_reason": (1000, STOP)}).itl_absent == ""
+    assert summarize_changed_records(short).itl_undefined_reason.startswith(
+        "events carry 1.50 tokens"
+    )
+    assert (
+        summarize_changed_records({**short, "finish_reason": (1000, STOP)}).itl_undefined_reason
+        == ""
+    )
 
 
 def test_one_percent_of_late_reads_withholds_the_tail_of_itl_only() -> None:
@@ -794,8 +799,8 @@ def test_one_percent_of_late_reads_withholds_the_tail_of_itl_only() -> None:
     assert s.itl_ms.p50 == pytest.approx(5, rel=0.01)
     assert s.itl_ms.mean == pytest.approx(5, rel=0.01)
     assert (s.itl_ms.p99_9, s.itl_ms.max) == (None, None)
-    assert s.withheld["itl"] == s.withheld["inter_chunk"]
-    assert "tpot" not in s.withheld
+    assert s.withheld_statistics["itl"] == s.withheld_statistics["inter_chunk"]
+    assert "tpot" not in s.withheld_statistics
     notes = [code for code in s.verdict.caveat_codes if code.code == "withheld"]
     assert len(notes) == 1 and "inter_chunk" not in notes[0].values["statistics"]
     page = " ".join(text.render(s).split())
@@ -804,7 +809,7 @@ def test_one_percent_of_late_reads_withholds_the_tail_of_itl_only() -> None:
 
 def test_a_client_that_reads_at_once_reports_its_gaps() -> None:
     s = stopped_client(stop_ms=0)
-    assert (s.unsound, s.withheld) == ({}, {})
+    assert (s.withheld_metrics, s.withheld_statistics) == ({}, {})
     assert s.verdict.valid and s.itl_ms is not None
     assert s.itl_ms.p99 == pytest.approx(5, rel=0.001) and s.max_gap_ms.max == 5
     assert s.event_error_ms.max == 0 and s.goodput.met is True
@@ -818,18 +823,23 @@ def test_a_rare_stop_of_the_client_withholds_the_largest_gap_only() -> None:
 
 def test_tpot_is_judged_by_its_own_error() -> None:
     """Five tokens 10 ms apart: the error of either end moves TPOT by a quarter of it."""
-    assert "tpot" not in summarize_changed_records({"last_token_error_ns": (1000, 2 * MS)}).withheld
+    assert (
+        "tpot"
+        not in summarize_changed_records(
+            {"last_token_error_ns": (1000, 2 * MS)}
+        ).withheld_statistics
+    )
 
     errors = {"last_token_error_ns": (1000, 3 * MS), "stamp_error_ns": (1000, MS)}
     s = summarize_changed_records(errors)
-    assert s.verdict.valid and {"tpot", "tpot_mlperf"} <= set(s.withheld)
+    assert s.verdict.valid and {"tpot", "tpot_mlperf"} <= set(s.withheld_statistics)
     assert (s.tpot_ms.p50, s.tpot_mlperf_ms.p50, s.drift.tpot_p50) == (None, None, None)
-    assert s.withheld["tpot"].ranges["p50"] == (9.25, 10.25)
+    assert s.withheld_statistics["tpot"].ranges["p50"] == (9.25, 10.25)
     assert s.itl_ms is not None
     looser = {"limits": ValidityLimits(tpot_error_share=0.08)}
-    assert "tpot" not in summarize_changed_records(errors, **looser).withheld
+    assert "tpot" not in summarize_changed_records(errors, **looser).withheld_statistics
     unknown = {"last_token_error_ns": (1000, -1), "stamp_error_ns": (1000, MS)}
-    assert "tpot" not in summarize_changed_records(unknown).withheld
+    assert "tpot" not in summarize_changed_records(unknown).withheld_statistics
 
 
 @pytest.mark.parametrize(
@@ -870,7 +880,7 @@ def test_a_mean_that_one_late_request_may_have_changed_is_withheld() -> None:
     assert s.verdict.valid
     assert s.ttft_ms.p50 == pytest.approx(100, rel=0.05)
     assert (s.ttft_ms.mean, s.ttft_ms.max) == (None, None)
-    low, high = s.withheld["ttft"].ranges["mean"]
+    low, high = s.withheld_statistics["ttft"].ranges["mean"]
     assert (low, high) == (pytest.approx(100, rel=0.05), pytest.approx(120, rel=0.05))
     assert says(s.verdict.caveat_codes, "withheld")
 
@@ -915,7 +925,7 @@ def test_an_slo_within_the_range_of_tpot_is_undecided_and_outside_it_decided(
     assert (s.tpot_ms.p50 is None) is (first_event == 0)
     if first_event == 0:
         assert (term.low_ms, term.high_ms) == (pytest.approx(8.33, abs=0.01), 10)
-        assert s.withheld["tpot"].ranges["p50"] == (term.low_ms, term.high_ms)
+        assert s.withheld_statistics["tpot"].ranges["p50"] == (term.low_ms, term.high_ms)
 
 
 def test_tpot_is_reported_for_events_with_many_tokens() -> None:
@@ -1003,10 +1013,12 @@ def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
     )  # the end token has no text
     one_event_per_two_tokens = summarize_changed_records({"output_tokens": (1000, 10)})
 
-    assert one_event_per_two_tokens.itl_absent.startswith("events carry 2.00 tokens")
+    assert one_event_per_two_tokens.itl_undefined_reason.startswith("events carry 2.00 tokens")
     assert (
         "tokens were not counted"
-        in summarize_changed_records({"output_source": (1000, SOURCES.index("events"))}).itl_absent
+        in summarize_changed_records(
+            {"output_source": (1000, SOURCES.index("events"))}
+        ).itl_undefined_reason
     )
 
 
@@ -1153,11 +1165,11 @@ def test_every_code_has_a_sentence_and_is_documented() -> None:
         "no_kernel_times",
         "times_uncertain",
         "first_event_uncertain",
-    }  # in `unsound` of a summary
+    }  # in `withheld_metrics` of a summary
 
     assert listed == set(reasons.SENTENCES) - only_words
 
-    modules = (timing_evidence, untrusted_metrics, validity, validity_warnings)
+    modules = (timing_evidence, validity, validity_warnings, withholding)
     source = "".join(Path(module.__file__).read_text() for module in modules)
     raised = re.findall(r'(?:_code\(|code=)\s*"(\w+)"', source)
 

@@ -1,0 +1,329 @@
+"""The bounds of the statistics of a sample whose values are uncertain, such as a p99. Pure.
+
+`bounds` has the smallest and the largest value that a metric of one request may have. This module
+derives from them the smallest and the largest value that a statistic over all requests may have. It
+does the same for the gaps between output events, of which only a histogram is stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from loadgen.core.metrics.columns import OK, UNDEFINED
+from loadgen.core.stats.quantiles import QUANTILES, quantile_index
+from loadgen.figures import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.bounds import Bounds
+    from loadgen.core.metrics.columns import Columns
+    from loadgen.core.stats.histogram import Histogram
+
+MAX_THRESHOLDS = 200
+"""So many error thresholds are tried to bound the gaps between events. Each gives valid bounds, and
+the tightest are used, so fewer thresholds only make the bounds wider."""
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value that a statistic may have, in ns, or that a count may."""
+
+    lower: float
+    upper: float
+
+    def exceeds(self, value: float, limit: float) -> bool:
+        """Return True if the statistic may be off by more than `limit`, a share of its value."""
+        largest_error = max(value - self.lower, self.upper - value)
+        return largest_error > limit * value
+
+
+StatisticRanges: TypeAlias = dict[str, Range]
+"""The range of each statistic of a sample: of its mean, its quantiles such as "p99", and "max"."""
+
+
+class ValueBounds:
+    """The bounds of all values of a metric that has one value per request, such as TTFT."""
+
+    def __init__(self, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
+        """Take the bounds of at least one value, and put both arrays in ascending order."""
+        lower.sort()
+        upper.sort()
+        self._lower = lower
+        self._upper = upper
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self._lower)
+
+    def bound_nth(self, index_in_order: int) -> Range:
+        """Return the bounds of the value at an index of the ordered sample."""
+        return Range(float(self._lower[index_in_order]), float(self._upper[index_in_order]))
+
+    def bound_quantile(self, probability: float) -> Range:
+        """Return the bounds of a quantile."""
+        return self.bound_nth(quantile_index(len(self), probability))
+
+    def count_over(self, limit_ns: int) -> Range:
+        """Return the fewest and the most values that may be over a limit."""
+        fewest = len(self) - int(np.searchsorted(self._lower, limit_ns, side="right"))
+        most = len(self) - int(np.searchsorted(self._upper, limit_ns, side="right"))
+        return Range(fewest, most)
+
+    def bound_statistics(self) -> StatisticRanges:
+        """Return the bounds of the mean, each quantile and the maximum."""
+        mean = Range(float(self._lower.mean()), float(self._upper.mean()))
+        quantiles = {name: self.bound_quantile(p) for name, p in QUANTILES}
+        return {"mean": mean, **quantiles, "max": self.bound_nth(len(self) - 1)}
+
+
+class GapBounds:
+    """The bounds of the gaps between output events, which follow from the errors of timestamps.
+
+    An event that came earlier than its timestamp makes one gap shorter and the next one longer. It
+    is not known which gap has which error, but how many events have an error above any threshold.
+    If n events have an error above e, at most n gaps are too long, and at most n too short, by more
+    than e. So each threshold e gives bounds of the distribution of the gaps (as Makarov 1982 for a
+    sum of two variables with an unknown dependence). The tightest of these bounds is used.
+    """
+
+    def __init__(
+        self, gaps: Histogram, event_errors: Histogram, *, mean: Range, largest: Range
+    ) -> None:
+        """Prepare to bound any quantile of the gaps.
+
+        Args:
+            gaps: The measured gaps between the output events of all responses.
+            event_errors: The error of the timestamp of each event.
+            mean: The bounds of the mean gap. They are known more exactly from the timestamps of
+                single responses than from the two histograms.
+            largest: The bounds of the largest gap, which are known in the same way.
+        """
+        self._gaps = gaps
+        self._mean = mean
+        self._largest = largest
+
+        # Two columns of a table: a threshold for errors, and how many events have a larger error.
+        thresholds = _sample_error_thresholds(event_errors)
+        self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
+        self._events_above_threshold = np.array(
+            [threshold.events_above for threshold in thresholds]
+        )
+
+        # Entry i is the number of gaps in bucket i of the histogram and in all smaller ones.
+        self._gaps_up_to_bucket = np.cumsum(gaps.counts)
+
+    def bound_quantile(self, probability: float) -> Range:
+        """Return the bounds of a quantile.
+
+        Suppose that the quantile is the gap at index 100 of all gaps in ascending order, and that 3
+        events have an error above 2 ms. Then at most 3 gaps are wrong by more than 2 ms. So the
+        true quantile is at least (measured gap at index 97) - 2 ms, and at most (measured gap at
+        index 103) + 2 ms.
+        """
+        index_in_order = quantile_index(self._gaps.count, probability)
+        lower = self._lower_bound_ns(index_in_order)
+        upper = self._upper_bound_ns(index_in_order)
+        return Range(lower, upper)
+
+    def _lower_bound_ns(self, index_in_order: int) -> float:
+        """Return the tightest lower bound of the gap at an index, which is 0 or more.
+
+        Each threshold of the error gives a bound, and the largest one is the tightest. If 3 events
+        are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 97) - 2 ms.
+        At index 2 this threshold gives no bound, because there is no index -1.
+        """
+        gap_indices = index_in_order - self._events_above_threshold
+        exists = gap_indices >= 0
+        gaps_ns = self._measured_gaps_at(gap_indices[exists])
+        bounds_ns = gaps_ns - self._thresholds_ns[exists]
+        return float(bounds_ns.max(initial=0.0))
+
+    def _upper_bound_ns(self, index_in_order: int) -> float:
+        """Return the tightest upper bound of the gap at an index.
+
+        Each threshold of the error gives a bound, and the smallest one is the tightest. If 3 events
+        are above a threshold of 2 ms, the bound at index 100 is (measured gap at index 103) + 2 ms.
+        With fewer than 104 gaps it does not exist. The largest threshold always gives a bound.
+        """
+        gap_count = int(self._gaps_up_to_bucket[-1])
+        gap_indices = index_in_order + self._events_above_threshold
+        exists = gap_indices < gap_count
+        gaps_ns = self._measured_gaps_at(gap_indices[exists])
+        bounds_ns = gaps_ns + self._thresholds_ns[exists]
+        return float(bounds_ns.min())
+
+    def _measured_gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the measured gaps at indices of the ordered sample, in ns.
+
+        A gap lies in the first bucket up to which there are more gaps than its index. With 5 gaps
+        in bucket 0 and 3 in bucket 1, for example, index 5 is in bucket 1.
+        """
+        buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
+        return self._gaps.bucket_middles(buckets.astype(np.int64))
+
+    def bound_statistics(self) -> StatisticRanges:
+        """Return the bounds of the mean, each quantile and the maximum."""
+        quantiles = {name: self.bound_quantile(p) for name, p in QUANTILES}
+        return {"mean": self._mean, **quantiles, "max": self._largest}
+
+
+class ErrorThreshold(NamedTuple):
+    """A size of timestamp errors, and the number of events whose error is above it."""
+
+    error_ns: float
+    events_above: int
+
+
+def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
+    """Return thresholds for timestamp errors, in ascending order from 0 to the largest error.
+
+    Args:
+        event_errors: The timestamp errors of all output events. Its bucket 0 has the errors of 0.
+    """
+    events_above = (event_errors.count - np.cumsum(event_errors.counts)).tolist()
+    thresholds = [ErrorThreshold(error_ns=0.0, events_above=events_above[0])]
+
+    buckets = _sample_buckets(event_errors)
+    if buckets:
+        for bucket in buckets:
+            error_ns = event_errors.bucket_middle(bucket)
+            thresholds.append(ErrorThreshold(error_ns, events_above[bucket]))
+        largest_error_ns = float(event_errors.largest_ns)
+        thresholds.append(ErrorThreshold(largest_error_ns, events_above=0))
+
+    return thresholds
+
+
+def _sample_buckets(event_errors: Histogram) -> list[int]:
+    """Return about MAX_THRESHOLDS of the buckets with errors above 0, at regular distances.
+
+    More thresholds would give tighter bounds, but take more time. With 200 thresholds and errors in
+    1,000 buckets, every fifth of these buckets is returned.
+    """
+    buckets_with_events = np.flatnonzero(event_errors.counts)
+    buckets_above_0 = buckets_with_events[buckets_with_events > 0]
+    step = max(len(buckets_above_0) // MAX_THRESHOLDS, 1)
+    sampled_buckets: list[int] = buckets_above_0[::step].tolist()
+    return sampled_buckets
+
+
+SampleBounds: TypeAlias = ValueBounds | GapBounds
+
+
+# -- metrics with a value per request --------------------------------------------------------------
+
+
+def bound_metric(stages: Sequence[Columns], metric: str) -> ValueBounds | None:
+    """Return the bounds of a metric, or None if its values are certain or it has no bounds."""
+    definition = METRICS.get(metric)
+    if definition is None or definition.bounds is None:
+        return None
+    return bound_values(stages, definition.bounds)
+
+
+def bound_values(
+    stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
+) -> ValueBounds | None:
+    """Return the bounds of a metric of the ok requests, or None if all values are certain.
+
+    Most runs have only certain values. So the first pass over the requests only checks that, block
+    by block, which takes little memory. Otherwise `_collect_bounds` makes a second pass.
+
+    Args:
+        stages: The records of each stage.
+        compute_bounds: Returns the bounds of the metric for each of some records.
+    """
+    are_all_certain = all(_is_certain(block, compute_bounds) for block in blocks_of(stages))
+    return None if are_all_certain else _collect_bounds(stages, compute_bounds)
+
+
+def _is_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
+    """Return True if the lower and the upper bound of each ok request are equal."""
+    lower, upper = compute_bounds(block)
+    if lower is upper:
+        return True
+    ok = block.where(OK)
+    return bool(np.array_equal(lower[ok], upper[ok]))
+
+
+def _collect_bounds(
+    stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
+) -> ValueBounds:
+    """Return the bounds of a metric of those ok requests for which the metric is defined."""
+    lower_blocks: list[NDArray[np.int64]] = []
+    upper_blocks: list[NDArray[np.int64]] = []
+    for block in blocks_of(stages):
+        lower, upper = compute_bounds(block)
+        is_defined = block.where(OK) & (lower != UNDEFINED)
+        lower_blocks.append(lower[is_defined])
+        upper_blocks.append(upper[is_defined])
+
+    all_lower = np.concatenate(lower_blocks)
+    lower_blocks.clear()  # frees much memory before the next copy is made
+    all_upper = np.concatenate(upper_blocks)
+    return ValueBounds(all_lower, all_upper)
+
+
+def blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:
+    """Yield the requests of all stages in blocks, which take little memory at a time."""
+    for columns in stages:
+        yield from columns.blocks()
+
+
+# -- gaps between output events --------------------------------------------------------------------
+
+
+def bound_gaps(
+    stages: Sequence[Columns], gaps: Histogram, event_errors: Histogram
+) -> GapBounds | None:
+    """Return the bounds of the gaps between output events, or None if all of them are certain.
+
+    Args:
+        stages: The records of each stage.
+        gaps: The gaps between output events of all stages.
+        event_errors: How much earlier than its timestamp each of these events may have arrived.
+    """
+    if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
+        return None
+
+    # The largest gap of the run is at least as large as that of each stage.
+    lower_bounds_ns = [_largest_gap_lower_bound_ns(columns) for columns in stages]
+    largest_gap = Range(float(max(lower_bounds_ns, default=0)), float(gaps.largest_ns))
+    return GapBounds(gaps, event_errors, mean=_bound_mean_gap(stages, gaps), largest=largest_gap)
+
+
+def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
+    """Return the bounds of the mean gap between output events.
+
+    The gaps of a response add up to the time from its first to its last event. So only the errors
+    of these two timestamps matter. If the last event arrived 2 ms before its timestamp, the sum of
+    the gaps is 2 ms smaller. If the first event arrived 2 ms before its timestamp, the sum is 2 ms
+    larger.
+    """
+    first_errors_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
+    last_errors_ns = sum(_sum_errors(columns, "last_token_error_ns") for columns in stages)
+    smallest_total_ns = max(gaps.total_ns - last_errors_ns, 0)
+    largest_total_ns = gaps.total_ns + first_errors_ns
+    return Range(smallest_total_ns / gaps.count, largest_total_ns / gaps.count)
+
+
+def _sum_errors(columns: Columns, field: str) -> int:
+    """Return the sum of a timestamp error over the responses with gaps between events, in ns."""
+    has_gaps = columns["output_events"] > 1
+    return int(columns.known_or_zero(field)[has_gaps].sum())
+
+
+def _largest_gap_lower_bound_ns(columns: Columns) -> int:
+    """Return a lower bound of the largest gap between the events of a response, in ns.
+
+    A gap is at least as long as measured less the timestamp error of the event at its end. If two
+    responses have largest gaps of 50 and 40 ms, with errors of 20 and 5 ms, the true gaps are at
+    least 30 and 35 ms, and the bound is 35 ms.
+    """
+    lower_bounds_ns = columns["max_gap_ns"] - columns.known_or_zero("max_gap_error_ns")
+    has_gaps = columns["output_events"] > 1
+    return int(lower_bounds_ns[has_gaps].max(initial=0))
