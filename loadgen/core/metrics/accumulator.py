@@ -454,16 +454,17 @@ class MetricAccumulator:
         self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
 
     def _add_due_times(self, columns: Columns, is_open_loop: bool) -> None:
-        """Add the times at which requests were due.
+        """Add the first and the last time at which requests were due, and their number.
 
-        They bound the measurement window. Those of open loops, "open_due", also give the offered
-        rate. "start" is the latest due time of a single request or of the first request of a task.
+        The times of all requests ("due") bound the measurement window. Those of an open loop
+        ("due_in_open_loop") also give the offered rate. "start" is the latest due time of a single
+        request or of the first request of a task.
         """
         was_due = columns.reached_due_time
         due_ns = columns["due_ns"][was_due]
         self.add_range("due", due_ns)
         if is_open_loop:
-            self.add_range("open_due", due_ns)
+            self.add_range("due_in_open_loop", due_ns)
 
         is_first_turn = columns["turn"] <= 0
         start_ns = columns["due_ns"][was_due & is_first_turn]

@@ -1,9 +1,9 @@
 """The smallest and the largest value that a metric of a request may have had. Pure, on columns.
 
 The client knows how much earlier than its timestamp an event may have arrived: the columns
-`stamp_error_ns` (first token) and `last_token_error_ns`. How late the client sent a request, the
-send lag, may be in its TTFT and E2E. And where events carry several tokens and the server does not
-say how many the first one has, the divisor of TPOT has bounds only.
+`stamp_error_ns` (first token) and `last_token_error_ns`. The delay with which the client sent a
+request may be in its TTFT and E2E. And where events carry several tokens and the server does not
+say how many the first one has, only bounds of the divisor of TPOT are known.
 """
 
 from __future__ import annotations
@@ -40,22 +40,15 @@ class Bounds(NamedTuple):
     upper: Ints
 
 
-def _known_errors(columns: Columns, field: str) -> Ints:
-    """Return the timestamp errors in a field, in ns; 0 for those that are not known (-1).
-
-    An event may have arrived earlier than its timestamp by up to its error.
-    """
-    return np.maximum(columns[field], 0)
-
-
-def _send_lag(columns: Columns) -> Ints:
-    """Return how much later than due each request was sent, 0 if it was not sent."""
-    lag: Ints = columns["sent_ns"] - columns["due_ns"]
-    return np.where(columns["sent_ns"] < 0, 0, np.maximum(lag, 0))
+def _send_delays(columns: Columns) -> Ints:
+    """Return how much later than due each request was sent in ns, 0 if it was not sent."""
+    delays_ns = columns["sent_ns"] - columns["due_ns"]
+    was_sent = columns.is_known("sent_ns")
+    return np.where(was_sent, np.maximum(delays_ns, 0), 0)
 
 
-def _bounds_less_errors(values: Ints, errors: Ints) -> Bounds:
-    """Return the bounds of values that may be smaller by their errors, but not negative.
+def _less_errors(values: Ints, errors: Ints) -> Bounds:
+    """Return the bounds of values that may be smaller by up to their errors, but not negative.
 
     Without any error both bounds are the same array.
     """
@@ -66,42 +59,38 @@ def _bounds_less_errors(values: Ints, errors: Ints) -> Bounds:
 
 
 def bound_ttft(columns: Columns) -> Bounds:
-    """Return the bounds of TTFT: less the error of the first token and less the send lag."""
-    errors = _known_errors(columns, "stamp_error_ns") + _send_lag(columns)
-    return _bounds_less_errors(columns.measure("ttft"), errors)
+    """Return the bounds of TTFT: less the error of the first token and less the send delay."""
+    errors = columns.known_or_zero("stamp_error_ns") + _send_delays(columns)
+    return _less_errors(columns.measure("ttft"), errors)
 
 
 def bound_ttft_from_sent(columns: Columns) -> Bounds:
     """Return the bounds of TTFT from sent: less the error of the first token."""
-    return _bounds_less_errors(
-        columns.measure("ttft_from_sent"), _known_errors(columns, "stamp_error_ns")
-    )
+    return _less_errors(columns.measure("ttft_from_sent"), columns.known_or_zero("stamp_error_ns"))
 
 
 def bound_first_answer(columns: Columns) -> Bounds:
     """Return the bounds of the time to the first answer, which is output other than reasoning.
 
-    The true time may be shorter than measured by the send lag and by the timestamp error. That
+    The true time may be shorter than measured by the send delay and by the timestamp error. That
     error was recorded only for the first token, so a later first answer is taken to have none.
     """
-    first_token_errors = _known_errors(columns, "stamp_error_ns")
+    first_token_errors = columns.known_or_zero("stamp_error_ns")
     is_first_token = columns["first_answer_ns"] == columns["first_token_ns"]
     timestamp_errors = np.where(is_first_token, first_token_errors, 0)
-    errors = timestamp_errors + _send_lag(columns)
-    return _bounds_less_errors(columns.measure("first_answer"), errors)
+    errors = timestamp_errors + _send_delays(columns)
+    return _less_errors(columns.measure("first_answer"), errors)
 
 
 def bound_e2e(columns: Columns) -> Bounds:
-    """Return the bounds of E2E: less the error of the last token and less the send lag."""
-    errors = _known_errors(columns, "last_token_error_ns") + _send_lag(columns)
-    return _bounds_less_errors(columns.measure("e2e"), errors)
+    """Return the bounds of E2E: less the error of the last token and less the send delay."""
+    errors = columns.known_or_zero("last_token_error_ns") + _send_delays(columns)
+    return _less_errors(columns.measure("e2e"), errors)
 
 
 def bound_max_gap(columns: Columns) -> Bounds:
     """Return the bounds of the largest gap: less the error of the event at its end."""
-    return _bounds_less_errors(
-        columns.measure("max_gap"), _known_errors(columns, "max_gap_error_ns")
-    )
+    return _less_errors(columns.measure("max_gap"), columns.known_or_zero("max_gap_error_ns"))
 
 
 def bound_tpot(columns: Columns) -> Bounds:
@@ -134,8 +123,8 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
     """Return the bounds of E2E per token."""
     values = columns.measure("e2e_per_token")
     tokens = np.maximum(columns["output_tokens"].astype(np.int64), 1)
-    errors = _known_errors(columns, "last_token_error_ns") + _send_lag(columns)
-    return _bounds_less_errors(values, errors // tokens)
+    errors = columns.known_or_zero("last_token_error_ns") + _send_delays(columns)
+    return _less_errors(values, errors // tokens)
 
 
 def _bound_time_per_token(
@@ -185,8 +174,8 @@ def _bound_span(columns: Columns, span_ns: Ints) -> Bounds:
     example, a span of 900 ns with errors of 20 ns of the first token and 50 ns of the last one is
     truly from 850 to 920 ns.
     """
-    first_token_errors_ns = _known_errors(columns, "stamp_error_ns")
-    last_token_errors_ns = _known_errors(columns, "last_token_error_ns")
+    first_token_errors_ns = columns.known_or_zero("stamp_error_ns")
+    last_token_errors_ns = columns.known_or_zero("last_token_error_ns")
     shortest_span_ns = np.maximum(span_ns - last_token_errors_ns, 0)
     longest_span_ns = span_ns + first_token_errors_ns
     return Bounds(shortest_span_ns, longest_span_ns)
@@ -195,45 +184,44 @@ def _bound_span(columns: Columns, span_ns: Ints) -> Bounds:
 def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """Return the most tokens that the first output event of each response may have.
 
-    TPOT divides by the tokens after the first event, so this gives its largest possible value. If
-    the server reports the tokens of the first event, that number is certain. Otherwise it is
-    estimated from the tokens and the events of the response.
+    TPOT is divided by the tokens after the first event. So these are fewest, and TPOT is longest,
+    if the first event has the most tokens. The server may report its number of tokens. Otherwise
+    two limits follow from the response, and the smaller one holds.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
     reported_tokens = columns["first_event_tokens"].astype(np.int64)
-    limit_by_surplus = _limit_first_event_by_surplus(columns, tokens)
-    limit_by_average = _limit_first_event_by_average(columns, tokens)
-    estimated_tokens = np.minimum(limit_by_surplus, limit_by_average)
-    return np.where(reported_tokens > 0, reported_tokens, estimated_tokens)
+    certain_limit = _tokens_left_for_first_event(columns, tokens)
+    likely_limit = _several_times_mean_event(columns, tokens)
+    limit = np.minimum(certain_limit, likely_limit)
+    return np.where(reported_tokens > 0, reported_tokens, limit)
 
 
-def _limit_first_event_by_surplus(columns: Columns, tokens: Ints) -> Ints:
-    """Return the largest possible number of tokens in the first event of each response.
+def _tokens_left_for_first_event(columns: Columns, tokens: Ints) -> Ints:
+    """Return how many tokens of each response are left for its first event if others have one each.
 
-    Each later event has at least one token. So in a response with 12 tokens in 10 events, the first
-    event has at most 12 - 9 = 3 tokens. If the only extra tokens can be those without text, which
-    come in no event, such as the one that ends a response, the first event has one token.
+    In a response with 12 tokens in 10 events, 12 - 9 = 3 tokens are left. A token without text,
+    such as the one that ends a response, comes in no event. If only such tokens are in excess of
+    one per event, the first event has one token too.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
     events = columns["output_events"].astype(np.int64)
-    extra_tokens = np.maximum(tokens - events, 0)
+    excess_tokens = np.maximum(tokens - events, 0)
     textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
-    has_one_token_per_event = extra_tokens <= textless_tokens
-    return np.where(has_one_token_per_event, 1, 1 + extra_tokens)
+    has_one_token_per_event = excess_tokens <= textless_tokens
+    return np.where(has_one_token_per_event, 1, 1 + excess_tokens)
 
 
-def _limit_first_event_by_average(columns: Columns, tokens: Ints) -> Ints:
-    """Return an assumed limit of the tokens in the first event of each response.
+def _several_times_mean_event(columns: Columns, tokens: Ints) -> Ints:
+    """Return FIRST_EVENT_FACTOR times the mean tokens per event, which are rounded up.
 
-    The limit is FIRST_EVENT_FACTOR times the mean tokens per event, rounded up. With a factor of 4
-    and 25 tokens in 10 events, it is 4 * 3 = 12. Where events carry fewer than two tokens on
-    average, nothing is assumed, and the limit is NO_LIMIT.
+    With a factor of 4, a response with 25 tokens in 10 events has 4 * 3 = 12. If its events carry
+    fewer than two tokens on average, its first event is not limited in this way (NO_LIMIT).
 
     Args:
         columns: The requests.
@@ -241,9 +229,8 @@ def _limit_first_event_by_average(columns: Columns, tokens: Ints) -> Ints:
     """
     events = columns["output_events"].astype(np.int64)
     mean_tokens = _divide_rounding_up(tokens, np.maximum(events, 1))
-    limit = FIRST_EVENT_FACTOR * mean_tokens
     carries_several_tokens = tokens >= 2 * events
-    return np.where(carries_several_tokens, limit, NO_LIMIT)
+    return np.where(carries_several_tokens, FIRST_EVENT_FACTOR * mean_tokens, NO_LIMIT)
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:

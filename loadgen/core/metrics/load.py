@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.columns import Columns
+    from loadgen.core.metrics.request_group import RequestGroup
     from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.results.manifest import StagePlan
 
 SENDS_PER_SLICE = 65_536
 """The maximum of requests in flight is searched in slices of so many sends."""
 
-RequestTime: TypeAlias = Literal["sent", "due", "open_due"]
-"""A time of each request, by the name under which accumulators keep its first and last value: when
-it was sent, when it was due, or when it was due in an open loop."""
+RequestTime: TypeAlias = Literal["sent", "due", "due_in_open_loop"]
+"""A time of each request, by the name under which accumulators keep its first and last value."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,37 +65,24 @@ class InFlight(NamedTuple):
     maximum: int | None
 
 
-def summarize_load(
-    accumulator: MetricAccumulator,
-    all_stages: Sequence[MetricAccumulator],
-    window: Window,
-    stages: Sequence[StagePlan],
-    run_total: MetricAccumulator | None = None,
-) -> Load:
-    """Return the request rates and the requests in flight of a stage, target, class or whole run.
+def summarize_load(group: RequestGroup, stage_plans: Sequence[StagePlan]) -> Load:
+    """Return the request rates and the requests in flight of a group of requests.
 
     Args:
-        accumulator: The requests to summarize.
-        all_stages: The requests of all stages of the same target, class or run. Those of another
-            stage may be in flight in the window too.
-        window: The measurement window and the steady state of the requests.
-        stages: The plans of the stages.
-        run_total: All measured requests of the run, if the requests are only those of a target or
-            of another part of it. The rates of all parts then add up to that of the run.
-
-    Returns:
-        The load without the name of its arrival process.
+        group: The requests, with the measurement window and the steady state to count them in.
+        stage_plans: The plan of each stage of the run, which says whether it is an open loop.
     """
-    columns_of_all_stages = [columns for stage in all_stages for columns in stage.columns]
-    in_flight = count_in_flight(columns_of_all_stages, window)
-    variations = _measure_gap_variations(accumulator.columns, stages)
+    columns_of_all_stages = [columns for stage in group.all_stages for columns in stage.columns]
+    in_flight = count_in_flight(columns_of_all_stages, group.window)
+    variations = _measure_gap_variations(group.requests.columns, stage_plans)
 
     return Load(
-        # Due times give an offered rate in an open loop only, so only those of open loops count.
-        offered_rps=_request_rate(accumulator, "open_due", run_total),
-        achieved_rps=_request_rate(accumulator, "sent", run_total),
-        completed_rps=_completed_rate(accumulator, window),
-        steady_completed_rps=_steady_completed_rate(accumulator, window.steady),
+        arrival=group.arrival,
+        # A closed loop has no offered rate: its requests are due when earlier responses end.
+        offered_rps=_request_rate(group, "due_in_open_loop"),
+        achieved_rps=_request_rate(group, "sent"),
+        completed_rps=_completed_rate(group.requests, group.window),
+        steady_completed_rps=_steady_completed_rate(group.requests, group.window.steady),
         in_flight_mean=in_flight.mean,
         in_flight_max=in_flight.maximum,
         gap_variation=variations.sent,
@@ -119,26 +106,25 @@ def _steady_completed_rate(accumulator: MetricAccumulator, steady: Span) -> floa
     return per_second(ended, steady)
 
 
-def _request_rate(
-    accumulator: MetricAccumulator, time_name: RequestTime, run_total: MetricAccumulator | None
-) -> float | None:
+def _request_rate(group: RequestGroup, time_name: RequestTime) -> float | None:
     """Return the rate per second at which requests were due or sent, None for too few of them.
 
-    The rate of a part of a run, such as a target, is its share of the rate of the run.
+    The rate of a part of a run is its share of the rate of the run, so that the rates of all parts
+    add up. A target that got 40 of the 100 requests of a run at 5 requests/s has a rate of 2 per s.
 
     Args:
-        accumulator: The requests.
+        group: The requests.
         time_name: The time that is counted: when requests were due, or when they were sent.
-        run_total: All measured requests of the run, None if `accumulator` has all of them.
     """
-    if run_total is None:
-        return times_per_s(accumulator, time_name)
+    run = group.requests_of_run
+    if run is None:
+        return times_per_s(group.requests, time_name)
 
-    part_count = accumulator.sum(time_name)
-    run_rate = times_per_s(run_total, time_name)
-    if not part_count or run_rate is None:
+    request_count = group.requests.sum(time_name)
+    run_rate = times_per_s(run, time_name)
+    if not request_count or run_rate is None:
         return None
-    return run_rate * part_count / run_total.sum(time_name)
+    return run_rate * request_count / run.sum(time_name)
 
 
 def times_per_s(accumulator: MetricAccumulator, time_name: RequestTime) -> float | None:
@@ -354,9 +340,8 @@ def _select_planned(columns: Columns, plans: Sequence[StagePlan]) -> NDArray[np.
     They are single requests and the first requests of conversations, in open loops. A run without
     stages is one open loop.
     """
-    was_sent = columns["sent_ns"] >= 0
     is_first_turn = columns["turn"] == 0
-    is_planned = was_sent & is_first_turn
+    is_planned = columns.is_known("sent_ns") & is_first_turn
     if plans:
         is_open_stage = np.array([not plan.closed for plan in plans])
         is_planned &= is_open_stage[columns["stage"]]

@@ -23,7 +23,6 @@ from loadgen.core.metrics.interactivity import compute_interactivity
 from loadgen.core.metrics.machines import summarize_machines
 from loadgen.core.metrics.part_summaries import (
     PartSummarizer,
-    Scope,
     StageSummary,
     SummaryParts,
     combine_targets,
@@ -34,6 +33,7 @@ from loadgen.core.metrics.request_counts import (
     count_requests,
     count_stalls,
 )
+from loadgen.core.metrics.request_group import RequestGroup
 from loadgen.core.metrics.run_evidence import ReferenceLatency, RunEvidence, VerdictInputs
 from loadgen.core.metrics.step_times import measure_step_times
 from loadgen.core.metrics.summary import SCHEMA, RunFacts, Summary
@@ -481,18 +481,16 @@ class _RunMeasurement:
     def _measure_all_stages(self) -> PartMetrics:
         """Return the metrics of all measured stages together, which are those of the run."""
         arrivals = [self._data.stage_plans[stage].arrival for stage in self._measured_stage_indices]
-        scope = Scope(
-            window=self._window,
+        group = RequestGroup(
+            requests=self._measured_requests,
             all_stages=self.measured_and_warmup,
+            window=self._window,
             gpus=self._target.gpus,
             timeline=self._events.timeline,
             arrival=", then ".join(arrival for arrival in arrivals if arrival),
         )
         return self._part_summarizer.measure_stages(
-            self._measured_requests,
-            scope,
-            gaps=self._events.gaps,
-            unrecorded=self._unrecorded,
+            group, gaps=self._events.gaps, unrecorded=self._unrecorded
         )
 
     def _summarize_stage(self, stage: int, run_metrics: PartMetrics) -> StageSummary:
@@ -563,19 +561,18 @@ class _RunMeasurement:
             tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
             return run_metrics._replace(tokens=tokens)
 
-        scope = Scope(
-            window,
-            self.measured_and_warmup,
-            self._target.gpus,
+        group = RequestGroup(
+            requests=self._run_accumulator.stages[stage],
+            all_stages=self.measured_and_warmup,
+            window=window,
+            gpus=self._target.gpus,
             timeline=self._data.timeline[stage : stage + 1],
             arrival=self._data.stage_plans[stage].arrival,
         )
-
         return self._part_summarizer.measure_stages(
-            self._run_accumulator.stages[stage],
-            scope,
-            self._data.gaps_of_stage(stage),
-            self._unrecorded_by_stage[stage],
+            group,
+            gaps=self._data.gaps_of_stage(stage),
+            unrecorded=self._unrecorded_by_stage[stage],
         )
 
     def _count_warmup(self) -> RequestCounts:

@@ -20,6 +20,7 @@ from loadgen.core.metrics.goodput import (
 )
 from loadgen.core.metrics.load import Load, summarize_load
 from loadgen.core.metrics.request_counts import Bytes, RequestCounts, count_requests, total_bytes
+from loadgen.core.metrics.request_group import RequestGroup
 from loadgen.core.metrics.slo_sample import SloSample
 from loadgen.core.metrics.task_summary import Sessions, summarize_tasks
 from loadgen.core.metrics.token_usage import Tokens, summarize_tokens
@@ -32,9 +33,6 @@ from loadgen.figures import pooled_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.run_accumulator import MeasuredAndWarmup, RunAccumulator
@@ -218,26 +216,6 @@ _NO_GAPS_BY_PART = dict.fromkeys(
 )
 
 
-class Scope(NamedTuple):
-    """What the metrics of some requests depend on beside the requests themselves.
-
-    Attributes:
-        window: The intervals that rates are over.
-        all_stages: The requests of all stages, measured or not, of the same target, class or step.
-        gpus: The number of GPUs that served the requests, None if not known.
-        timeline: Per stage, output events per bin of time.
-        arrival: The arrival process as written in the workload.
-        run_total: All measured requests of the run, if the requests are those of one part of it.
-    """
-
-    window: Window
-    all_stages: Sequence[MetricAccumulator]
-    gpus: int | None
-    timeline: Sequence[NDArray[np.int64]] = ()
-    arrival: str = ""
-    run_total: MetricAccumulator | None = None
-
-
 class PartMetrics(NamedTuple):
     """The metrics that the run, its stages, its targets and other parts have in common."""
 
@@ -260,13 +238,6 @@ class SummaryParts(NamedTuple):
     classes: tuple[ClassSummary, ...]
     models: tuple[ModelSummary, ...]
     steps: tuple[StepSummary, ...]
-
-
-def _summarize_tokens(requests: MetricAccumulator, scope: Scope) -> Tokens:
-    """Return the tokens of some requests, and their rates over the window of the scope."""
-    return summarize_tokens(
-        requests, scope.all_stages, scope.window, timeline=scope.timeline, gpus=scope.gpus
-    )
 
 
 class PartSummarizer:
@@ -298,19 +269,16 @@ class PartSummarizer:
         # Gaps between events are recorded by stage only, so no other part can be judged by them.
         self._withheld_metrics_of_parts = {**_NO_GAPS_BY_PART, **withheld_metrics}
 
-    def measure_stages(
-        self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
-    ) -> PartMetrics:
+    def measure_stages(self, group: RequestGroup, gaps: Histogram, unrecorded: int) -> PartMetrics:
         """Return the metrics of one stage, or those of all measured stages together.
 
         Args:
-            accumulator: The requests of the stages.
-            scope: The window that rates are computed over, and what else the metrics depend on.
+            group: The requests of the stages, with the window that their rates are over.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that were lost and have no record.
         """
-        slo_sample = self._slo_sample_of_stages(accumulator, gaps, unrecorded)
-        return self._measure(slo_sample, scope)
+        slo_sample = self._slo_sample_of_stages(group.requests, gaps, unrecorded)
+        return self._measure(group, slo_sample)
 
     def _slo_sample_of_stages(
         self,
@@ -337,32 +305,25 @@ class PartSummarizer:
             counts_dropped=counts_dropped,
         )
 
-    def _measure(self, sample: SloSample, scope: Scope) -> PartMetrics:
+    def _measure(self, group: RequestGroup, slo_sample: SloSample) -> PartMetrics:
         """Return the metrics that the run and all of its parts have in common.
 
         Args:
-            sample: The requests, with what is needed to judge their SLO.
-            scope: The window that rates are computed over, and what else the metrics depend on.
+            group: The requests, with the window that their rates are over.
+            slo_sample: The same requests, with what is needed to judge their SLO.
         """
-        requests = sample.accumulator
+        requests = group.requests
         limits = self._manifest.limits
         return PartMetrics(
-            requests=count_requests(requests, sample.unrecorded),
+            requests=count_requests(requests, slo_sample.unrecorded),
             bytes=total_bytes(requests),
-            load=self._summarize_load(requests, scope),
-            tokens=_summarize_tokens(requests, scope),
-            goodput=measure_goodput(sample, scope.window),
+            load=summarize_load(group, self._manifest.stages),
+            tokens=summarize_tokens(group),
+            goodput=measure_goodput(slo_sample, group.window),
             ttft_ms=certain_distribution(requests, "ttft", limits),
             tpot_ms=certain_distribution(requests, "tpot", limits),
             e2e_ms=certain_distribution(requests, "e2e", limits),
         )
-
-    def _summarize_load(self, requests: MetricAccumulator, scope: Scope) -> Load:
-        """Return the offered, achieved and completed load of some requests."""
-        load = summarize_load(
-            requests, scope.all_stages, scope.window, self._manifest.stages, scope.run_total
-        )
-        return msgspec.structs.replace(load, arrival=scope.arrival)
 
     def _measure_part(
         self, part: MeasuredAndWarmup, window: Window, gpus: int | None = None
@@ -376,14 +337,14 @@ class PartSummarizer:
             window: The window of the run.
             gpus: The number of GPUs that served the requests, None if not known.
         """
-        scope = Scope(
-            window=window,
+        group = RequestGroup(
+            requests=part.measured,
             all_stages=[part.measured, part.warmup],
+            window=window,
             gpus=gpus,
-            run_total=self._measured,
+            requests_of_run=self._measured,
         )
-        slo_sample = self._slo_sample_of_part(part.measured)
-        metrics = self._measure(slo_sample, scope)
+        metrics = self._measure(group, self._slo_sample_of_part(part.measured))
         _free_columns(part.measured)
         return metrics
 

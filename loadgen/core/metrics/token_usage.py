@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.metrics.request_group import RequestGroup
     from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.stats.amounts import TimeCurve
     from loadgen.core.stats.quantiles import Distribution
@@ -71,44 +72,33 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     cache_written: int | None = None
 
 
-def summarize_tokens(
-    accumulator: MetricAccumulator,
-    all_stages: Sequence[MetricAccumulator],
-    window: Window,
-    timeline: Sequence[NDArray[np.int64]],
-    gpus: int | None,
-) -> Tokens:
-    """Return the tokens of a stage, target, class or run, and their rates.
+def summarize_tokens(group: RequestGroup) -> Tokens:
+    """Return the tokens of a group of requests, and their rates over its window.
 
     A number that is not known is None, such as the tokens of requests whose tokens nobody counted.
-
-    Args:
-        accumulator: The requests to summarize.
-        all_stages: The requests of all stages, for the rate over the full run.
-        window: The intervals that the rates are over.
-        timeline: Per stage, output events per bin of time. If it is empty, the tokens of a request
-            are spread evenly from its first to its last token.
-        gpus: The number of GPUs of the target. None if it is not known.
     """
-    output_tokens = accumulator.sum_known("output_tokens")
-    window_rates = _rates_in_window(accumulator, window)
-    steady_rates = _rates_in_steady_state(accumulator, window.steady, timeline)
+    requests = group.requests
+    window = group.window
+    gpus = group.gpus
+    output_tokens = requests.sum_known("output_tokens")
+    window_rates = _rates_in_window(requests, window)
+    steady_rates = _rates_in_steady_state(requests, window.steady, group.timeline)
 
     return Tokens(
         # Tokens of ok requests, and those of failed ones, which a provider may bill.
-        input=accumulator.sum_known("input_tokens"),
+        input=requests.sum_known("input_tokens"),
         output=output_tokens,
-        cached=accumulator.sum_known("cached_tokens"),
-        cache_written=accumulator.sum_known("cache_written_tokens"),
-        reasoning=accumulator.sum_known("reasoning_tokens"),
-        asked_output=accumulator.sum_known("asked_output"),
-        failed_input=accumulator.sum("failed_input"),
-        failed_output=accumulator.sum("failed_output"),
+        cached=requests.sum_known("cached_tokens"),
+        cache_written=requests.sum_known("cache_written_tokens"),
+        reasoning=requests.sum_known("reasoning_tokens"),
+        asked_output=requests.sum_known("asked_output"),
+        failed_input=requests.sum("failed_input"),
+        failed_output=requests.sum("failed_output"),
         # Shares, and how the tokens were counted.
-        cached_share=_cached_share(accumulator),
-        length_mismatch_share=_length_mismatch_share(accumulator),
-        per_event=_tokens_per_event(accumulator),
-        sources=_count_sources(accumulator),
+        cached_share=_cached_share(requests),
+        length_mismatch_share=_length_mismatch_share(requests),
+        per_event=_tokens_per_event(requests),
+        sources=_count_sources(requests),
         # Rates over the measurement window.
         input_per_s=window_rates.input,
         output_per_s=window_rates.output,
@@ -123,7 +113,7 @@ def summarize_tokens(
         steady_total_per_s_per_gpu=per_gpu(steady_rates.total, gpus),
         # Rates over the interval of MLPerf LoadGen, and over the full run.
         last_issued_output_per_s=per_second(output_tokens, window.last_issued),
-        whole_output_per_s=whole_output_per_s(all_stages, window),
+        whole_output_per_s=whole_output_per_s(group.all_stages, window),
     )
 
 
