@@ -32,7 +32,7 @@ from loadgen.core.metrics.columns import OK, UNDEFINED, Columns
 from loadgen.core.metrics.windows import Span, estimate_tokens_within
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
-from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, quantile_of
+from loadgen.core.stats.quantiles import NEEDED_SAMPLES, QUANTILES, quantile_of
 from loadgen.repeated.comparable_metrics import Metric
 
 RESAMPLES = 300
@@ -75,8 +75,8 @@ def select_samples(columns: Columns, metric: str) -> NDArray[np.int64]:
 def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
     """Return why the runs together do not support a percentile, or "" if they do.
 
-    The reason is, for example, "212 samples, p99 needs 1,000". `SUPPORT` has the number of samples
-    that each percentile needs. A mean, and a percentile that is not in it, needs no minimum.
+    The reason is, for example, "212 samples, p99 needs 1,000". `NEEDED_SAMPLES` has the number of
+    samples that each percentile needs. A mean, and a percentile that is not in it, needs no minimum.
     """
     percentile_names = {quantile: name for name, quantile in QUANTILES}
     if metric.quantile is None or metric.quantile not in percentile_names:
@@ -84,11 +84,11 @@ def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
 
     percentile = percentile_names[metric.quantile]
     sample_count = sum(len(select_samples(run, metric.request_metric)) for run in runs)
-    if sample_count >= SUPPORT[percentile]:
+    if sample_count >= NEEDED_SAMPLES[percentile]:
         return ""
 
     label = percentile.replace("_", ".")
-    return f"{sample_count:,} samples, {label} needs {SUPPORT[percentile]:,}"
+    return f"{sample_count:,} samples, {label} needs {NEEDED_SAMPLES[percentile]:,}"
 
 
 def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> EstimateOrReason:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgen.core import format
-from loadgen.core.stats.quantiles import SUPPORT, Distribution
+from loadgen.core.stats.quantiles import NEEDED_SAMPLES, Distribution
 from loadgen.runs.rates import select_headline_rates
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def describe_unsupported(distributions: Sequence[Distribution], quantiles: Seque
     if not marked_quantiles:
         return ""
     first, *rest = marked_quantiles
-    phrases = [f"{quantile_label(first)} needs at least {SUPPORT[first]:,} samples"]
-    phrases += [f"{quantile_label(quantile)} {SUPPORT[quantile]:,}" for quantile in rest]
+    phrases = [f"{quantile_label(first)} needs at least {NEEDED_SAMPLES[first]:,} samples"]
+    phrases += [f"{quantile_label(quantile)} {NEEDED_SAMPLES[quantile]:,}" for quantile in rest]
     return f"{UNSUPPORTED} low confidence: {', '.join(phrases)}"
 
 

@@ -24,7 +24,7 @@ from loadgen.core.run_summary import summarize
 from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.slo import Slo, Term
 from loadgen.core.stats.histogram import MAX_RELATIVE_ERROR
-from loadgen.core.stats.quantiles import SUPPORT
+from loadgen.core.stats.quantiles import NEEDED_SAMPLES
 from loadgen.runs.dashboard import (
     RECENT_S,
     Dashboard,
@@ -59,7 +59,7 @@ def test_numbers_since_the_start_are_those_of_the_summary() -> None:
     summary = summarize(run_fixtures.manifest("r", 800, slo=slo), records)
     status = status_of(records, float(records["done_ns"].max()) / 1e9, slo=slo)
 
-    assert SUPPORT["p99"] < 800
+    assert NEEDED_SAMPLES["p99"] < 800
     for name, distribution in (("ttft", summary.ttft_ms), ("tpot", summary.tpot_ms)):
         assert status.latency(name).overall == pytest.approx(
             (distribution.p50, distribution.p99), rel=2 * MAX_RELATIVE_ERROR

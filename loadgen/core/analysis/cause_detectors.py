@@ -368,6 +368,10 @@ def _most_frequent(numbers: Ints) -> tuple[int, int]:
     return int(distinct_numbers[index]), int(counts[index])
 
 
+_SLOWER_HARDWARE_CODE = "power"
+"""The stored code of slower hardware, after its most frequent reason, a limit of power."""
+
+
 class _TpotStep(msgspec.Struct, frozen=True):
     """A time at which TPOT rises and stays higher.
 
@@ -384,14 +388,14 @@ class _TpotStep(msgspec.Struct, frozen=True):
 
 
 def detect_slower_hardware(case: Case) -> Cause | None:
-    """Detect a TPOT that rises at one time and stays higher, although the load does not rise.
+    """Detect that the time per output token rises at one time, although the load does not.
 
-    That is what a GPU does whose clocks are lowered by a power or thermal cap. If the metrics page
-    of the hardware reports such a cap, the evidence says so.
+    The hardware is slower from then on. For example, a GPU lowers its clock rate when it reaches a
+    limit of its power or temperature. If its metrics page reports that, the evidence says so.
     """
     tpot_ns = case.requests.measure("tpot")
-    is_known = tpot_ns != UNDEFINED
-    step = _find_tpot_step(tpot_ns[is_known].astype(float), case.relative_time[is_known])
+    has_tpot = tpot_ns != UNDEFINED
+    step = _find_tpot_step(tpot_ns[has_tpot].astype(float), case.relative_time[has_tpot])
     if step is None or step.separation < _MIN_SEPARATION:
         return None
     if _has_load_risen(case, step.relative_time):
@@ -405,7 +409,7 @@ def detect_slower_hardware(case: Case) -> Cause | None:
         f"from t={step.relative_time * case.span_s:.0f} s on, each token took "
         f"{step.factor - 1:.0%} longer although the load did not increase: {reason}"
     )
-    return make_cause("power", step.separation, evidence)
+    return make_cause(_SLOWER_HARDWARE_CODE, share=step.separation, evidence=evidence)
 
 
 def _has_load_risen(case: Case, relative_time: float) -> bool:
@@ -809,7 +813,7 @@ def detect_large_batches(case: Case) -> Cause | None:
     if limit_ms is None:
         return None
 
-    batches = _compare_batch_sizes(_count_in_decode(case, has_tpot), known_tpot_ns)
+    batches = _compare_batch_sizes(_estimate_batch_sizes(case, has_tpot), known_tpot_ns)
     if batches.large.median_tpot_ms >= SIGNIFICANT_CHANGE * batches.small.median_tpot_ms:
         cause = _cause_by_batch_size(batches, limit_ms)
     else:
@@ -818,17 +822,21 @@ def detect_large_batches(case: Case) -> Cause | None:
     return cause if cause.share >= CLEAR_SHARE else None
 
 
-def _count_in_decode(case: Case, has_tpot: Mask) -> Ints:
-    """Return the batch size of each request that has a TPOT.
+def _estimate_batch_sizes(case: Case, has_tpot: Mask) -> Ints:
+    """Return how many requests the server was decoding together with each request.
 
-    It is the number of requests that the server was decoding at the middle of the time from the
-    first to the last token of this request.
+    They are counted in the middle of the time from its first token to its end. Of a large run, only
+    every n-th request is examined, where n is `case.stride`. So the count is multiplied by n.
+
+    Args:
+        case: The examined requests.
+        has_tpot: Which of them have a TPOT. The others are not counted.
     """
     first_token_ns = case.requests["first_token_ns"][has_tpot]
     done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
-    examined_in_decode = _count_open_spans(first_token_ns, done_ns, middle_ns)
-    return examined_in_decode * case.stride  # each examined request stands for so many of the run
+    examined_requests = _count_open_spans(first_token_ns, done_ns, middle_ns)
+    return examined_requests * case.stride
 
 
 def _compare_batch_sizes(batch_sizes: Ints, tpot_ns: Ints) -> _BatchComparison:

@@ -226,22 +226,24 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 
 
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
-    """Return the samples of the counters of accepted tokens, by the position in the draft.
+    """Return the samples of each counter of accepted tokens, by the position in the draft.
 
-    The counter of position 0 counts how often the first token of a draft was accepted. Each list
-    also has the samples of `series.UP`, one for each read of a metrics page, because
-    `series.measure_growth` takes the times of the reads from them.
+    The counter of position 0 counts how often the first token of a draft was accepted.
+
+    A metrics page is read again and again. Each read ends with the sample `series.UP`, by which
+    `series.measure_growth` recognises it. So these samples are added to those of every counter.
     """
     positions = [_draft_position(sample) for sample in samples]
-    known_positions = {position for position in positions if position is not None}
-    return {
-        position: [
-            sample
-            for sample, sample_position in zip(samples, positions, strict=True)
-            if sample_position == position or sample.name == series.UP
-        ]
-        for position in known_positions
+    groups: dict[int, list[MetricSample]] = {
+        position: [] for position in positions if position is not None
     }
+    for sample, position in zip(samples, positions, strict=True):
+        if position is not None:
+            groups[position].append(sample)
+        elif sample.name == series.UP:
+            for group in groups.values():
+                group.append(sample)
+    return groups
 
 
 def _draft_position(sample: MetricSample) -> int | None:

@@ -28,7 +28,7 @@ from loadgen.core.metrics.windows import Span, span
 from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import LEVEL, Interval
-from loadgen.core.stats.quantiles import QUANTILES, SUPPORT, Distribution, quantile_index
+from loadgen.core.stats.quantiles import NEEDED_SAMPLES, QUANTILES, Distribution, quantile_index
 from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def _intervals_of_percentiles(
     positive_values_ns = np.maximum(values_ns, 1.0)  # 0 has no logarithm
     sorted_values_ns = np.sort(positive_values_ns)
     for name, percentile_ms in percentiles_ms.items():
-        needed_values = max(MIN_SAMPLES, SUPPORT[name])
+        needed_values = max(MIN_SAMPLES, NEEDED_SAMPLES[name])
         if len(values_ns) < needed_values:
             continue
 

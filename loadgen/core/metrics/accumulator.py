@@ -114,8 +114,8 @@ class LastSent(NamedTuple):
 
     Attributes:
         sent_ns: When it was sent.
-        end_ns: When its last event came, -1 if none did.
-        done_ns: When its response body ended.
+        end_ns: When its last event came, UNKNOWN (-1) if none did.
+        done_ns: When its response body ended, which is later, or when the request failed.
     """
 
     sent_ns: int
@@ -288,10 +288,10 @@ class MetricAccumulator:
         self.maxima[name] = max(self.maximum(name), int(values.max(initial=NO_TIME)))
 
     def add_known(self, name: str, values: NDArray[np.int64]) -> None:
-        """Add the values that are known, which are those other than -1, and their number."""
-        known = values[as_selection(values >= 0)]
-        self.add_to_sum(name, known.sum(dtype=np.int64))
-        self.add_to_sum(name + "_known", len(known))
+        """Add the values that are not UNKNOWN (-1) to a sum, and their number to another one."""
+        known_values = values[as_selection(values >= 0)]
+        self.add_to_sum(name, known_values.sum(dtype=np.int64))
+        self.add_to_sum(name + "_known", len(known_values))
 
     def add_failures(self, kind: str, added: FailureCount) -> None:
         """Count failures of a kind, and keep the one that is shown for all of them."""
@@ -420,14 +420,15 @@ class MetricAccumulator:
         """Count the good requests, which meet all terms of the SLO, and those that miss a term.
 
         At the end of a run, the client waits a while for responses and then cuts off the remaining
-        requests, which are unfinished. Such a request counts as a miss if it had exceeded the limit
-        of a term when it was cut off. Otherwise it does not count at all.
+        requests, which are unfinished. Such a request counts only if it had exceeded the limit of a
+        term when it was cut off, and then as a miss.
         """
-        is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
-        self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
+        is_unfinished = columns.where(UNFINISHED)
+        counts_as_miss = is_unfinished & outcomes.is_counted(columns, slo)
+        self.add_to_sum("unfinished_misses", counts_as_miss.sum())
         self.add_to_sum("good", outcomes.meets_slo(columns, slo).sum())
         for term_number, term in enumerate(slo.terms):
-            # A term may also limit the gaps of all requests together. It judges no single request.
+            # Other terms limit the gaps between the events of all responses, as one sample.
             if per_request(term.metric):
                 self._count_term_outcomes(columns, ok, term_number, term)
 
@@ -477,23 +478,25 @@ class MetricAccumulator:
 
     def _count_first_tokens(self, columns: Columns) -> None:
         """Count the requests with a first token, and those whose timestamp the kernel took."""
-        has_first_token = columns["first_token_ns"] >= 0
+        has_first_token = columns.is_known("first_token_ns")
         self.add_to_sum("with_first_token", has_first_token.sum())
         self.add_to_sum("kernel_timestamps", columns["kernel_stamp"][has_first_token].sum())
 
     def _add_sent_times(self, columns: Columns) -> None:
-        """Add the first and the last time of a send, and the request that was sent last."""
+        """Add the first and the last time at which requests were sent, and the last request."""
         sent_ns = columns["sent_ns"]
-        self.add_range("sent", sent_ns[sent_ns >= 0])
+        was_sent = columns.is_known("sent_ns")
+        self.add_range("sent", sent_ns[was_sent])
+        if not was_sent.any():
+            return
 
-        last = int(np.argmax(sent_ns))
-        if sent_ns[last] >= 0:
-            last_of_block = LastSent(
-                sent_ns=int(sent_ns[last]),
-                end_ns=int(columns["end_ns"][last]),
-                done_ns=int(columns["done_ns"][last]),
-            )
-            self._merge_last_sent(last_of_block)
+        last_row = int(np.argmax(sent_ns))
+        last_sent = LastSent(
+            sent_ns=int(sent_ns[last_row]),
+            end_ns=int(columns["end_ns"][last_row]),
+            done_ns=int(columns["done_ns"][last_row]),
+        )
+        self._merge_last_sent(last_sent)
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the token counts of requests, and what is needed to check them against each other."""
@@ -514,7 +517,7 @@ class MetricAccumulator:
 
         They are the denominator of the cached share.
         """
-        is_cached_known = ok & (columns["cached_tokens"] >= 0)
+        is_cached_known = ok & columns.is_known("cached_tokens")
         self.add_known("input_tokens_of_cached", columns["input_tokens"][is_cached_known])
 
     def _add_tokens_of_failed(self, columns: Columns) -> None:
@@ -524,11 +527,13 @@ class MetricAccumulator:
         self.add_known("failed_output", columns["output_tokens"][failed])
 
     def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the output events of ok requests, and the tokens that were billed and streamed.
+        """Add the output events of ok requests, and their billed and their streamed tokens.
 
-        A server may bill reasoning tokens that it never streams.
+        The billed tokens are all that the server counts. Some servers count reasoning tokens that
+        they never stream. Requests without a count or without events are left out, so that the sums
+        can be divided by each other.
         """
-        has_token_count = columns["output_tokens"] >= 0
+        has_token_count = columns.is_known("output_tokens")
         has_events = columns["output_events"] > 0
         selected = as_selection(ok & has_token_count & has_events)
 
@@ -572,7 +577,8 @@ class MetricAccumulator:
         """
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
         requests_output = ~columns.request_no_output
-        is_checked = ok & requests_output & is_exact & (columns["output_tokens"] >= 0)
+        has_count = columns.is_known("output_tokens")
+        is_checked = ok & requests_output & is_exact & has_count
 
         is_too_low = is_checked & request_metrics.understates(columns)
         is_too_high = is_checked & request_metrics.overstates(columns)
@@ -582,17 +588,19 @@ class MetricAccumulator:
         self.add_to_sum("conflicting_counts", is_wrong.sum())
 
     def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the requested and the received output tokens of the ok requests that have both.
+        """Add the requested and the received output tokens, to compare them.
 
-        "length_mismatches" are the requests for which these numbers differ.
+        Only ok requests with both numbers are compared: those that requested a number of tokens and
+        whose response was counted. "length_mismatches" are those whose numbers differ.
         """
-        received = columns["output_tokens"]
-        requested = columns["asked_output"]
-        has_both = ok & (requested > 0) & (received >= 0)
-        self.add_to_sum("requests_with_length", has_both.sum())
-        self.add_to_sum("requested_tokens", requested[has_both].sum(dtype=np.int64))
-        self.add_to_sum("received_tokens", received[has_both].sum(dtype=np.int64))
-        self.add_to_sum("length_mismatches", (requested != received)[has_both].sum())
+        received_tokens = columns["output_tokens"]
+        requested_tokens = columns["asked_output"]
+        is_compared = ok & (requested_tokens > 0) & columns.is_known("output_tokens")
+        is_mismatch = is_compared & (requested_tokens != received_tokens)
+        self.add_to_sum("requests_with_length", is_compared.sum())
+        self.add_to_sum("requested_tokens", requested_tokens[is_compared].sum(dtype=np.int64))
+        self.add_to_sum("received_tokens", received_tokens[is_compared].sum(dtype=np.int64))
+        self.add_to_sum("length_mismatches", is_mismatch.sum())
 
     def _add_built_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Add the prompt tokens of ok requests, as the client and as the server counted them.
@@ -686,7 +694,7 @@ def _has_both_prompt_counts(columns: Columns) -> NDArray[np.bool_]:
     """
     has_client_count = columns["built_tokens"] > 0
     is_from_server = columns["input_source"] == SOURCES.index("server")
-    has_server_count = is_from_server & (columns["input_tokens"] >= 0)
+    has_server_count = is_from_server & columns.is_known("input_tokens")
     has_both: NDArray[np.bool_] = has_client_count & has_server_count
     return has_both & ~columns.request_no_output
 
@@ -746,7 +754,7 @@ def _sampled_requests(metric: str) -> str:
 def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
     """Return the values of a per-request metric, of the requests that belong to its sample."""
     if _sampled_requests(metric) == "sent":
-        selected = columns["sent_ns"] >= 0
+        selected = columns.is_known("sent_ns")
     else:
         selected = columns.where(OK)
     values = columns.measure(metric)
@@ -773,7 +781,7 @@ def _time_request_amounts(columns: Columns, name: str, slo: Slo | None) -> Timed
 
 def _time_prompt_tokens(columns: Columns) -> TimedAmounts:
     """Return the prompt tokens of each ok request at the time of its first output token."""
-    has_prompt_tokens = columns.where(OK) & (columns["input_tokens"] >= 0)
+    has_prompt_tokens = columns.where(OK) & columns.is_known("input_tokens")
     selected = as_selection(has_prompt_tokens)
     first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", selected)
     return TimedAmounts(first_token_ns, first_token_ns, columns["input_tokens"][selected])

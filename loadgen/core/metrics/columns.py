@@ -115,12 +115,12 @@ def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDAr
     """Return the indices of requests in order of time, and of their slots at equal times.
 
     A slot is the position of a request in the schedule of the run. `np.lexsort((slots, times_ns))`
-    gives the same result, but needs much longer for millions of requests. This function first puts
-    the requests in order of their slots, which makes their times nearly ascending. A stable sort of
-    such times is fast.
+    gives the same result, but needs much longer for millions of requests. So the requests are first
+    put in order of their slots, if that is possible without sorting. Their times are then nearly
+    ascending, and a stable sort of such times is fast.
     """
     rows_by_slot = _rows_by_slot(slots)
-    if rows_by_slot is None:
+    if rows_by_slot is None:  # this order cannot be found without sorting
         return np.lexsort((slots, times_ns))
 
     times_by_slot_ns = times_ns[rows_by_slot]
@@ -132,23 +132,27 @@ def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDAr
 def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
     """Return the indices of requests in order of their slots, without sorting.
 
-    A table has one entry per slot. For the requests 0, 1 and 2 with the slots 7, 5 and 8, the table
-    of the slots 5 to 8 is [1, NO_ROW, 0, 2], and the result is [1, 0, 2]. Returns None if the table
-    would be much larger than the number of requests, or if two requests have the same slot.
+    For the requests 0, 1 and 2 with the slots 7, 5 and 8, a table of the slots 5 to 8 has the
+    entries [1, NO_ROW, 0, 2], so the result is [1, 0, 2].
+
+    Returns None if there is no such table: without requests, if two of them have the same slot, or
+    if many slots have no request, so that the table would take much memory.
     """
     request_count = len(slots)
     if not request_count:
         return None
 
-    offsets = slots - slots.min()
-    largest_offset = int(offsets.max())
-    if largest_offset > 2 * request_count:
+    table_indices = slots - slots.min()
+    table_size = int(table_indices.max()) + 1
+    has_many_empty_slots = table_size > 2 * request_count + 1
+    if has_many_empty_slots:
         return None
 
-    table = np.full(largest_offset + 1, NO_ROW, np.int32)
-    table[offsets] = np.arange(request_count, dtype=np.int32)
+    table = np.full(table_size, NO_ROW, np.int32)
+    table[table_indices] = np.arange(request_count, dtype=np.int32)
     rows = table[table != NO_ROW]
-    return rows if len(rows) == request_count else None
+    have_same_slot = len(rows) < request_count  # the later one has overwritten the earlier one
+    return None if have_same_slot else rows
 
 
 # -- measured stages, classes and steps ------------------------------------------------------------
@@ -174,48 +178,50 @@ def pool_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> Hist
     )
 
 
-def class_indices(manifest: RunManifest, start_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def class_indices(manifest: RunManifest, task_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the class of each task, conversation or request as an index of `manifest.classes`.
 
     The class is not recorded. It is drawn again from the seed of the run.
 
     Args:
         manifest: The manifest of the run.
-        start_ids: The ids of tasks, conversations or single requests: the id of any of their
+        task_ids: The ids of tasks, conversations or single requests: the id of any of their
             requests divided by the turns of the run.
     """
     shares = [request_class.share for request_class in manifest.classes]
-    return seeds.draw_classes(manifest.seed or 0, shares, start_ids)
+    return seeds.draw_classes(manifest.seed or 0, shares, task_ids)
 
 
 def is_of_class(manifest: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records are requests of the class with this name."""
     class_names = [request_class.name for request_class in manifest.classes]
-    start_ids = rows["request"] // manifest.turns_per_session
-    mask: NDArray[np.bool_] = class_indices(manifest, start_ids) == class_names.index(name)
+    task_ids = rows["request"] // manifest.turns_per_session
+    mask: NDArray[np.bool_] = class_indices(manifest, task_ids) == class_names.index(name)
     return mask
 
 
 def step_indices(
     manifest: RunManifest, request_ids: NDArray[np.int64], turns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the step of each request as an index of `manifest.steps`, NO_STEP without one.
+    """Return the step of each request as an index of `manifest.steps`, or NO_STEP.
 
-    A step is a named group of turns in the tasks of one class, such as "plan" or "write code". So
-    the class of a request and its turn, the position within its task, determine its step.
+    An agentic task is a series of requests. The position of a request in its task is its turn, from
+    0, and a step is a named group of turns, such as "plan" or "write code". Each request class has
+    tasks with steps of their own, so the class and the turn of a request determine its step. A
+    request that belongs to no step, such as a single one, has NO_STEP.
 
     Args:
         manifest: The manifest of the run.
-        request_ids: The id of each request. A task has `manifest.turns_per_session` ids, one after
-            the other.
-        turns: The turn of each request, from 0.
+        request_ids: The id of each request. The first task of a run has the ids from 0 to
+            `manifest.turns_per_session` - 1, the second one the ids that follow.
+        turns: The turn of each request.
     """
     if not manifest.classes:
         step_of_turn = _steps_of_class(manifest, class_name="")
         return step_of_turn[turns]
 
-    start_ids = request_ids // manifest.turns_per_session
-    class_of_request = class_indices(manifest, start_ids)
+    task_ids = request_ids // manifest.turns_per_session
+    class_of_request = class_indices(manifest, task_ids)
 
     step_of_request = np.full(len(request_ids), NO_STEP)
     for class_index, request_class in enumerate(manifest.classes):
@@ -227,7 +233,10 @@ def step_indices(
 
 
 def _steps_of_class(manifest: RunManifest, class_name: str) -> NDArray[np.int64]:
-    """Return, for each turn of the tasks of a class, the index of its step, NO_STEP without one.
+    """Return, for each turn of the tasks of a class, the index of its step, or NO_STEP.
+
+    If the turns 0 and 1 are the first step and turn 2 is the second one, it is [0, 0, 1], followed
+    by NO_STEP for the further turns that tasks of other classes have.
 
     Args:
         manifest: The manifest of the run.

@@ -37,7 +37,7 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
         columns: The records of the requests.
         term: A term of an SLO: a metric with a limit.
     """
-    was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
+    was_cut = columns.where(UNFINISHED) & columns.is_known("sent_ns")
     lower_bounds_ns = _lower_bounds_ns(columns, term.metric) if was_cut.any() else None
     if lower_bounds_ns is None:
         return np.zeros(len(columns), bool)
@@ -146,8 +146,8 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
 
 def _time_to_event_or_cut(columns: Columns, event: str, start: str) -> NDArray[np.int64]:
     """Return the time from a start to an event, or to the cut if the event had not come."""
-    event_ns = columns[event]
-    time_ns: NDArray[np.int64] = np.where(event_ns >= 0, event_ns, columns["done_ns"])
+    has_come = columns.is_known(event)
+    time_ns: NDArray[np.int64] = np.where(has_come, columns[event], columns["done_ns"])
     return time_ns - columns[start]
 
 
@@ -174,9 +174,8 @@ def _is_complete(columns: Columns) -> NDArray[np.bool_]:
 
 def _end_or_cut_ns(columns: Columns) -> NDArray[np.int64]:
     """Return the end of each complete response, and the time of the cut for all others."""
-    end_ns = columns["end_ns"]
-    has_end = _is_complete(columns) & (end_ns >= 0)
-    times_ns: NDArray[np.int64] = np.where(has_end, end_ns, columns["done_ns"])
+    has_end = _is_complete(columns) & columns.is_known("end_ns")
+    times_ns: NDArray[np.int64] = np.where(has_end, columns["end_ns"], columns["done_ns"])
     return times_ns
 
 
@@ -199,22 +198,21 @@ def _least_time_per_token(
 ) -> NDArray[np.int64]:
     """Return a lower bound of the time per output token of unfinished requests, in ns.
 
-    A response has at most the requested tokens. If 10 s have passed since its first token and 101
-    tokens were requested, TPOT, which excludes the first token, is at least 10 s / 100 = 0.1 s. The
-    bound is 0 if no first token had come, or if no number of tokens was requested.
+    The end of the run cut these requests, so their time per token is not known. But a response has
+    at most as many tokens as were requested. If it was cut 10 s after its first token, and 101
+    tokens were requested, TPOT, which does not count the first token, is at least 10 s / 100 =
+    0.1 s. The bound is 0 if no first token had come, or if no number of tokens was requested.
 
     Args:
-        columns: The records of the requests. They were cut by the end of the run.
-        excluded_tokens: How many of the tokens are not counted in the divisor of the metric.
+        columns: The records of the requests.
+        excluded_tokens: How many tokens of each response the metric does not count.
     """
-    first_token_ns = columns["first_token_ns"]
-    elapsed_ns = _end_or_cut_ns(columns) - first_token_ns
-
+    elapsed_ns = _end_or_cut_ns(columns) - columns["first_token_ns"]
     requested_tokens = columns["asked_output"].astype(np.int64)
-    largest_divisor = requested_tokens - excluded_tokens
-    lower_bounds_ns = elapsed_ns // np.maximum(largest_divisor, 1)
+    most_tokens = requested_tokens - excluded_tokens
+    lower_bounds_ns = elapsed_ns // np.maximum(most_tokens, 1)
 
-    has_bound = (first_token_ns >= 0) & (largest_divisor > 0)
+    has_bound = columns.is_known("first_token_ns") & (most_tokens > 0)
     values: NDArray[np.int64] = np.where(has_bound, lower_bounds_ns, 0)
     return values
 

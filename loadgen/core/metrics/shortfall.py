@@ -63,11 +63,14 @@ class Shortfall(NamedTuple):
 def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     """Return how far the server of an open loop fell behind its load, or None if it kept up.
 
-    A server that keeps up delivers first tokens, and ends responses, at the rate at which requests
-    arrive. So the number that is expected in the second half of the load follows from the arrivals
-    and from the delays in the first quarter. The server fell behind if it delivered less than
-    MIN_DELIVERED_SHARE of them and the difference is too large to be chance. Failed and dropped
-    requests arrived as well, so their events are expected and count as missing.
+    As long as a server keeps up, its delays stay as they were in the first quarter of the load,
+    before a queue could form. So if first tokens came 2 s after the due times then, a second half
+    from 30 to 60 s should have those of the requests due from 28 to 58 s. The server fell behind if
+    it delivered less than MIN_DELIVERED_SHARE of the expected first tokens, or of the expected
+    responses, and the difference is too large to be chance.
+
+    A request with a longer prompt or output may have a longer delay. Failed and dropped requests
+    arrived as well, so their tokens and responses are expected too.
 
     Args:
         measured: The records of each measured stage.
@@ -79,35 +82,22 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
         return None
 
     test = _DeliveryTest(due_ns)
-    prompt_factors = test.find_delay_factors(requests.column("input_tokens"))
-    shortfall_of_tokens = test.compare_events(
-        "first tokens", requests.first_token_ns(), delay_factors=prompt_factors
+    prompt_growth = test.measure_growth(requests.column("input_tokens"))
+    first_token_shortfall = test.compare_events(
+        "first tokens", requests.first_token_ns(), delay_growth=prompt_growth
     )
-    if shortfall_of_tokens is not None:
-        return shortfall_of_tokens
-    return _find_shortfall_of_responses(requests, test, prompt_factors)
+    if first_token_shortfall is not None:
+        return first_token_shortfall
 
-
-def _find_shortfall_of_responses(
-    requests: _PlannedRequests, test: _DeliveryTest, prompt_factors: DelayFactors
-) -> Shortfall | None:
-    """Return how many fewer responses than expected were completed, or None if enough were.
-
-    The ends of responses are not compared in a short load, nor if there are sessions, because how
-    long the requests of a session take together depends on more than the server.
-
-    Args:
-        requests: The requests of the load.
-        test: The test of its second half.
-        prompt_factors: How much longer each request may take because of a longer prompt.
-    """
+    # In a session, a request begins when the one before it ends, so the time until all of them have
+    # ended depends on more than the server.
     end_ns = requests.ok_end_ns()
     if requests.have_sessions() or not test.lasts_long_enough(end_ns):
         return None
 
-    output_factors = test.find_delay_factors(requests.requested_output_tokens())
-    total_factors = _multiply_factors(prompt_factors, output_factors)
-    return test.compare_events("responses", end_ns, delay_factors=total_factors)
+    output_growth = test.measure_growth(requests.requested_output_tokens())
+    request_growth = _multiply_growths(prompt_growth, output_growth)
+    return test.compare_events("responses", end_ns, delay_growth=request_growth)
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -184,13 +174,13 @@ def _is_planned(columns: Columns) -> NDArray[np.bool_]:
     return is_planned
 
 
-DelayFactors: TypeAlias = "NDArray[np.float64] | None"
-"""How many times as long as in the first quarter of a load each request may take, because it has
-more tokens. None stands for a factor of 1 for every request."""
+RelativeGrowth: TypeAlias = "NDArray[np.float64] | None"
+"""How many times as many tokens as in the first quarter of a load each request has: 2 for twice as
+many. Its delay may grow by the same factor. None if requests did not become longer."""
 
 
-def _multiply_factors(first: DelayFactors, second: DelayFactors) -> DelayFactors:
-    """Return the products of two factors for each request."""
+def _multiply_growths(first: RelativeGrowth, second: RelativeGrowth) -> RelativeGrowth:
+    """Return by what each request grew if two parts of it grew, its prompt and its output."""
     if first is None:
         return second
     if second is None:
@@ -239,12 +229,12 @@ class _DeliveryTest:
             return False
         return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
 
-    def find_delay_factors(self, tokens: NDArray[np.int64]) -> DelayFactors:
-        """Return the factor by which the expected delay of each request is multiplied.
+    def measure_growth(self, tokens: NDArray[np.int64]) -> RelativeGrowth:
+        """Return the tokens of each request, divided by the mean of the first quarter.
 
-        A request with more tokens takes longer, even if the server keeps up. Its factor is its
-        tokens divided by the mean tokens of the first quarter: 400 tokens with a mean of 200 give a
-        factor of 2. Return None, a factor of 1 for all requests, if requests have not grown.
+        A request with 400 tokens has the growth 2 if the mean is 200. One whose tokens are not
+        known has the growth 1. Returns None if the requests of the second half are not longer on
+        average, apart from a small difference.
 
         Args:
             tokens: The prompt or output tokens of each request, -1 if not known.
@@ -256,11 +246,11 @@ class _DeliveryTest:
         if not _have_tokens_grown(first_tokens, later_tokens):
             return None
 
-        factors = tokens / float(first_tokens.mean())
-        return np.where(is_known, factors, 1.0)
+        growth = tokens / float(first_tokens.mean())
+        return np.where(is_known, growth, 1.0)
 
     def compare_events(
-        self, events: EventName, event_ns: NDArray[np.int64], delay_factors: DelayFactors
+        self, events: EventName, event_ns: NDArray[np.int64], delay_growth: RelativeGrowth
     ) -> Shortfall | None:
         """Return how many fewer events came in the second half than expected, or None if enough.
 
@@ -270,13 +260,14 @@ class _DeliveryTest:
         Args:
             events: The name of the events, for reports.
             event_ns: The time of the event of each request, -1 if it never came.
-            delay_factors: By what the expected delay of each request is multiplied.
+            delay_growth: How many times as long as in the first quarter the delay of each request
+                may be.
         """
         delays_ns = self._first_quarter_delays(event_ns)
         if not len(delays_ns):
             return None
 
-        expected = self._count_expected(delays_ns, delay_factors)
+        expected = self._count_expected(delays_ns, delay_growth)
         observed = self._count_in_second_half(event_ns)
         have_enough_come = observed >= MIN_DELIVERED_SHARE * expected
         if have_enough_come or self._may_be_chance(expected, observed):
@@ -303,18 +294,19 @@ class _DeliveryTest:
         variance = _index_of_dispersion(self._ordered_due_ns) * expected
         return expected - observed <= CHANCE_SIGMAS * math.sqrt(variance)
 
-    def _count_expected(self, delays_ns: NDArray[np.int64], delay_factors: DelayFactors) -> float:
+    def _count_expected(self, delays_ns: NDArray[np.int64], delay_growth: RelativeGrowth) -> float:
         """Return the expected events of the second half if delays stay those of the first quarter.
 
         Args:
             delays_ns: The delays from the due time to the event in the first quarter.
-            delay_factors: By what the delay of each request is multiplied.
+            delay_growth: How many times as long as in the first quarter the delay of each request
+                may be.
         """
         probabilities = np.linspace(0, 1, DELAY_QUANTILES)
         delay_quantiles_ns = np.quantile(delays_ns, probabilities, method="nearest")
-        if delay_factors is None:
+        if delay_growth is None:
             return self._count_expected_by_delays(delay_quantiles_ns)
-        return self._count_expected_by_scaled_delays(delay_quantiles_ns, delay_factors)
+        return self._count_expected_by_scaled_delays(delay_quantiles_ns, delay_growth)
 
     def _count_expected_by_delays(self, delays_ns: NDArray[np.float64]) -> float:
         """Return the expected events of the second half if each delay is equally probable.
@@ -332,7 +324,7 @@ class _DeliveryTest:
         return float(events_in_second_half.mean())
 
     def _count_expected_by_scaled_delays(
-        self, delays_ns: NDArray[np.float64], delay_factors: NDArray[np.float64]
+        self, delays_ns: NDArray[np.float64], delay_growth: NDArray[np.float64]
     ) -> float:
         """Return the expected events of the second half if longer requests have longer delays.
 
@@ -341,15 +333,16 @@ class _DeliveryTest:
         start.
 
         Args:
-            delays_ns: The delays of a request with a factor of 1, equally probable and sorted.
-            delay_factors: By what the delay of each request is multiplied.
+            delays_ns: The delays of a request with the growth 1, equally probable and sorted.
+            delay_growth: How many times as long as in the first quarter the delay of each request
+                may be.
         """
         probabilities = np.empty(len(self._due_ns))
         for rows in block_slices(len(self._due_ns)):  # in slices, which takes little memory
             due_ns = self._due_ns[rows]
-            factors = delay_factors[rows]
-            before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, factors)
-            before_start = _probability_before(self._half_start_ns, due_ns, delays_ns, factors)
+            growth = delay_growth[rows]
+            before_end = _probability_before(self._half_end_ns, due_ns, delays_ns, growth)
+            before_start = _probability_before(self._half_start_ns, due_ns, delays_ns, growth)
             probabilities[rows] = before_end - before_start
 
         return float(probabilities.sum())
@@ -371,11 +364,11 @@ def _probability_before(
     deadline_ns: float,
     due_ns: NDArray[np.int64],
     ordered_delays_ns: NDArray[np.float64],
-    delay_factors: NDArray[np.float64],
+    delay_growth: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return, for each request, the probability that its event comes before a deadline.
 
-    A request that is due 6 s before the deadline may have a delay of 6 s. If its factor is 2, that
+    A request that is due 6 s before the deadline may have a delay of 6 s. If its growth is 2, that
     is 6 s / 2 = 3 s of an ordinary request. If 80 of 100 ordinary delays are at most 3 s, the
     probability is 0.8.
 
@@ -383,9 +376,9 @@ def _probability_before(
         deadline_ns: The deadline.
         due_ns: The due time of each request.
         ordered_delays_ns: The delays of an ordinary request, equally probable and sorted.
-        delay_factors: By what the ordinary delay is multiplied for each request.
+        delay_growth: How many times as long as an ordinary delay that of each request may be.
     """
-    allowed_delays_ns = (deadline_ns - due_ns) / delay_factors
+    allowed_delays_ns = (deadline_ns - due_ns) / delay_growth
     shorter_delays = np.searchsorted(ordered_delays_ns, allowed_delays_ns, side="right")
     return shorter_delays / len(ordered_delays_ns)
 

@@ -12,7 +12,7 @@ from loadgen.core.metrics.sample_bounds import Range
 from loadgen.core.metrics.uncertainty import uncertainty_limit
 from loadgen.core.slo import describe_term
 from loadgen.core.stats.quantiles import (
-    SUPPORT,
+    NEEDED_SAMPLES,
     milliseconds,
     needed_samples,
     quantile_index,
@@ -416,4 +416,4 @@ def _term_result(
 def _needed_samples(quantile: float) -> int:
     """Return how many samples support a quantile. Those of common quantiles are in a table."""
     name = quantile_name(quantile)
-    return SUPPORT[name] if name in SUPPORT else needed_samples(quantile)
+    return NEEDED_SAMPLES[name] if name in NEEDED_SAMPLES else needed_samples(quantile)

@@ -16,19 +16,18 @@ from loadgen.core.metrics.run_evidence import RunEvidence, make_code
 from loadgen.core.metrics.timing_evidence import explain_lateness, is_local
 from loadgen.core.metrics.validity_warnings import find_warnings
 from loadgen.core.metrics.verdict import make_verdict
-from loadgen.core.stats.quantiles import SUPPORT, deciding_quantile
+from loadgen.core.stats.quantiles import NEEDED_SAMPLES, deciding_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadgen.core.metrics.request_counts import RequestCounts
-    from loadgen.core.metrics.run_evidence import ReferenceLatency
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.verdict import Verdict
     from loadgen.core.results.manifest import ReasonCode
     from loadgen.core.stats.quantiles import Distribution
 
-MIN_REQUESTS = SUPPORT["p50"]
+MIN_REQUESTS = NEEDED_SAMPLES["p50"]
 """A run with fewer requests supports no quantile and is not valid."""
 
 REQUESTS_PER_USER = 5
@@ -95,62 +94,50 @@ def _check_request_count(requests: RequestCounts) -> Iterator[ReasonCode]:
 
 
 def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield a reason if the client sent requests late, and one if arrival times are uncertain.
-
-    Both are errors of the client in ms. They matter if they are a large share of the measured
-    latency.
-    """
-    limits_of_run = evidence.manifest.limits
+    """Yield a reason if the client sent requests late, and one if arrival times are uncertain."""
     summary = evidence.summary
-    latency = evidence.inputs.reference_latency
-
-    send_lag = _describe_excessive_error(summary.send_lag_ms, latency, limits_of_run.send_lag_share)
-    if send_lag is not None:
-        yield make_code("sent_late", **send_lag, **_cause_of_lateness(evidence))
-
-    timestamp_error = _describe_excessive_error(
-        summary.stamp_error_ms, latency, limits_of_run.stamp_error_share
+    limits_of_run = evidence.manifest.limits
+    yield from _check_client_error(
+        evidence, "sent_late", summary.send_lag_ms, limits_of_run.send_lag_share
     )
-    if timestamp_error is not None:
-        yield make_code("arrivals_unsure", **timestamp_error, **_cause_of_lateness(evidence))
-
-
-def _cause_of_lateness(evidence: RunEvidence) -> dict[str, str | float | None]:
-    """Return why the client sends or reads late, as values of a `ReasonCode`."""
-    return explain_lateness(
-        evidence.worker_samples,
-        evidence.summary.window,
-        is_local=is_local(evidence.manifest),
+    yield from _check_client_error(
+        evidence, "arrivals_unsure", summary.stamp_error_ms, limits_of_run.stamp_error_share
     )
 
 
-def _describe_excessive_error(
-    error_ms: Distribution, latency: ReferenceLatency, limit_share: float
-) -> dict[str, str | float | None] | None:
-    """Return the values of a `ReasonCode` about an error of the client that is too large.
+def _check_client_error(
+    evidence: RunEvidence, code: str, errors_ms: Distribution, limit_share: float
+) -> Iterator[ReasonCode]:
+    """Yield a reason if errors of the client are too large a share of the measured latency.
 
-    The error is too large if its deciding quantile is more than a share of a typical latency. The
-    deciding quantile is the highest one for which there are enough values, such as the p99. Returns
-    None if the error is small enough, or if there are no values.
+    The p99 of the errors, or the highest quantile below it that has enough values, is compared with
+    the median latency. Nothing is yielded if one of the two has no value.
 
     Args:
-        error_ms: The distribution of the error, such as how much later than due requests were sent.
-        latency: The latency that it is compared with: the p50 of TTFT, or of E2E.
-        limit_share: The largest share of that latency that the error may have.
+        evidence: What the run is judged by.
+        code: The code of the reason.
+        errors_ms: The errors, such as how much later than due each request was sent.
+        limit_share: The largest share of the median latency that the errors may have.
     """
-    error = deciding_quantile(error_ms)
+    error = deciding_quantile(errors_ms)
+    latency = evidence.inputs.reference_latency
     latency_ms = latency.p50_ms
     if error is None or latency_ms is None or error.value_ms <= limit_share * latency_ms:
-        return None
+        return
 
-    return {
-        "quantile": error.name,
-        "value_ms": error.value_ms,
-        "share": error.value_ms / latency_ms if latency_ms > 0 else None,
-        "basis": latency.name,
-        "basis_ms": latency_ms,
-        "limit": limit_share,
-    }
+    cause = explain_lateness(
+        evidence.worker_samples, evidence.summary.window, is_local=is_local(evidence.manifest)
+    )
+    yield make_code(
+        code,
+        quantile=error.name,
+        value_ms=error.value_ms,
+        share=error.value_ms / latency_ms if latency_ms > 0 else None,
+        basis=latency.name,
+        basis_ms=latency_ms,
+        limit=limit_share,
+        **cause,
+    )
 
 
 def _check_worker_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
@@ -301,35 +288,41 @@ def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
 
     The caveats about whole metrics come first, and then those about single statistics, such as p99.
     """
-    whole_metrics = [
-        _WithheldMetric(metric, statistics=[], reason=reason)
+    metrics = [
+        _Withheld(metric, statistics=[], reason=reason)
         for metric, reason in summary.withheld_metrics.items()
     ]
-    yield from _group_by_reason(whole_metrics)
+    yield from _group_by_reason(metrics)
 
     has_itl = summary.itl_ms is not None
-    single_statistics = []
+    statistics = []
     for metric, withheld in summary.withheld_statistics.items():
         is_listed_as_itl = metric == "inter_chunk" and has_itl  # the same gaps between events
         if not is_listed_as_itl:
-            statistics = list(withheld.ranges)
-            single_statistics.append(_WithheldMetric(metric, statistics, withheld.reason))
-    yield from _group_by_reason(single_statistics)
+            statistics.append(_Withheld(metric, list(withheld.ranges), withheld.reason))
+    yield from _group_by_reason(statistics)
 
 
-class _WithheldMetric(NamedTuple):
-    """A metric with the names of its statistics that are withheld ([] for all), and the reason."""
+class _Withheld(NamedTuple):
+    """What is not reported of a metric, and why.
+
+    Attributes:
+        metric: The metric.
+        statistics: The names of its statistics that are withheld. Empty if it is withheld with all
+            of its statistics.
+        reason: Why, as a sentence.
+    """
 
     metric: str
     statistics: list[str]
     reason: str
 
 
-def _group_by_reason(withheld_metrics: Sequence[_WithheldMetric]) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason, with the withheld statistics of all metrics that share it."""
+def _group_by_reason(withheld: Sequence[_Withheld]) -> Iterator[ReasonCode]:
+    """Yield one caveat for each reason, which lists all metrics that are withheld for it."""
     statistics_by_reason: dict[str, dict[str, list[str]]] = {}
-    for withheld in withheld_metrics:
-        statistics = statistics_by_reason.setdefault(withheld.reason, {})
-        statistics[withheld.metric] = withheld.statistics
-    for reason, statistics in statistics_by_reason.items():
-        yield make_code("withheld", statistics=statistics, why=reason)
+    for part in withheld:
+        statistics_by_metric = statistics_by_reason.setdefault(part.reason, {})
+        statistics_by_metric[part.metric] = part.statistics
+    for reason, statistics_by_metric in statistics_by_reason.items():
+        yield make_code("withheld", statistics=statistics_by_metric, why=reason)

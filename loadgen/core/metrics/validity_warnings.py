@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import limits
 from loadgen.core.format import SYSTEM
@@ -28,7 +28,7 @@ WARMUP_IN_FLIGHT = "warmup"
 
 
 REPLICA_CHANGES = ("loss", "scale_up")
-"""The events at which the number of replicas changes. Their `load_before` is that number."""
+"""The kinds of events at which the number of replicas changes."""
 
 
 def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
@@ -296,13 +296,25 @@ def _check_replica_count(summary: Summary) -> Iterator[ReasonCode]:
         yield make_code("replicas_changed", changes=changes)
 
 
-def _list_replica_changes(events: tuple[Recovery, ...]) -> list[tuple[str, str, float]]:
-    """Return each change of the number of replicas: the number before, the number after, the time.
+class _ReplicaChange(NamedTuple):
+    """A change of the number of replicas, which is text: "3" to "2" if one of three failed."""
 
-    The numbers are text, and the time is in seconds. Spikes of the load are left out.
+    before: str
+    after: str
+    at_s: float
+
+
+def _list_replica_changes(events: tuple[Recovery, ...]) -> list[_ReplicaChange]:
+    """Return the changes of the number of replicas among some events of a run.
+
+    An event is a spike of the load, the loss of a replica, or the start of another one. Its load
+    before and after is a rate of requests for a spike, and a number of replicas for the others.
     """
-    replica_changes = [event for event in events if event.event in REPLICA_CHANGES]
-    return [(change.load_before, change.load_after, change.at_s) for change in replica_changes]
+    return [
+        _ReplicaChange(before=event.load_before, after=event.load_after, at_s=event.at_s)
+        for event in events
+        if event.event in REPLICA_CHANGES
+    ]
 
 
 def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:

@@ -515,29 +515,22 @@ def widen_by_runs(
             latencies, whose errors are relative.
     """
     values = np.array([interval.value, *value_of_runs], float)
-    is_comparable = bool(np.isfinite(values).all()) and (not on_log_scale or values.min() > 0)
-    if len(value_of_runs) < 2 or not is_comparable:
+    are_comparable = bool(np.isfinite(values).all()) and (not on_log_scale or values.min() > 0)
+    if len(value_of_runs) < 2 or not are_comparable:
         return interval
 
     run_values = values[1:]
     if on_log_scale:
-        return _widen_on_log_scale(interval, run_values)
-    half_width = mean_of_runs(run_values, interval.level).half_width
-    return _widen(interval, low=interval.value - half_width, high=interval.value + half_width)
+        # An interval of logarithms, log(value) - w to log(value) + w, is one from value / exp(w) to
+        # value * exp(w).
+        half_width = mean_of_runs(np.log(run_values), interval.level).half_width
+        low = interval.value * math.exp(-half_width)
+        high = interval.value * math.exp(min(half_width, MAX_EXPONENT))
+    else:
+        half_width = mean_of_runs(run_values, interval.level).half_width
+        low = interval.value - half_width
+        high = interval.value + half_width
 
-
-def _widen_on_log_scale(interval: Interval, run_values: NDArray[np.float64]) -> Interval:
-    """Return an interval as `widen_by_runs` does, by the logarithms of the values of the runs."""
-    log_half_width = mean_of_runs(np.log(run_values), interval.level).half_width
-    return _widen(
-        interval,
-        low=interval.value * math.exp(-log_half_width),
-        high=interval.value * math.exp(min(log_half_width, MAX_EXPONENT)),
-    )
-
-
-def _widen(interval: Interval, low: float, high: float) -> Interval:
-    """Return the interval with its ends moved out to `low` and `high` where it is narrower."""
     return replace(interval, low=min(interval.low, low), high=max(interval.high, high))
 
 

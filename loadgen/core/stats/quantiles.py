@@ -29,9 +29,9 @@ QUANTILES: tuple[tuple[str, float], ...] = (
     ("p99_9", 0.999),
 )
 
-SUPPORT: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
-"""The number of samples from which a quantile is *supported*: LoadGen's early stopping then allows
-one of them over the limit."""
+NEEDED_SAMPLES: dict[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99_9": 6636}
+"""How many samples a quantile needs. With fewer it is not *supported*, and reports mark its value.
+From this number on, LoadGen's early stopping allows one sample over the limit."""
 
 SMALL_VALUE_LIMIT = 1 << 31
 """Values below this are kept as int32, which takes half the memory and is sorted faster."""
@@ -43,8 +43,8 @@ MAX_PARTIAL_SUM = 2**62
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """The distribution of a sample, in milliseconds. All statistics are None if `count` is 0.
 
-    `supported` names the quantiles that `count` samples support (`SUPPORT`); reports mark the
-    others.
+    `supported` names the quantiles for which `count` samples are enough (`NEEDED_SAMPLES`); reports
+    mark the others.
     """
 
     count: int = 0
@@ -107,7 +107,7 @@ def quantile_of(values: NDArray[Any], p: float) -> float:
 
 
 def needed_samples(p: float) -> int:
-    """Return the number of samples that supports quantile `p`. `SUPPORT` has the common ones.
+    """Return how many samples quantile `p` needs. `NEEDED_SAMPLES` has those of common quantiles.
 
     From this number on, early stopping allows one sample over the limit: the sample still shows, at
     LoadGen's confidence of 99 %, that a share of at least `p` is under the limit.
@@ -153,20 +153,25 @@ def distribution_of(values_ns: NDArray[np.int64]) -> Distribution:
 def describe_sample(sample: Sample, mean_ns: float, min_ns: int, max_ns: int) -> Distribution:
     """Return the distribution of a sample with at least one value.
 
-    It lists all quantiles, and as `supported` the names of those that have enough values. The mean,
-    the smallest and the largest value are passed, because a `Sample` only has quantiles.
+    Args:
+        sample: The sample, for its quantiles.
+        mean_ns: The mean of the sample.
+        min_ns: Its smallest value.
+        max_ns: Its largest value.
     """
-    quantiles_by_name: dict[str, Any] = {
-        name: milliseconds(sample.quantile(p)) for name, p in QUANTILES
-    }
-    supported_names = [name for name, _ in QUANTILES if sample.count >= SUPPORT[name]]
+    quantiles_ms = {name: milliseconds(sample.quantile(p)) for name, p in QUANTILES}
+    supported = [name for name, needed in NEEDED_SAMPLES.items() if sample.count >= needed]
     return Distribution(
         count=sample.count,
         mean=milliseconds(mean_ns),
         min=milliseconds(min_ns),
+        p50=quantiles_ms["p50"],
+        p90=quantiles_ms["p90"],
+        p95=quantiles_ms["p95"],
+        p99=quantiles_ms["p99"],
+        p99_9=quantiles_ms["p99_9"],
         max=milliseconds(max_ns),
-        supported=tuple(supported_names),
-        **quantiles_by_name,
+        supported=tuple(supported),
     )
 
 

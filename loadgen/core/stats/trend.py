@@ -462,15 +462,21 @@ def _independent_blocks_of_variance(count: int, correlation: float) -> float:
 
 
 def _upper_correlation(correlation: float, count: int, mean_correlation: float | None) -> float:
-    """Return how large the correlation of neighbours may be, if it was estimated from few blocks.
+    """Return an upper bound of the correlation between the values of adjacent blocks of time.
 
-    The estimate is raised by CORRELATION_ERRORS standard errors. They are added to Fisher's
-    z = atanh(correlation), whose standard error is 1 / sqrt(count - 3). The result is at least the
-    mean correlation of many series, if that is known, and at most MAX_CORRELATION.
+    A correlation that is estimated from a few blocks has a large error. So it is raised by
+    CORRELATION_ERRORS standard errors. Fisher's transformation z = atanh(correlation) makes the
+    error normal: the standard error of z is 1 / sqrt(count - 3).
+
+    Args:
+        correlation: The estimate.
+        count: The number of blocks that it is estimated from.
+        mean_correlation: The mean of the estimates of many series, which the result is not below.
+            None if there are few series.
     """
-    z = math.atanh(correlation)
-    standard_error_of_z = 1 / math.sqrt(count - 3)
-    raised_correlation = math.tanh(z + CORRELATION_ERRORS * standard_error_of_z)
+    fisher_z = math.atanh(correlation)
+    standard_error = 1 / math.sqrt(count - 3)
+    raised_correlation = math.tanh(fisher_z + CORRELATION_ERRORS * standard_error)
     lower_bound = 0.0 if mean_correlation is None else mean_correlation
     return min(max(raised_correlation, lower_bound), MAX_CORRELATION)
 

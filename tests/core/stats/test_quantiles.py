@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from loadgen.core.stats.histogram import LARGEST_NS, MAX_RELATIVE_ERROR, Histogram
 from loadgen.core.stats.quantiles import (
+    NEEDED_SAMPLES,
     QUANTILES,
-    SUPPORT,
     Distribution,
     distribution_of,
     milliseconds,
@@ -51,7 +51,7 @@ def binomial_at_most_one(n: int, p: float) -> float:
 
 @pytest.mark.parametrize(("key", "p"), QUANTILES)
 def test_a_quantile_is_supported_when_early_stopping_allows_one_over(key: str, p: float) -> None:
-    n = SUPPORT[key]
+    n = NEEDED_SAMPLES[key]
     assert binomial_at_most_one(n, p) < 0.01 <= binomial_at_most_one(n - 1, p)
     assert needed_samples(p) == n
     assert quantile_name(p) == key
