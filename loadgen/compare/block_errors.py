@@ -76,7 +76,7 @@ def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
     """Return why the runs together do not support a percentile, or "" if they do.
 
     The reason is, for example, "212 samples, p99 needs 1,000". `NEEDED_SAMPLES` has the number of
-    samples that each percentile needs. A mean, and a percentile that is not in it, needs no minimum.
+    samples that each percentile needs. A mean, and a percentile that is not in it, has no minimum.
     """
     percentile_names = {quantile: name for name, quantile in QUANTILES}
     if metric.quantile is None or metric.quantile not in percentile_names:

@@ -7,13 +7,12 @@ longer, the series are tested again relative to the work of the requests.
 from __future__ import annotations
 
 import math
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection, join_selected
+from loadgen.core.metrics.columns import OK, UNDEFINED, UNKNOWN, as_selection, join_selected
 from loadgen.core.metrics.replica_keys import group_by_key, replica_keys, replica_name
 from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE, requested_output_tokens
 from loadgen.core.stats import trend
@@ -41,9 +40,6 @@ MIN_POSSIBLE_GROWTH_SHARE = 0.25
 
 NO_BLOCK = -1
 """The block of a request that is not due in the time tested."""
-
-NO_TOKEN_COUNT = -1
-"""The value of a column of tokens in a record whose tokens were not counted."""
 
 SeriesName = Literal["requests in flight", "TTFT"]
 
@@ -87,8 +83,8 @@ class _TestedRequests(NamedTuple):
         replica_key: The number of the target and replica (`replica_keys`).
         block: The block of time in which the request is due, from 0 to BLOCKS - 1.
         ttft_ns: TTFT, UNDEFINED for a request that is not ok.
-        prompt_tokens: The tokens of the prompt, or NO_TOKEN_COUNT.
-        output_tokens: The requested tokens of the response, or NO_TOKEN_COUNT.
+        prompt_tokens: The tokens of the prompt, or UNKNOWN.
+        output_tokens: The requested tokens of the response, or UNKNOWN.
     """
 
     replica_key: NDArray[np.int32]
@@ -129,8 +125,8 @@ def measure_replicas(
             due_requests=len(rows),
             in_flight=in_flight_by_replica.get(key, nothing_in_flight),
             ttft_ns=_block_means(requests.ttft_ns[rows], block, missing=UNDEFINED),
-            prompt_tokens=_block_means(requests.prompt_tokens[rows], block, missing=NO_TOKEN_COUNT),
-            output_tokens=_block_means(requests.output_tokens[rows], block, missing=NO_TOKEN_COUNT),
+            prompt_tokens=_block_means(requests.prompt_tokens[rows], block, missing=UNKNOWN),
+            output_tokens=_block_means(requests.output_tokens[rows], block, missing=UNKNOWN),
         )
         all_series.append(replica_series)
 
@@ -233,7 +229,7 @@ def _count_in_flight_by_replica(
         columns: The records of a stage.
         times_ns: The times, in ascending order.
     """
-    was_sent = as_selection(columns["sent_ns"] >= 0)
+    was_sent = as_selection(columns.is_known("sent_ns"))
     sent_ns = columns["sent_ns"][was_sent]
     done_ns = columns["done_ns"][was_sent]
     for key, rows in group_by_key(replica_keys(columns)[was_sent]):
@@ -334,7 +330,7 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
 class _SeriesTrend(NamedTuple):
     """A series of a replica with its trend, the straight line through the means of its blocks."""
 
-    replica_name: str
+    replica: ReplicaSeries
     series_name: SeriesName
     values: NDArray[np.float64]
     line: trend.Trend
@@ -366,7 +362,7 @@ class _SeriesTrend(NamedTuple):
         known_values = self.values[np.isfinite(self.values)]
         return Growth(
             share=self.growth_share,
-            replica=self.replica_name,
+            replica=self.replica.name,
             series=self.series_name,
             first=float(known_values[0]),
             last=float(known_values[-1]),
@@ -379,63 +375,48 @@ def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     A growth is certain if it is beyond chance among all series, and possible if it would be
     improbable by chance in a single series. Nothing is corrected for prompts that became longer.
     """
-    trends_by_replica = _find_trends(replicas)
-
+    trends = _find_trends(replicas)
     certain: list[Growth] = []
     possible: list[Growth] = []
-    for series_trend in chain.from_iterable(trends_by_replica):
+    for series_trend in trends:
         if series_trend.is_growth_certain:
             certain.append(series_trend.describe_growth())
         elif series_trend.is_growth_possible:
             possible.append(series_trend.describe_growth())
 
     # A growth of this share would have been seen at every replica.
-    visible_share = max(_visible_share(series_trends) for series_trends in trends_by_replica)
+    visible_share = max(_visible_share(replica, trends) for replica in replicas)
     return GrowthTest(certain, possible, visible_share)
 
 
-def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
-    """Return the trends of the series of each replica, one list per replica.
+def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[_SeriesTrend]:
+    """Return the trends of all series of all replicas.
 
     All series are tested in one call, because Holm's correction for multiple tests has to cover all
-    of them.
+    of them. A series without a trend has too few values and is left out. So is one with a mean of
+    0, because growth is measured as a share of the mean.
     """
-    all_values = [values for replica in replicas for _, values in replica.tested]
-    remaining_trends = iter(trend.find_trends(all_values))
+    all_series = [
+        (replica, series_name, values)
+        for replica in replicas
+        for series_name, values in replica.tested
+    ]
+    lines = trend.find_trends([values for _, _, values in all_series])
+    return [
+        _SeriesTrend(replica, series_name, values, line)
+        for (replica, series_name, values), line in zip(all_series, lines, strict=True)
+        if line is not None and line.mean > 0
+    ]
 
-    trends_by_replica = []
-    for replica in replicas:
-        trends_of_replica = list(islice(remaining_trends, len(replica.tested)))
-        trends_by_replica.append(_name_trends(replica, trends_of_replica))
 
-    return trends_by_replica
+def _visible_share(replica: ReplicaSeries, trends: Sequence[_SeriesTrend]) -> float:
+    """Return the smallest growth that would have been seen at a replica, as a share of the mean.
 
-
-def _name_trends(
-    replica: ReplicaSeries, trends: Sequence[trend.Trend | None]
-) -> list[_SeriesTrend]:
-    """Return the trends of a replica with their series.
-
-    A series with a mean of 0 is left out, because growth is measured as a share of the mean.
-
-    Args:
-        replica: The replica.
-        trends: The trend of each of its tested series, None for too few values.
+    If a replica is overloaded, at least one of its series grows. So it is enough if the growth
+    would have been seen in one of them. Returns infinity if no series of the replica has a trend.
     """
-    series_trends = []
-    for (series_name, values), line in zip(replica.tested, trends, strict=True):
-        if line is not None and line.mean > 0:
-            series_trends.append(_SeriesTrend(replica.name, series_name, values, line))
-    return series_trends
-
-
-def _visible_share(series_trends: Sequence[_SeriesTrend]) -> float:
-    """Return the smallest growth, as a share of the mean, that would have been seen at a replica.
-
-    At an overloaded replica at least one series grows. So the series in which the smaller growth is
-    visible counts. Returns infinity if no series of the replica could be tested.
-    """
-    return min((series.detectable_share for series in series_trends), default=math.inf)
+    shares = [line.detectable_share for line in trends if line.replica is replica]
+    return min(shares, default=math.inf)
 
 
 def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:

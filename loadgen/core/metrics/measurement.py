@@ -45,6 +45,7 @@ from loadgen.core.metrics.token_usage import (
     prompt_count_difference,
     whole_output_per_s,
 )
+from loadgen.core.metrics.uncertainty import BoundedSample
 from loadgen.core.metrics.verdict import Verdict
 from loadgen.core.metrics.windows import find_full_load_time, measure_window
 from loadgen.core.metrics.withholding import (
@@ -71,12 +72,12 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.part_summaries import PartMetrics, RackTokens
     from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.run_accumulator import MeasuredAndWarmup, RunAccumulator
-    from loadgen.core.metrics.sample_bounds import GapBounds, SampleBounds
+    from loadgen.core.metrics.sample_bounds import GapBounds
     from loadgen.core.metrics.task_summary import Sessions
     from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
-    from loadgen.core.stats.quantiles import Distribution, Values
+    from loadgen.core.stats.quantiles import Distribution
     from loadgen.figures import MetricDefinition
 
 
@@ -224,13 +225,6 @@ class _EventData(NamedTuple):
             return None
         exact_events = int(self.errors.counts[0])  # bucket 0 has the errors of 0
         return 1 - exact_events / self.errors.count
-
-
-class _BoundedSample(NamedTuple):
-    """The values of a metric, and their bounds, which are None if all values are certain."""
-
-    values: Values | Histogram
-    bounds: SampleBounds | None
 
 
 def _measure_run_window(
@@ -633,22 +627,20 @@ class _RunMeasurement:
         return percentiles
 
     def _certain_percentiles(self, definition: MetricDefinition) -> dict[str, float]:
-        """Return the requested percentiles of a metric that the errors of timestamps hardly change.
+        """Return the requested percentiles of a metric that are certain enough, in ms by name."""
+        sample = self._find_sample(definition)
+        limit = uncertainty.max_error_share(definition.name, self._manifest.limits)
+        probabilities = sample.select_certain(self._manifest.percentiles, limit)
+        return quantiles_ms(sample.values, probabilities)
 
-        They are in ms, by name.
-        """
-        sample, bounds = self._bounded_sample(definition)
-        quantiles = uncertainty.certain_quantiles(sample, bounds, definition, self._manifest)
-        return quantiles_ms(sample, quantiles)
-
-    def _bounded_sample(self, definition: MetricDefinition) -> _BoundedSample:
+    def _find_sample(self, definition: MetricDefinition) -> BoundedSample:
         """Return the values of a metric: the gaps between events, or one value per request."""
         if definition.sample == "gaps":
-            return _BoundedSample(self._events.gaps, self._events.gap_bounds)
+            return BoundedSample(self._events.gaps, self._events.gap_bounds)
 
         requests = self._measured_requests
-        bounds = sample_bounds.bound_metric(requests.columns, definition.name)
-        return _BoundedSample(requests.sample(definition.name), bounds)
+        value_bounds = sample_bounds.bound_metric(requests.columns, definition.name)
+        return BoundedSample(requests.sample(definition.name), value_bounds)
 
     def verdict_inputs(self) -> VerdictInputs:
         """Return the numbers that decide whether the measurement can be trusted.

@@ -9,7 +9,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.metrics.accumulator import term_sum_name
 from loadgen.core.metrics.sample_bounds import Range
-from loadgen.core.metrics.uncertainty import uncertainty_limit
+from loadgen.core.metrics.uncertainty import max_error_share
 from loadgen.core.slo import describe_term
 from loadgen.core.stats.quantiles import (
     NEEDED_SAMPLES,
@@ -242,7 +242,7 @@ def _find_uncertain_range(
     value_range = sample.accumulator.nth_range(metric, value_index)
     if value_range is None:
         return None
-    limit = uncertainty_limit(metric, sample.limits)
+    limit = max_error_share(metric, sample.limits)
     return value_range if value_range.exceeds(value_ns, limit) else None
 
 

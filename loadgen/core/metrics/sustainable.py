@@ -114,34 +114,18 @@ def judge_load(
         return Sustainable(reason=reason)
 
     judgement = _judge_by_growth(measured, warmup, window, manifest)
+    if judgement.sustained is False:
+        return judgement
+
     is_open_loop = not any(stage.closed for stage in stages)
-    if is_open_loop:
-        judgement = _judge_by_delivery(judgement, measured)
+    shortfall = find_shortfall(measured) if is_open_loop else None
+    if shortfall is not None:
+        return msgspec.structs.replace(
+            judgement, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
+        )
 
     is_sustained = judgement.sustained is True
-    if is_sustained and _have_many_failed(measured):
-        return _undecided_by_failures(judgement, measured)
-
-    return judgement
-
-
-def _judge_by_delivery(by_growth: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement by growth, unless only the deliveries show that the server fell behind.
-
-    Args:
-        by_growth: The judgement by the growth of queues.
-        measured: The records of each measured stage.
-    """
-    is_decided_by_growth = by_growth.sustained is False
-    if is_decided_by_growth:
-        return by_growth
-
-    shortfall = find_shortfall(measured)
-    if shortfall is None:
-        return by_growth
-    return msgspec.structs.replace(
-        by_growth, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
-    )
+    return _undecided_if_many_failed(judgement, measured) if is_sustained else judgement
 
 
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
@@ -155,19 +139,8 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
     return ""
 
 
-def _count_failed(measured: Sequence[Columns]) -> int:
-    """Return how many requests failed or were lost."""
-    return sum(int((columns.where(FAILED) | columns.where(LOST)).sum()) for columns in measured)
-
-
-def _have_many_failed(measured: Sequence[Columns]) -> bool:
-    """Return True if more requests failed than FAILURE_SHARE allows."""
-    requests = sum(map(len, measured))
-    return _count_failed(measured) > FAILURE_SHARE * requests
-
-
-def _undecided_by_failures(judgement: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement of a load as undecided, because many of its requests failed.
+def _undecided_if_many_failed(judgement: Sustainable, measured: Sequence[Columns]) -> Sustainable:
+    """Return the judgement of a sustained load, or an undecided one if many requests failed.
 
     A server that rejects requests has a short queue although it does not keep up.
 
@@ -176,9 +149,13 @@ def _undecided_by_failures(judgement: Sustainable, measured: Sequence[Columns]) 
         measured: The records of each measured stage.
     """
     requests = sum(map(len, measured))
+    failed = sum(int((columns.where(FAILED) | columns.where(LOST)).sum()) for columns in measured)
+    if failed <= FAILURE_SHARE * requests:
+        return judgement
+
     reason = (
-        f"{_count_failed(measured):,} of {requests:,} requests failed, and a queue does not grow "
-        "if the server rejects requests"
+        f"{failed:,} of {requests:,} requests failed, and a queue does not grow if the server "
+        "rejects requests"
     )
     return msgspec.structs.replace(judgement, sustained=None, code="failures", reason=reason)
 

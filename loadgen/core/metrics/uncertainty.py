@@ -7,7 +7,7 @@ uncertain while its p50 is reported. The number of stalls and of good requests i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,18 +18,16 @@ from loadgen.core.stats.quantiles import QUANTILES, milliseconds
 from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from loadgen.core.limits import ValidityLimits
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.bounds import Bounds
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.sample_bounds import GapBounds, SampleBounds, StatisticRanges
-    from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Slo
     from loadgen.core.stats.histogram import Histogram
     from loadgen.core.stats.quantiles import Distribution, Values
-    from loadgen.figures import MetricDefinition
 
 STATISTICS = ("mean", *(name for name, _ in QUANTILES), "max")
 
@@ -94,7 +92,7 @@ def find_uncertain_statistics(
         if ranges is None:
             continue
 
-        limit = _uncertainty_limit(definition, limits)
+        limit = max_error_share(metric, limits)
         uncertain_ranges = find_uncertain_ranges(distributions[metric], ranges, limit)
         if uncertain_ranges:
             uncertain_statistics[metric] = uncertain_ranges
@@ -120,7 +118,7 @@ def certain_distribution(
     """Return the distribution of a metric without the statistics that are too uncertain."""
     distribution = accumulator.distribution(metric)
     ranges = accumulator.statistic_ranges(metric)
-    limit = uncertainty_limit(metric, limits)
+    limit = max_error_share(metric, limits)
     return distribution.without(find_uncertain_ranges(distribution, ranges, limit))
 
 
@@ -134,50 +132,45 @@ def certain_gap_distribution(
     return distribution.without(uncertain_ranges)
 
 
-def certain_quantiles(
-    sample: Values | Histogram,
-    sample_bounds: SampleBounds | None,
-    definition: MetricDefinition,
-    manifest: RunManifest,
-) -> tuple[float, ...]:
-    """Return the quantiles of a metric that the user requested and that are certain enough.
+class BoundedSample(NamedTuple):
+    """The values of a metric, with their bounds, which are None if all values are certain."""
 
-    A quantile is certain enough if the bounds of its value differ from the measured value by no
-    more than the limit of the metric, which is a share of that value.
+    values: Values | Histogram
+    bounds: SampleBounds | None
 
-    Args:
-        sample: The sample of the metric.
-        sample_bounds: The bounds of its values, None if all of them are certain.
-        definition: The metric.
-        manifest: The manifest, with the requested percentiles and the limits.
+    def select_certain(
+        self, probabilities: Sequence[float], max_error_share: float
+    ) -> Sequence[float]:
+        """Return the probabilities of those quantiles that are certain enough.
 
-    Returns:
-        The probabilities of the quantiles, such as 0.99 for p99.
+        A quantile is certain enough if its bounds differ from the measured value by no more than
+        the share `max_error_share` of that value.
+
+        Args:
+            probabilities: The probabilities of some quantiles, such as 0.99 for p99.
+            max_error_share: By which share of its value a quantile may be off.
+        """
+        if self.bounds is None or not self.values.count:
+            return probabilities
+
+        certain_probabilities = []
+        for probability in probabilities:
+            value_ns = self.values.quantile(probability)
+            value_range = self.bounds.bound_quantile(probability)
+            if not value_range.exceeds(value_ns, max_error_share):
+                certain_probabilities.append(probability)
+
+        return certain_probabilities
+
+
+def max_error_share(metric: str, limits: ValidityLimits) -> float:
+    """Return by which share of its value a statistic of a metric may be off and be reported.
+
+    It is a limit that the user may change, such as `limits.tpot_error_share` for TPOT. A metric for
+    which there is no limit may not be off at all.
     """
-    requested_probabilities = manifest.percentiles
-    if sample_bounds is None or not sample.count:
-        return requested_probabilities
-
-    limit = _uncertainty_limit(definition, manifest.limits)
-    certain_probabilities = []
-    for probability in requested_probabilities:
-        value_ns = sample.quantile(probability)
-        value_bounds = sample_bounds.bound_quantile(probability)
-        if not value_bounds.exceeds(value_ns, limit):
-            certain_probabilities.append(probability)
-
-    return tuple(certain_probabilities)
-
-
-def uncertainty_limit(metric: str, limits: ValidityLimits) -> float:
-    """Return by how much, as a share, a statistic of a metric may be off."""
     definition = METRICS.get(metric)
-    return 0.0 if definition is None else _uncertainty_limit(definition, limits)
-
-
-def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> float:
-    """Return the limit that the definition of a metric names, 0 if it names none."""
-    if not definition.uncertainty_limit:
+    if definition is None or not definition.uncertainty_limit:
         return 0.0
     return float(getattr(limits, definition.uncertainty_limit))
 
