@@ -74,38 +74,40 @@ def _describe_arrivals(check: StimulusCheck) -> _TargetAndMeasured:
 
 
 def _describe_rate(check: StimulusCheck) -> _TargetAndMeasured:
-    return _TargetAndMeasured(format.rate(check.requested), format.rate(check.seen))
+    return _TargetAndMeasured(format.rate(check.requested), format.rate(check.delivered))
 
 
 def _describe_classes(check: StimulusCheck) -> _TargetAndMeasured:
-    measured = f"{format.percent(check.seen)} of {format.counted(check.n, 'request')}"
+    measured = f"{format.percent(check.delivered)} of {format.counted(check.n, 'request')}"
     return _TargetAndMeasured(format.percent(check.requested), measured)
 
 
 def _describe_outputs(check: StimulusCheck) -> _TargetAndMeasured:
     target = f"{_format_rounded(check.requested)} tokens"
-    return _TargetAndMeasured(target, f"{_format_rounded(check.seen)} tokens")
+    return _TargetAndMeasured(target, f"{_format_rounded(check.delivered)} tokens")
 
 
 def _describe_prompts(check: StimulusCheck) -> _TargetAndMeasured:
     """Return by how much the server's count of prompt tokens differs from the client's count."""
-    return _TargetAndMeasured("counted by the client", f"{check.seen or 0.0:+.1%} by the server")
+    return _TargetAndMeasured(
+        "counted by the client", f"{check.delivered or 0.0:+.1%} by the server"
+    )
 
 
 def _describe_cache(check: StimulusCheck) -> _TargetAndMeasured:
     """Return the cache hit rate. It is None in a workload whose prompts are shared by chance."""
-    measured = "not reported" if check.seen is None else format.percent(check.seen)
+    measured = "not reported" if check.delivered is None else format.percent(check.delivered)
     if check.requested is None:
         return _TargetAndMeasured("any, prompts are shared", measured)
     return _TargetAndMeasured(format.percent(check.requested), measured)
 
 
 def _describe_spacing(check: StimulusCheck) -> _TargetAndMeasured:
-    return _TargetAndMeasured(format.quantity(check.requested), format.quantity(check.seen))
+    return _TargetAndMeasured(format.quantity(check.requested), format.quantity(check.delivered))
 
 
 def _describe_counts(check: StimulusCheck) -> _TargetAndMeasured:
-    return _TargetAndMeasured(_format_rounded(check.requested), _format_rounded(check.seen))
+    return _TargetAndMeasured(_format_rounded(check.requested), _format_rounded(check.delivered))
 
 
 _DESCRIBE: dict[str, Callable[[StimulusCheck], _TargetAndMeasured]] = {

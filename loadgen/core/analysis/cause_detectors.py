@@ -348,8 +348,9 @@ def detect_slow_target(case: Case) -> Cause | None:
     Its share of the slow requests must be at least CLEAR_SHARE, and _MIN_TARGET_FACTOR times its
     share of all requests.
     """
-    replica_key, slow_count = _most_frequent(case.replica_keys[case.is_slow])
-    slow_share = slow_count / int(case.is_slow.sum())
+    keys_of_slow = case.replica_keys[case.is_slow]
+    replica_key = _most_frequent(keys_of_slow)
+    slow_share = float((keys_of_slow == replica_key).mean())
     share_of_all = float((case.replica_keys == replica_key).mean())
     if slow_share < CLEAR_SHARE or slow_share < _MIN_TARGET_FACTOR * share_of_all:
         return None
@@ -361,11 +362,10 @@ def detect_slow_target(case: Case) -> Cause | None:
     return make_cause("target", slow_share, evidence)
 
 
-def _most_frequent(numbers: Ints) -> tuple[int, int]:
-    """Return the most frequent number and how often it occurs: (7, 2) for 3, 7, 7."""
+def _most_frequent(numbers: Ints) -> int:
+    """Return the most frequent number: 7 for 3, 7, 7."""
     distinct_numbers, counts = np.unique(numbers, return_counts=True)
-    index = int(np.argmax(counts))
-    return int(distinct_numbers[index]), int(counts[index])
+    return int(distinct_numbers[np.argmax(counts)])
 
 
 _SLOWER_HARDWARE_CODE = "power"
@@ -744,7 +744,7 @@ def detect_queue_of_all(case: Case) -> Cause | None:
     has_grown = bool(growth_text)
     is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
 
-    is_queue_reported = bool((case.requests["server_queue_ns"] >= 0).all())
+    is_queue_reported = bool(case.requests.is_known("server_queue_ns").all())
     if is_queue_reported and (has_grown or is_ttft_missed):
         return _cause_by_reported_queue(case, growth_text)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Ints: TypeAlias = NDArray[np.int64]
     Mask: TypeAlias = NDArray[np.bool_]
-    Values: TypeAlias = dict[str, Ints]
+    ColumnsByName: TypeAlias = dict[str, Ints]
 
 
 class Band(NamedTuple):
@@ -132,12 +132,12 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
         columns.forget()
 
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    has_server_timing = requests["server_prefill_ns"] >= 0
+    has_server_timing = requests.is_known("server_prefill_ns")
     if not len(has_server_timing):
         return Splits(reason="no request succeeded")
 
     requests_with_timing = int(has_server_timing.sum())
-    has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
+    has_queue_time = bool(requests.is_known("server_queue_ns").any())
     return Splits(
         accounted=requests_with_timing,
         groups=tuple(_split_groups(requests, manifest, has_server_timing)),
@@ -439,7 +439,7 @@ def _read_columns(
     requests: JoinedColumns,
     selections: Sequence[_RequestsNearPercentile],
     names: Sequence[str],
-) -> list[Values]:
+) -> list[ColumnsByName]:
     """Return the fields and metrics of each selection of requests, as columns by name.
 
     A column of all requests is large. Each is read once and freed before the next one, so the loop
@@ -450,7 +450,7 @@ def _read_columns(
         selections: The selected requests.
         names: The fields and metrics to read.
     """
-    columns_of_selections: list[Values] = [{} for _ in selections]
+    columns_of_selections: list[ColumnsByName] = [{} for _ in selections]
     for name in names:
         column = requests.measure(name) if name in _METRICS else requests[name]
         for selection, columns in zip(selections, columns_of_selections, strict=True):
@@ -479,34 +479,34 @@ class _MeanParts(NamedTuple):
     transfer_ns: float | None
 
 
-def _mean_parts(values: Values) -> _MeanParts:
-    """Return the mean of each part of TTFT. `values` has the columns of the requests by name."""
-    could_send_ns = earliest_send_ns(values)
+def _mean_parts(columns: ColumnsByName) -> _MeanParts:
+    """Return the mean of each part of TTFT. `columns` has the columns of the requests by name."""
+    could_send_ns = earliest_send_ns(columns)
     return _MeanParts(
-        client_ns=float((values["sent_ns"] - could_send_ns).mean()),
-        connect_ns=float((could_send_ns - values["due_ns"]).mean()),
-        queue_ns=_mean_if_reported(values["server_queue_ns"]),
-        prefill_ns=_mean_if_reported(values["server_prefill_ns"]),
-        transfer_ns=_mean_if_reported(values["server_transfer_ns"]),
+        client_ns=float((columns["sent_ns"] - could_send_ns).mean()),
+        connect_ns=float((could_send_ns - columns["due_ns"]).mean()),
+        queue_ns=_mean_if_reported(columns["server_queue_ns"]),
+        prefill_ns=_mean_if_reported(columns["server_prefill_ns"]),
+        transfer_ns=_mean_if_reported(columns["server_transfer_ns"]),
     )
 
 
-def _split_ttft(values: Values, percentile: PercentileName) -> TtftSplit:
+def _split_ttft(columns: ColumnsByName, percentile: PercentileName) -> TtftSplit:
     """Return the mean TTFT of the requests near a percentile, and the means of its parts.
 
     The last part is the rest: the time that belongs to no other part.
 
     Args:
-        values: The columns of these requests, by name.
+        columns: The columns of these requests, by name.
         percentile: The percentile.
     """
-    ttft_ns = float(values["ttft"].mean())
-    parts = _mean_parts(values)
+    ttft_ns = float(columns["ttft"].mean())
+    parts = _mean_parts(columns)
     sum_of_parts_ns = sum(part_ns for part_ns in parts if part_ns is not None)
 
     return TtftSplit(
         at=percentile,
-        requests=len(values["ttft"]),
+        requests=len(columns["ttft"]),
         ttft_ms=milliseconds(ttft_ns),
         client_ms=milliseconds(parts.client_ns),
         connect_ms=milliseconds(parts.connect_ns),
@@ -528,7 +528,7 @@ def _optional_milliseconds(ns: float | None) -> float | None:
     return None if ns is None else milliseconds(ns)
 
 
-def _split_e2e(values: Values, percentile: PercentileName) -> E2eSplit:
+def _split_e2e(columns: ColumnsByName, percentile: PercentileName) -> E2eSplit:
     """Return the mean end-to-end latency of the requests near a percentile, and its parts.
 
     - TTFT is the time to the first token. A response that is not streamed has none, so its whole
@@ -538,12 +538,12 @@ def _split_e2e(values: Values, percentile: PercentileName) -> E2eSplit:
     - Decode is all other time after the first token.
 
     Args:
-        values: The columns of these requests, by name.
+        columns: The columns of these requests, by name.
         percentile: The percentile.
     """
-    e2e_ns = values["e2e"]
-    ttft_ns = np.where(values["ttft"] == UNDEFINED, e2e_ns, values["ttft"])
-    stall_ns = np.where(values["max_gap_ns"] > STALL_NS, values["max_gap_ns"], 0)
+    e2e_ns = columns["e2e"]
+    ttft_ns = np.where(columns["ttft"] == UNDEFINED, e2e_ns, columns["ttft"])
+    stall_ns = np.where(columns["max_gap_ns"] > STALL_NS, columns["max_gap_ns"], 0)
     mean_e2e_ns = float(e2e_ns.mean())
     mean_ttft_ns = float(ttft_ns.mean())
     mean_stall_ns = float(stall_ns.mean())

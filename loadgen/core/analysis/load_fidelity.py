@@ -88,7 +88,7 @@ def _check_arrival_process(
     distance = ks_distance(gaps, cdf=_exponential_cdf, cdf_below=_exponential_cdf)
     p_value = _kolmogorov_p_value(distance, len(gaps))
     is_ok = p_value >= FALSE_ALARM_RATE
-    yield StimulusCheck(code="arrivals", seen=distance, ok=is_ok, n=len(gaps), p=p_value)
+    yield StimulusCheck(code="arrivals", delivered=distance, ok=is_ok, n=len(gaps), p=p_value)
 
 
 def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
@@ -101,9 +101,9 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
     for index, stage in enumerate(manifest.stages):
         if not stage.rate or not stage.arrival.startswith("poisson"):
             continue
-        is_sent = columns["sent_ns"] >= 0
+        was_sent = columns.is_known("sent_ns")
         is_first_turn = (columns["stage"] == index) & (columns["turn"] == 0)
-        sent_ns = columns["sent_ns"][as_selection(is_first_turn & is_sent)]
+        sent_ns = columns["sent_ns"][as_selection(is_first_turn & was_sent)]
         gaps_of_stages.append(np.diff(np.sort(sent_ns)) * stage.rate / 1e9)
 
     return join_arrays(gaps_of_stages)
@@ -152,7 +152,7 @@ def _check_gap_variation(summary: Summary) -> Iterator[StimulusCheck]:
     yield StimulusCheck(
         code="spacing",
         requested=planned_cv,
-        seen=measured_cv,
+        delivered=measured_cv,
         ok=abs(measured_cv - planned_cv) <= GAP_VARIATION,
         n=_count_sent(summary),
     )
@@ -193,7 +193,7 @@ def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusC
     yield StimulusCheck(
         code="lanes",
         requested=float(stage.concurrency),
-        seen=float(in_flight_max),
+        delivered=float(in_flight_max),
         ok=in_flight_max >= stage.concurrency,
         n=_count_sent(summary),
     )
@@ -227,7 +227,7 @@ def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
     yield StimulusCheck(
         code="rate",
         requested=stage.rate,
-        seen=achieved_rps,
+        delivered=achieved_rps,
         ok=relative_difference <= tolerance,
         n=sent,
     )
@@ -253,7 +253,7 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
     yield StimulusCheck(
         code="classes",
         requested=worst.share,
-        seen=worst.starts / starts,
+        delivered=worst.starts / starts,
         ok=difference(worst) <= tolerance,
         n=starts,
     )
@@ -277,7 +277,7 @@ def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     yield StimulusCheck(
         code="outputs",
         requested=requested,
-        seen=received,
+        delivered=received,
         ok=has_enough_tokens and have_requested_length,
         n=summary.requests.ok,
     )
@@ -295,7 +295,7 @@ def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     yield StimulusCheck(
         code="prompts",
         requested=0.0,
-        seen=relative_difference,
+        delivered=relative_difference,
         ok=abs(relative_difference) <= COUNT_DISAGREEMENT,
         n=summary.requests.ok,
     )
@@ -319,7 +319,7 @@ def _check_cache(
         return
 
     if manifest.shares_prompts:
-        yield StimulusCheck(code="cache", seen=cached_share, ok=None, n=ok_count)
+        yield StimulusCheck(code="cache", delivered=cached_share, ok=None, n=ok_count)
         return
 
     yield _check_repeated_prompts(inputs)
@@ -333,7 +333,7 @@ def _compare_cached_share(
     return StimulusCheck(
         code="cache",
         requested=expected_share,
-        seen=cached_share,
+        delivered=cached_share,
         ok=_is_near(cached_share, expected_share),
         n=ok_count,
     )
@@ -343,7 +343,7 @@ def _check_repeated_prompts(inputs: VerdictInputs) -> StimulusCheck:
     """Return the check that no prompt was sent more than once."""
     repeated = inputs.repeated_prompts
     return StimulusCheck(
-        code="repeats", requested=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
+        code="repeats", requested=0.0, delivered=float(repeated), ok=not repeated, n=inputs.sends
     )
 
 

@@ -358,14 +358,17 @@ def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -
     node_indexes = selection.node_index[has_value]
     short_blocks = selection.short_block[has_value]
     for block_count in BLOCK_COUNTS:
-        cells = _form_cells(node_indexes, short_blocks, (len(selection.names), block_count))
+        cells = _form_cells(node_indexes, short_blocks, len(selection.names), block_count)
         if cells.counts.min() >= MIN_PER_CELL:
             return cells
     return None
 
 
 def _form_cells(
-    node_indexes: NDArray[np.int32], short_blocks: NDArray[np.int8], shape: tuple[int, int]
+    node_indexes: NDArray[np.int32],
+    short_blocks: NDArray[np.int8],
+    node_count: int,
+    block_count: int,
 ) -> _Cells:
     """Return the cells of values, whose blocks of time consist of several short blocks each.
 
@@ -375,14 +378,14 @@ def _form_cells(
     Args:
         node_indexes: The node of each value.
         short_blocks: The block of time of each value, of SHORT_BLOCKS blocks.
-        shape: The number of nodes and the number of blocks.
+        node_count: The number of nodes.
+        block_count: The number of blocks, a divisor of SHORT_BLOCKS.
     """
-    node_count, block_count = shape
     short_blocks_per_block = SHORT_BLOCKS // block_count
     block_indexes = short_blocks // short_blocks_per_block
     cell_of_value = node_indexes * block_count + block_indexes
     counts = np.bincount(cell_of_value, minlength=node_count * block_count)
-    return _Cells(cell_of_value, counts.reshape(shape))
+    return _Cells(cell_of_value, counts.reshape(node_count, block_count))
 
 
 def _measure_variance_within(

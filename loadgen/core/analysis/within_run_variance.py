@@ -111,7 +111,10 @@ def sort_by_due_time(
 
 
 def estimate_log_percentile_error(
-    values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, block_count: int
+    values: NDArray[np.float64],
+    sorted_values: NDArray[np.float64],
+    fraction: float,
+    block_count: int,
 ) -> float:
     """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
@@ -122,24 +125,26 @@ def estimate_log_percentile_error(
 
     Args:
         values: The values in order of time, all above 0.
-        ordered: The same values in ascending order.
-        p: The percentile as a fraction, such as 0.99.
+        sorted_values: The same values in ascending order.
+        fraction: The percentile as a fraction, such as 0.99.
         block_count: The number of blocks of time.
     """
     count = len(values)
-    percentile = ordered[quantile_index(count, p)]
+    percentile = sorted_values[quantile_index(count, fraction)]
     is_above = (values > percentile).astype(np.float64)
-    error_of_p = intervals.batch_means(is_above, batches=block_count).standard_error
+    error_of_fraction = intervals.batch_means(is_above, batches=block_count).standard_error
 
-    lower_p = max(p - error_of_p, 0.0)
-    upper_p = min(p + error_of_p, 1.0)
-    lower_value = ordered[quantile_index(count, lower_p)]
-    upper_value = ordered[quantile_index(count, upper_p)]
+    lower_fraction = max(fraction - error_of_fraction, 0.0)
+    upper_fraction = min(fraction + error_of_fraction, 1.0)
+    lower_value = sorted_values[quantile_index(count, lower_fraction)]
+    upper_value = sorted_values[quantile_index(count, upper_fraction)]
 
     return float(math.log(upper_value) - math.log(lower_value)) / 2
 
 
-def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
+def count_blocks_above(
+    values: NDArray[np.float64], sorted_values: NDArray[np.float64], fraction: float
+) -> int:
     """Return in how many blocks of time of a run at least one value is above a percentile.
 
     The fewer blocks have such values, the less is known of the error of the percentile. For
@@ -149,10 +154,10 @@ def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64]
     Args:
         values: The values in order of time. Those at the start that do not fill a block are left
             out.
-        ordered: The same values in ascending order, to look the percentile up.
-        p: The percentile as a fraction, such as 0.99.
+        sorted_values: The same values in ascending order, to look the percentile up.
+        fraction: The percentile as a fraction, such as 0.99.
     """
-    percentile = ordered[quantile_index(len(values), p)]
+    percentile = sorted_values[quantile_index(len(values), fraction)]
     is_above = values > percentile
 
     block_count = max(BLOCK_COUNTS)
@@ -335,13 +340,43 @@ def _intervals_of_percentiles(
         if len(values_ns) < needed_values:
             continue
 
-        fraction = FRACTION_OF_PERCENTILE[name]
-        log_estimate = ScaledEstimate(
-            math.log(percentile_ms),
-            error=_largest_log_error(positive_values_ns, sorted_values_ns, fraction),
-            degrees_of_freedom=_degrees_of_freedom(positive_values_ns, sorted_values_ns, fraction),
+        log_estimate = _estimate_log_percentile(
+            positive_values_ns, sorted_values_ns, name, percentile_ms
         )
         yield name, log_estimate.interval(to_metric=math.exp)
+
+
+def _estimate_log_percentile(
+    values: NDArray[np.float64],
+    sorted_values: NDArray[np.float64],
+    name: str,
+    percentile_ms: float,
+) -> ScaledEstimate:
+    """Return the logarithm of a percentile with its standard error, by blocks of time.
+
+    The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest one counts.
+    Its degrees of freedom are the smallest number of blocks less 1, as for any variance of block
+    means. Only blocks with a value above the percentile tell something about it, so fewer blocks
+    count if only few have such a value.
+
+    Args:
+        values: The values in order of time, all above 0.
+        sorted_values: The same values in ascending order.
+        name: The name of the percentile, such as `p99`.
+        percentile_ms: The percentile in the summary.
+    """
+    fraction = FRACTION_OF_PERCENTILE[name]
+    errors = [
+        estimate_log_percentile_error(values, sorted_values, fraction, block_count)
+        for block_count in BLOCK_COUNTS
+    ]
+    blocks_above = count_blocks_above(values, sorted_values, fraction)
+    fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
+    return ScaledEstimate(
+        value=math.log(percentile_ms),
+        error=max(errors),
+        degrees_of_freedom=max(fewest_blocks - 1.0, 1.0),
+    )
 
 
 def _percentiles_in_summary(metric: MetricDefinition, summary: Summary) -> dict[str, float]:
@@ -374,38 +409,6 @@ def _distribution_in_summary(metric: MetricDefinition, summary: Summary) -> Dist
     if has_field_of_its_own:
         return getattr(summary, metric.field, None)
     return summary.other_metrics.get(metric.field)
-
-
-def _largest_log_error(
-    values: NDArray[np.float64], sorted_values: NDArray[np.float64], fraction: float
-) -> float:
-    """Return the largest standard error of the logarithm of a percentile, by blocks of time.
-
-    The error is estimated with each number of blocks in BLOCK_COUNTS.
-
-    Args:
-        values: The values in order of time, all above 0.
-        sorted_values: The same values in ascending order.
-        fraction: The percentile as a fraction, such as 0.99.
-    """
-    return max(
-        estimate_log_percentile_error(values, sorted_values, fraction, block_count)
-        for block_count in BLOCK_COUNTS
-    )
-
-
-def _degrees_of_freedom(
-    values: NDArray[np.float64], sorted_values: NDArray[np.float64], fraction: float
-) -> float:
-    """Return the degrees of freedom of `_largest_log_error`, which has the same parameters.
-
-    They are the number of blocks less 1, as for any variance of block means. Only blocks with a
-    value above the percentile tell something about it, so there may be fewer of them. The result is
-    at least 1.
-    """
-    blocks_above = count_blocks_above(values, sorted_values, fraction)
-    fewest_blocks = min(*BLOCK_COUNTS, blocks_above)
-    return max(fewest_blocks - 1.0, 1.0)
 
 
 def _sample_values(

@@ -5,6 +5,7 @@ Pure numpy. `run_accumulator` splits the records of a run and merges what was ad
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo, Term
     from loadgen.core.stats.quantiles import Distribution
 
-REQUEST_AMOUNTS = ("ok", "good", "input", "output")
+RequestAmount: TypeAlias = Literal["ok", "good", "input", "output"]
 """Amounts of requests that come over time: ok requests, requests that met the SLO, and tokens."""
 
 EXACT_SOURCES = [SOURCES.index("server"), SOURCES.index("tokenizer")]
@@ -126,7 +127,7 @@ class LastSent(NamedTuple):
 class MetricAccumulator:
     """Sums, extremes, samples and amounts of the records of one stage, target, class or step.
 
-    It keeps its records as `columns`, and computes the samples and amounts of requests from them on
+    It keeps its records as `columns`, and computes the values and amounts of requests from them on
     each call, because all of them together would need several times the memory of the records.
     What is small is kept once it is computed: distributions, the ranges of statistics, and single
     values. So ask for them only after all records have been added.
@@ -138,8 +139,8 @@ class MetricAccumulator:
         maxima: The largest value of some fields, by name.
         last_sent: The request that was sent last, None if none was sent.
         failures: The number of failures of each kind, with one of them.
-        samples: Values that were added under a name, beside those of the per-request metrics.
-        amounts: Amounts that were added under a name, beside REQUEST_AMOUNTS.
+        added_values: Values that are not those of single requests, such as the durations of tasks.
+        added_amounts: Amounts that are not those of single requests, such as the ends of tasks.
         columns: The records of each stage.
     """
 
@@ -157,8 +158,8 @@ class MetricAccumulator:
         self.sums: dict[str, int] = {}
         self.minima: dict[str, int] = {}
         self.maxima: dict[str, int] = {}
-        self.samples: dict[str, Values] = {}
-        self.amounts: dict[str, Amounts] = {}
+        self.added_values: defaultdict[str, Values] = defaultdict(Values)
+        self.added_amounts: defaultdict[str, Amounts] = defaultdict(Amounts)
 
         self.last_sent: LastSent | None = None
         self.failures: dict[str, FailureCount] = {}  # by the kind of failure
@@ -193,21 +194,19 @@ class MetricAccumulator:
         """Return the largest value of a field, or NO_TIME without any."""
         return self.maxima.get(name, NO_TIME)
 
-    def sample(self, name: str) -> Values:
-        """Return the values of a per-request metric, or those that were added under this name."""
-        if not _sampled_requests(name):
-            return self.samples.setdefault(name, Values())
+    def sample(self, metric: str) -> Values:
+        """Return the values of a metric that has one value per request, in little memory."""
         blocks = (block for columns in self.columns for block in columns.blocks())
-        values = (_metric_values(block, name) for block in blocks)
+        values = (_metric_values(block, metric) for block in blocks)
         return Values.of_arrays(values, max_count=sum(map(len, self.columns)))
 
-    def distribution(self, name: str) -> Distribution:
-        """Return the distribution of a sample."""
-        if name not in self._distributions:
-            sample = self.sample(name)
-            self._distributions[name] = sample.distribution()
-            self._keep_quantiles(name, sample)
-        return self._distributions[name]
+    def distribution(self, metric: str) -> Distribution:
+        """Return the distribution of a metric that has one value per request."""
+        if metric not in self._distributions:
+            sample = self.sample(metric)
+            self._distributions[metric] = sample.distribution()
+            self._keep_quantiles(metric, sample)
+        return self._distributions[metric]
 
     def _keep_quantiles(self, metric: str, sample: Values) -> None:
         """Keep the quantiles of a sample in ns, which SLO terms need; a distribution is in ms."""
@@ -263,10 +262,8 @@ class MetricAccumulator:
 
         return self._range_at_index[key]
 
-    def amount(self, name: str) -> Amounts:
-        """Return one of REQUEST_AMOUNTS, or the amounts that were added under this name."""
-        if name not in REQUEST_AMOUNTS:
-            return self.amounts.setdefault(name, Amounts())
+    def amounts(self, name: RequestAmount) -> Amounts:
+        """Return an amount of each request, such as its output tokens, with the time of each."""
         amounts = Amounts()
         for columns in self.columns:
             amounts.add(*_time_request_amounts(columns, name, self.slo))
@@ -321,11 +318,11 @@ class MetricAccumulator:
         for kind, failures in other.failures.items():
             self.add_failures(kind, failures)
 
-        for name, sample in other.samples.items():
-            self.sample(name).merge(sample)
+        for name, values in other.added_values.items():
+            self.added_values[name].merge(values)
 
-        for name, amounts in other.amounts.items():
-            self.amount(name).merge(amounts)
+        for name, amounts in other.added_amounts.items():
+            self.added_amounts[name].merge(amounts)
 
         self.columns += other.columns
 
@@ -655,7 +652,7 @@ class MetricAccumulator:
         The text of a request with the finish reason "other" is that reason, and no remark.
         """
         has_other_reason = columns["finish_reason"] == FINISH["other"]
-        has_remark = columns.where(OK) & ~has_other_reason & (columns["text"] >= 0)
+        has_remark = columns.where(OK) & ~has_other_reason & columns.is_known("text")
         for remark, requests in _count_texts(columns["text"][has_remark], texts):
             if remark:
                 self.add_to_sum(REMARK_PREFIX + remark, requests)
@@ -745,24 +742,21 @@ def _count_texts(
         yield _text_at(index, texts), count
 
 
-def _sampled_requests(metric: str) -> str:
-    """Return which requests have values of a metric, "ok" or "sent"; "" if none has."""
-    definition = METRICS.get(metric)
-    return "" if definition is None or definition.values is None else definition.sample
-
-
 def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
-    """Return the values of a per-request metric, of the requests that belong to its sample."""
-    if _sampled_requests(metric) == "sent":
-        selected = columns.is_known("sent_ns")
-    else:
-        selected = columns.where(OK)
+    """Return the values of a metric that has one value per request.
+
+    A metric of the client, such as the send delay, has a value for all sent requests. Others, such
+    as TTFT, have one for the ok requests only.
+    """
+    definition = METRICS.get(metric)
+    is_of_all_sent = definition is not None and definition.sample == "sent"
+    selected = columns.is_known("sent_ns") if is_of_all_sent else columns.where(OK)
     values = columns.measure(metric)
     return drop_undefined(values if selected.all() else values[selected])
 
 
-def _time_request_amounts(columns: Columns, name: str, slo: Slo | None) -> TimedAmounts:
-    """Return when requests contributed to one of REQUEST_AMOUNTS, and how much.
+def _time_request_amounts(columns: Columns, name: RequestAmount, slo: Slo | None) -> TimedAmounts:
+    """Return when requests contributed to an amount, and how much.
 
     - "output": the output tokens, spread from the first to the last one.
     - "input": the prompt tokens, at the first output token, when the prompt has been processed.

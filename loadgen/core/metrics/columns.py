@@ -621,6 +621,11 @@ class JoinedColumns:
         stages = zip(self._stages, self._rows_of_stage, strict=True)
         return self._join(field, [columns.take(field, rows) for columns, rows in stages])
 
+    def is_known(self, field: str) -> NDArray[np.bool_]:
+        """Return in which rows a time or a number is known, so that it is not UNKNOWN (-1)."""
+        mask: NDArray[np.bool_] = self[field] >= 0
+        return mask
+
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
         if metric in self._cache:

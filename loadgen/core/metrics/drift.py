@@ -341,33 +341,26 @@ def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
     A series is a quantile of a latency, or the output rate, in each block. The result has the
     fields of `Drift`.
     """
-    changes = {"output_per_s": _change_of([block.output_per_s for block in steady_blocks])}
+    changes = {"output_per_s": _relative_change([block.output_per_s for block in steady_blocks])}
     for quantile in QUANTILES:
         values = [getattr(block, quantile.block_field) for block in steady_blocks]
-        changes[quantile.field] = _change_of(values)
+        changes[quantile.field] = _relative_change(values)
     return changes
 
 
-def _change_of(values: Sequence[float | None]) -> float | None:
-    """Return the relative change from the first to the last third of some values."""
-    third = len(values) // 3
-    return _relative_change(values[:third], values[-third:])
+def _relative_change(values: Sequence[float | None]) -> float | None:
+    """Return the relative change of the median from the first third of the values to the last.
 
-
-def _relative_change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:
-    """Return the relative change of the median: 0.1 if it rose by 10 %, None if not known.
+    It is 0.1 if the median rose by 10 %, and None if it is not known in one of the thirds.
 
     Args:
-        first: The values before the change, None for those that are not known.
-        last: The values after the change.
+        values: The values of successive blocks of time, None for a block without one.
     """
-    known_first = [value for value in first if value is not None]
-    known_last = [value for value in last if value is not None]
-    if not known_first or not known_last:
+    third = len(values) // 3
+    first_values = [value for value in values[:third] if value is not None]
+    last_values = [value for value in values[-third:] if value is not None]
+    if not first_values or not last_values:
         return None
 
-    first_median = statistics.median(known_first)
-    if first_median <= 0:
-        return None
-
-    return statistics.median(known_last) / first_median - 1
+    first_median = statistics.median(first_values)
+    return statistics.median(last_values) / first_median - 1 if first_median > 0 else None

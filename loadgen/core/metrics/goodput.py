@@ -253,7 +253,7 @@ def measure_goodput(sample: SloSample, window: Window) -> Goodput:
 
 def _good_requests_within(sample: SloSample, interval: Span) -> float:
     """Return the number of good requests that ended in an interval."""
-    return sample.accumulator.amount("good").between(interval.start_s, interval.end_s)
+    return sample.accumulator.amounts("good").between(interval.start_s, interval.end_s)
 
 
 def is_slo_missed(sample: SloSample) -> bool:

@@ -102,7 +102,7 @@ def _completed_rate(accumulator: MetricAccumulator, window: Window) -> float | N
 
 def _steady_completed_rate(accumulator: MetricAccumulator, steady: Span) -> float | None:
     """Return the ok requests that ended in the steady state, per second of it."""
-    ended = accumulator.amount("ok").between(steady.start_s, steady.end_s)
+    ended = accumulator.amounts("ok").between(steady.start_s, steady.end_s)
     return per_second(ended, steady)
 
 

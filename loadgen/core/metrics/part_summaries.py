@@ -84,7 +84,8 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
 class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One of several targets: its measured requests, over the window of the whole run.
 
-    `own_output_per_s` is over the target's own window: its first due time to its last token.
+    `active_output_per_s` is the rate while the target was in use: from its first due time to its
+    last token.
     """
 
     target: TargetFacts
@@ -96,7 +97,7 @@ class TargetSummary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Distribution
     e2e_ms: Distribution
     goodput: Goodput
-    own_output_per_s: float | None = None
+    active_output_per_s: float | None = msgspec.field(default=None, name="own_output_per_s")
 
 
 class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -430,7 +431,7 @@ class PartSummarizer:
             window: The window of the run.
         """
         # The rates in `metrics` are over the window of the run, so that those of all targets add up
-        # to the rate of the run. `own_output_per_s` is the rate while this target was used.
+        # to the rate of the run. `active_output_per_s` is the rate while this target was used.
         metrics = self._measure_part(part, window, target.gpus)
         target_window = measure_window(part.measured, part)
         output_tokens = part.measured.sum_known("output_tokens")
@@ -445,7 +446,7 @@ class PartSummarizer:
             tpot_ms=metrics.tpot_ms,
             e2e_ms=metrics.e2e_ms,
             goodput=metrics.goodput,
-            own_output_per_s=per_second(output_tokens, target_window),
+            active_output_per_s=per_second(output_tokens, target_window),
         )
 
     def _summarize_target_groups(
@@ -665,7 +666,7 @@ def summarize_rack(targets: Sequence[TargetSummary], run_rate: float | None) -> 
         targets: The summaries of the targets.
         run_rate: The output tokens per second of the run, None if it is not known.
     """
-    target_rates = [target.own_output_per_s or 0.0 for target in targets]
+    target_rates = [target.active_output_per_s or 0.0 for target in targets]
     if not target_rates:
         return None
 

@@ -167,7 +167,7 @@ def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
     """
     numbers_of_stages = [np.zeros(0, np.int64)]  # `concatenate` needs at least one array
     for columns in accumulator.columns:
-        was_sent = columns["sent_ns"] >= 0
+        was_sent = columns.is_known("sent_ns")
         numbers_of_stages.append(columns["request"][was_sent])
     sent_numbers = np.concatenate(numbers_of_stages)
     return len(sent_numbers) - _count_distinct(sent_numbers)

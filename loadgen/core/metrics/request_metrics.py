@@ -55,7 +55,7 @@ def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
 
 def _if_first_token(field: str) -> Callable[[Columns], NDArray[np.int64]]:
     """Return a function that gives a field of the requests with a first token."""
-    return lambda columns: np.where(columns["first_token_ns"] < 0, UNDEFINED, columns[field])
+    return lambda columns: np.where(columns.is_known("first_token_ns"), columns[field], UNDEFINED)
 
 
 ttft = _between("due_ns", "first_token_ns")
@@ -91,8 +91,7 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
         return output_tokens
 
     is_reasoning_hidden = columns["first_token_ns"] == columns["first_answer_ns"]
-    known_reasoning_tokens = np.maximum(reasoning_tokens, 0)
-    hidden_tokens = np.where(is_reasoning_hidden, known_reasoning_tokens, 0)
+    hidden_tokens = np.where(is_reasoning_hidden, columns.known_or_zero("reasoning_tokens"), 0)
     token_counts: NDArray[np.int64] = output_tokens - hidden_tokens
     return token_counts
 
@@ -114,7 +113,7 @@ def tpot(columns: Columns) -> NDArray[np.int64]:
 def tpot_mlperf(columns: Columns) -> NDArray[np.int64]:
     """Return TPOT as MLPerf LoadGen defines it: E2E less TTFT, by all tokens but one."""
     span_ns = _between("first_token_ns", "end_ns")(columns)
-    span_ns = np.where(columns["due_ns"] < 0, UNDEFINED, span_ns)
+    span_ns = np.where(columns.is_known("due_ns"), span_ns, UNDEFINED)
     return _divide(span_ns, columns["output_tokens"].astype(np.int64) - 1)
 
 
@@ -155,36 +154,34 @@ def accepted_length(columns: Columns) -> NDArray[np.int64]:
 
 def max_gap(columns: Columns) -> NDArray[np.int64]:
     """Return the largest gap between output events of a request with two or more."""
-    return np.where(columns["output_events"] < 2, UNDEFINED, columns["max_gap_ns"])
+    return np.where(columns["output_events"] >= 2, columns["max_gap_ns"], UNDEFINED)
 
 
 def max_gap_error(columns: Columns) -> NDArray[np.int64]:
     """Return the timestamp error of the event at the end of the largest gap."""
-    is_unknown = (columns["output_events"] < 2) | (columns["max_gap_error_ns"] < 0)
-    return np.where(is_unknown, UNDEFINED, columns["max_gap_error_ns"])
+    has_error = (columns["output_events"] >= 2) & columns.is_known("max_gap_error_ns")
+    return np.where(has_error, columns["max_gap_error_ns"], UNDEFINED)
 
 
 def tpot_error(columns: Columns) -> NDArray[np.int64]:
     """Return how wrong a TPOT can be: the errors of its two timestamps, divided as TPOT is."""
-    first_error_ns = columns["stamp_error_ns"]
-    last_error_ns = columns["last_token_error_ns"]
-    has_no_error = (first_error_ns < 0) | (last_error_ns < 0)
-    has_no_tokens = (columns["first_token_ns"] < 0) | (columns["last_token_ns"] < 0)
-    is_undefined = has_no_error | has_no_tokens | has_no_span(columns)
-    errors_ns = np.where(is_undefined, UNDEFINED, first_error_ns + last_error_ns)
-    return _divide(errors_ns, later_tokens(columns))
+    has_errors = columns.is_known("stamp_error_ns") & columns.is_known("last_token_error_ns")
+    has_tokens = columns.is_known("first_token_ns") & columns.is_known("last_token_ns")
+    is_defined = has_errors & has_tokens & ~has_no_span(columns)
+    errors_ns = columns["stamp_error_ns"] + columns["last_token_error_ns"]
+    return _divide(np.where(is_defined, errors_ns, UNDEFINED), later_tokens(columns))
 
 
 def connect(columns: Columns) -> NDArray[np.int64]:
     """Return the time from the due time until a new connection was ready; 0 on a reused one."""
-    due_ns = columns["due_ns"]
-    is_unknown = (due_ns < 0) | (columns["ready_ns"] < 0)
-    return np.where(is_unknown, UNDEFINED, earliest_send_ns(columns) - due_ns)
+    is_known = columns.is_known("due_ns") & columns.is_known("ready_ns")
+    wait_ns = earliest_send_ns(columns) - columns["due_ns"]
+    return np.where(is_known, wait_ns, UNDEFINED)
 
 
 def tcp(columns: Columns) -> NDArray[np.int64]:
     """Return how long TCP took for the first request of a connection."""
-    return np.where(columns["tcp_ns"] < 0, UNDEFINED, columns["tcp_ns"])
+    return np.where(columns.is_known("tcp_ns"), columns["tcp_ns"], UNDEFINED)
 
 
 def tls(columns: Columns) -> NDArray[np.int64]:
@@ -225,8 +222,9 @@ def has_no_span(columns: Columns) -> NDArray[np.bool_]:
 
 def lacks_output(columns: Columns) -> NDArray[np.bool_]:
     """Return which responses have enough tokens for a TPOT, but no event with output."""
-    mask: NDArray[np.bool_] = (columns["first_token_ns"] < 0) & (columns["output_tokens"] > 1)
-    return mask
+    has_first_token = columns.is_known("first_token_ns")
+    has_several_tokens: NDArray[np.bool_] = columns["output_tokens"] > 1
+    return has_several_tokens & ~has_first_token
 
 
 def _is_contradicting(value: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -257,7 +255,7 @@ def time_output_tokens(columns: Columns) -> TimedAmounts:
     Requests whose output tokens were not counted are left out. A response that was not streamed
     came at its end.
     """
-    has_tokens = (columns["output_tokens"] >= 0) & (columns["end_ns"] >= 0)
+    has_tokens = columns.is_known("output_tokens") & columns.is_known("end_ns")
     selected = as_selection(columns.where(OK) & has_tokens)
     return TimedAmounts(
         start_ns=time_or_end(columns, "first_token_ns", selected),
@@ -269,7 +267,7 @@ def time_output_tokens(columns: Columns) -> TimedAmounts:
 def time_or_end(
     columns: Columns, field: str, selected: NDArray[np.bool_] | slice
 ) -> NDArray[np.int64]:
-    """Return a time of the selected rows, or the end of those that do not have it (-1)."""
+    """Return a time of the selected rows, or the end of those in which it is UNKNOWN (-1)."""
     times_ns = columns[field][selected]
     if times_ns.min(initial=0) >= 0:
         return times_ns

@@ -157,7 +157,7 @@ class RunAccumulator:
         is_first = is_first_request_of_user(columns, plan, turns)
         is_last = is_last_request_of_user(columns, plan, turns)
         accumulator.add_maximum("user_start", columns["due_ns"][is_first])
-        accumulator.sample("user_end").add(columns["done_ns"][is_last])
+        accumulator.added_values["user_end"].add(columns["done_ns"][is_last])
 
     def _group_by_part(self, columns: Columns) -> Iterator[_PartGrouping]:
         """Yield how the records are divided among targets, among classes and among steps."""
@@ -280,33 +280,11 @@ def _select_cut_conversations(table: TaskTable) -> _CutConversationTable:
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Add the conversations and agentic tasks that have ended to an accumulator.
+    """Add conversations and agentic tasks that have ended: how they ended, and which are good.
 
-    If an SLO limits whole tasks, those that meet it are added as good tasks, too.
-    """
-    _count_ended_tasks(accumulator, ended)
-
-    ok_tasks = ended.select(ended.ok > 0)
-    _add_ok_tasks(accumulator, ok_tasks)
-
-    slo = accumulator.slo
-    if slo is not None and slo.task is not None:
-        is_good = tasks.meets_task_term(ended, slo.task)
-        good_tasks = ended.select(is_good)
-        _add_good_tasks(accumulator, good_tasks)
-
-
-def _add_good_tasks(accumulator: MetricAccumulator, good: TaskColumns) -> None:
-    """Add the number of tasks that meet the SLO on whole tasks, and when they ended."""
-    accumulator.add_to_sum("sessions_good", len(good.end_ns))
-    _add_task_ends(accumulator, GOOD_TASK_ENDS, good.end_ns)
-
-
-def _count_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
-    """Count conversations and tasks, which the sums call sessions, by how they ended.
-
-    A session is cancelled if any of its requests is, and abandoned if its user went away during a
-    response. It is cut if a request was still unfinished when the run ended.
+    The sums call them sessions. A session is cancelled if any of its requests is, and abandoned if
+    its user went away during a response. It is cut if a request was still unfinished when the run
+    ended. It is good if it meets the part of the SLO that limits whole tasks, if there is one.
     """
     is_cancelled = ended.cancelled > 0
     is_cut_by_drain = (ended.unfinished > 0) & ~is_cancelled
@@ -315,12 +293,20 @@ def _count_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> No
     accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
     accumulator.add_to_sum("sessions_cut", is_cut_by_drain.sum())
 
+    _add_ok_tasks(accumulator, ended.select(ended.ok > 0))
+
+    slo = accumulator.slo
+    if slo is not None and slo.task is not None:
+        is_good = tasks.meets_task_term(ended, slo.task)
+        accumulator.add_to_sum("sessions_good", is_good.sum())
+        _add_task_ends(accumulator, GOOD_TASK_ENDS, ended.end_ns[is_good])
+
 
 def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
     """Add the durations, the waits for first tokens and the tokens of tasks that ended ok."""
-    accumulator.sample("session").add(ok.end_ns - ok.due_ns)
-    accumulator.sample("session_wait").add(ok.wait_ns)
-    accumulator.sample("session_longest_wait").add(ok.longest_wait_ns)
+    accumulator.added_values["session"].add(ok.end_ns - ok.due_ns)
+    accumulator.added_values["session_wait"].add(ok.wait_ns)
+    accumulator.added_values["session_longest_wait"].add(ok.longest_wait_ns)
     accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
     accumulator.add_to_sum("session_requests", ok.requests.sum())
     accumulator.add_to_sum("session_input", ok.input_tokens.sum())
@@ -330,5 +316,5 @@ def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
 
 
 def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:
-    """Add tasks as amounts of 1 at their ends, for the rate of tasks in an interval."""
-    accumulator.amount(name).add(end_ns, end_ns, np.ones(len(end_ns), np.int64))
+    """Add an amount of 1 at the end of each task, for the rate of tasks in an interval."""
+    accumulator.added_amounts[name].add(end_ns, end_ns, np.ones(len(end_ns), np.int64))

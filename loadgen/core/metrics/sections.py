@@ -330,7 +330,7 @@ class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         code: The property.
         requested: The requested value.
-        seen: The delivered value.
+        delivered: The delivered value. None if it is not known.
         ok: None if it is not known, or nothing was requested.
         n: The number of gaps, requests or tokens that it rests on.
         p: For `arrivals`, the probability that chance makes gaps differ so much from their law.
@@ -338,7 +338,7 @@ class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     code: FidelityCode
     requested: float | None = msgspec.field(default=None, name="asked")
-    seen: float | None = None
+    delivered: float | None = msgspec.field(default=None, name="seen")
     ok: bool | None
     n: int = 0
     p: float | None = None

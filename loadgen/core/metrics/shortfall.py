@@ -123,9 +123,10 @@ class _PlannedRequests:
         self._selections = [as_selection(_is_planned(columns)) for columns in measured]
 
     def have_sessions(self) -> bool:
-        """Return True if any request belongs to a session."""
+        """Return True if any request belongs to a session, which is a conversation or a task."""
         return any(
-            bool((_was_due(columns) & _in_session(columns)).any()) for columns in self._stages
+            bool((_was_due(columns) & columns.is_known("session")).any())
+            for columns in self._stages
         )
 
     def column(self, field: str) -> NDArray[np.int64]:
@@ -161,16 +162,11 @@ def _was_due(columns: Columns) -> NDArray[np.bool_]:
     return columns.reached_due_time & ~columns.where(CANCELLED) & ~columns.where(LOST)
 
 
-def _in_session(columns: Columns) -> NDArray[np.bool_]:
-    """Return which requests belong to a session, which is a conversation or a task."""
-    in_session: NDArray[np.bool_] = columns["session"] >= 0
-    return in_session
-
-
 def _is_planned(columns: Columns) -> NDArray[np.bool_]:
     """Return which requests were due at a time that the arrival process planned."""
     is_first_turn = columns["turn"] == 0
-    is_planned: NDArray[np.bool_] = _was_due(columns) & (is_first_turn | ~_in_session(columns))
+    is_single_request = ~columns.is_known("session")
+    is_planned: NDArray[np.bool_] = _was_due(columns) & (is_first_turn | is_single_request)
     return is_planned
 
 

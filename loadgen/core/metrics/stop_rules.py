@@ -91,39 +91,25 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
         requests: The requests that ended in the last WINDOW_NS.
         now_ns: The end of that window.
     """
-    requests_over = int(_is_over(rule, requests).sum())
-    if not _is_broken(rule, requests=len(requests), requests_over=requests_over):
-        return None
-
     values = {
         "rule": rule.written,
         "requests": len(requests),
         "window_s": WINDOW_NS / 1e9,
         "at_s": now_ns / 1e9,
     }
-    if rule.quantile is None:
-        return ReasonCode(code="stopped_by_errors", values={**values, "failed": requests_over})
+    if rule.quantile is None:  # the rule limits the share of failed requests
+        failed = len(requests) - int(requests.where(OK).sum())
+        is_broken = failed >= rule.limit * len(requests)
+        if not is_broken:
+            return None
+        return ReasonCode(code="stopped_by_errors", values={**values, "failed": failed})
 
-    return ReasonCode(code="stopped_by_latency", values={**values, "over": requests_over})
-
-
-def _is_broken(rule: StopRule, requests: int, requests_over: int) -> bool:
-    """Return True if a rule is broken by the number of requests that count against it.
-
-    A rule without a quantile limits the share of failed requests, and is broken when that share is
-    reached. A rule on a quantile of a latency is broken if the quantile is over its limit. The
-    requests after the quantile may be over it: 1 of 200 requests for a p99.
-
-    Args:
-        rule: The rule.
-        requests: The number of requests.
-        requests_over: How many of them failed or, for a rule on a latency, are over its limit.
-    """
-    if rule.quantile is None:
-        return requests_over >= rule.limit * requests
-
-    requests_after_quantile = requests - 1 - quantile_index(requests, rule.quantile)
-    return requests_over > requests_after_quantile
+    # The requests after the quantile may be over its limit: 1 of 200 requests for a p99.
+    over_limit = int(_is_over(rule, requests).sum())
+    allowed_over_limit = len(requests) - 1 - quantile_index(len(requests), rule.quantile)
+    if over_limit <= allowed_over_limit:
+        return None
+    return ReasonCode(code="stopped_by_latency", values={**values, "over": over_limit})
 
 
 def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -136,10 +122,8 @@ def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
-    """Return which requests count against a rule: those that failed, and those over its limit."""
+    """Return which requests count against a limit of a latency: failed ones, and those over it."""
     ok = requests.where(OK)
-    if rule.quantile is None:
-        return ~ok
     latencies = requests.measure(rule.metric)
     over: NDArray[np.bool_] = ~ok | ((latencies != UNDEFINED) & (latencies > rule.limit))
     return over

@@ -111,9 +111,9 @@ def summarize_tasks(
         steady_ok_per_s=_steady_rate_per_s(accumulator, OK_TASK_ENDS, window),
         goodput=_measure_task_goodput(accumulator, window, counted_tasks=with_outcome),
         # Times of the ok sessions.
-        duration_ms=accumulator.distribution("session"),
-        wait_ms=accumulator.distribution("session_wait"),
-        longest_wait_ms=accumulator.distribution("session_longest_wait"),
+        duration_ms=accumulator.added_values["session"].distribution(),
+        wait_ms=accumulator.added_values["session_wait"].distribution(),
+        longest_wait_ms=accumulator.added_values["session_longest_wait"].distribution(),
         # Means per ok session.
         requests=_mean_of_ok(accumulator, "session_requests"),
         input_tokens=_mean_of_ok(accumulator, "session_input"),
@@ -194,5 +194,5 @@ def _steady_rate_per_s(
         window: The intervals of the run, of which the steady state is used.
     """
     steady = window.steady
-    ended_tasks = accumulator.amount(amount_name).between(steady.start_s, steady.end_s)
+    ended_tasks = accumulator.added_amounts[amount_name].between(steady.start_s, steady.end_s)
     return per_second(ended_tasks, steady)

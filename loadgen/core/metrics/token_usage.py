@@ -186,7 +186,7 @@ def _steady_output_per_s(
 
     steady_tokens = _estimate_tokens_by_events(accumulator, steady, timeline)
     if steady_tokens is None:
-        steady_tokens = accumulator.amount("output").between(steady.start_s, steady.end_s)
+        steady_tokens = accumulator.amounts("output").between(steady.start_s, steady.end_s)
     return per_second(steady_tokens, steady)
 
 
@@ -217,7 +217,7 @@ def _steady_input_per_s(accumulator: MetricAccumulator, steady: Span) -> float |
     """
     if accumulator.sum_known("input_tokens") is None:
         return None
-    amounts = accumulator.amount("input")
+    amounts = accumulator.amounts("input")
     return per_second(amounts.between(steady.start_s, steady.end_s, includes_start=True), steady)
 
 
@@ -296,7 +296,7 @@ def output_tokens_over_time(
 
     events_before_bins = windows.cumulate_event_counts(timeline)
     if events_before_bins is None:
-        token_curve = measured.amount("output").curve()
+        token_curve = measured.amounts("output").curve()
         return partial(_count_spread_tokens, token_curve)
 
     token_count = measured.sum("billed_tokens")  # includes tokens that are not streamed

@@ -165,7 +165,7 @@ def find_full_load_time(
     last_user_start_ns = all_stages[first_stage].maximum("user_start")
     start_ns = max([*earlier_ends_ns, last_user_start_ns])
 
-    user_ends_ns = all_stages[last_stage].sample("user_end")
+    user_ends_ns = all_stages[last_stage].added_values["user_end"]
     do_users_end_one_by_one = user_ends_ns.count > 0
     if not do_users_end_one_by_one:
         return FullLoadTime(start_ns)
@@ -217,7 +217,7 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
     earlier_slots = (conversations - plan.concurrency) * turns
     is_in_last_conversation = columns["slot"] >= plan.first_slot + earlier_slots
 
-    is_single_request = columns["session"] < 0
+    is_single_request = ~columns.is_known("session")
     is_last_turn = is_single_request | is_last_slot_of_task(columns["slot"], turns)
     is_last: NDArray[np.bool_] = is_in_last_conversation & is_last_turn & columns.where(OK)
     return is_last

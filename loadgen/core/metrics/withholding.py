@@ -303,7 +303,7 @@ def _without_metrics(summary: AnySummary, withheld_metrics: Mapping[str, str]) -
     if "tokens" in withheld_metrics:
         changes["tokens"] = token_usage.without_output_counts(summary.tokens)
         if isinstance(summary, TargetSummary):
-            changes["own_output_per_s"] = None
+            changes["active_output_per_s"] = None
 
     return msgspec.structs.replace(summary, **changes)
 

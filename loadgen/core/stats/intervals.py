@@ -40,6 +40,13 @@ MAX_EXPONENT = 700.0
 """`math.exp` of a number above 709 raises OverflowError, so larger exponents are cut off here."""
 
 
+class IntervalEnds(NamedTuple):
+    """The ends of a confidence interval."""
+
+    low: float
+    high: float
+
+
 class Interval(msgspec.Struct, frozen=True):
     """A value with a confidence interval. It unpacks as value, low, high.
 
@@ -282,32 +289,17 @@ def ratio_of_means(
     x = np.asarray(numerators, float)
     y = np.asarray(denominators, float)
     count = min(len(x), len(y))
-    if count == 0:
-        return _ratio_interval(math.nan, None, count, level)
-
-    value = _divide_or_nan(float(x.mean()), float(y.mean()))
-    if count == 1:
-        return _ratio_interval(value, None, count, level)  # one value has no variance
+    ratio = float(x.mean()) / float(y.mean()) if count > 0 and y.mean() != 0 else math.nan
+    if count < 2:  # a single value has no variance
+        return Interval(ratio, -math.inf, math.inf, level, count, method="ratio")
 
     if paired and len(x) != len(y):
         raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
 
     means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
     t = t_quantile(0.5 + level / 2, means.degrees_of_freedom)
-    return _ratio_interval(value, _fieller_ends(means, t), count, level)
-
-
-def _divide_or_nan(numerator: float, denominator: float) -> float:
-    """Return the ratio of two numbers, NaN if the denominator is 0."""
-    return numerator / denominator if denominator else math.nan
-
-
-def _ratio_interval(
-    value: float, ends: tuple[float, float] | None, count: int, level: float
-) -> Interval:
-    """Return a ratio of means with the ends of its interval. The interval is unbounded for None."""
-    low, high = (-math.inf, math.inf) if ends is None else ends
-    return Interval(value, low, high, level, count, method="ratio")
+    ends = _fieller_ends(means, t)
+    return Interval(ratio, ends.low, ends.high, level, count, method="ratio")
 
 
 def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
@@ -357,8 +349,8 @@ def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]
     )
 
 
-def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
-    """Return the ends of Fieller's interval of the ratio x / y, None if it has no bounds.
+def _fieller_ends(means: _TwoMeans, t: float) -> IntervalEnds:
+    """Return the ends of Fieller's interval of the ratio x / y, which are infinite without bounds.
 
     The interval holds every ratio r for which x - r y may be 0, judged by Student's t:
 
@@ -385,11 +377,11 @@ def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
     c = x * x - t_squared * means.x_variance
     discriminant = b * b - a * c
     if a <= 0 or discriminant < 0:
-        return None
+        return IntervalEnds(-math.inf, math.inf)
 
     low = (b - math.sqrt(discriminant)) / a
     high = (b + math.sqrt(discriminant)) / a
-    return low, high
+    return IntervalEnds(low, high)
 
 
 def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
@@ -451,14 +443,17 @@ def _log_of_bound(bound: float) -> float:
 # -- shares and rare states ------------------------------------------------------------------------
 
 
-def wilson(p: float, n: float, level: float = LEVEL) -> tuple[float, float]:
-    """Return the ends of Wilson's score interval (1927) of a share p of n independent trials."""
+def wilson(p: float, n: float, level: float = LEVEL) -> IntervalEnds:
+    """Return Wilson's score interval (1927) of a share `p` of `n` independent trials.
+
+    The letters are those of the usual formula. Without trials the share may be anything.
+    """
     if n <= 0:
-        return 0.0, 1.0
+        return IntervalEnds(0.0, 1.0)
     z = z_quantile(level)
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half_width = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(middle - half_width, 0.0), min(middle + half_width, 1.0)
+    return IntervalEnds(low=max(middle - half_width, 0.0), high=min(middle + half_width, 1.0))
 
 
 def next_interim_level(level: float) -> float:
@@ -578,9 +573,16 @@ def _sums_to_end(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.cumsum(values[::-1])[::-1]
 
 
+class ExpectedGrowth(NamedTuple):
+    """By how much values are expected to grow, and an upper bound of that growth."""
+
+    growth: float
+    upper_bound: float
+
+
 def extrapolate_growth(
     values: Sequence[float] | NDArray[np.float64], steps_ahead: float, level: float = 0.99
-) -> tuple[float, float]:
+) -> ExpectedGrowth:
     """Return by how much evenly spaced values will grow in the next steps, and an upper bound.
 
     A straight line is fitted by least squares. The bound follows from Student's t and the standard
@@ -596,7 +598,7 @@ def extrapolate_growth(
     data = np.asarray(values, float)
     count = len(data)
     if count < MIN_VALUES_OF_TREND:
-        return 0.0, math.inf
+        return ExpectedGrowth(growth=0.0, upper_bound=math.inf)
 
     # The mean of these times is 0, so the line is: mean of the values + slope * time.
     times = np.arange(count) - (count - 1) / 2
@@ -610,4 +612,4 @@ def extrapolate_growth(
     standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
     upper_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
 
-    return slope * steps_ahead, upper_slope * steps_ahead
+    return ExpectedGrowth(growth=slope * steps_ahead, upper_bound=upper_slope * steps_ahead)

@@ -87,7 +87,7 @@ def test_a_rate_that_was_not_reached_is_reported() -> None:
     assert (checks["rate"].ok, checks["arrivals"].ok) == (False, False)
     assert fidelity_text.rows(checks.values())[2][1:] == (
         "15.0/s",
-        f"{checks['rate'].seen:.1f}/s",
+        f"{checks['rate'].delivered:.1f}/s",
         "DIFFERS",
     )
 
@@ -113,7 +113,7 @@ def test_declared_prompt_reuse_is_no_error_and_an_unreported_cache_is_unknown() 
     assert checks["cache"].ok is None and "repeats" not in checks
     records["cached_tokens"] = -1
     assert checked(records)["cache"] == StimulusCheck(
-        code="cache", requested=0.0, seen=None, ok=None, n=600
+        code="cache", requested=0.0, delivered=None, ok=None, n=600
     )
 
 
@@ -162,8 +162,8 @@ def test_a_mix_with_too_few_requests_of_a_class_is_reported() -> None:
 
     assert (
         check.ok is False
-        and check.seen is not None
-        and abs(check.seen - (check.requested or 0)) > 0.1
+        and check.delivered is not None
+        and abs(check.delivered - (check.requested or 0)) > 0.1
     )
 
 

@@ -57,7 +57,7 @@ def test_each_route_uses_all_targets(tmp_path: Path, route: str) -> None:
     if route == "sticky":
         assert (rows["target"] == rows["session"] % 2).all()
     assert summary.rack is not None and summary.rack.targets == 2
-    own_output_per_s = [part.own_output_per_s for part in summary.targets]
+    own_output_per_s = [part.active_output_per_s for part in summary.targets]
     assert summary.rack.sum_of_rates_per_s == pytest.approx(
         sum(rate or 0.0 for rate in own_output_per_s)
     )

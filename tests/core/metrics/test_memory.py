@@ -41,8 +41,8 @@ CASES: dict[str, tuple[Callable[[MetricAccumulator], object], float]] = {
         3.5,
     ),
     "gaps": (lambda of: gap_variation(of.columns[0]["done_ns"], of.columns[0]["stage"]), 2.6),
-    "ended": (lambda of: of.amount("ok").between(0.0, 50.0), 1.9),
-    "input": (lambda of: of.amount("input").between(0.0, 50.0), 3.6),
+    "ended": (lambda of: of.amounts("ok").between(0.0, 50.0), 1.9),
+    "input": (lambda of: of.amounts("input").between(0.0, 50.0), 3.6),
 }
 
 
