@@ -45,7 +45,7 @@ from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.run_summary import summarize
-from loadgen.core.stats.intervals import wilson
+from loadgen.core.stats.intervals import wilson_interval
 from loadgen.core.stats.quantiles import Distribution, deciding_quantile, distribution_of
 from loadgen.sim.server.send_log import SentRequests, parse_log
 
@@ -507,7 +507,7 @@ def describe_outcomes(outcomes: dict[str, Outcome]) -> str:
 
 def format_count(count: int, ways: int) -> str:
     """Return a count of false answers with the 95 % interval of their fraction."""
-    low, high = wilson(count / ways, ways)
+    low, high = wilson_interval(count / ways, ways)
     return f"{count} of {ways} ({low:.1%} to {high:.1%})"
 
 

@@ -656,7 +656,7 @@ def print_extensions(kinds: list[str], seeds: range) -> bool:
 
 def format_fraction(count: int, total: int) -> str:
     """Return a fraction with its 95 % interval."""
-    low, high = intervals.wilson(count / total, total, 0.95)
+    low, high = intervals.wilson_interval(count / total, total, 0.95)
     return f"{count / total:.1%} [{low:.1%}, {high:.1%}]"
 
 

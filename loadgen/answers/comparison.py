@@ -19,7 +19,7 @@ from loadgen.answers.scores import (
 )
 from loadgen.core.errors import INCONCLUSIVE, OK, SLO_MISSED, UNSOUND
 from loadgen.core.limits import FEWEST_ANSWERS
-from loadgen.core.stats.intervals import LEVEL, mean_of_runs, ratio_of_means, wilson
+from loadgen.core.stats.intervals import LEVEL, mean_of_runs, ratio_of_means, wilson_interval
 
 SCHEMA = 1
 MIN_COMPARED_PROMPTS = FEWEST_ANSWERS
@@ -366,7 +366,7 @@ def _estimate_mean(metric: str, values: Sequence[float], level: float) -> Score:
 
     if metric in BINARY_SCORES:
         # A score of 0 or 1 is a proportion.
-        low, high = wilson(mean, count, level)
+        low, high = wilson_interval(mean, count, level)
     else:
         low, high = _interval_with_unseen_cases(metric, values, mean, level)
 

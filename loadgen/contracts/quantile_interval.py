@@ -179,7 +179,7 @@ def estimate_fraction(marks: RunSeries, confidence: float) -> Interval:
     """Return the fraction of 1 among 0/1 marks, with its confidence interval (Wilson 1927)."""
     fraction = float(np.concatenate(marks).mean())
     effective_size = estimate_effective_sample_size(marks, confidence)
-    low, high = intervals.wilson(fraction, effective_size, confidence)
+    low, high = intervals.wilson_interval(fraction, effective_size, confidence)
     return Interval(fraction, low, high, confidence)
 
 
@@ -242,7 +242,7 @@ def _compute_order_statistics_interval(
         confidence: The confidence of the interval.
     """
     count = len(ordered)
-    low_fraction, high_fraction = intervals.wilson(p, effective_size, confidence)
+    low_fraction, high_fraction = intervals.wilson_interval(p, effective_size, confidence)
     low_index = math.floor(count * low_fraction)
     high_index = math.ceil(count * high_fraction)
     value = float(ordered[quantile_index(count, p)])

@@ -169,7 +169,7 @@ def get_steady_span(loaded_run: LoadedRun) -> Span:
 def split_span(span: Span, count: int) -> list[Span]:
     """Return a number of equal parts of a span."""
     edges_ns = np.linspace(_get_start_ns(span), _get_end_ns(span), count + 1)
-    return [windows.span(float(start), float(end)) for start, end in pairwise(edges_ns)]
+    return [windows.make_span(float(start), float(end)) for start, end in pairwise(edges_ns)]
 
 
 def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
@@ -204,8 +204,8 @@ def find_first_and_last_windows(
             raise _create_short_run_error(span, window_ns, run_count=len(loaded_runs))
         start_ns = round(_get_start_ns(span))
         end_ns = round(_get_end_ns(span))
-        first_windows.append(windows.span(start_ns, start_ns + window_ns))
-        last_windows.append(windows.span(end_ns - window_ns, end_ns))
+        first_windows.append(windows.make_span(start_ns, start_ns + window_ns))
+        last_windows.append(windows.make_span(end_ns - window_ns, end_ns))
 
     return FirstAndLastWindows(first_windows, last_windows)
 
@@ -331,7 +331,7 @@ def _remove_startup(
         return steady_span
 
     startup_end_ns = _get_start_ns(short_spans[startup_intervals])
-    return windows.span(startup_end_ns, _get_end_ns(steady_span))
+    return windows.make_span(startup_end_ns, _get_end_ns(steady_span))
 
 
 def compute_batch_rates(

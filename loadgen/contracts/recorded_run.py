@@ -194,7 +194,7 @@ def _build_task_summary(summary: Summary, sessions: Sessions, task_columns: Colu
     start_ns = task_columns["due_ns"]
     first_start_ns = float(start_ns.min(initial=0))
     last_start_ns = float(start_ns.max(initial=0))
-    steady_window = windows.span(first_start_ns, last_start_ns)
+    steady_window = windows.make_span(first_start_ns, last_start_ns)
     good_tasks = None if sessions.goodput is None else sessions.goodput.good
 
     return replace(

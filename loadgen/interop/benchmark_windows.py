@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import Columns
-from loadgen.core.metrics.windows import Span, span
+from loadgen.core.metrics.windows import Span, make_span
 
 NS_PER_S = 1_000_000_000
 
@@ -78,4 +78,4 @@ def _span_between(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> S
     """Return the time from the first start to the last end; an empty span if there is none."""
     if len(starts_ns) == 0:
         return Span()
-    return span(int(starts_ns.min()), int(ends_ns.max()))
+    return make_span(int(starts_ns.min()), int(ends_ns.max()))

@@ -320,7 +320,7 @@ def _share_interval(shares: Sequence[float], request_count: int) -> _MeanInterva
         request_count: The number of requests of all runs together.
     """
     mean_share = float(np.mean(shares))
-    low, high = intervals.wilson(mean_share, request_count, LEVEL)
+    low, high = intervals.wilson_interval(mean_share, request_count, LEVEL)
     wilson_interval = intervals.Interval(mean_share, low, high, LEVEL)
     # This computes the t interval of the shares, and extends the Wilson interval to include it.
     covering_interval = intervals.widen_by_runs(wilson_interval, shares)

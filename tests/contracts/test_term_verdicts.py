@@ -334,7 +334,7 @@ def test_unknown_metric_is_inconclusive(term: str, records: Records, gpus: int |
 
 def test_missing_rate_is_explained() -> None:
     recorded_run = run(rows(1, 149, 8.0), slo=SLO)
-    window = replace(recorded_run.summary.window, steady=windows.span(0, 0))
+    window = replace(recorded_run.summary.window, steady=windows.make_span(0, 0))
     without_window = replace(recorded_run, summary=replace(recorded_run.summary, window=window))
     reason = judge_runs("{requests: 7/s}", (without_window,)).reason
     assert "149 measured requests" in reason

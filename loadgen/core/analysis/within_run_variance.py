@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from loadgen.core.metrics import outcomes
 from loadgen.core.metrics.columns import OK, UNDEFINED, Columns, as_selection
-from loadgen.core.metrics.windows import Span, span
+from loadgen.core.metrics.windows import Span, make_span
 from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals, students_t
 from loadgen.core.stats.intervals import LEVEL, Interval
@@ -256,7 +256,7 @@ def divide_steady_state(steady: Span) -> list[Span]:
     if steady.start_s is None or steady.end_s is None:
         return []
     edges_ns = np.linspace(steady.start_s * 1e9, steady.end_s * 1e9, RATE_INTERVALS + 1)
-    return [span(float(start_ns), float(end_ns)) for start_ns, end_ns in pairwise(edges_ns)]
+    return [make_span(float(start_ns), float(end_ns)) for start_ns, end_ns in pairwise(edges_ns)]
 
 
 def metric_intervals(

@@ -577,8 +577,8 @@ class MetricAccumulator:
         has_count = columns.is_known("output_tokens")
         is_checked = ok & requests_output & is_exact & has_count
 
-        is_too_low = is_checked & request_metrics.understates(columns)
-        is_too_high = is_checked & request_metrics.overstates(columns)
+        is_too_low = is_checked & request_metrics.has_too_low_count(columns)
+        is_too_high = is_checked & request_metrics.has_too_high_count(columns)
         is_wrong = is_too_low | is_too_high
         self.add_to_sum("exact_counts", is_checked.sum())
         self.add_to_sum("understated_counts", is_too_low.sum())

@@ -55,8 +55,8 @@ def summarize_client_use(
         window: The measurement window.
         workers: The number of workers.
     """
-    busiest = worst_second(samples, window, "cpu_share")
-    most_delayed = worst_second(samples, window, "waited_share")
+    busiest = find_worst_second(samples, window, "cpu_share")
+    most_delayed = find_worst_second(samples, window, "waited_share")
     first_tokens = accumulator.sum("with_first_token")
     kernel_timestamps = accumulator.sum("kernel_timestamps")
 
@@ -91,7 +91,7 @@ def _total_peak_rss_bytes(samples: Sequence[WorkerSample]) -> int | None:
     return sum(peak_of_worker.values()) if samples else None
 
 
-def worst_second(
+def find_worst_second(
     samples: Sequence[WorkerSample], window: Window, share: ShareField
 ) -> WorkerSample | None:
     """Return the second of the measurement window in which a worker had the largest share.
@@ -105,11 +105,11 @@ def worst_second(
     Returns:
         The sample of that second, None if there is no sample over a full second.
     """
-    full_seconds = full_seconds_within(samples, window)
+    full_seconds = select_full_seconds(samples, window)
     return max(full_seconds, key=lambda sample: getattr(sample, share) or 0.0, default=None)
 
 
-def full_seconds_within(samples: Sequence[WorkerSample], window: Window) -> list[WorkerSample]:
+def select_full_seconds(samples: Sequence[WorkerSample], window: Window) -> list[WorkerSample]:
     """Return the samples over a full second that lie in the measurement window."""
     if window.start_s is None or window.end_s is None:
         return []

@@ -296,7 +296,7 @@ def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_TimedBlock]:
     timed_blocks: list[_TimedBlock] = []
     for number, samples in enumerate(time_blocks.samples):
         start_ns = number * time_blocks.block_ns
-        span = windows.span(start_ns, start_ns + time_blocks.block_ns)
+        span = windows.make_span(start_ns, start_ns + time_blocks.block_ns)
         is_after_steady_block = any(block.is_steady for block in timed_blocks)
         if samples.requests or is_after_steady_block:
             timed_blocks.append(_TimedBlock(samples, span, _is_inside(span, steady)))

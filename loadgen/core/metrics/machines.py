@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.client_use import full_seconds_within
+from loadgen.core.metrics.client_use import select_full_seconds
 from loadgen.core.metrics.columns import LOST, JoinedColumns, drop_undefined
 from loadgen.core.stats.quantiles import Distribution, distribution_of
 
@@ -84,7 +84,7 @@ def summarize_machines(
 
     allowed_lag_ns = _allowed_lag_ns(manifest, reference_latency_ms)
     requests = _MachineRequests(measured, allowed_lag_ns)
-    full_seconds = full_seconds_within(samples, window)
+    full_seconds = select_full_seconds(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
         for name, workers in workers_by_machine.items()

@@ -237,13 +237,13 @@ def _is_contradicting(value: NDArray[np.int64], limit: NDArray[np.int64]) -> NDA
     return mask
 
 
-def understates(columns: Columns) -> NDArray[np.bool_]:
+def has_too_low_count(columns: Columns) -> NDArray[np.bool_]:
     """Return which responses came in more output events than they are reported to have tokens."""
     output_tokens = columns["output_tokens"]
     return (output_tokens >= 0) & _is_contradicting(columns["output_events"], output_tokens)
 
 
-def overstates(columns: Columns) -> NDArray[np.bool_]:
+def has_too_high_count(columns: Columns) -> NDArray[np.bool_]:
     """Return which responses are reported to have more tokens than were requested."""
     requested = columns["asked_output"]
     return (requested > 0) & _is_contradicting(columns["output_tokens"], requested)

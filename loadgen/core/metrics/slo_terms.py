@@ -109,7 +109,7 @@ class _TermOutcome(NamedTuple):
     undecided_reason: str = ""
 
 
-def _undecided(reason: str) -> _TermOutcome:
+def _undecided_outcome(reason: str) -> _TermOutcome:
     """Return the outcome of a term that is undecided for a reason."""
     return _TermOutcome(is_met=None, undecided_reason=reason)
 
@@ -148,7 +148,7 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
     value_ns = gaps.quantile(term.quantile)
     outcome = _TermOutcome(is_met=value_ns <= term.limit_ns)
     if sample.has_too_many_unfinished:
-        outcome = _undecided(_TOO_MANY_UNFINISHED)
+        outcome = _undecided_outcome(_TOO_MANY_UNFINISHED)
 
     return _term_result(term, counts, outcome, _TermValue(value_ns))
 
@@ -261,17 +261,17 @@ def _decide_request_term(
         uncertain_range: The range of an uncertain value at the quantile, None if it is certain.
     """
     if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
-        return _undecided(_limit_in_range_reason(term.metric, uncertain_range))
+        return _undecided_outcome(_limit_in_range_reason(term.metric, uncertain_range))
 
     is_met = _is_request_term_met(sample, term, counts)
     if is_met is not None:
         return _TermOutcome(is_met)
 
     if uncertain_range is not None:
-        return _undecided(reason="")  # reports show the range instead of a reason
+        return _undecided_outcome(reason="")  # reports show the range instead of a reason
     if counts.without_tpot:
-        return _undecided(_no_time_span_reason(counts.without_tpot))
-    return _undecided(_TOO_MANY_UNFINISHED)
+        return _undecided_outcome(_no_time_span_reason(counts.without_tpot))
+    return _undecided_outcome(_TOO_MANY_UNFINISHED)
 
 
 def _is_in_range(limit_ns: float, value_range: Range) -> bool:

@@ -185,7 +185,9 @@ def _judge_by_growth(
     middle_s = (steady.start_s + steady.end_s) / 2
     tested_time = TestedTime(start_ns=middle_s * 1e9, end_ns=steady.end_s * 1e9)
     if tested_time.end_ns - tested_time.start_ns < MIN_DURATIONS * median_e2e_ns:
-        return _too_short(load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9)
+        return _report_short_load(
+            load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9
+        )
 
     replicas = measure_replicas(measured, warmup, tested_time, manifest)
     return _judge_series(replicas, tested_time)
@@ -222,7 +224,7 @@ def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
     )
 
 
-def _too_short(load_s: float, request_s: float) -> Sustainable:
+def _report_short_load(load_s: float, request_s: float) -> Sustainable:
     """Return the judgement of a load that is short compared with the duration of its requests.
 
     Args:
@@ -247,13 +249,13 @@ def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) ->
         tested_time: The part of the load that is tested.
     """
     if not replicas:
-        return _too_few_requests(
+        return _report_few_requests(
             due_requests=0, replica_name="", tested_time=tested_time, replica_count=0
         )
 
     for replica in replicas:
         if replica.due_requests < MIN_REQUESTS:
-            return _too_few_requests(
+            return _report_few_requests(
                 replica.due_requests, replica.name, tested_time, replica_count=len(replicas)
             )
 
@@ -261,7 +263,7 @@ def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) ->
     return _GrowthReport(replicas, tested_time, growth_test).judge()
 
 
-def _too_few_requests(
+def _report_few_requests(
     due_requests: int, replica_name: str, tested_time: TestedTime, replica_count: int
 ) -> Sustainable:
     """Return the judgement of a load with too few requests at one replica.
@@ -331,15 +333,15 @@ class _GrowthReport:
     def judge(self) -> Sustainable:
         """Return the judgement that follows from the test."""
         if self._test.certain:
-            return self._growing()
+            return self._report_growth()
         if self._test.possible:
-            return self._possibly_growing()
+            return self._report_possible_growth()
         if self._test.visible_share <= MAX_VISIBLE_SHARE:
-            return self._steady()
+            return self._report_no_growth()
         if _has_short_queues(self._replicas):
-            return self._steady_by_few_in_flight()
+            return self._report_short_queues()
 
-        return self._too_noisy()
+        return self._report_noise()
 
     def _make_judgement(
         self, code: SustainedCode, reason: str, sustained: bool | None
@@ -357,7 +359,7 @@ class _GrowthReport:
             work_growth_share=self._test.work_growth_share,
         )
 
-    def _growing(self) -> Sustainable:
+    def _report_growth(self) -> Sustainable:
         """Return the judgement of a load under which latencies or queues certainly grew.
 
         Its reason describes what grew most, and how many replicas are affected.
@@ -377,7 +379,7 @@ class _GrowthReport:
         judgement = self._make_judgement("grows", reason, sustained=False)
         return msgspec.structs.replace(judgement, growing=tuple(names), growth_share=largest.share)
 
-    def _possibly_growing(self) -> Sustainable:
+    def _report_possible_growth(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""
         largest = max(self._test.possible)
         reason = (
@@ -387,7 +389,7 @@ class _GrowthReport:
         judgement = self._make_judgement("may_grow", reason, sustained=None)
         return msgspec.structs.replace(judgement, growth_share=largest.share)
 
-    def _steady(self) -> Sustainable:
+    def _report_no_growth(self) -> Sustainable:
         """Return the judgement of a load under which nothing grows."""
         visible_share = max(self._test.visible_share, MIN_GROWTH_SHARE)
         reason = (
@@ -396,7 +398,7 @@ class _GrowthReport:
         )
         return self._make_judgement("steady", reason, sustained=True)
 
-    def _steady_by_few_in_flight(self) -> Sustainable:
+    def _report_short_queues(self) -> Sustainable:
         """Return the judgement of a load that had few requests in flight, so the server kept up."""
         most_in_flight = max(float(replica.in_flight.max()) for replica in self._replicas)
         reason = (
@@ -406,7 +408,7 @@ class _GrowthReport:
         )
         return self._make_judgement("steady", reason, sustained=True)
 
-    def _too_noisy(self) -> Sustainable:
+    def _report_noise(self) -> Sustainable:
         """Return the judgement of a load whose series are too noisy to show a growth.
 
         The detection threshold is the smallest growth that the test would have found, as a share of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from loadgen.core.metrics.client_use import worst_second
+from loadgen.core.metrics.client_use import find_worst_second
 from loadgen.core.metrics.reasons import format_reason
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.stats.quantiles import deciding_quantile
@@ -78,9 +78,9 @@ def explain_lateness(
         window: The measurement window, in which the worst seconds of the workers are looked for.
         is_local: Whether client and server share a host.
     """
-    longest_wait = worst_second(samples, window, "waited_share")
-    longest_write = worst_second(samples, window, "write_share")
-    busiest = worst_second(samples, window, "cpu_share")
+    longest_wait = find_worst_second(samples, window, "waited_share")
+    longest_write = find_worst_second(samples, window, "write_share")
+    busiest = find_worst_second(samples, window, "cpu_share")
     if longest_wait is None or longest_write is None or busiest is None:
         # No worker was sampled over a full second, so nothing is known of the workers.
         return {"remedy": "shared_host" if is_local else "lower_load"}

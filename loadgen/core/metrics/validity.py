@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.core import limits
-from loadgen.core.metrics.client_use import worst_second
+from loadgen.core.metrics.client_use import find_worst_second
 from loadgen.core.metrics.run_evidence import RunEvidence, make_code
 from loadgen.core.metrics.timing_evidence import explain_lateness, is_local
 from loadgen.core.metrics.validity_warnings import find_warnings
@@ -51,7 +51,7 @@ def has_high_error_rate(summary: Summary) -> bool:
     return requests.decided > 0 and requests.failed_by_server > limit * requests.decided
 
 
-def reasons_of_state(state: str) -> tuple[ReasonCode, ...]:
+def find_reasons_of_state(state: str) -> tuple[ReasonCode, ...]:
     """Return why a run that ended in this state is INVALID, () if it is not for that."""
     return (make_code(state),) if state in ("interrupted", "stopped") else ()
 
@@ -74,7 +74,7 @@ def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
     yield from _check_worker_deaths(evidence)
 
     if evidence.manifest.stopped_by is None:
-        yield from reasons_of_state(evidence.summary.run.state)
+        yield from find_reasons_of_state(evidence.summary.run.state)
     else:
         yield evidence.manifest.stopped_by
 
@@ -142,7 +142,7 @@ def _check_client_error(
 
 def _check_worker_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """Yield a reason if a worker used more of its core, in any second, than the limit allows."""
-    busiest = worst_second(evidence.worker_samples, evidence.summary.window, "cpu_share")
+    busiest = find_worst_second(evidence.worker_samples, evidence.summary.window, "cpu_share")
     limit = evidence.manifest.limits.cpu_share
     if busiest is not None and busiest.cpu_share > limit:
         yield make_code(

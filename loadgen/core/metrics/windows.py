@@ -75,7 +75,7 @@ class FullLoadTime(NamedTuple):
 ALWAYS = FullLoadTime()
 
 
-def span(start_ns: float, end_ns: float) -> Span:
+def make_span(start_ns: float, end_ns: float) -> Span:
     """Return an interval in ns as a Span in seconds, without a duration if it is not positive."""
     if end_ns <= start_ns:
         return Span()
@@ -100,18 +100,18 @@ def measure_window(
         full_load: The time in which the load has its full strength, which limits the steady state.
     """
     run_end_ns = max(stage.maximum("done_ns") for stage in all_stages)
-    full_run = span(0, run_end_ns)
+    full_run = make_span(0, run_end_ns)
     if not accumulator.sum("due"):
         return Window(full_run=full_run)
 
     first_due_ns = accumulator.minima["due"]
-    measured_time = span(first_due_ns, _last_token_ns(accumulator))
+    measured_time = make_span(first_due_ns, _last_token_ns(accumulator))
     return Window(
         start_s=measured_time.start_s,
         end_s=measured_time.end_s,
         duration_s=measured_time.duration_s,
         steady=_steady_state(accumulator, full_load),
-        last_issued=span(first_due_ns, _last_issued_end_ns(accumulator)),
+        last_issued=make_span(first_due_ns, _last_issued_end_ns(accumulator)),
         full_run=full_run,
     )
 
@@ -124,7 +124,7 @@ def _steady_state(accumulator: MetricAccumulator, full_load: FullLoadTime) -> Sp
     """
     first_due_ns = accumulator.minima["due"]
     last_start_ns = accumulator.maxima["start"]
-    return span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns))
+    return make_span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns))
 
 
 def _last_token_ns(accumulator: MetricAccumulator) -> int:

@@ -86,7 +86,9 @@ class Interval(msgspec.Struct, frozen=True):
         return self.half_width / t_quantile(0.5 + self.level / 2, self.count - 1)
 
 
-def _symmetric(value: float, half_width: float, count: int, method: str, level: float) -> Interval:
+def _symmetric_interval(
+    value: float, half_width: float, count: int, method: str, level: float
+) -> Interval:
     """Return the interval that reaches as far below a value as above it.
 
     With an infinite half width the interval has no bounds, even if the value is NaN, which means
@@ -108,7 +110,7 @@ def mean_of_runs(values: ArrayLike, level: float = LEVEL) -> Interval:
     run_values = np.asarray(values, float)
     mean = _mean_or_nan(run_values)
     half_width = _student_half_width(run_values, level)
-    return _symmetric(mean, half_width, len(run_values), "replications", level)
+    return _symmetric_interval(mean, half_width, len(run_values), "replications", level)
 
 
 def _mean_or_nan(values: NDArray[np.float64]) -> float:
@@ -143,12 +145,12 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     data = np.asarray(values, float)
     count = min(batches, len(data))
     if count < 2:
-        return _symmetric(_mean_or_nan(data), math.inf, count, "batch means", level)
+        return _symmetric_interval(_mean_or_nan(data), math.inf, count, "batch means", level)
 
     means = _means_of_batches(data, count)
     uncorrelated = mean_of_runs(means, level)
     half_width = uncorrelated.half_width * math.sqrt(variance_inflation(means))
-    return _symmetric(uncorrelated.value, half_width, count, "batch means", level)
+    return _symmetric_interval(uncorrelated.value, half_width, count, "batch means", level)
 
 
 def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
@@ -443,7 +445,7 @@ def _log_of_bound(bound: float) -> float:
 # -- shares and rare states ------------------------------------------------------------------------
 
 
-def wilson(p: float, n: float, level: float = LEVEL) -> IntervalEnds:
+def wilson_interval(p: float, n: float, level: float = LEVEL) -> IntervalEnds:
     """Return Wilson's score interval (1927) of a share `p` of `n` independent trials.
 
     The letters are those of the usual formula. Without trials the share may be anything.

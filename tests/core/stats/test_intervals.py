@@ -128,11 +128,11 @@ def test_the_standard_error_of_an_interval_is_that_of_its_mean() -> None:
 
 def test_intervals_of_wilson_equal_a_worked_example() -> None:
     """Newcombe (1998), table I: 81 of 263, and 0 of 20."""
-    assert intervals.wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert intervals.wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert intervals.wilson(0.5, 0) == (0.0, 1.0)
+    assert intervals.wilson_interval(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert intervals.wilson_interval(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert intervals.wilson_interval(0.5, 0) == (0.0, 1.0)
     n = compute_requests_without_miss(0.01)
-    assert intervals.wilson(0.0, n)[1] <= 0.01 < intervals.wilson(0.0, n - 1)[1]
+    assert intervals.wilson_interval(0.0, n)[1] <= 0.01 < intervals.wilson_interval(0.0, n - 1)[1]
 
 
 def test_the_effective_size_of_correlated_marks_is_smaller() -> None:
