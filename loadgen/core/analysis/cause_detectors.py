@@ -195,11 +195,6 @@ def client_cause(share: float, evidence: str, sure: str = "likely") -> Cause:
     return make_cause("client", share, f"{evidence}; {advice}", sure)
 
 
-def excess_of_slow(values: Ints, is_slow: Mask, is_fast: Mask) -> float:
-    """Return by how much the mean of the slow requests is larger than that of the fast ones."""
-    return float(values[is_slow].mean() - values[is_fast].mean())
-
-
 def detect_network(case: Case) -> Cause | None:
     """Detect slow requests whose excess TTFT was mostly spent on connecting or in the network.
 

@@ -24,7 +24,6 @@ from loadgen.core.analysis.cause_detectors import (
     Mask,
     RunSources,
     client_cause,
-    excess_of_slow,
 )
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, order_by_time
 from loadgen.core.metrics.replica_keys import replica_keys
@@ -60,6 +59,10 @@ class _Speed(NamedTuple):
     is_slow: Mask
     is_fast: Mask
     is_comparable: bool
+
+    def excess_of_slow(self, values: Ints) -> float:
+        """Return by how much the mean of the slow requests is larger than that of the fast ones."""
+        return float(values[self.is_slow].mean() - values[self.is_fast].mean())
 
 
 class _ExaminedRequests(NamedTuple):
@@ -229,9 +232,7 @@ def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> 
     if not speed.is_comparable:
         return None
 
-    delay_excess_ns = excess_of_slow(send_delay_ns, speed.is_slow, speed.is_fast)
-    ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
-    share = delay_excess_ns / ttft_excess_ns
+    share = speed.excess_of_slow(send_delay_ns) / speed.excess_of_slow(ttft_ns)
     if share < MOST_OF_EXCESS:
         return None
 
@@ -461,13 +462,11 @@ def _explain_excess_by_parts(
     if not speed.is_comparable:
         return {}
 
-    ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
-    fractions = {}
-    for name, part_ns in _divide_ttft(requests, ttft_ns, send_delay_ns).items():
-        part_excess_ns = excess_of_slow(part_ns, speed.is_slow, speed.is_fast)
-        fractions[name] = part_excess_ns / ttft_excess_ns
-
-    return fractions
+    ttft_excess_ns = speed.excess_of_slow(ttft_ns)
+    parts_ns = _divide_ttft(requests, ttft_ns, send_delay_ns)
+    return {
+        name: speed.excess_of_slow(part_ns) / ttft_excess_ns for name, part_ns in parts_ns.items()
+    }
 
 
 def _divide_ttft(requests: JoinedColumns, ttft_ns: Ints, send_delay_ns: Ints) -> dict[str, Ints]:

@@ -204,7 +204,7 @@ def _select_in_flight(columns: Columns, start_ns: int, end_ns: int) -> NDArray[n
 
 
 def _time_in_flight_ns(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
+    sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> np.int64:
     """Return the time that requests are in flight in an interval, summed over all of them.
 
@@ -212,16 +212,17 @@ def _time_in_flight_ns(
     computed in slices of requests, which takes little memory.
 
     Args:
-        starts: The time at which each request was sent.
-        ends: The time at which each request was done.
+        sent_ns: The time at which each request was sent.
+        done_ns: The time at which each request was done.
         start_ns: The start of the interval.
         end_ns: The end of the interval.
     """
     total_ns = np.int64(0)
-    for rows in block_slices(len(ends)):
-        in_interval_ns = np.minimum(ends[rows], end_ns) - np.maximum(starts[rows], start_ns)
+    for rows in block_slices(len(done_ns)):
+        first_ns = np.maximum(sent_ns[rows], start_ns)
+        last_ns = np.minimum(done_ns[rows], end_ns)
         # The difference is negative for a request that is not in flight in the interval.
-        total_ns += np.maximum(in_interval_ns, 0).sum()
+        total_ns += np.maximum(last_ns - first_ns, 0).sum()
     return total_ns
 
 

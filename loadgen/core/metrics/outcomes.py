@@ -130,15 +130,12 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
         term: The term.
         values: The value of each request, UNDEFINED for one without a value.
     """
-    has_value = values != UNDEFINED
-    is_within_limit = values <= term.limit_ns
-
-    # A scalar True stands for all requests.
+    lacks_value = values == UNDEFINED
+    is_within_limit: NDArray[np.bool_] = (values <= term.limit_ns) & ~lacks_value
     is_metric_of_tokens = needs(term.metric) == "tokens"
-    needs_no_value = True if is_metric_of_tokens else columns.request_no_output
-
-    is_met: NDArray[np.bool_] = np.where(has_value, is_within_limit, needs_no_value)
-    return is_met
+    if is_metric_of_tokens:
+        return is_within_limit | lacks_value
+    return is_within_limit | (lacks_value & columns.request_no_output)
 
 
 # -- lower bounds of the metrics of unfinished requests --------------------------------------------
