@@ -219,10 +219,9 @@ def _time_in_flight_ns(
     """
     total_ns = np.int64(0)
     for rows in block_slices(len(done_ns)):
-        first_ns = np.maximum(sent_ns[rows], start_ns)
-        last_ns = np.minimum(done_ns[rows], end_ns)
+        in_interval_ns = np.minimum(done_ns[rows], end_ns) - np.maximum(sent_ns[rows], start_ns)
         # The difference is negative for a request that is not in flight in the interval.
-        total_ns += np.maximum(last_ns - first_ns, 0).sum()
+        total_ns += np.maximum(in_interval_ns, 0).sum()
     return total_ns
 
 

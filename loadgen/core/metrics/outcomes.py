@@ -130,12 +130,13 @@ def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDAr
         term: The term.
         values: The value of each request, UNDEFINED for one without a value.
     """
-    lacks_value = values == UNDEFINED
-    is_within_limit: NDArray[np.bool_] = (values <= term.limit_ns) & ~lacks_value
+    has_value = values != UNDEFINED
+    is_within_limit = values <= term.limit_ns
     is_metric_of_tokens = needs(term.metric) == "tokens"
     if is_metric_of_tokens:
-        return is_within_limit | lacks_value
-    return is_within_limit | (lacks_value & columns.request_no_output)
+        is_met: NDArray[np.bool_] = ~has_value | is_within_limit
+        return is_met
+    return np.where(has_value, is_within_limit, columns.request_no_output)
 
 
 # -- lower bounds of the metrics of unfinished requests --------------------------------------------
