@@ -18,8 +18,8 @@ from loadgen.core.metrics.windows import (
     Span,
     estimate_tokens_within,
     is_within,
+    make_span,
     per_second,
-    span,
 )
 from loadgen.explain.other_result import OtherResult
 from loadgen.explain.our_run import DefinedLatency, OurRun
@@ -144,7 +144,7 @@ def _list_windows(ours: OurRun, theirs: OtherResult) -> Iterator[_CountedWindow]
     steady = ours.summary.window.steady
     start_s = ours.summary.window.start_s
     if steady.end_s is not None and start_s is not None:
-        until_tail = span(start_s * NS_PER_S, steady.end_s * NS_PER_S)
+        until_tail = make_span(start_s * NS_PER_S, steady.end_s * NS_PER_S)
         yield _CountedWindow("start_up", until_tail, ours.measured)
 
     rate_window = theirs.definitions.rate_window

@@ -32,7 +32,7 @@ from loadgen.core.metrics.windows import (
     Window,
     count_events_between,
     count_events_within,
-    span,
+    make_span,
 )
 from loadgen.core.results import store
 from loadgen.core.results.manifest import RunManifest, StagePlan, encode_manifest
@@ -161,12 +161,12 @@ def test_constant_arrivals_have_no_gap_variation_and_poisson_has_one() -> None:
 
 def test_steady_events_cut_bins_in_proportion() -> None:
     counts = np.array([10, 20, 30, 40])
-    cut_span = span(
+    cut_span = make_span(
         BIN_NS // 2, BIN_NS * 5 // 2
     )  # half of the first, the second, half of the third
     assert count_events_within([counts, counts[:1] * 0], cut_span) == pytest.approx(5 + 20 + 15)
     assert count_events_within([counts, counts[:2]], cut_span) == pytest.approx(40 + 5 + 20)
-    assert count_events_within([counts], span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
+    assert count_events_within([counts], make_span(BIN_NS, 99 * BIN_NS)) == pytest.approx(90)
     assert count_events_within([counts * 0], cut_span) is None
     assert count_events_within([counts], Span()) is None
 
@@ -179,7 +179,7 @@ def test_steady_events_cut_bins_in_proportion() -> None:
 def test_events_between_two_instants_are_on_the_line_through_all_bins(
     counts: list[int], start_ns: int, length_ns: int
 ) -> None:
-    sums, stretch = np.cumsum([0, *counts]), span(start_ns, start_ns + length_ns)
+    sums, stretch = np.cumsum([0, *counts]), make_span(start_ns, start_ns + length_ns)
     assert stretch.start_s is not None and stretch.end_s is not None
     places = [stretch.start_s * 1e9 / BIN_NS, stretch.end_s * 1e9 / BIN_NS]
     low, high = np.interp(places, np.arange(len(sums)), sums)
