@@ -77,7 +77,7 @@ class _ExaminedRequests(NamedTuple):
 
 
 def explain(
-    measured: Sequence[Columns],
+    measured_stages: Sequence[Columns],
     manifest: RunManifest,
     samples: Sequence[MetricSample] = (),
     unreported_metrics: Collection[str] = (),
@@ -88,15 +88,15 @@ def explain(
     a queue is looked for.
 
     Args:
-        measured: The measured records.
+        measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
         unreported_metrics: Metrics that the run does not report because their values cannot be
             trusted. Nothing is concluded from them.
     """
-    examined = _select_examined_requests(measured)
+    examined = _select_examined_requests(measured_stages)
     if examined is None:
-        return _explain_short_run(measured, manifest, samples)
+        return _explain_short_run(measured_stages, manifest, samples)
 
     send_delay_ns = _measure_send_delay(examined.requests)
     case = _build_case(examined, send_delay_ns, manifest, samples)
@@ -104,13 +104,13 @@ def explain(
     return _explain_by_causes(case, causes, send_delay_ns)
 
 
-def _select_examined_requests(measured: Sequence[Columns]) -> _ExaminedRequests | None:
+def _select_examined_requests(measured_stages: Sequence[Columns]) -> _ExaminedRequests | None:
     """Return the requests to examine, or None if there are fewer than MIN_REQUESTS.
 
     A run may have millions of requests. So the columns of all of them are not kept in memory, only
     those of the requests that are examined.
     """
-    all_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    all_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     has_ttft = all_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
@@ -118,7 +118,7 @@ def _select_examined_requests(measured: Sequence[Columns]) -> _ExaminedRequests 
 
     stride = _choose_stride(request_count)
     order = _order_by_due_time_and_slot(all_requests, has_ttft)
-    examined_requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
+    examined_requests = JoinedColumns(measured_stages, only_ok=True, order=order[::stride])
     return _ExaminedRequests(examined_requests, stride)
 
 
@@ -289,14 +289,14 @@ def _compose_text(causes: Sequence[Cause], subject: str = "") -> str:
 
 
 def _explain_short_run(
-    measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
+    measured_stages: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Explanation:
     """Return the explanation of a run with too few requests to compare slow ones with fast ones.
 
     The only cause that is looked for is a queue at the server, since that needs fewer requests. The
     explanation says that other causes are not examined.
     """
-    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     order = queue_evidence.order_by_due_time(ok_requests)
     request_count = len(order)
     if not request_count:
@@ -304,7 +304,7 @@ def _explain_short_run(
 
     queue = None
     if request_count >= queue_evidence.MIN_REQUESTS_FOR_QUEUE:
-        ordered_requests = JoinedColumns(measured, only_ok=True, order=order)
+        ordered_requests = JoinedColumns(measured_stages, only_ok=True, order=order)
         send_delay_ns = _measure_send_delay(ordered_requests)
         queue = _find_queue(ordered_requests, send_delay_ns, manifest, samples)
 

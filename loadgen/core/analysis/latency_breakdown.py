@@ -117,21 +117,21 @@ class _RequestsNearPercentile(NamedTuple):
     indexes: Ints
 
 
-def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Splits:
+def split_latencies(measured_stages: Sequence[Columns], manifest: RunManifest) -> Splits:
     """Return how TTFT and end-to-end latency divide into parts, for all requests and for groups.
 
     A group is, for example, the requests of one target. Each of its splits is the mean over the
     requests near one percentile, such as p99.
 
     Args:
-        measured: The measured records, by stage. The columns that they keep in memory are freed,
-            because the split of millions of requests needs much memory.
+        measured_stages: The records of each measured stage. The columns that they keep in memory
+            are freed, because the split of millions of requests needs much memory.
         manifest: The manifest of the run.
     """
-    for columns in measured:
+    for columns in measured_stages:
         columns.forget()
 
-    requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     has_server_timing = requests.is_known("server_prefill_ns")
     if not len(has_server_timing):
         return Splits(reason="no request succeeded")
@@ -583,19 +583,19 @@ class _ListedRequest(NamedTuple):
 
 
 def list_slowest_requests(
-    measured: Sequence[Columns], not_measured: Sequence[Columns], manifest: RunManifest
+    measured_stages: Sequence[Columns], other_stages: Sequence[Columns], manifest: RunManifest
 ) -> tuple[SlowRequest, ...]:
     """Return the slowest measured requests by TTFT, then those by end-to-end latency.
 
     Args:
-        measured: The measured records, by stage.
-        not_measured: The records of the other stages, whose requests may be in flight too.
+        measured_stages: The records of each measured stage.
+        other_stages: The records of each other stage, whose requests may be in flight too.
         manifest: The manifest of the run.
     """
-    listed = _find_slowest(measured)
+    listed = _find_slowest(measured_stages)
     request_indexes = [request.request_index for request in listed]
-    fields_of_listed = _read_listed_fields(measured, request_indexes)
-    loads_of_listed = _measure_concurrent_loads(fields_of_listed, (*measured, *not_measured))
+    fields_of_listed = _read_listed_fields(measured_stages, request_indexes)
+    loads_of_listed = _measure_concurrent_loads(fields_of_listed, (*measured_stages, *other_stages))
 
     return tuple(
         _describe_request(request.metric, fields, load, manifest)
@@ -603,9 +603,9 @@ def list_slowest_requests(
     )
 
 
-def _find_slowest(measured: Sequence[Columns]) -> list[_ListedRequest]:
+def _find_slowest(measured_stages: Sequence[Columns]) -> list[_ListedRequest]:
     """Return the slowest requests by TTFT, then those by end-to-end latency."""
-    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    ok_requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     return [
         _ListedRequest(metric, index)
         for metric in ("ttft", "e2e")
@@ -700,7 +700,7 @@ def _find_in_flight(block: Columns, request: Mapping[str, int]) -> Ints:
 
 
 def _read_listed_fields(
-    measured: Sequence[Columns], request_indexes: Sequence[int]
+    measured_stages: Sequence[Columns], request_indexes: Sequence[int]
 ) -> list[dict[str, int]]:
     """Return the fields of each of the slowest requests, by name.
 
@@ -708,11 +708,11 @@ def _read_listed_fields(
     be sent. That is when it was due, or later if it had to wait for a new connection.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         request_indexes: The indexes of the requests among all ok requests.
     """
     order = np.array(request_indexes, np.int64)
-    requests = JoinedColumns(measured, only_ok=True, order=order)
+    requests = JoinedColumns(measured_stages, only_ok=True, order=order)
     columns_by_name = {name: requests[name] for name in _LISTED_FIELDS}
     columns_by_name["could_send_ns"] = earliest_send_ns(requests)
 

@@ -50,7 +50,7 @@ def check_load(
     manifest: RunManifest,
     summary: Summary,
     inputs: VerdictInputs,
-    measured: Sequence[Columns],
+    measured_stages: Sequence[Columns],
 ) -> tuple[StimulusCheck, ...]:
     """Return the checks of whether the load was as requested, none if nothing was sent.
 
@@ -58,12 +58,12 @@ def check_load(
         manifest: The manifest of the run, with the requested load.
         summary: The summary of the run.
         inputs: Further counts, such as the number of sent requests.
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
     """
     if not inputs.sends:
         return ()
     return (
-        *_check_arrival_process(manifest, measured),
+        *_check_arrival_process(manifest, measured_stages),
         *_check_gap_variation(summary),
         *_check_concurrency_or_rate(manifest, summary),
         *_check_classes(summary),
@@ -74,13 +74,13 @@ def check_load(
 
 
 def _check_arrival_process(
-    manifest: RunManifest, measured: Sequence[Columns]
+    manifest: RunManifest, measured_stages: Sequence[Columns]
 ) -> Iterator[StimulusCheck]:
     """Check that the gaps between Poisson arrivals are exponentially distributed.
 
     Yields nothing if there are too few gaps, or none of a Poisson stage.
     """
-    gaps = join_arrays([_scaled_gaps(columns, manifest) for columns in measured])
+    gaps = join_arrays([_scaled_gaps(columns, manifest) for columns in measured_stages])
     if len(gaps) < MIN_GAPS:
         return
 

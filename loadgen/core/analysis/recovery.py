@@ -85,7 +85,7 @@ class _Groups(NamedTuple):
 
 
 def measure_recoveries(
-    measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample] = ()
+    measured_stages: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample] = ()
 ) -> tuple[Recovery, ...]:
     """Return how long the run took to meet its SLO again after each event, in order of time.
 
@@ -94,7 +94,7 @@ def measure_recoveries(
     limit for single requests.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
     """
@@ -105,10 +105,13 @@ def measure_recoveries(
     if not limits_single_requests:
         return ()
 
-    events = [*_find_spikes(manifest.stages), *_find_capacity_changes(measured, manifest, samples)]
+    events = [
+        *_find_spikes(manifest.stages),
+        *_find_capacity_changes(measured_stages, manifest, samples),
+    ]
     events.sort(key=lambda event: event.at_ns)
     return tuple(
-        _measure_recovery(measured, slo, _end_at_next_disturbance(event, events))
+        _measure_recovery(measured_stages, slo, _end_at_next_disturbance(event, events))
         for event in events
     )
 
@@ -174,7 +177,7 @@ def _load_of_stage(stage: StagePlan) -> float | None:
 
 
 def _find_capacity_changes(
-    measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
+    measured_stages: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Iterator[_ExaminedEvent]:
     """Yield each change of the number of replicas, or each lost target, during the measured load.
 
@@ -182,11 +185,11 @@ def _find_capacity_changes(
     same loss would count twice.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
     """
-    due_ns_of_stages = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
+    due_ns_of_stages = [columns["due_ns"] for columns in measured_stages if len(columns["due_ns"])]
     if not due_ns_of_stages:
         return
 
@@ -246,21 +249,23 @@ def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
         )
 
 
-def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEvent) -> Recovery:
+def _measure_recovery(
+    measured_stages: Sequence[Columns], slo: Slo, event: _ExaminedEvent
+) -> Recovery:
     """Return when the SLO was met again after an event, and whether it was missed at all.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         slo: The SLO of the run.
         event: The event, with the times that are examined before and after it.
     """
-    after = _group_requests(measured, event.at_ns, event.end_ns, slo)
+    after = _group_requests(measured_stages, event.at_ns, event.end_ns, slo)
     group_count = len(after.is_met)
     if not group_count:
         reason = f"fewer than {GROUP_SIZE} requests came after it"
         return msgspec.structs.replace(event.recovery, reason=reason)
 
-    before = _group_requests(measured, event.before_ns, event.at_ns, slo)
+    before = _group_requests(measured_stages, event.before_ns, event.at_ns, slo)
     is_slo_missed = _was_missed_before(before, event) or not after.is_met.all()
     observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
     return msgspec.structs.replace(
@@ -310,27 +315,31 @@ def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
     return float(after.due_ns[first_recovered_request] - at_ns) / 1e9
 
 
-def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo) -> _Groups:
+def _group_requests(
+    measured_stages: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo
+) -> _Groups:
     """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
     Only requests that the SLO counts are grouped, in the order of their scheduled times. A group
     meets the SLO if it meets each objective.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         start_ns: The first scheduled time of the part.
         end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
     is_grouped_by_stage = [
-        _is_counted_within(columns, start_ns, end_ns, slo) for columns in measured
+        _is_counted_within(columns, start_ns, end_ns, slo) for columns in measured_stages
     ]
-    due_ns = join_selected((columns["due_ns"] for columns in measured), is_grouped_by_stage)
+    due_ns = join_selected((columns["due_ns"] for columns in measured_stages), is_grouped_by_stage)
     time_order = np.argsort(due_ns, kind="stable")
 
     is_met = np.ones(len(due_ns) // GROUP_SIZE, bool)
     for objective in _objectives(slo):
-        is_good_by_stage = (outcomes.meets_slo(columns, objective.slo) for columns in measured)
+        is_good_by_stage = (
+            outcomes.meets_slo(columns, objective.slo) for columns in measured_stages
+        )
         is_good = join_selected(is_good_by_stage, is_grouped_by_stage)[time_order]
         is_met &= _groups_with_share(is_good, objective.min_share)
 

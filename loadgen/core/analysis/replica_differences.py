@@ -133,7 +133,9 @@ class _Comparison(NamedTuple):
     block_count: int
 
 
-def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
+def compare_nodes(
+    measured_stages: Sequence[Columns], steady: Span, manifest: RunManifest
+) -> BetweenNodes:
     """Compare the latencies of the nodes of a run in the steady-state window.
 
     A node is a machine, a target or a replica. The result has the variance components and the
@@ -141,7 +143,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
     run with one node.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         steady: The steady-state window.
         manifest: The manifest of the run.
     """
@@ -151,7 +153,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         )
 
     # The columns are not kept in memory, because a run may have millions of requests.
-    requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    requests = JoinedColumns(measured_stages, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
     if len(nodes.names) < 2:
         return BetweenNodes()

@@ -61,7 +61,7 @@ class _ServerSpeculation(NamedTuple):
 
 
 def summarize_speculation(
-    measured: Sequence[Columns], samples: Sequence[MetricSample]
+    measured_stages: Sequence[Columns], samples: Sequence[MetricSample]
 ) -> Speculation | None:
     """Return what is known about speculative decoding, or None if nothing was drafted.
 
@@ -69,7 +69,7 @@ def summarize_speculation(
     report these tokens for their request, and the metrics pages of the servers for all requests.
 
     Args:
-        measured: The measured records, by stage.
+        measured_stages: The records of each measured stage.
         samples: The samples of the servers' metrics pages.
     """
     server = _read_metrics_pages(samples)
@@ -79,7 +79,7 @@ def summarize_speculation(
         by_position=server.acceptance_by_position,
     )
 
-    tokens = _count_tokens(measured)
+    tokens = _count_tokens(measured_stages)
     if tokens.requests:
         return _add_reported_tokens(by_server, tokens)
     is_anything_known = by_server != Speculation()
@@ -101,9 +101,9 @@ def _add_reported_tokens(speculation: Speculation, tokens: _TokenCounts) -> Spec
     )
 
 
-def _count_tokens(measured: Sequence[Columns]) -> _TokenCounts:
+def _count_tokens(measured_stages: Sequence[Columns]) -> _TokenCounts:
     """Count the drafted and accepted tokens that responses report, and the steps of the model."""
-    counts_of_stages = [_count_tokens_of_stage(columns) for columns in measured]
+    counts_of_stages = [_count_tokens_of_stage(columns) for columns in measured_stages]
     return _TokenCounts(
         requests=sum(counts.requests for counts in counts_of_stages),
         drafted=sum(counts.drafted for counts in counts_of_stages),

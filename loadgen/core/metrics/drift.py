@@ -142,16 +142,16 @@ class TimeBlocks(NamedTuple):
     block_ns: int
 
 
-def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
+def sample_blocks(measured_stages: Sequence[Columns]) -> TimeBlocks:
     """Return the latencies of the measured ok requests, by the block of time in which each is due.
 
     The first block begins with the run, and the last one contains the latest due time. There are no
     blocks if no request is ok.
 
     Args:
-        measured: The records of each measured stage.
+        measured_stages: The records of each measured stage.
     """
-    due_ns_of_stages = [_ok_due_ns(columns) for columns in measured]
+    due_ns_of_stages = [_ok_due_ns(columns) for columns in measured_stages]
     latest_due_ns = [int(due_ns.max()) for due_ns in due_ns_of_stages if len(due_ns)]
     if not latest_due_ns:
         return TimeBlocks([], SHORTEST_BLOCK_NS)
@@ -160,7 +160,7 @@ def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
     block_ns = _choose_block_ns(latest_ns)
     block_count = latest_ns // block_ns + 1
     samples = [BlockSamples() for _ in range(block_count)]
-    for columns, due_ns in zip(measured, due_ns_of_stages, strict=True):
+    for columns, due_ns in zip(measured_stages, due_ns_of_stages, strict=True):
         _add_to_blocks(samples, columns, _number_blocks(due_ns, block_ns))
 
     return TimeBlocks(samples, block_ns)

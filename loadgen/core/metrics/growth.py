@@ -95,8 +95,8 @@ class _TestedRequests(NamedTuple):
 
 
 def measure_replicas(
-    measured: Sequence[Columns],
-    warmup: Sequence[Columns],
+    measured_stages: Sequence[Columns],
+    warmup_stages: Sequence[Columns],
     tested_time: TestedTime,
     manifest: RunManifest,
 ) -> list[ReplicaSeries]:
@@ -107,14 +107,14 @@ def measure_replicas(
     each series of a replica, such as its mean TTFT, has one value per block.
 
     Args:
-        measured: The records of each measured stage.
-        warmup: The records of each other stage. Its requests may be in flight, and count for
+        measured_stages: The records of each measured stage.
+        warmup_stages: The records of each other stage. Its requests may be in flight, and count for
             nothing else.
         tested_time: The part of the load that is tested for growth.
         manifest: The manifest of the run.
     """
-    requests = _select_tested_requests(measured, tested_time)
-    in_flight_by_replica = _measure_in_flight([*measured, *warmup], tested_time)
+    requests = _select_tested_requests(measured_stages, tested_time)
+    in_flight_by_replica = _measure_in_flight([*measured_stages, *warmup_stages], tested_time)
     nothing_in_flight = np.zeros(BLOCKS)
 
     all_series = []
@@ -134,7 +134,7 @@ def measure_replicas(
 
 
 def _select_tested_requests(
-    measured: Sequence[Columns], tested_time: TestedTime
+    measured_stages: Sequence[Columns], tested_time: TestedTime
 ) -> _TestedRequests:
     """Return the columns of the measured requests that are due in the time tested.
 
@@ -142,16 +142,18 @@ def _select_tested_requests(
     stages are not in memory at once.
 
     Args:
-        measured: The records of each measured stage.
+        measured_stages: The records of each measured stage.
         tested_time: The part of the load that is tested for growth.
     """
-    block_of_request = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
+    block_of_request = [
+        _assign_blocks(columns["due_ns"], tested_time) for columns in measured_stages
+    ]
     is_tested = [blocks != NO_BLOCK for blocks in block_of_request]
 
-    keys = (replica_keys(columns) for columns in measured)
-    ttft_ns = (_ok_ttft_ns(columns) for columns in measured)
-    prompt_tokens = (columns["input_tokens"] for columns in measured)
-    output_tokens = (requested_output_tokens(columns) for columns in measured)
+    keys = (replica_keys(columns) for columns in measured_stages)
+    ttft_ns = (_ok_ttft_ns(columns) for columns in measured_stages)
+    prompt_tokens = (columns["input_tokens"] for columns in measured_stages)
+    output_tokens = (requested_output_tokens(columns) for columns in measured_stages)
 
     return _TestedRequests(
         replica_key=join_selected(keys, is_tested),

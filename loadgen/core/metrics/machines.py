@@ -55,7 +55,7 @@ def summarize_machines(
     manifest: RunManifest,
     window: Window,
     reference_latency_ms: float | None,
-    measured: Sequence[Columns],
+    measured_stages: Sequence[Columns],
     samples: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
     """Return a summary of each machine that sent a part of the load of a cluster.
@@ -68,7 +68,7 @@ def summarize_machines(
         window: The measurement window.
         reference_latency_ms: The p50 of TTFT, or of E2E if responses were not streamed. The lag
             that makes a request late is a share of it. None if it is not known.
-        measured: The measured records.
+        measured_stages: The records of each measured stage.
         samples: The samples that each worker took of itself.
     """
     if manifest.cluster is None:
@@ -83,7 +83,7 @@ def summarize_machines(
         return ()
 
     allowed_lag_ns = _allowed_lag_ns(manifest, reference_latency_ms)
-    requests = _MachineRequests(measured, allowed_lag_ns)
+    requests = _MachineRequests(measured_stages, allowed_lag_ns)
     full_seconds = select_full_seconds(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
@@ -132,15 +132,15 @@ class _RequestsOfMachine(NamedTuple):
 class _MachineRequests:
     """The measured requests of all machines, from which those of one machine are selected."""
 
-    def __init__(self, measured: Sequence[Columns], allowed_lag_ns: float | None) -> None:
+    def __init__(self, measured_stages: Sequence[Columns], allowed_lag_ns: float | None) -> None:
         """Read the columns that the summaries of machines need.
 
         Args:
-            measured: The measured records.
+            measured_stages: The records of each measured stage.
             allowed_lag_ns: A request that was sent longer after its due time is late. None if the
                 limit is not known.
         """
-        columns = JoinedColumns(measured, only_ok=False, keeps_columns=False)
+        columns = JoinedColumns(measured_stages, only_ok=False, keeps_columns=False)
         self._worker = columns["worker"]
         self._is_lost: NDArray[np.bool_] = columns["status"] == LOST
         self._send_lag_ns = columns.measure("send_lag")

@@ -250,10 +250,10 @@ def _measure_run_window(
 
 
 def _measure_distributions(
-    measured: MetricAccumulator, events: _EventData
+    requests: MetricAccumulator, events: _EventData
 ) -> dict[str, Distribution]:
     """Return the distribution of each metric, before anything is withheld."""
-    distributions = {name: measured.distribution(name) for name in sampled_metrics()}
+    distributions = {name: requests.distribution(name) for name in sampled_metrics()}
     distributions["inter_chunk"] = events.gaps.distribution()
     distributions["event_error"] = events.errors.distribution()
     return distributions

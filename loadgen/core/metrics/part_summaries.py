@@ -252,7 +252,7 @@ class PartSummarizer:
         self,
         manifest: RunManifest,
         accumulator: RunAccumulator,
-        measured: MetricAccumulator,
+        requests: MetricAccumulator,
         withheld_metrics: Mapping[str, str],
     ) -> None:
         """Prepare to summarize the parts of one run.
@@ -260,12 +260,12 @@ class PartSummarizer:
         Args:
             manifest: The manifest of the run.
             accumulator: The records of the run, added up for each stage, target, class and step.
-            measured: All measured requests.
+            requests: All measured requests.
             withheld_metrics: Metrics whose SLO terms cannot be decided, with the reason.
         """
         self._manifest = manifest
         self._accumulator = accumulator
-        self._measured = measured
+        self._measured = requests
         self._withheld_metrics = withheld_metrics
         # Gaps between events are recorded by stage only, so no other part can be judged by them.
         self._withheld_metrics_of_parts = {**_NO_GAPS_BY_PART, **withheld_metrics}

@@ -60,7 +60,7 @@ class Shortfall(NamedTuple):
         )
 
 
-def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
+def find_shortfall(measured_stages: Sequence[Columns]) -> Shortfall | None:
     """Return how far the server of an open loop fell behind its load, or None if it kept up.
 
     As long as a server keeps up, its delays stay as they were in the first quarter of the load,
@@ -73,9 +73,9 @@ def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
     arrived as well, so their tokens and responses are expected too.
 
     Args:
-        measured: The records of each measured stage.
+        measured_stages: The records of each measured stage.
     """
-    requests = _PlannedRequests(measured)
+    requests = _PlannedRequests(measured_stages)
     due_ns = requests.column("due_ns")
     is_due_at_once = len(due_ns) < 2 or int(due_ns.min()) == int(due_ns.max())
     if is_due_at_once:
@@ -117,10 +117,10 @@ class _PlannedRequests:
     rest of a summary.
     """
 
-    def __init__(self, measured: Sequence[Columns]) -> None:
+    def __init__(self, measured_stages: Sequence[Columns]) -> None:
         """Select the planned requests of each measured stage."""
-        self._stages = measured
-        self._selections = [as_selection(_is_planned(columns)) for columns in measured]
+        self._stages = measured_stages
+        self._selections = [as_selection(_is_planned(columns)) for columns in measured_stages]
 
     def have_sessions(self) -> bool:
         """Return True if any request belongs to a session, which is a conversation or a task."""

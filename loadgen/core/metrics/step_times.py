@@ -59,7 +59,7 @@ class _TurnTimes(NamedTuple):
     all_pauses_ns: NDArray[np.int64]
 
 
-def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> list[StepTime]:
+def measure_step_times(measured_stages: Sequence[Columns], manifest: RunManifest) -> list[StepTime]:
     """Return, for each step of agentic tasks, the share of the time of the tasks that it took.
 
     A task is a sequence of requests, its turns, by an agent. A step is a named group of its turns.
@@ -71,7 +71,7 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
     if not manifest.steps:
         return []
 
-    requests = JoinedColumns(measured, only_ok=False)
+    requests = JoinedColumns(measured_stages, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
     step_times = [UNKNOWN] * len(manifest.steps)  # replaced by the times of each class
 

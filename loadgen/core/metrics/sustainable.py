@@ -91,7 +91,10 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_load(
-    measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, manifest: RunManifest
+    measured_stages: Sequence[Columns],
+    warmup_stages: Sequence[Columns],
+    window: Window,
+    manifest: RunManifest,
 ) -> Sustainable:
     """Judge whether the measured load of a run was sustained.
 
@@ -103,8 +106,8 @@ def judge_load(
     A load that seems sustained is undecided if many requests failed.
 
     Args:
-        measured: The records of each measured stage.
-        warmup: The records of each other stage, whose requests are in flight too.
+        measured_stages: The records of each measured stage.
+        warmup_stages: The records of each other stage, whose requests are in flight too.
         window: The measurement window.
         manifest: The manifest of the run.
     """
@@ -113,19 +116,19 @@ def judge_load(
     if reason:
         return Sustainable(reason=reason)
 
-    judgement = _judge_by_growth(measured, warmup, window, manifest)
+    judgement = _judge_by_growth(measured_stages, warmup_stages, window, manifest)
     if judgement.sustained is False:
         return judgement
 
     is_open_loop = not any(stage.closed for stage in stages)
-    shortfall = find_shortfall(measured) if is_open_loop else None
+    shortfall = find_shortfall(measured_stages) if is_open_loop else None
     if shortfall is not None:
         return msgspec.structs.replace(
             judgement, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
         )
 
     is_sustained = judgement.sustained is True
-    return _undecided_if_many_failed(judgement, measured) if is_sustained else judgement
+    return _undecided_if_many_failed(judgement, measured_stages) if is_sustained else judgement
 
 
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
@@ -139,17 +142,21 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
     return ""
 
 
-def _undecided_if_many_failed(judgement: Sustainable, measured: Sequence[Columns]) -> Sustainable:
+def _undecided_if_many_failed(
+    judgement: Sustainable, measured_stages: Sequence[Columns]
+) -> Sustainable:
     """Return the judgement of a sustained load, or an undecided one if many requests failed.
 
     A server that rejects requests has a short queue although it does not keep up.
 
     Args:
         judgement: The judgement without regard to failures.
-        measured: The records of each measured stage.
+        measured_stages: The records of each measured stage.
     """
-    requests = sum(map(len, measured))
-    failed = sum(int((columns.where(FAILED) | columns.where(LOST)).sum()) for columns in measured)
+    requests = sum(map(len, measured_stages))
+    failed = sum(
+        int((columns.where(FAILED) | columns.where(LOST)).sum()) for columns in measured_stages
+    )
     if failed <= FAILURE_SHARE * requests:
         return judgement
 
@@ -161,7 +168,10 @@ def _undecided_if_many_failed(judgement: Sustainable, measured: Sequence[Columns
 
 
 def _judge_by_growth(
-    measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, manifest: RunManifest
+    measured_stages: Sequence[Columns],
+    warmup_stages: Sequence[Columns],
+    window: Window,
+    manifest: RunManifest,
 ) -> Sustainable:
     """Test whether anything grows in the second half of the steady state.
 
@@ -169,16 +179,16 @@ def _judge_by_growth(
     load is not judged if it is shorter than that.
 
     Args:
-        measured: The records of each measured stage.
-        warmup: The records of each other stage, whose requests are in flight too.
+        measured_stages: The records of each measured stage.
+        warmup_stages: The records of each other stage, whose requests are in flight too.
         window: The measurement window.
         manifest: The manifest of the run.
     """
     steady = window.steady
     if steady.start_s is None or steady.end_s is None:
-        return _judge_without_steady_state(measured)
+        return _judge_without_steady_state(measured_stages)
 
-    median_e2e_ns = _median_e2e_ns(measured)
+    median_e2e_ns = _median_e2e_ns(measured_stages)
     if median_e2e_ns is None:
         return Sustainable(reason="no request succeeded")
 
@@ -189,28 +199,30 @@ def _judge_by_growth(
             load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9
         )
 
-    replicas = measure_replicas(measured, warmup, tested_time, manifest)
+    replicas = measure_replicas(measured_stages, warmup_stages, tested_time, manifest)
     return _judge_series(replicas, tested_time)
 
 
-def _median_e2e_ns(measured: Sequence[Columns]) -> float | None:
+def _median_e2e_ns(measured_stages: Sequence[Columns]) -> float | None:
     """Return the median end-to-end latency of the ok requests in ns, None if there are none."""
     e2e_ns_of_stages = []
-    for columns in measured:
+    for columns in measured_stages:
         e2e_ns = columns.measure("e2e")[columns.where(OK)]
         e2e_ns_of_stages.append(drop_undefined(e2e_ns))
     e2e_ns = join_arrays(e2e_ns_of_stages)
     return float(np.median(e2e_ns)) if len(e2e_ns) else None
 
 
-def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
+def _judge_without_steady_state(measured_stages: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged.
 
     The steady state is the time in which requests become due and no other load, such as a warm-up,
     is in flight. A load whose requests are all due at one time never has a steady state. Any other
     load was too short to reach it.
     """
-    due_ns = join_arrays([columns["due_ns"][columns.reached_due_time] for columns in measured])
+    due_ns = join_arrays(
+        [columns["due_ns"][columns.reached_due_time] for columns in measured_stages]
+    )
     are_due_at_once = len(due_ns) == 0 or int(due_ns.max()) == int(due_ns.min())
     if are_due_at_once:
         return Sustainable(

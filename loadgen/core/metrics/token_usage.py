@@ -279,27 +279,27 @@ def without_output_counts(tokens: Tokens) -> Tokens:
 
 
 def output_tokens_over_time(
-    measured: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
+    requests: MetricAccumulator, timeline: Sequence[NDArray[np.int64]]
 ) -> Callable[[Span], float | None]:
     """Return a function that estimates the output tokens in any interval of the run.
 
     The function returns None if no tokens were counted.
 
     Args:
-        measured: The measured requests.
+        requests: The measured requests.
         timeline: Per stage, output events per bin of time. If it is empty, the tokens of a response
             are spread evenly from its first to its last token.
     """
-    event_count = measured.sum("output_events")
+    event_count = requests.sum("output_events")
     if not event_count:
         return _no_tokens
 
     events_before_bins = windows.cumulate_event_counts(timeline)
     if events_before_bins is None:
-        token_curve = measured.amounts("output").curve()
+        token_curve = requests.amounts("output").curve()
         return partial(_count_spread_tokens, token_curve)
 
-    token_count = measured.sum("billed_tokens")  # includes tokens that are not streamed
+    token_count = requests.sum("billed_tokens")  # includes tokens that are not streamed
     return _TokensOfEvents(events_before_bins, event_count, token_count).count_in
 
 

@@ -71,7 +71,7 @@ def find_uncertain_ranges(
 
 def find_uncertain_statistics(
     distributions: Mapping[str, Distribution],
-    measured: MetricAccumulator,
+    requests: MetricAccumulator,
     gap_bounds: GapBounds | None,
     limits: ValidityLimits,
 ) -> dict[str, RangesMs]:
@@ -81,14 +81,14 @@ def find_uncertain_statistics(
 
     Args:
         distributions: The distribution of each metric.
-        measured: All measured requests.
+        requests: All measured requests.
         gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
         limits: The shares by which statistics may be off.
     """
     uncertain_statistics = {}
     for definition in METRICS.available():
         metric = definition.name
-        ranges = _statistic_ranges(metric, measured, gap_bounds)
+        ranges = _statistic_ranges(metric, requests, gap_bounds)
         if ranges is None:
             continue
 
@@ -101,7 +101,7 @@ def find_uncertain_statistics(
 
 
 def _statistic_ranges(
-    metric: str, measured: MetricAccumulator, gap_bounds: GapBounds | None
+    metric: str, requests: MetricAccumulator, gap_bounds: GapBounds | None
 ) -> StatisticRanges | None:
     """Return the ranges of the statistics of a metric, or None if they are certain.
 
@@ -109,7 +109,7 @@ def _statistic_ranges(
     """
     if metric == "inter_chunk" and gap_bounds is not None:
         return gap_bounds.bound_statistics()
-    return measured.statistic_ranges(metric)
+    return requests.statistic_ranges(metric)
 
 
 def certain_distribution(
@@ -176,7 +176,7 @@ def max_error_share(metric: str, limits: ValidityLimits) -> float:
 
 
 def is_tpot_uncertain_by_timestamps(
-    measured: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
+    requests: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
 ) -> bool:
     """Return True if the errors of timestamps make a statistic of TPOT too uncertain to report.
 
@@ -184,11 +184,11 @@ def is_tpot_uncertain_by_timestamps(
     number of tokens as exact, so only errors of the time count.
 
     Args:
-        measured: All measured requests.
+        requests: All measured requests.
         tpot: The distribution of TPOT.
         limits: The shares by which statistics may be off.
     """
-    tpot_bounds = bound_values(measured.columns, bounds.bound_tpot_times)
+    tpot_bounds = bound_values(requests.columns, bounds.bound_tpot_times)
     if tpot_bounds is None:
         return False  # all timestamps are exact
     ranges = tpot_bounds.bound_statistics()
@@ -196,18 +196,18 @@ def is_tpot_uncertain_by_timestamps(
     return bool(uncertain_ranges)
 
 
-def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) -> bool:
+def are_stalls_uncertain(requests: MetricAccumulator, limits: ValidityLimits) -> bool:
     """Return True if timestamps are too uncertain to tell how many responses stalled.
 
     A response stalled if its largest gap between output events is above STALL_NS. So the bounds of
     the largest gaps give the fewest and the most stalls. They are certain enough if these differ
     from the counted stalls by no more than the share `event_error_share`.
     """
-    max_gap_bounds = bound_metric(measured.columns, "max_gap")
+    max_gap_bounds = bound_metric(requests.columns, "max_gap")
     if max_gap_bounds is None:  # all gaps are certain
         return False
     possible_stalls = max_gap_bounds.count_over(STALL_NS)
-    return possible_stalls.exceeds(measured.sum("stalled"), limits.event_error_share)
+    return possible_stalls.exceeds(requests.sum("stalled"), limits.event_error_share)
 
 
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range:
