@@ -68,7 +68,7 @@ def select_samples(columns: Columns, metric: str) -> NDArray[np.int64]:
     A successful request may have no value, such as a TPOT of a response of one token.
     """
     values = columns.measure(metric)
-    has_value = columns.where(OK) & (values != UNDEFINED)
+    has_value = columns.has_status(OK) & (values != UNDEFINED)
     return sort_by_due_time(columns, values, has_value)
 
 

@@ -150,7 +150,7 @@ def _estimate_within_run(side: Side, metric: Metric, value: float) -> EstimateOr
         return estimate_latency(records, metric, value)
 
     if metric.path == "ok_share":
-        ok_indicators = [build_indicators(columns, columns.where(OK)) for columns in records]
+        ok_indicators = [build_indicators(columns, columns.has_status(OK)) for columns in records]
         return EstimateOrReason(estimate_fraction(ok_indicators, value))
 
     if metric.path == "goodput.share":

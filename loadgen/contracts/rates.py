@@ -74,7 +74,7 @@ def _find_requests_ended_in(columns: Columns, span: Span) -> NDArray[np.bool_]:
     """Return which requests are ok and ended in a span."""
     end_ns = columns["end_ns"]
     is_inside = (end_ns >= round(_get_start_ns(span))) & (end_ns < round(_get_end_ns(span)))
-    return is_inside & columns.where(OK)
+    return is_inside & columns.has_status(OK)
 
 
 def count_ok_requests(_run: RecordedRun, columns: Columns, span: Span) -> float:
@@ -116,7 +116,7 @@ def count_all_tokens(run: RecordedRun, columns: Columns, span: Span) -> float:
 
 def _require_counted(columns: Columns, column: str, reason: str) -> None:
     """Raise EstimateError if the tokens of an ok request were not counted (negative)."""
-    if bool((columns[column][columns.where(OK)] < 0).any()):
+    if bool((columns[column][columns.has_status(OK)] < 0).any()):
         raise EstimateError(reason)
 
 
@@ -382,7 +382,7 @@ def _describe_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]
 
 def _compute_mean_residence_s(columns: Columns) -> float | None:
     """Return the mean time from the scheduled start to the end of ok requests, None without any."""
-    is_ok = columns.where(OK)
+    is_ok = columns.has_status(OK)
     if not is_ok.any():
         return None
     residence_ns = (columns["end_ns"] - columns["due_ns"])[is_ok]

@@ -170,8 +170,8 @@ def _require_finished_tasks(columns: Columns) -> None:
     The drain is the time after the load in which requests in flight may still end. The metrics of
     the finished tasks alone would be too good, because the unfinished ones are mostly long tasks.
     """
-    unfinished_count = int(columns.where(UNFINISHED).sum())
-    task_count = int((~columns.where(CANCELLED)).sum())
+    unfinished_count = int(columns.has_status(UNFINISHED).sum())
+    task_count = int((~columns.has_status(CANCELLED)).sum())
     if outcomes.is_undecided(unfinished_count, task_count):
         raise EstimateError(
             f"{unfinished_count:,} of {task_count:,} tasks were unfinished when the load or the "

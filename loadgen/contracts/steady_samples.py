@@ -175,7 +175,7 @@ def collect_timed_values(
     slo = None if limit_ns is None else _create_slo(metric, limit_ns)
     is_counted = find_counted_requests(columns, slo)
     values = columns.measure(metric)
-    is_ok = columns.where(OK)
+    is_ok = columns.has_status(OK)
     is_undefined = is_ok & (values == metrics.UNDEFINED)
 
     is_selected = is_counted & ~is_undefined
@@ -217,8 +217,8 @@ def find_counted_requests(columns: Columns, slo: Slo | None = None) -> NDArray[n
     Raises:
         EstimateError: So many requests are unfinished that the metric could be wrong.
     """
-    unfinished_count = int(columns.where(UNFINISHED).sum())
-    request_count = int((~columns.where(CANCELLED)).sum())
+    unfinished_count = int(columns.has_status(UNFINISHED).sum())
+    request_count = int((~columns.has_status(CANCELLED)).sum())
     if outcomes.is_undecided(unfinished_count, request_count):
         raise EstimateError(
             f"{unfinished_count:,} of {request_count:,} requests were unfinished when the drain "

@@ -169,7 +169,7 @@ def _select_all_successful(rows: NDArray[np.void]) -> SuccessfulRequests:
     """Return the requests of a run, of which those that succeeded with a token are marked."""
     columns = Columns(rows)
     has_token = columns["first_token_ns"] >= 0
-    return SuccessfulRequests(columns, columns.where(OK) & has_token)
+    return SuccessfulRequests(columns, columns.has_status(OK) & has_token)
 
 
 def _select_measured_gaps(manifest: RunManifest, gaps: Sequence[Histogram]) -> list[Histogram]:

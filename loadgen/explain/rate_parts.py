@@ -187,7 +187,7 @@ def _compute_rates(counted: _CountedWindow) -> _Rates:
 
 def _has_failed(columns: Columns) -> NDArray[np.bool_]:
     """Return which requests failed or were lost."""
-    return columns.where(FAILED) | columns.where(LOST)
+    return columns.has_status(FAILED) | columns.has_status(LOST)
 
 
 def _list_run_steps(

@@ -168,7 +168,7 @@ class ExportSource:
     @property
     def failed_requests(self) -> int:
         """The number of measured requests that failed or were lost."""
-        return int((self.columns.where(FAILED) | self.columns.where(LOST)).sum())
+        return int((self.columns.has_status(FAILED) | self.columns.has_status(LOST)).sum())
 
     @property
     def sent_requests(self) -> int:

@@ -67,7 +67,7 @@ class SuccessfulRequests(NamedTuple):
 def select_successful(manifest: RunManifest, rows: NDArray[np.void]) -> SuccessfulRequests:
     """Return the measured requests of a run, and which of them succeeded and have output."""
     columns = Columns(rows, is_measured(manifest, rows))
-    return SuccessfulRequests(columns, columns.where(OK) & (columns["first_token_ns"] >= 0))
+    return SuccessfulRequests(columns, columns.has_status(OK) & (columns["first_token_ns"] >= 0))
 
 
 def compute_tool_samples(

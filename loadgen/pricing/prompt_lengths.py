@@ -110,7 +110,7 @@ def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> Tok
     then assumes that all uncached tokens were written, which is the most that they can cost.
     """
     columns = Columns(run.rows)
-    was_sent = columns.where(OK) | columns.where(FAILED)
+    was_sent = columns.has_status(OK) | columns.has_status(FAILED)
     has_long_prompt = columns["input_tokens"] > above_prompt_tokens
     is_priced = _mask_measured_requests(columns, run.manifest) & _mask_main_target_requests(
         columns, run.manifest

@@ -109,7 +109,7 @@ class LiveStatus:
         The requests need not be in the order in which they ended.
         """
         columns = Columns(rows)
-        is_ok = columns.where(OK)
+        is_ok = columns.has_status(OK)
         ended_count = len(rows)
         self._finished += ended_count
         self.ok += int(is_ok.sum())
@@ -124,7 +124,7 @@ class LiveStatus:
 
     def _count_errors(self, columns: Columns) -> None:
         """Add the failed requests to the number of errors of each kind."""
-        is_failed = ~(columns.where(OK) | columns.where(UNFINISHED))
+        is_failed = ~(columns.has_status(OK) | columns.has_status(UNFINISHED))
         kinds_of_failed = columns["kind"][is_failed]
         self.error_counts += np.bincount(kinds_of_failed, minlength=len(KINDS))
 
@@ -234,7 +234,7 @@ class LiveStatus:
     def _recent_percentiles(self, name: str) -> Percentiles:
         """Return the percentiles of a latency over the last RECENT_S, from single records."""
         recent = self.recent_records()
-        values_ns = metrics.drop_undefined(recent.measure(name)[recent.where(OK)])
+        values_ns = metrics.drop_undefined(recent.measure(name)[recent.has_status(OK)])
         if not len(values_ns):
             return NO_PERCENTILES
         return (quantile_of(values_ns, 0.5) / NS_PER_MS, quantile_of(values_ns, 0.99) / NS_PER_MS)
@@ -312,7 +312,7 @@ def _fact_table(status: LiveStatus, output_tokens_per_s: float | None) -> Table:
 def _describe_throughput(status: LiveStatus, output_tokens_per_s: float | None) -> str:
     """Return the rates of completed requests and of output tokens over the last RECENT_S."""
     recent = status.recent_records()
-    is_ok = recent.where(OK)
+    is_ok = recent.has_status(OK)
     if output_tokens_per_s is None:
         output_tokens = recent["output_tokens"][is_ok].clip(0).sum()
         output_tokens_per_s = output_tokens / status.recent_span_s

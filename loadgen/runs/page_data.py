@@ -278,7 +278,7 @@ def compute_chart_data(
     columns = Columns(rows)
 
     # Requests of a warm-up and failed requests are not counted.
-    is_counted = is_measured(manifest, rows) & columns.where(OK)
+    is_counted = is_measured(manifest, rows) & columns.has_status(OK)
     length_s = _run_length_s(rows, event_counts)
     curves = _percentile_curves(columns, is_counted)
     inter_chunk = pool_measured_gaps(manifest, inter_chunk_histograms)
@@ -361,7 +361,7 @@ def _latency_over_time(
     The bin of a TPOT is that of the last token, because it is not known earlier. Snapshots are
     histograms of the inter-chunk latencies, which are left out if there are none (None).
     """
-    is_ok = columns.where(OK)
+    is_ok = columns.has_status(OK)
     ttft = quantiles_over_time(columns["due_ns"], columns.measure("ttft"), is_ok, length_s)
     tpot = quantiles_over_time(columns["last_token_ns"], columns.measure("tpot"), is_ok, length_s)
     inter_chunk: Cells = ()
@@ -656,7 +656,7 @@ def _request_rates(columns: Columns, length_s: float) -> Bins:
     """
     grid = Grid.for_requests(length_s, len(columns), REQUESTS_PER_BIN)
     was_sent = columns["sent_ns"] >= 0
-    has_ended_ok = columns.where(OK) & (columns["end_ns"] >= 0)
+    has_ended_ok = columns.has_status(OK) & (columns["end_ns"] >= 0)
     scheduled_ns = columns["due_ns"][as_selection(columns.reached_due_time)]
     sent_ns = columns["sent_ns"][as_selection(was_sent)]
     ok_ns = columns["end_ns"][as_selection(has_ended_ok)]
@@ -745,7 +745,7 @@ def _tokens_by_events(
     events has 60 tokens.
     """
     events_before_bins = cumulate_event_counts(event_counts)
-    has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
+    has_tokens = columns.has_status(OK) & (columns["output_tokens"] >= 0)
     total_events = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
     if events_before_bins is None or total_events == 0:
         return None
@@ -788,7 +788,7 @@ def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
     it never did.
     """
     grid = Grid.for_length(length_s, MAX_ERROR_BINS)
-    is_error = ~(columns.where(OK) | columns.where(UNFINISHED))
+    is_error = ~(columns.has_status(OK) | columns.has_status(UNFINISHED))
     has_ended = columns["done_ns"] >= 0
     times_ns = np.where(has_ended, columns["done_ns"], columns["due_ns"])
     error_times_ns = times_ns[is_error]
@@ -842,7 +842,9 @@ def _cache_hit_rate(columns: Columns, length_s: float) -> Bins | None:
     A response that was not streamed counts at its end. Return None if the server reported no
     numbers of cached tokens.
     """
-    has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
+    has_counts = (
+        columns.has_status(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
+    )
     if not has_counts.any():
         return None
 

@@ -144,8 +144,8 @@ class Goal(Struct, frozen=True, kw_only=True):
         it if it misses any other term.
         """
         columns = Columns(rows)
-        was_cut_off = columns.where(metrics.UNFINISHED)
-        has_failed = ~(columns.where(metrics.OK) | was_cut_off)
+        was_cut_off = columns.has_status(metrics.UNFINISHED)
+        has_failed = ~(columns.has_status(metrics.OK) | was_cut_off)
 
         misses_by_term = []
         for term in self.slo.terms:

@@ -462,7 +462,7 @@ class TrialMonitor:
         """
         is_in_batch = batches.batch_of_row < batches.count
         columns = Columns(select_rows(ended_rows, is_in_batch))
-        has_failed = ~columns.where(metrics.OK)
+        has_failed = ~columns.has_status(metrics.OK)
         rows_by_batch = _group_rows_by_batch(batches.batch_of_row[is_in_batch], batches.count)
 
         quantiles_by_term = []

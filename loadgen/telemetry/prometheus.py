@@ -110,7 +110,7 @@ class RunCollector(Collector):
             return
 
         columns = Columns(rows)
-        is_ok = columns.where(OK)
+        is_ok = columns.has_status(OK)
         for metric, histogram in self._histograms.items():
             values = columns.measure(metric.name)
             if metric.sample == "ok":

@@ -222,7 +222,7 @@ def test_in_flight_is_the_exact_mean_of_each_bin() -> None:
 def test_quantiles_over_time_are_those_of_each_bin() -> None:
     columns = Columns(rows(4, 2000))
     bins = run_data.quantiles_over_time(
-        columns["due_ns"], columns.measure("ttft"), columns.where(0), 220.0
+        columns["due_ns"], columns.measure("ttft"), columns.has_status(0), 220.0
     )
     inside = np.sort(columns.measure("ttft")[columns["due_ns"] // round(bins.width_s * S) == 3])
     assert bins.series["p50"][3] == pytest.approx(inside[len(inside) // 2] / 1e6, rel=1e-3)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.sections import Speculation
 from loadgen.core.server_metrics import series
 
@@ -127,7 +126,7 @@ def _count_tokens_of_stage(columns: Columns) -> _TokenCounts:
     accepted_tokens = columns["accepted_tokens"]
     output_tokens = columns["output_tokens"]
 
-    is_reported = columns.where(OK) & (drafted_tokens > 0) & (accepted_tokens >= 0)
+    is_reported = columns.is_ok & (drafted_tokens > 0) & (accepted_tokens >= 0)
     has_steps = is_reported & (output_tokens > accepted_tokens)
     output_of_steps = _sum_selected(output_tokens, has_steps)
     accepted_of_steps = _sum_selected(accepted_tokens, has_steps)

@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from loadgen.core.metrics import outcomes
-from loadgen.core.metrics.columns import OK, UNDEFINED, Columns, as_selection
+from loadgen.core.metrics.columns import UNDEFINED, Columns, as_selection
 from loadgen.core.metrics.windows import Span, make_span
 from loadgen.core.slo import Slo
 from loadgen.core.stats import intervals, students_t
@@ -426,7 +426,7 @@ def _sample_values(
     values_of_stages = []
     for columns, time_order in zip(stages, time_orders, strict=True):
         values = columns.measure(metric)
-        has_value = columns.where(OK) & (values != UNDEFINED)
+        has_value = columns.is_ok & (values != UNDEFINED)
         indexes_in_order = time_order[has_value[time_order]]
         values_of_stages.append(values[indexes_in_order])
 

@@ -14,7 +14,6 @@ from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics import outcomes, request_metrics, sample_bounds
 from loadgen.core.metrics.columns import (
     FAILED,
-    OK,
     UNDEFINED,
     UNFINISHED,
     as_selection,
@@ -357,7 +356,6 @@ class MetricAccumulator:
             texts: Error texts, finish reasons and remarks, which `block["text"]` indexes.
             is_open_loop: Whether the stage is an open loop, whose due times are its offered load.
         """
-        ok = block.where(OK)
         self._count_by_status(block)
         self._add_bytes(block)
 
@@ -366,25 +364,25 @@ class MetricAccumulator:
         self._add_end_times(block)
 
         self._count_first_tokens(block)
-        self._add_tokens(block, ok)
+        self._add_tokens(block)
 
         self._add_failures_by_kind(block, texts)
         self._count_finish_reasons(block, texts)
         self._count_remarks(block, texts)
 
-        self._count_without_tpot(block, ok)
-        self._count_stalled(block, ok)
+        self._count_without_tpot(block)
+        self._count_stalled(block)
         if self.slo is not None:
-            self._count_slo_outcomes(block, ok, self.slo)
+            self._count_slo_outcomes(block, self.slo)
 
     def _add_bytes(self, columns: Columns) -> None:
         """Add the bytes on the wire, and how many requests were sent again."""
         for name in ("resent", "bytes_sent", "bytes_received"):
             self.add_to_sum(name, columns[name].sum(dtype=np.int64))
 
-    def _count_stalled(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _count_stalled(self, columns: Columns) -> None:
         """Count the ok responses with a gap between output events of more than STALL_NS."""
-        self.add_to_sum("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
+        self.add_to_sum("stalled", (columns.measure("max_gap")[columns.is_ok] > STALL_NS).sum())
 
     def _count_by_status(self, columns: Columns) -> None:
         """Count all records, those of each status, and the starts.
@@ -394,9 +392,9 @@ class MetricAccumulator:
         self.add_to_sum("recorded", len(columns))
         self.add_to_sum("starts", (columns["turn"] == 0).sum())
         for code, status in enumerate(STATUSES):
-            self.add_to_sum(status, columns.where(code).sum())
+            self.add_to_sum(status, columns.has_status(code).sum())
 
-    def _count_without_tpot(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _count_without_tpot(self, columns: Columns) -> None:
         """Count the ok requests without a TPOT, the time per output token after the first event.
 
         - "tpot_undefined": all of them.
@@ -405,7 +403,7 @@ class MetricAccumulator:
 
         Requests that ask for no output, such as embeddings, are left out.
         """
-        is_examined = ok & ~columns.request_no_output
+        is_examined = columns.is_ok & ~columns.request_no_output
         has_no_tpot = columns.measure("tpot") == UNDEFINED
         has_no_span = request_metrics.has_no_span(columns)
         lacks_output = request_metrics.lacks_output(columns)
@@ -413,25 +411,23 @@ class MetricAccumulator:
         self.add_to_sum("tpot_no_span", (is_examined & has_no_span).sum())
         self.add_to_sum("tpot_no_output", (is_examined & lacks_output).sum())
 
-    def _count_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
+    def _count_slo_outcomes(self, columns: Columns, slo: Slo) -> None:
         """Count the good requests, which meet all terms of the SLO, and those that miss a term.
 
         At the end of a run, the client waits a while for responses and then cuts off the remaining
         requests, which are unfinished. Such a request counts only if it had exceeded the limit of a
         term when it was cut off, and then as a miss.
         """
-        is_unfinished = columns.where(UNFINISHED)
+        is_unfinished = columns.has_status(UNFINISHED)
         counts_as_miss = is_unfinished & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", counts_as_miss.sum())
         self.add_to_sum("good", outcomes.meets_slo(columns, slo).sum())
         for term_number, term in enumerate(slo.terms):
             # Other terms limit the gaps between the events of all responses, as one sample.
             if per_request(term.metric):
-                self._count_term_outcomes(columns, ok, term_number, term)
+                self._count_term_outcomes(columns, term_number, term)
 
-    def _count_term_outcomes(
-        self, columns: Columns, ok: NDArray[np.bool_], term_number: int, term: Term
-    ) -> None:
+    def _count_term_outcomes(self, columns: Columns, term_number: int, term: Term) -> None:
         """Count the requests that a term of an SLO is judged by.
 
         - "values": the ok requests with a value of the term's metric.
@@ -440,11 +436,10 @@ class MetricAccumulator:
 
         Args:
             columns: The records.
-            ok: Which of them are ok.
             term_number: The index of the term in the SLO.
             term: The term.
         """
-        values = drop_undefined(columns.measure(term.metric)[ok])
+        values = drop_undefined(columns.measure(term.metric)[columns.is_ok])
         is_over = values > term.limit_ns
         is_over_when_cut = outcomes.is_over_when_cut(columns, term)
         self.add_to_sum(term_sum_name(term_number, "values"), len(values))
@@ -495,35 +490,36 @@ class MetricAccumulator:
         )
         self._merge_last_sent(last_sent)
 
-    def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _add_tokens(self, columns: Columns) -> None:
         """Add the token counts of requests, and what is needed to check them against each other."""
+        ok_rows = as_selection(columns.is_ok)
         for name in TOKEN_FIELDS:
-            self.add_known(name, columns[name][as_selection(ok)])
+            self.add_known(name, columns[name][ok_rows])
 
-        self._add_tokens_of_cached(columns, ok)
+        self._add_tokens_of_cached(columns)
         self._add_tokens_of_failed(columns)
-        self._add_tokens_of_events(columns, ok)
-        self._add_tokens_per_event(columns, ok)
-        self._count_contradicting_token_counts(columns, ok)
-        self._add_requested_tokens(columns, ok)
-        self._add_built_tokens(columns, ok)
-        self._count_token_sources(columns, ok)
+        self._add_tokens_of_events(columns)
+        self._add_tokens_per_event(columns)
+        self._count_contradicting_token_counts(columns)
+        self._add_requested_tokens(columns)
+        self._add_built_tokens(columns)
+        self._count_token_sources(columns)
 
-    def _add_tokens_of_cached(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _add_tokens_of_cached(self, columns: Columns) -> None:
         """Add the prompt tokens of the ok requests whose cached tokens are known.
 
         They are the denominator of the cached share.
         """
-        is_cached_known = ok & columns.is_known("cached_tokens")
+        is_cached_known = columns.is_ok & columns.is_known("cached_tokens")
         self.add_known("input_tokens_of_cached", columns["input_tokens"][is_cached_known])
 
     def _add_tokens_of_failed(self, columns: Columns) -> None:
         """Add the tokens of failed requests in sums of their own. A provider may bill them."""
-        failed = columns.where(FAILED)
+        failed = columns.has_status(FAILED)
         self.add_known("failed_input", columns["input_tokens"][failed])
         self.add_known("failed_output", columns["output_tokens"][failed])
 
-    def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _add_tokens_of_events(self, columns: Columns) -> None:
         """Add the output events of ok requests, and their billed and their streamed tokens.
 
         The billed tokens are all that the server counts. Some servers count reasoning tokens that
@@ -532,7 +528,7 @@ class MetricAccumulator:
         """
         has_token_count = columns.is_known("output_tokens")
         has_events = columns["output_events"] > 0
-        selected = as_selection(ok & has_token_count & has_events)
+        selected = as_selection(columns.is_ok & has_token_count & has_events)
 
         events = columns["output_events"][selected]
         streamed_tokens = request_metrics.streamed_tokens(columns)[selected]
@@ -541,7 +537,7 @@ class MetricAccumulator:
         self.add_to_sum("streamed_tokens", streamed_tokens.sum(dtype=np.int64))
         self.add_to_sum("billed_tokens", billed_tokens.sum(dtype=np.int64))
 
-    def _add_tokens_per_event(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _add_tokens_per_event(self, columns: Columns) -> None:
         """Add the output events of ok responses, their tokens, and the tokens in surplus of events.
 
         If there are many surplus tokens, events carry several tokens each, and the gaps between
@@ -553,7 +549,7 @@ class MetricAccumulator:
         """
         has_exact_count = np.isin(columns["output_source"], EXACT_SOURCES)
         has_events = columns["output_events"] > 0
-        selected = as_selection(ok & has_events & has_exact_count)
+        selected = as_selection(columns.is_ok & has_events & has_exact_count)
 
         event_counts = columns["output_events"][selected].astype(np.int64)
         token_counts = request_metrics.streamed_tokens(columns)[selected].astype(np.int64)
@@ -565,7 +561,7 @@ class MetricAccumulator:
         self.add_to_sum("exact_tokens", token_counts.sum())
         self.add_to_sum("surplus_tokens", surplus_counts.sum())
 
-    def _count_contradicting_token_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _count_contradicting_token_counts(self, columns: Columns) -> None:
         """Count the responses whose number of output tokens cannot be right.
 
         Only responses whose tokens the server or a tokenizer counted are checked ("exact_counts").
@@ -575,7 +571,7 @@ class MetricAccumulator:
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
         requests_output = ~columns.request_no_output
         has_count = columns.is_known("output_tokens")
-        is_checked = ok & requests_output & is_exact & has_count
+        is_checked = columns.is_ok & requests_output & is_exact & has_count
 
         is_too_low = is_checked & request_metrics.has_too_low_count(columns)
         is_too_high = is_checked & request_metrics.has_too_high_count(columns)
@@ -584,7 +580,7 @@ class MetricAccumulator:
         self.add_to_sum("understated_counts", is_too_low.sum())
         self.add_to_sum("conflicting_counts", is_wrong.sum())
 
-    def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _add_requested_tokens(self, columns: Columns) -> None:
         """Add the requested and the received output tokens, to compare them.
 
         Only ok requests with both numbers are compared: those that requested a number of tokens and
@@ -592,35 +588,35 @@ class MetricAccumulator:
         """
         received_tokens = columns["output_tokens"]
         requested_tokens = columns["asked_output"]
-        is_compared = ok & (requested_tokens > 0) & columns.is_known("output_tokens")
+        is_compared = columns.is_ok & (requested_tokens > 0) & columns.is_known("output_tokens")
         is_mismatch = is_compared & (requested_tokens != received_tokens)
         self.add_to_sum("requests_with_length", is_compared.sum())
         self.add_to_sum("requested_tokens", requested_tokens[is_compared].sum(dtype=np.int64))
         self.add_to_sum("received_tokens", received_tokens[is_compared].sum(dtype=np.int64))
         self.add_to_sum("length_mismatches", is_mismatch.sum())
 
-    def _add_built_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _add_built_tokens(self, columns: Columns) -> None:
         """Add the prompt tokens of ok requests, as the client and as the server counted them.
 
         Only requests with both counts are added, so that the sums can be compared. The client
         counts the tokens of a prompt that it builds itself.
         """
-        is_compared = ok & _has_both_prompt_counts(columns)
+        is_compared = columns.is_ok & _has_both_prompt_counts(columns)
         client_counts = columns["built_tokens"][is_compared]
         server_counts = columns["input_tokens"][is_compared]
         self.add_to_sum("prompts_compared", len(client_counts))
         self.add_to_sum("prompt_tokens_built", client_counts.sum(dtype=np.int64))
         self.add_to_sum("prompt_tokens_of_server", server_counts.sum(dtype=np.int64))
 
-    def _count_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+    def _count_token_sources(self, columns: Columns) -> None:
         """Count the ok requests by the source of their token counts, for input and for output.
 
         A request that asks for no output has no output to count. It is in "output_source_unasked".
         """
-        with_output = ok & ~columns.request_no_output
-        self._count_by_source("input_source", columns["input_source"][ok])
+        with_output = columns.is_ok & ~columns.request_no_output
+        self._count_by_source("input_source", columns["input_source"][columns.is_ok])
         self._count_by_source("output_source", columns["output_source"][with_output])
-        self.add_to_sum("output_source_unasked", (ok & columns.request_no_output).sum())
+        self.add_to_sum("output_source_unasked", (columns.is_ok & columns.request_no_output).sum())
 
     def _count_by_source(self, field: str, source_codes: NDArray[np.int64]) -> None:
         """Count requests by a source of token counts, in sums such as "input_source_server"."""
@@ -634,15 +630,15 @@ class MetricAccumulator:
         Common reasons have a code in FINISH_REASONS. Any other one has the code "other", and the
         text of the request is the reason.
         """
-        ok = columns.where(OK)
         has_other_reason = columns["finish_reason"] == FINISH["other"]
 
-        requests_by_code = np.bincount(columns["finish_reason"][ok & ~has_other_reason]).tolist()
+        has_common_reason = columns.is_ok & ~has_other_reason
+        requests_by_code = np.bincount(columns["finish_reason"][has_common_reason]).tolist()
         for code, requests in enumerate(requests_by_code):
             if requests:
                 self.add_to_sum(FINISH_PREFIX + (FINISH_REASONS[code] or "none"), requests)
 
-        text_indexes = columns["text"][ok & has_other_reason]
+        text_indexes = columns["text"][columns.is_ok & has_other_reason]
         for reason, requests in _count_texts(text_indexes, texts):
             self.add_to_sum(FINISH_PREFIX + (reason or "other"), requests)
 
@@ -652,7 +648,7 @@ class MetricAccumulator:
         The text of a request with the finish reason "other" is that reason, and no remark.
         """
         has_other_reason = columns["finish_reason"] == FINISH["other"]
-        has_remark = columns.where(OK) & ~has_other_reason & columns.is_known("text")
+        has_remark = columns.is_ok & ~has_other_reason & columns.is_known("text")
         for remark, requests in _count_texts(columns["text"][has_remark], texts):
             if remark:
                 self.add_to_sum(REMARK_PREFIX + remark, requests)
@@ -750,7 +746,7 @@ def _metric_values(columns: Columns, metric: str) -> NDArray[np.int64]:
     """
     definition = METRICS.get(metric)
     is_of_all_sent = definition is not None and definition.sample == "sent"
-    selected = columns.is_known("sent_ns") if is_of_all_sent else columns.where(OK)
+    selected = columns.is_known("sent_ns") if is_of_all_sent else columns.is_ok
     values = columns.measure(metric)
     return drop_undefined(values if selected.all() else values[selected])
 
@@ -770,12 +766,12 @@ def _time_request_amounts(columns: Columns, name: RequestAmount, slo: Slo | None
 
     if name == "good" and slo is not None:
         return _time_request_ends(columns, outcomes.meets_slo(columns, slo))
-    return _time_request_ends(columns, columns.where(OK))
+    return _time_request_ends(columns, columns.is_ok)
 
 
 def _time_prompt_tokens(columns: Columns) -> TimedAmounts:
     """Return the prompt tokens of each ok request at the time of its first output token."""
-    has_prompt_tokens = columns.where(OK) & columns.is_known("input_tokens")
+    has_prompt_tokens = columns.is_ok & columns.is_known("input_tokens")
     selected = as_selection(has_prompt_tokens)
     first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", selected)
     return TimedAmounts(first_token_ns, first_token_ns, columns["input_tokens"][selected])

@@ -485,7 +485,7 @@ class Columns:
         """Free the memory of the kept columns. They are read again when they are needed."""
         self._cache.clear()
 
-    def where(self, status: int) -> NDArray[np.bool_]:
+    def has_status(self, status: int) -> NDArray[np.bool_]:
         """Return which rows have this status, such as OK."""
         statuses = self["status"]
         if _is_constant(statuses):
@@ -504,6 +504,11 @@ class Columns:
         return values
 
     @property
+    def is_ok(self) -> NDArray[np.bool_]:
+        """Which requests have a complete response."""
+        return self.has_status(OK)
+
+    @property
     def request_no_output(self) -> NDArray[np.bool_]:
         """Which rows request no output, in tasks of which others do: embeddings, or a ranking."""
         mask: NDArray[np.bool_] = self["asked_output"] == 0
@@ -512,7 +517,7 @@ class Columns:
     @property
     def reached_due_time(self) -> NDArray[np.bool_]:
         """Which rows reached their due time: they were sent then, or dropped."""
-        return self.is_known("sent_ns") | self.where(DROPPED)
+        return self.is_known("sent_ns") | self.has_status(DROPPED)
 
 
 def _empty_column(field: str) -> NDArray[np.int64]:
@@ -582,7 +587,7 @@ class JoinedColumns:
 
         # The rows that are taken from each stage.
         self._rows_of_stage: list[NDArray[Any] | slice] = [
-            as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
+            as_selection(columns.is_ok) if only_ok else slice(None) for columns in stages
         ]
 
         # For each stage, where its rows go in the joined column. None if the rows of the stages

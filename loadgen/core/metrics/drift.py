@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.metrics import windows
-from loadgen.core.metrics.columns import OK, as_selection, drop_undefined
+from loadgen.core.metrics.columns import as_selection, drop_undefined
 from loadgen.core.stats.quantiles import Values, milliseconds
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def sample_blocks(measured_stages: Sequence[Columns]) -> TimeBlocks:
 
 def _ok_due_ns(columns: Columns) -> NDArray[np.int64]:
     """Return the due times of the ok requests of a stage."""
-    is_ok = columns.where(OK)
+    is_ok = columns.is_ok
     due_ns: NDArray[np.int64] = columns["due_ns"][as_selection(is_ok)]
     return due_ns
 
@@ -243,7 +243,7 @@ def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDAr
     are_all_ok = len(block_of_request) == len(columns)
     if are_all_ok:
         return order
-    ok_rows = np.flatnonzero(columns.where(OK)).astype(np.int32)
+    ok_rows = np.flatnonzero(columns.is_ok).astype(np.int32)
     return ok_rows[order]
 
 

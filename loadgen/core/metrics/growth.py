@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from loadgen.core.metrics.columns import OK, UNDEFINED, UNKNOWN, as_selection, join_selected
+from loadgen.core.metrics.columns import UNDEFINED, UNKNOWN, as_selection, join_selected
 from loadgen.core.metrics.replica_keys import group_by_key, replica_keys, replica_name
 from loadgen.core.metrics.shortfall import MIN_GROWTH_SHARE, requested_output_tokens
 from loadgen.core.stats import trend
@@ -181,7 +181,7 @@ def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArra
 
 def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
     """Return the TTFT of each ok request, UNDEFINED for other requests."""
-    return np.where(columns.where(OK), columns.measure("ttft"), UNDEFINED)
+    return np.where(columns.is_ok, columns.measure("ttft"), UNDEFINED)
 
 
 def _measure_in_flight(

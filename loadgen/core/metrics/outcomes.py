@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadgen.core.limits import UNFINISHED_SHARE
-from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED
+from loadgen.core.metrics.columns import CANCELLED, UNDEFINED, UNFINISHED
 from loadgen.figures import METRICS, needs, per_request
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
         columns: The records of the requests.
         term: A term of an SLO: a metric with a limit.
     """
-    was_cut = columns.where(UNFINISHED) & columns.is_known("sent_ns")
+    was_cut = columns.has_status(UNFINISHED) & columns.is_known("sent_ns")
     lower_bounds_ns = _lower_bounds_ns(columns, term.metric) if was_cut.any() else None
     if lower_bounds_ns is None:
         return np.zeros(len(columns), bool)
@@ -73,8 +73,8 @@ def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
     All but cancelled and unfinished requests count. An unfinished request, which the end of the
     drain cut, counts as a miss if it had exceeded the limit of a term by then.
     """
-    was_cut = columns.where(UNFINISHED)
-    counted = ~(columns.where(CANCELLED) | was_cut)
+    was_cut = columns.has_status(UNFINISHED)
+    counted = ~(columns.has_status(CANCELLED) | was_cut)
     if slo is None or not was_cut.any():
         return counted
     for term in slo.terms:
@@ -106,7 +106,7 @@ def meets_slo(
             of uncertain values.
     """
     replaced_values = replaced_values or {}
-    is_good = columns.where(OK)
+    is_good = columns.is_ok
     for term in slo.terms:
         if not per_request(term.metric):
             continue

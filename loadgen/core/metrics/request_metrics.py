@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadgen.core.limits import CONTRADICTING, CONTRADICTING_TOKENS, LONG_ANSWER
-from loadgen.core.metrics.columns import OK, UNDEFINED, as_selection
+from loadgen.core.metrics.columns import UNDEFINED, as_selection
 from loadgen.core.results.record import FINISH
 from loadgen.core.stats.amounts import TimedAmounts
 
@@ -256,7 +256,7 @@ def time_output_tokens(columns: Columns) -> TimedAmounts:
     came at its end.
     """
     has_tokens = columns.is_known("output_tokens") & columns.is_known("end_ns")
-    selected = as_selection(columns.where(OK) & has_tokens)
+    selected = as_selection(columns.is_ok & has_tokens)
     return TimedAmounts(
         start_ns=time_or_end(columns, "first_token_ns", selected),
         end_ns=time_or_end(columns, "last_token_ns", selected),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from loadgen.core.metrics.columns import OK, UNDEFINED
+from loadgen.core.metrics.columns import UNDEFINED
 from loadgen.core.stats.quantiles import QUANTILES, quantile_index
 from loadgen.figures import METRICS
 
@@ -246,7 +246,7 @@ def _is_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> 
     lower, upper = compute_bounds(block)
     if lower is upper:
         return True
-    ok = block.where(OK)
+    ok = block.is_ok
     return bool(np.array_equal(lower[ok], upper[ok]))
 
 
@@ -258,7 +258,7 @@ def _collect_bounds(
     upper_blocks: list[NDArray[np.int64]] = []
     for block in blocks_of(stages):
         lower, upper = compute_bounds(block)
-        is_defined = block.where(OK) & (lower != UNDEFINED)
+        is_defined = block.is_ok & (lower != UNDEFINED)
         lower_blocks.append(lower[is_defined])
         upper_blocks.append(upper[is_defined])
 

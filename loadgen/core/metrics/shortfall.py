@@ -159,7 +159,7 @@ class _PlannedRequests:
 
 def _was_due(columns: Columns) -> NDArray[np.bool_]:
     """Return which requests reached their due time and were neither cancelled nor lost."""
-    return columns.reached_due_time & ~columns.where(CANCELLED) & ~columns.where(LOST)
+    return columns.reached_due_time & ~columns.has_status(CANCELLED) & ~columns.has_status(LOST)
 
 
 def _is_planned(columns: Columns) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.metrics.columns import CANCELLED, OK, UNDEFINED, UNFINISHED, Columns
+from loadgen.core.metrics.columns import CANCELLED, UNDEFINED, UNFINISHED, Columns
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.core.results.record import ROW, concatenate_rows, select_rows
 from loadgen.core.slo import StopRule
@@ -98,7 +98,7 @@ def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | 
         "at_s": now_ns / 1e9,
     }
     if rule.quantile is None:  # the rule limits the share of failed requests
-        failed = len(requests) - int(requests.where(OK).sum())
+        failed = len(requests) - int(requests.is_ok.sum())
         is_broken = failed >= rule.limit * len(requests)
         if not is_broken:
             return None
@@ -123,7 +123,7 @@ def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:
 
 def _is_over(rule: StopRule, requests: Columns) -> NDArray[np.bool_]:
     """Return which requests count against a limit of a latency: failed ones, and those over it."""
-    ok = requests.where(OK)
+    ok = requests.is_ok
     latencies = requests.measure(rule.metric)
     over: NDArray[np.bool_] = ~ok | ((latencies != UNDEFINED) & (latencies > rule.limit))
     return over

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.core import format
 from loadgen.core.limits import FAILURE_SHARE
-from loadgen.core.metrics.columns import FAILED, LOST, OK, drop_undefined, join_arrays
+from loadgen.core.metrics.columns import FAILED, LOST, drop_undefined, join_arrays
 from loadgen.core.metrics.growth import TestedTime, find_growth, measure_replicas
 from loadgen.core.metrics.shortfall import (
     MIN_DELIVERED_SHARE,
@@ -155,7 +155,8 @@ def _undecided_if_many_failed(
     """
     requests = sum(map(len, measured_stages))
     failed = sum(
-        int((columns.where(FAILED) | columns.where(LOST)).sum()) for columns in measured_stages
+        int((columns.has_status(FAILED) | columns.has_status(LOST)).sum())
+        for columns in measured_stages
     )
     if failed <= FAILURE_SHARE * requests:
         return judgement
@@ -207,7 +208,7 @@ def _median_e2e_ns(measured_stages: Sequence[Columns]) -> float | None:
     """Return the median end-to-end latency of the ok requests in ns, None if there are none."""
     e2e_ns_of_stages = []
     for columns in measured_stages:
-        e2e_ns = columns.measure("e2e")[columns.where(OK)]
+        e2e_ns = columns.measure("e2e")[columns.is_ok]
         e2e_ns_of_stages.append(drop_undefined(e2e_ns))
     e2e_ns = join_arrays(e2e_ns_of_stages)
     return float(np.median(e2e_ns)) if len(e2e_ns) else None

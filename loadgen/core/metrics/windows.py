@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from loadgen.core.metrics.accumulator import NO_TIME
-from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.request_metrics import time_output_tokens
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.stats.amounts import Amounts
@@ -219,7 +218,7 @@ def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> ND
 
     is_single_request = ~columns.is_known("session")
     is_last_turn = is_single_request | is_last_slot_of_task(columns["slot"], turns)
-    is_last: NDArray[np.bool_] = is_in_last_conversation & is_last_turn & columns.where(OK)
+    is_last: NDArray[np.bool_] = is_in_last_conversation & is_last_turn & columns.is_ok
     return is_last
 
 
