@@ -18,7 +18,6 @@ from loadgen.contracts.recorded_run import LoadedRun
 from loadgen.contracts.schema import ContractLevel
 from loadgen.contracts.steady_samples import find_counted_requests, order_by_due_time
 from loadgen.contracts.steady_state import TimedValues
-from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.fluidity import NO_RESPONSES, NO_TOKEN_TIMES
 from loadgen.core.stats.intervals import Interval
 
@@ -58,7 +57,7 @@ def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
         raise EstimateError(NO_RESPONSES)
 
     missed_fractions = 1 - run.deadline_counts.look_up_indices(columns["slot"])
-    is_ok = columns.where(OK)
+    is_ok = columns.is_ok
     is_known = ~is_ok | ~np.isnan(missed_fractions)
     values = np.where(is_ok, missed_fractions, math.inf)
     return order_by_due_time(columns, find_counted_requests(columns) & is_known, values)

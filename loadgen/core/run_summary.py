@@ -117,7 +117,7 @@ def _add_fluidity(
         gaps=request_gaps,
         requests=summary.requests,
         is_streamed=manifest.stream,
-        unsound=summary.unsound,
+        withheld_metrics=summary.withheld_metrics,
     )
     fluidity = measure_fluidity(inputs)
     return msgspec.structs.replace(

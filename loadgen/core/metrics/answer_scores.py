@@ -16,7 +16,7 @@ import numpy as np
 from loadgen.core.results.answer_files import ScoredAnswer
 from loadgen.core.results.record import STATUS
 from loadgen.core.stats.excess_test import Stratum, excess_p_value, sign_test_p_value
-from loadgen.core.stats.intervals import wilson
+from loadgen.core.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,7 +139,7 @@ def score_counts(checked: int, correct: int, name: str = "") -> ScorePart:
     if checked == 0:
         return ScorePart(name=name, checked=0, correct=0, score=None, low=None, high=None)
     score = correct / checked
-    low, high = wilson(score, checked)
+    low, high = wilson_interval(score, checked)
     return ScorePart(name=name, checked=checked, correct=correct, score=score, low=low, high=high)
 
 

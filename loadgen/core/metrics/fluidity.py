@@ -40,8 +40,8 @@ NO_TOKEN_TIMES = (
 )
 NO_STREAM = "the responses were not streamed, so their tokens have no times"
 NO_RESPONSES = "no successful response has known token times"
-UNCERTAIN_METRICS = ("ttft", "tokens", "tpot", "inter_chunk")
-"""The fluidity index rests on these metrics. It is withheld if one of them is unsound."""
+REQUIRED_METRICS = ("ttft", "tokens", "tpot", "inter_chunk")
+"""The fluidity index rests on these metrics. It is withheld if one of them is."""
 
 
 class FluidityObjective(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
         gaps: The times between the output events of each request, None if they were not stored.
         requests: The numbers of measured requests by outcome.
         is_streamed: Whether the responses were streamed.
-        unsound: The metrics that cannot be trusted, with the reason.
+        withheld_metrics: The metrics that the run withholds, with the reason.
     """
 
     slo: Slo
@@ -131,7 +131,7 @@ class FluidityInputs(msgspec.Struct, frozen=True, kw_only=True):
     gaps: Iterable[RequestGaps] | None
     requests: RequestCounts
     is_streamed: bool
-    unsound: Mapping[str, str]
+    withheld_metrics: Mapping[str, str]
 
 
 def measure_fluidity(inputs: FluidityInputs) -> Fluidity | None:
@@ -163,8 +163,7 @@ def include_fluidity_outcome(goodput: Goodput, fluidity: Fluidity | None) -> Goo
     if fluidity is None or fluidity.objective is None:
         return goodput
     outcomes = [fluidity.objective.met]
-    has_other_outcome = goodput.has_slo or goodput.met is not None
-    if has_other_outcome:
+    if goodput.has_any_slo:
         outcomes.append(goodput.met)
     return msgspec.structs.replace(goodput, met=combine_outcomes(outcomes))
 
@@ -183,8 +182,10 @@ def _find_reason_without_index(inputs: FluidityInputs) -> str:
         return NO_STREAM
     if inputs.gaps is None:
         return NO_TOKEN_TIMES
-    reasons = [inputs.unsound[metric] for metric in UNCERTAIN_METRICS if metric in inputs.unsound]
-    return reasons[0] if reasons else ""
+    for metric in REQUIRED_METRICS:
+        if metric in inputs.withheld_metrics:
+            return inputs.withheld_metrics[metric]
+    return ""
 
 
 def _without_index(

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.request_metrics import count_textless_tokens, streamed_tokens
 
 if TYPE_CHECKING:
@@ -136,9 +135,9 @@ def _list_responses_of_stage(columns: Columns) -> _Responses:
     surplus_tokens = later_tokens - gap_counts
     has_one_token_per_event = surplus_tokens <= textless_tokens
 
-    has_first_token = (columns["first_token_ns"] >= 0) & (columns["due_ns"] >= 0)
+    has_first_token = columns.is_known("first_token_ns") & columns.is_known("due_ns")
     has_token_times = (gap_counts > 0) | has_one_token_per_event
-    is_streamed = columns.where(OK) & has_first_token & has_token_times
+    is_streamed = columns.is_ok & has_first_token & has_token_times
     responses = _Responses(
         slots=columns["slot"],
         ttft_ns=columns["first_token_ns"] - columns["due_ns"],

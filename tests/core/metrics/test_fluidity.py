@@ -239,7 +239,7 @@ def test_failed_requests_count_as_requests_below_the_limit(failed: int, is_met: 
             gaps=gaps_of(events),
             requests=counts,
             is_streamed=True,
-            unsound={},
+            withheld_metrics={},
         )
     )
     assert fluidity is not None and fluidity.objective is not None and fluidity.index == 1.0
