@@ -21,10 +21,11 @@ MAX_IDLE_CPU_SHARE = 0.5
 """A worker that never used more of a core was late because of something else on the host."""
 
 MIN_HELD_BACK_SHARE = 0.5
-"""If more events came with others in one read, something holds them back..."""
+"""If a larger share of the events came with others in one read, although the client read them at
+once, the server or a proxy holds them back."""
 
 MAX_READ_LAG_SHARE = 0.5
-"""... provided that the client read them within this share of the timestamp error."""
+"""The client read events at once if it did so within this share of the timestamp error."""
 
 MIN_WAITED_SHARE = 0.1
 """A second in which a worker spent this share waiting for a core, or writing records, explains

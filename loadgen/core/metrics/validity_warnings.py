@@ -370,8 +370,8 @@ def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
     the warm-up were in flight until the end.
     """
     has_steady_state = evidence.summary.window.steady.duration_s is not None
-    has_own_caveat = evidence.is_concurrency_unfilled
-    if has_steady_state or has_own_caveat or not _is_spread_over_time(evidence):
+    has_caveat = evidence.is_concurrency_unfilled  # which explains the same
+    if has_steady_state or has_caveat or not _is_spread_over_time(evidence):
         return
 
     cause = STARTING_OR_ENDING_USERS if evidence.is_closed_loop else WARMUP_IN_FLIGHT

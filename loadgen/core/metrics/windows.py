@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.metrics.accumulator import NO_TIME
+from loadgen.core.metrics.columns import UNKNOWN
 from loadgen.core.metrics.request_metrics import time_output_tokens
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.stats.amounts import Amounts
@@ -65,7 +66,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FullLoadTime(NamedTuple):
-    """The time in which the load of some stages is complete and there is no other load, in ns."""
+    """The time in which the load of some stages is complete and there is no other load, in ns.
+
+    The defaults are before and after every time of a run.
+    """
 
     start_ns: int = -1
     end_ns: int = LONGEST_NS
@@ -127,20 +131,21 @@ def _steady_state(accumulator: MetricAccumulator, full_load: FullLoadTime) -> Sp
 
 
 def _last_token_ns(accumulator: MetricAccumulator) -> int:
-    """Return the time of the last token, or of the last end if no request has a token (-1)."""
-    last_token_ns = accumulator.maxima["last_token_ns"]
-    return accumulator.maxima["done_ns"] if last_token_ns < 0 else last_token_ns
+    """Return the time of the last token, or of the last end if no request has a token."""
+    last_token_ns = accumulator.maximum("last_token_ns")
+    return accumulator.maximum("done_ns") if last_token_ns == NO_TIME else last_token_ns
 
 
 def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
-    """Return when the request that was sent last ended: its last event, or else its body.
+    """Return when the last event came of the request that was sent last, or else its body ended.
 
     Return NO_TIME if no request was sent.
     """
     last_sent = accumulator.last_sent
     if last_sent is None:
         return NO_TIME
-    return last_sent.done_ns if last_sent.end_ns < 0 else last_sent.end_ns
+    has_event = last_sent.end_ns != UNKNOWN
+    return last_sent.end_ns if has_event else last_sent.done_ns
 
 
 def find_full_load_time(

@@ -180,9 +180,13 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
 
     for pair_of_terms in _pairs_of_fraction_terms(x, a, b):
         for term in pair_of_terms:
-            # TINY stands for a ratio of 0, because the next step divides by it.
-            numerator_ratio = 1 + term / numerator_ratio or TINY
-            inverse_denominator_ratio = 1 / (1 + term * inverse_denominator_ratio or TINY)
+            numerator_ratio = 1 + term / numerator_ratio
+            denominator_ratio = 1 + term * inverse_denominator_ratio
+            if numerator_ratio == 0:  # the next step divides by it
+                numerator_ratio = TINY
+            if denominator_ratio == 0:
+                denominator_ratio = TINY
+            inverse_denominator_ratio = 1 / denominator_ratio
             factor = numerator_ratio * inverse_denominator_ratio
             fraction *= factor
 
