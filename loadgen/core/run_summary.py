@@ -150,8 +150,7 @@ def _add_sections(run: MeasuredRun, data: RunData) -> Summary:
 def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summary:
     """Return the summary with the sections that explain its metrics to people.
 
-    A statistic that too few requests support is withheld from the summary, so it is not explained
-    either.
+    Statistics that the run withholds are not explained either.
     """
     records = run.measured.columns
     warmup_records = run.accumulated.warmup.columns
@@ -162,12 +161,11 @@ def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summ
     all_host_differences = replica_differences.compare_nodes(
         records, summary.window.steady, data.manifest
     )
-    metrics_without_mean = summary.metrics_without("mean")  # too few requests for a mean
     host_differences = replica_differences.without_metrics(
-        all_host_differences, metrics_without_mean
+        all_host_differences, summary.metrics_withholding("mean")
     )
     likely_causes = causes.explain(
-        records, data.manifest, data.server_samples, summary.metrics_without("p50")
+        records, data.manifest, data.server_samples, summary.metrics_withholding("p50")
     )
     confidence_intervals = within_run_variance.metric_intervals(
         records, summary, data.manifest.slo, run.output_tokens_in

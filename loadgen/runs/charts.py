@@ -95,7 +95,7 @@ def build_percentile_charts(data: ChartData, summary: Summary) -> Iterator[Chart
     are too few to support the percentile. Latencies that are omitted from the results, because the
     client could not measure them exactly, have no curve.
     """
-    omitted_metrics = summary.metrics_without("p50")
+    omitted_metrics = summary.metrics_withholding("p50")
     for chart in _CURVE_CHARTS:
         curve_by_metric = {
             metric: data.percentile_curves[metric]
@@ -305,7 +305,7 @@ def build_latency_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
 
     A latency that is omitted from the results, or has no values, has no chart.
     """
-    omitted_metrics = summary.metrics_without("p50")
+    omitted_metrics = summary.metrics_withholding("p50")
     for metric, title, bins, time_label in (
         ("ttft", "TTFT", data.latency.ttft, "by scheduled time"),
         ("tpot", "TPOT", data.latency.tpot, "by time of the last token"),
@@ -391,7 +391,7 @@ def build_inter_chunk_charts(data: ChartData, summary: Summary) -> Iterator[Char
     from the results if the client could not measure them exactly.
     """
     cells = data.latency.inter_chunk
-    omitted_metrics = summary.metrics_without("p50")
+    omitted_metrics = summary.metrics_withholding("p50")
     if not cells or "inter_chunk" in omitted_metrics:
         return
 

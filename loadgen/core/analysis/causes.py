@@ -80,7 +80,7 @@ def explain(
     measured_stages: Sequence[Columns],
     manifest: RunManifest,
     samples: Sequence[MetricSample] = (),
-    unreported_metrics: Collection[str] = (),
+    withheld_metrics: Collection[str] = (),
 ) -> Explanation:
     """Return the causes of the slow requests among the measured records.
 
@@ -91,8 +91,8 @@ def explain(
         measured_stages: The records of each measured stage.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
-        unreported_metrics: Metrics that the run does not report because their values cannot be
-            trusted. Nothing is concluded from them.
+        withheld_metrics: Metrics that the run withholds, because their values cannot be trusted.
+            Nothing is concluded from them.
     """
     examined = _select_examined_requests(measured_stages)
     if examined is None:
@@ -100,7 +100,7 @@ def explain(
 
     send_delay_ns = _measure_send_delay(examined.requests)
     case = _build_case(examined, send_delay_ns, manifest, samples)
-    causes = _detect_causes(case, unreported_metrics)
+    causes = _detect_causes(case, withheld_metrics)
     return _explain_by_causes(case, causes, send_delay_ns)
 
 
@@ -173,15 +173,15 @@ def _build_case(
     )
 
 
-def _detect_causes(case: Case, unreported_metrics: Collection[str]) -> list[Cause]:
+def _detect_causes(case: Case, withheld_metrics: Collection[str]) -> list[Cause]:
     """Return the causes that the detectors find, the most specific first.
 
     Most detectors compare slow requests with fast ones. If too few requests are slow for that, only
-    the detectors that look at all requests alike are called. If TPOT is among the unreported
+    the detectors that look at all requests alike are called. If TPOT is among the withheld
     metrics, detectors that need it are not called.
     """
     detectors = DETECTORS if case.is_explainable else DETECTORS_OF_ALL
-    if "tpot" in unreported_metrics:
+    if "tpot" in withheld_metrics:
         detectors = tuple(detect for detect in detectors if detect not in TPOT_DETECTORS)
     causes = [detect(case) for detect in detectors]
     return [cause for cause in causes if cause is not None]

@@ -211,15 +211,12 @@ def _summarize_comparisons(
     )
 
 
-def without_metrics(differences: BetweenNodes, unreported: Collection[str]) -> BetweenNodes:
-    """Return the differences without those of the metrics that the run does not report.
-
-    A run does not report a metric, such as TPOT, if its values cannot be trusted.
-    """
+def without_metrics(differences: BetweenNodes, withheld: Collection[str]) -> BetweenNodes:
+    """Return the differences between nodes without those of the metrics that the run withholds."""
     return msgspec.structs.replace(
         differences,
-        variances=tuple(row for row in differences.variances if row.metric not in unreported),
-        outliers=tuple(node for node in differences.outliers if node.metric not in unreported),
+        variances=tuple(row for row in differences.variances if row.metric not in withheld),
+        outliers=tuple(node for node in differences.outliers if node.metric not in withheld),
     )
 
 

@@ -219,7 +219,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         return withheld.reason
 
-    def metrics_without(self, statistic: str) -> set[str]:
+    def metrics_withholding(self, statistic: str) -> set[str]:
         """Return the metrics of which a statistic (`p99`, `mean`) is withheld."""
         metrics = {*self.withheld_metrics, *self.withheld_statistics}
         return {metric for metric in metrics if self.withheld_reason(metric, statistic)}
