@@ -51,7 +51,9 @@ def _collect_of_run(loaded_run: LoadedRun) -> TimedValues:
     fluidity = run.summary.fluidity
     if run.deadline_counts is None:
         raise EstimateError(NO_TOKEN_TIMES)
-    if fluidity is not None and fluidity.absent:
+    # The summary of a forecast knows no token times, but its counts of deadlines come from them.
+    is_withheld = fluidity is not None and fluidity.absent not in ("", NO_TOKEN_TIMES)
+    if fluidity is not None and is_withheld:
         raise EstimateError(fluidity.absent)
     if not len(run.deadline_counts.slots):
         raise EstimateError(NO_RESPONSES)
