@@ -90,15 +90,25 @@ class ValidateRequest(NamedTuple):
     def planned_runs(self) -> list[PlannedRun]:
         """Return the workload and the settings of each run that will certainly be made.
 
-        More runs may follow, if the runs of a level are repeated until they agree.
+        The workloads have the seeds of the runs, which decide how many requests arrive in a
+        duration. More runs may follow, if the runs of a level are repeated until they agree.
         """
+        from loadgen.contracts.run import prepare_workload_of_run
         from loadgen.runs.planned_runs import PlannedRun
 
         run_counts = self.runs_per_level()
         planned_runs = []
         for plan in self.checked_contract.levels:
-            planned_run = PlannedRun(plan.workload, self.settings)
-            planned_runs += [planned_run] * run_counts[plan.level.name]
+            level_name = plan.level.name
+            for run_number in range(1, run_counts[level_name] + 1):
+                workload = prepare_workload_of_run(
+                    plan.workload,
+                    level_name,
+                    run_number,
+                    self.overrides.seed,
+                    self.overrides.salt,
+                )
+                planned_runs.append(PlannedRun(workload, self.settings))
 
         return planned_runs
 

@@ -23,6 +23,7 @@ from queueing import rows, run
 from run_fixtures import write as write_run
 
 from loadgen.contracts import prediction, sections
+from loadgen.contracts.command import ValidateRequest
 from loadgen.contracts.judge import TermJudge, judge_levels
 from loadgen.contracts.loading import load_contract
 from loadgen.contracts.recorded_run import MeasuredLevel
@@ -38,8 +39,12 @@ from loadgen.contracts.stored_validation import (
 from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, Validation, get_exit_code
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.execution import run as runs
+from loadgen.core.execution.load_description import describe_load
 from loadgen.core.execution.plan import Settings
+from loadgen.core.results import store
+from loadgen.core.workload import read_flags
 from loadgen.render import text as as_text
+from loadgen.repeated.repeats import Repetition
 
 QA_CONTRACT = """\
 name: carried
@@ -549,6 +554,35 @@ def test_dry_run_predicts_the_load_of_each_term(
 
 
 @pytest.mark.commands
+def test_estimated_requests_are_those_of_the_requested_seed(tmp_path: Path) -> None:
+    """A load of a duration has as many requests as its arrival times, which the seed decides."""
+    (tmp_path / "c.yaml").write_text(qa_contract().replace("requests: 1500", "duration: 60s"))
+    checked_contract = load_contract(tmp_path / "c.yaml", env={})
+    repetition = Repetition(count=2)
+    settings = Settings(url="sim:gb300-vm")
+
+    counts_by_seed = {}
+    for seed in (1, 2):
+        request = ValidateRequest(checked_contract, settings, read_flags(seed=seed), repetition)
+        planned_runs = request.planned_runs()
+        assert planned_runs[0].workload.seed == seed
+        assert planned_runs[1].workload.seed not in (None, seed)
+        counts_by_seed[seed] = [
+            describe_load(run.workload, run.settings).load.requests for run in planned_runs
+        ]
+        options = ValidationOptions(
+            execute=runs.execute, show_status=lambda _: None, seed=seed, repetition=repetition
+        )
+        run_validation(checked_contract, settings, tmp_path / f"{seed}", options)
+        sent = [
+            len(store.read_run(tmp_path / f"{seed}" / "steady" / f"r{number}").rows)
+            for number in (1, 2)
+        ]
+        assert counts_by_seed[seed] == sent
+
+    assert counts_by_seed[1] != counts_by_seed[2]
+
+
 def test_dry_run_names_terms_that_a_shorter_load_cannot_decide(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
