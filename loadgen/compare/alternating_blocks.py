@@ -146,7 +146,7 @@ class AlternatingBlocks:
         if reason:
             return EstimateOrReason(None, reason)
 
-        differences = self.group_differences(first, other, metric)
+        differences = self.compute_group_differences(first, other, metric)
         if differences is None:
             return EstimateOrReason(None, ZERO_VALUE)
 
@@ -173,7 +173,7 @@ class AlternatingBlocks:
 
         return _find_reason_of_side(first, metric) or _find_reason_of_side(other, metric)
 
-    def group_differences(
+    def compute_group_differences(
         self, first: Side, other: Side, metric: Metric
     ) -> NDArray[np.float64] | None:
         """Return the difference of each group: the mean of its B blocks minus that of its A blocks.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from loadgen.core.execution.probing import ProbeCache
     from loadgen.core.workload import Workload
     from loadgen.runs.planned_runs import PlannedRun
+    from loadgen.runs.run_display import RunDisplay
 
 
 class LiveOptions(NamedTuple):
@@ -122,20 +123,10 @@ def compare_live(
     if options.is_dry_run:
         return _print_dry_run(planned, invocation)
 
-    output_dir = _output_dir(planned)
+    output_dir = _choose_output_dir(planned)
     invocation.move_existing_results(output_dir if invocation["out"] else None)
     plan = _with_stored_seed(planned.plan, output_dir, invocation)
-    probe_cache: ProbeCache = {}
-    live = LiveRun(
-        plan=plan,
-        workload=planned.workload,
-        settings=planned.settings,
-        output_dir=output_dir,
-        display=display,
-        execute=invocation.executor(display.event_handlers, probe_cache),
-        probe_cache=probe_cache,
-    )
-    outcome = _run_blocks(live, planned._replace(plan=plan))
+    outcome = _run_blocks(planned._replace(plan=plan), output_dir, invocation, display)
     if outcome.stored is None:
         print_status(
             f"Nothing was compared. Repeat the command with --out {output_dir} to continue."
@@ -164,33 +155,49 @@ def _print_dry_run(planned: _PlannedLive, invocation: Invocation) -> int:
 
 
 def _refuse_missing_url(invocation: Invocation, targets: tuple[str, str]) -> None:
-    """Raise UserError if only one URL follows --live, so that another word is taken for URL_B.
+    """Raise UserError if fewer than two URLs follow --live.
 
-    Names of --targets are no URLs, but they are no options either.
+    The parser takes the next words for them, such as another option or the workload. With
+    --targets, the words are names of servers, which have no colon.
     """
-    first, second = targets
     has_names = invocation["targets"] is not None
-    is_url = ":" in second or has_names
-    if is_url and not second.startswith("-"):
-        return
-    raise UserError(
-        "missing_value",
-        f"--live needs two URLs, and {second!r} is none",
-        f"--live {first} {second}",
-        "type the URLs of both servers after --live: A, then B",
-    )
+    for word in targets:
+        is_option = word.startswith("-")
+        is_url_or_name = ":" in word or has_names
+        if is_option or not is_url_or_name:
+            raise UserError(
+                "missing_value",
+                f"--live needs two URLs, and {word!r} is none",
+                f"--live {' '.join(targets)}",
+                "type the URLs of both servers after --live: A, then B",
+            )
 
 
-def _run_blocks(live: LiveRun, planned: _PlannedLive) -> LiveOutcome:
-    """Run the blocks that the directory does not have yet, and compare all of them."""
+def _run_blocks(
+    planned: _PlannedLive, output_dir: Path, invocation: Invocation, display: RunDisplay
+) -> LiveOutcome:
+    """Run the blocks that a directory does not have yet, and compare all of them.
+
+    Raises TargetError or CombinedError if a target does not respond.
+    """
     from loadgen.core.execution.folder_names import locked_folder
 
-    is_resumed = (live.output_dir / PLAN_FILE).is_file()
+    probe_cache: ProbeCache = {}
+    live = LiveRun(
+        plan=planned.plan,
+        workload=planned.workload,
+        settings=planned.settings,
+        output_dir=output_dir,
+        display=display,
+        execute=invocation.executor(display.event_handlers, probe_cache),
+        probe_cache=probe_cache,
+    )
+    is_resumed = (output_dir / PLAN_FILE).is_file()
     if not is_resumed:
-        live.display.announce_runs(planned.blocks)
+        display.announce_runs(planned.blocks)
 
-    resume_hint = f"the same command with --out {live.output_dir} resumes it"
-    with locked_folder(live.output_dir), add_resume_hint(live.output_dir, resume_hint):
+    resume_hint = f"the same command with --out {output_dir} resumes it"
+    with locked_folder(output_dir), add_resume_hint(output_dir, resume_hint):
         return run_live(live)
 
 
@@ -244,11 +251,34 @@ def _plan_live(
     if errors:
         raise CombinedError(errors)
 
+    source = workload_name or str(invocation["trace"] or invocation["dataset"])
+    plan = _create_plan(source, workload, settings, blocks, invocation, options)
+    return _PlannedLive(plan, workload, settings)
+
+
+def _create_plan(
+    source: str,
+    workload: Workload,
+    settings: dict[SideName, Settings],
+    blocks: BlockPlan,
+    invocation: Invocation,
+    options: LiveOptions,
+) -> LivePlan:
+    """Return what is requested, as `live.json` stores it.
+
+    Args:
+        source: The workload as it was typed, or the trace or data set in place of one.
+        workload: The load of a block.
+        settings: The settings of each side.
+        blocks: The number and the length of the blocks.
+        invocation: The options of the load.
+        options: The other options.
+    """
     any_settings = settings[FIRST_SIDE]
-    plan = LivePlan(
-        workload=workload_name or str(invocation["trace"] or invocation["dataset"]),
+    return LivePlan(
+        workload=source,
         source_text=workload.source_text,
-        targets=(settings[FIRST_SIDE].display_name, settings[OTHER_SIDE].display_name),
+        targets=(any_settings.display_name, settings[OTHER_SIDE].display_name),
         options=_list_plan_options(invocation, any_settings),
         seed=seeds.random_seed() if workload.seed is None else workload.seed,
         max_groups=blocks.max_groups,
@@ -262,7 +292,6 @@ def _plan_live(
         metadata=dict(any_settings.metadata),
         command=any_settings.command,
     )
-    return _PlannedLive(plan, workload, settings)
 
 
 def _list_plan_options(invocation: Invocation, settings: Settings) -> dict[str, str]:
@@ -325,7 +354,7 @@ def _choose_workload(workload_names: Sequence[Path]) -> str | None:
     return str(workload_names[0]) if workload_names else None
 
 
-def _output_dir(planned: _PlannedLive) -> Path:
+def _choose_output_dir(planned: _PlannedLive) -> Path:
     """Return the directory of --out, or a new one in `results/`."""
     out = planned.settings[FIRST_SIDE].out
     return default_output_folder(f"live-{planned.workload.name}") if out is None else out

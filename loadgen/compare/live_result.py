@@ -274,7 +274,7 @@ def _list_group_changes(
         metric = find_metric(path)
         if metric is None:
             continue
-        log_ratios = estimator.group_differences(first, other, metric)
+        log_ratios = estimator.compute_group_differences(first, other, metric)
         if log_ratios is not None:
             changes = tuple(np.expm1(log_ratios).tolist())
             yield GroupChanges(metric=path, name=metric.name, changes=changes)

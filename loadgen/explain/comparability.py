@@ -107,12 +107,12 @@ def _list_different_lengths(ours: OurRun, theirs: OtherResult) -> Iterator[Compa
     counted_lengths = (
         (
             "counted prompt tokens per request",
-            ours.mean_tokens("input_tokens"),
+            ours.compute_mean_tokens("input_tokens"),
             theirs.input_tokens_per_request,
         ),
         (
             "counted output tokens per request",
-            ours.mean_tokens("output_tokens"),
+            ours.compute_mean_tokens("output_tokens"),
             theirs.output_tokens_per_request,
         ),
     )

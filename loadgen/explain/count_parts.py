@@ -137,7 +137,7 @@ def _list_token_steps(after_requests: float, ratio: TokenRatio) -> list[MetricSt
 
 def _find_prompt_scale(ours: OurRun, theirs: OtherResult) -> float:
     """Return the prompt tokens per request that the other tool counted, divided by ours."""
-    our_tokens = ours.mean_tokens("input_tokens")
+    our_tokens = ours.compute_mean_tokens("input_tokens")
     their_tokens = theirs.input_tokens_per_request
     if not our_tokens or their_tokens is None:
         return 1.0

@@ -67,13 +67,13 @@ def list_withheld_latencies(ours: OurRun, theirs: OtherResult) -> list[str]:
     return [
         LATENCY_LABELS[latency.name]
         for latency in theirs.definitions.latencies
-        if any(_withheld_reason(ours, latency.name, statistic) for statistic in STATISTICS)
+        if any(_find_withheld_reason(ours, latency.name, statistic) for statistic in STATISTICS)
     ]
 
 
 def list_redefinitions(
     our_definition: LatencyDefinition,
-    their: LatencyDefinition,
+    their_definition: LatencyDefinition,
     *,
     counts_warm_up: bool,
     tokens: TokenRatio,
@@ -85,7 +85,7 @@ def list_redefinitions(
 
     Args:
         our_definition: Our definition of the latency.
-        their: The definition of the other tool.
+        their_definition: That of the other tool.
         counts_warm_up: Whether the requests of our warm-up count, as those of the other tool do.
         tokens: How the token counts of the other result differ from ours.
         percentiles: How the other tool computes percentiles.
@@ -97,11 +97,11 @@ def list_redefinitions(
         latency = latency._replace(includes_warm_up=True)
         redefinitions.append(Redefinition("warm_up", latency))
 
-    for part, definition in _list_definitions(our_definition, their):
+    for part, definition in _list_definitions(our_definition, their_definition):
         latency = latency._replace(definition=definition)
         redefinitions.append(Redefinition(part, latency))
 
-    is_per_token = their.divisor is not None or their.unit == "gap"
+    is_per_token = their_definition.divisor is not None or their_definition.unit == "gap"
     if tokens.counting != 1.0 and is_per_token:
         latency = latency._replace(token_scale=tokens.counting)
         redefinitions.append(Redefinition("token_counts", latency))
@@ -125,36 +125,39 @@ class _NamedDefinition(NamedTuple):
 
 
 def _list_definitions(
-    our_definition: LatencyDefinition, their: LatencyDefinition
+    our_definition: LatencyDefinition, their_definition: LatencyDefinition
 ) -> Iterator[_NamedDefinition]:
     """Yield our definition after each change, until it is that of the other tool.
 
     Properties that are equal in both definitions have no step.
     """
     definition = our_definition
-    if definition.unit != their.unit:
+    if definition.unit != their_definition.unit:
         is_pooled = definition.unit == "gap"
         per_request = _MEAN_PER_REQUEST if is_pooled else definition
-        definition = per_request._replace(unit=their.unit)
+        definition = per_request._replace(unit=their_definition.unit)
         yield _NamedDefinition("aggregation", definition)
 
-    if definition.start != their.start and their.start == "sent_ns":
-        definition = definition._replace(start=their.start)
+    if definition.start != their_definition.start and their_definition.start == "sent_ns":
+        definition = definition._replace(start=their_definition.start)
         yield _NamedDefinition("origin", definition)
 
-    # For TTFT, the first token is the end, and for a time between tokens it is the start.
-    if "role_event" in (their.start, their.end):
-        start = their.start if their.start == "role_event" else definition.start
-        end = their.end if their.end == "role_event" else definition.end
-        definition = definition._replace(start=start, end=end)
+    # The role event replaces the first token, which is the end of a TTFT.
+    if their_definition.end == "role_event":
+        definition = definition._replace(end="role_event")
         yield _NamedDefinition("first_event", definition)
 
-    if definition.end != their.end:
-        definition = definition._replace(end=their.end)
+    # It is the start of a time between tokens.
+    if their_definition.start == "role_event":
+        definition = definition._replace(start="role_event")
+        yield _NamedDefinition("first_event", definition)
+
+    if definition.end != their_definition.end:
+        definition = definition._replace(end=their_definition.end)
         yield _NamedDefinition("end", definition)
 
-    if definition.divisor != their.divisor:
-        definition = definition._replace(divisor=their.divisor)
+    if definition.divisor != their_definition.divisor:
+        definition = definition._replace(divisor=their_definition.divisor)
         yield _NamedDefinition("divided_tokens", definition)
 
 
@@ -164,7 +167,7 @@ def _explain_statistic(
     """Return one statistic of a latency in parts, or None if a result does not have it."""
     path = f"{tool_latency.metric}.{statistic}"
     their_value = theirs.metrics.get(path)
-    if their_value is None or _withheld_reason(ours, tool_latency.name, statistic):
+    if their_value is None or _find_withheld_reason(ours, tool_latency.name, statistic):
         return None
 
     our_definition = OWN_LATENCIES[tool_latency.name]
@@ -177,7 +180,7 @@ def _explain_statistic(
         our_definition,
         tool_latency.definition,
         counts_warm_up=theirs.sent_no_warm_up and ours.has_warm_up,
-        tokens=_find_tokens(ours, theirs, tool_latency.definition),
+        tokens=_find_tokens_of_latency(ours, theirs, tool_latency.definition),
         percentiles=theirs.definitions.percentiles,
     )
     final_latency = redefinitions[-1].latency if redefinitions else own_latency
@@ -200,7 +203,9 @@ def _count_definitions(steps: list[MetricStep]) -> int:
     return sum(step.name != "response_lengths" for step in steps)
 
 
-def _find_tokens(ours: OurRun, theirs: OtherResult, definition: LatencyDefinition) -> TokenRatio:
+def _find_tokens_of_latency(
+    ours: OurRun, theirs: OtherResult, definition: LatencyDefinition
+) -> TokenRatio:
     """Return how the tokens that a latency of the other tool depends on differ from ours."""
     ratio = find_token_ratio(ours, theirs)
     if definition.unit != "gap":
@@ -263,7 +268,7 @@ def _estimate_variation(
     return combine_variation(standard_error_ms, our_count, theirs.metrics.get("requests.ok"))
 
 
-def _withheld_reason(ours: OurRun, name: LatencyName, statistic: str) -> str:
+def _find_withheld_reason(ours: OurRun, name: LatencyName, statistic: str) -> str:
     """Return why our run withholds a statistic of a latency, or "" if it does not.
 
     If events carry several tokens, our run has no ITL. The times between its events are used

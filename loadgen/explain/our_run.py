@@ -83,16 +83,18 @@ class OurRun:
         """Whether the run has requests that are not measured."""
         return len(self.all_requests.columns) > len(self.measured.columns)
 
-    def requests(self, *, includes_warm_up: bool) -> SuccessfulRequests:
+    def select_requests(self, *, includes_warm_up: bool) -> SuccessfulRequests:
         """Return the requests that count."""
         return self.all_requests if includes_warm_up else self.measured
 
     def compute_statistic(self, latency: DefinedLatency, statistic: str) -> float | None:
         """Return a statistic of a latency, such as "mean" or "p99", in ms; None without values."""
-        sample = self._samples(latency).sample(latency.definition)
+        sample = self._select_samples(latency).sample(latency.definition)
         if isinstance(sample, PooledGaps):
             return _compute_gap_statistic(sample.histogram, latency.token_scale, statistic)
-        return compute_value_statistic(self._known_values(latency), latency.percentiles, statistic)
+        return compute_value_statistic(
+            self._compute_ordered_values(latency), latency.percentiles, statistic
+        )
 
     def estimate_standard_error(self, latency: DefinedLatency, statistic: str) -> float | None:
         """Return the standard error of a statistic in ms, from blocks of time of the run.
@@ -103,7 +105,7 @@ class OurRun:
         if latency.definition.unit == "gap":
             return None
 
-        values = self._known_values(latency).values
+        values = self._compute_ordered_values(latency).values
         if len(values) < MIN_SAMPLES:
             return None
 
@@ -118,31 +120,31 @@ class OurRun:
 
     def count_successful(self, *, includes_warm_up: bool = False) -> int:
         """Return the number of successful requests that count."""
-        return int(self.requests(includes_warm_up=includes_warm_up).is_successful.sum())
+        return int(self.select_requests(includes_warm_up=includes_warm_up).is_successful.sum())
 
-    def mean_tokens(self, field: str, *, includes_warm_up: bool = False) -> float | None:
+    def compute_mean_tokens(self, field: str, *, includes_warm_up: bool = False) -> float | None:
         """Return the mean of a count of tokens per successful request, or None if unknown.
 
         Args:
             field: The field of the records: "output_tokens" or "input_tokens".
             includes_warm_up: Whether requests of the warm-up count.
         """
-        requests = self.requests(includes_warm_up=includes_warm_up)
+        requests = self.select_requests(includes_warm_up=includes_warm_up)
         tokens = requests.columns[field][requests.is_successful]
         known_tokens = tokens[tokens >= 0]
         return float(known_tokens.mean()) if len(known_tokens) else None
 
-    def _samples(self, latency: DefinedLatency) -> LatencySamples:
+    def _select_samples(self, latency: DefinedLatency) -> LatencySamples:
         """Return the samples of the requests that count."""
         return self._all_samples if latency.includes_warm_up else self._measured_samples
 
-    def _known_values(self, latency: DefinedLatency) -> WeightedValues:
+    def _compute_ordered_values(self, latency: DefinedLatency) -> WeightedValues:
         """Return the latency of each request in ns, in the order of scheduled times.
 
         Requests without a value are left out.
         """
         values_ns, weights = self._compute_values(latency)
-        requests = self.requests(includes_warm_up=latency.includes_warm_up)
+        requests = self.select_requests(includes_warm_up=latency.includes_warm_up)
         scheduled_ns = requests.columns["due_ns"][requests.is_successful]
         is_known = ~np.isnan(values_ns)
         if weights is not None:
@@ -157,7 +159,7 @@ class OurRun:
 
         The values are scaled to the token counts and response lengths of the other run.
         """
-        samples = self._samples(latency)
+        samples = self._select_samples(latency)
         sample = samples.sample(latency.definition)
         assert not isinstance(sample, PooledGaps), "times between events are no values of requests"
         values_ns, weights = sample.compute()

@@ -215,7 +215,7 @@ def split_difference(
         unexplained=unexplained,
         expected_variation=expected_variation,
         explained_share=explained_share,
-        outcome=_judge(explained_share, unexplained, expected_variation),
+        outcome=_judge_difference(explained_share, unexplained, expected_variation),
     )
 
 
@@ -240,7 +240,7 @@ def _create_parts(
     )
 
 
-def _judge(
+def _judge_difference(
     explained_share: float | None, unexplained: float, expected_variation: float | None
 ) -> Outcome:
     """Return what is known about a difference."""

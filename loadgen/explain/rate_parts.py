@@ -260,7 +260,7 @@ def _find_our_factors(ours: OurRun, theirs: OtherResult) -> _RunFactors | None:
     if not e2e_ms:
         return None
 
-    requests = ours.requests(includes_warm_up=includes_warm_up)
+    requests = ours.select_requests(includes_warm_up=includes_warm_up)
     ok_count = int(requests.is_successful.sum())
     failed_count = int(_has_failed(requests.columns).sum())
     return _RunFactors(ok_share=ok_count / (ok_count + failed_count), e2e_ms=e2e_ms)

@@ -40,7 +40,7 @@ def find_token_ratio(ours: OurRun, theirs: OtherResult) -> TokenRatio:
     If they also took longer by about the same ratio, they were longer. Unknown and nearly equal
     counts have a ratio of 1.
     """
-    our_tokens = ours.mean_tokens("output_tokens")
+    our_tokens = ours.compute_mean_tokens("output_tokens")
     their_tokens = theirs.output_tokens_per_request
     if not our_tokens or not their_tokens:
         return TokenRatio()
