@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import shutil
+import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,13 +26,14 @@ HEAD = SMALL | {"no_monitor": True, "include_log_monitor": False}
 AGENT_START_MS = "120000"
 """Time that the agents of a node have to start (`RAY_agent_register_timeout_ms`), else 30 s."""
 
-START_ATTEMPTS = 3
-"""Attempts to start a cluster. Ray ends a node whose agents are not ready after 15 s, as on a busy
-machine. The limit is fixed (`WaitForPersistedPort`, src/ray/util/port_persistence.h, Ray 2.55)."""
+SESSION = "session_of_tests"
+"""The folder of a cluster in its folder of temporary files."""
 
+AGENT_PORT_FILES = ("dashboard_agent_listen_port", "metrics_agent_port", "metrics_export_port")
+"""The files of a node with the ports of its agents for dashboards, which no test uses."""
 
-class NodeEndedError(Exception):
-    """Ray has ended a node whose agents were not ready in time."""
+PORTS = range(20_000, 32_000)
+"""Ports that Linux gives to no other socket by itself (`ip_local_port_range`: 32768 on)."""
 
 
 @contextmanager
@@ -39,47 +43,55 @@ def started(*environments: Mapping[str, str], head_cpus: int = 1) -> Iterator[An
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_agent_register_timeout_ms", AGENT_START_MS)
+        from ray.cluster_utils import Cluster
+
         scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
         patch.setenv("TMPDIR", scratch)  # of the nodes, and so of their workers
         (Path(scratch) / "ray").mkdir()
         patch.setenv("PYTHONPATH", hide_slow_import(Path(scratch)), prepend=os.pathsep)
-        head = HEAD | {"temp_dir": f"{scratch}/ray", "num_cpus": head_cpus}
+        session_dir = Path(scratch) / "ray" / SESSION
+        session_dir.mkdir()
+        head = HEAD | {"temp_dir": f"{scratch}/ray", "session_name": SESSION, "num_cpus": head_cpus}
+        cluster = Cluster()
         try:
-            cluster = start_cluster(head, environments)
-            try:
-                yield cluster
-            finally:
-                cluster.shutdown()
+            cluster.add_node(**head, **prepare_node(session_dir, {}))
+            for env in environments:
+                add_node(cluster, env)
+            yield cluster
         finally:
+            cluster.shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def start_cluster(head: Mapping[str, Any], environments: Sequence[Mapping[str, str]]) -> Any:
-    """Start a head and one node for each environment, again if Ray has ended one of them."""
-    for _ in range(START_ATTEMPTS - 1):
-        with suppress(NodeEndedError):
-            return try_to_start_cluster(head, environments)
-    return try_to_start_cluster(head, environments)
+def add_node(cluster: Any, env: Mapping[str, str]) -> None:
+    """Start a node with one CPU and this environment."""
+    session_dir = Path(cluster.head_node.get_session_dir_path())
+    cluster.add_node(**SMALL, **prepare_node(session_dir, env))
 
 
-def try_to_start_cluster(head: Mapping[str, Any], environments: Sequence[Mapping[str, str]]) -> Any:
-    """Start a head and one node for each environment.
+def prepare_node(session_dir: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """Return parameters of a node that does not wait for its agents, and write its port files.
 
-    Raises NodeEndedError if Ray has ended a node because its agents were not ready.
+    A node ends if its agents have not written their ports after 15 s, which they cannot on a busy
+    machine. No option changes that (`WaitForPersistedPort` in src/ray/util/port_persistence.h of
+    Ray 2.55). So the files are written here, with the number for an agent that is not used.
     """
-    from ray.cluster_utils import Cluster
+    node_id = secrets.token_hex(28)
+    for name in AGENT_PORT_FILES:
+        (session_dir / f"{name}_{node_id}").write_text("-1")
+    return {
+        "env_vars": {**env, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id},
+        "runtime_env_agent_port": choose_free_port(),
+    }
 
-    cluster = Cluster()
-    try:
-        cluster.add_node(**head)
-        for env in environments:
-            cluster.add_node(**SMALL, env_vars=dict(env))
-    except Exception as error:
-        cluster.shutdown()
-        if "timed out during startup" in str(error):  # Ray has no type for this error
-            raise NodeEndedError from error
-        raise
-    return cluster
+
+def choose_free_port() -> int:
+    """Return a port that nothing listens at, and that Linux gives to nothing else meanwhile."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as candidate, suppress(OSError):
+            candidate.bind(("", port))
+            return port
+    raise AssertionError("no free port")
 
 
 def hide_slow_import(scratch: Path) -> str:

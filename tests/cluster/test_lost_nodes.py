@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import pytest
-from ray_nodes import SMALL, kill, started
+from ray_nodes import add_node, kill, started
 
 from loadgen.core import run_folder
 from loadgen.sim.server.embedded import EmbeddedServer, start
@@ -154,7 +154,7 @@ def test_a_command_survives_a_killed_node(
         stdout, _ = process.communicate(timeout=180)
     finally:
         process.kill()
-        cluster.add_node(**SMALL)
+        add_node(cluster, {})
     print(stdout)  # for the table of docs/reference/reliability.md
     print(f"{command}, {phase}: exit {process.returncode}")
 
@@ -190,12 +190,12 @@ def test_a_search_ends_if_every_node_is_killed_between_trials(
         for _ in range(3):
             kill(cluster)
         if joins:
-            cluster.add_node(**SMALL)
+            add_node(cluster, {})
         stdout, _ = process.communicate(timeout=180)
     finally:
         process.kill()
         for _ in range(3 - len(cluster.worker_nodes)):
-            cluster.add_node(**SMALL)
+            add_node(cluster, {})
     print(stdout)
     print(f"joins {joins}: exit {process.returncode}")
 
