@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -450,7 +451,11 @@ class MixedSessions(SessionSequence):
     def get(self, index: int) -> Session:
         block, index_in_block = divmod(index, _CLASSES_PER_BLOCK)
         class_index = self._cached_block(block)[index_in_block]
-        return self._sessions_of_class[class_index].get(index)
+        session = self._sessions_of_class[class_index].get(index)
+        if self._has_several_turns[class_index]:
+            return session
+        # A task of one step has the slot id of a single request, as in `columns`.
+        return msgspec.structs.replace(session, is_single_request=True)
 
     @override
     def turn_counts(self, first: int, count: int) -> Ints:

@@ -625,6 +625,33 @@ def test_conversations_and_tasks_can_be_classes_of_a_mix(tmp_path: Path) -> None
     assert summary.sessions.count == summary.sessions.ok == (started >= 2).sum()
 
 
+ONE_STEP_MIX = """classes:
+  chat:
+    weight: 50%
+    requests:
+      input_tokens: 50
+      output_tokens: 20
+      turns: {count: 4, tool_result_tokens: 30, tool_time: 500ms}
+  task:
+    weight: 50%
+    requests:
+      steps:
+        only: {input_tokens: 60, output_tokens: 10}
+"""
+
+
+def test_a_task_of_one_step_is_a_single_request_of_a_mix(tmp_path: Path) -> None:
+    requested_workload = workload(tmp_path, ONE_STEP_MIX, STAGES)
+
+    _, folder = execute(requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out"))
+    rows = store.read_run(folder).rows
+
+    schedule_ids = sorted(build_schedule(requested_workload, 7).slot_ids())
+    assert sorted(rows["slot"].tolist()) == schedule_ids
+    assert schedule_ids == sorted(prompts(requested_workload).request_ids(len(rows)))
+    assert (rows["status"] == STATUS["ok"]).all()
+
+
 @pytest.mark.parametrize("priced", ["rented", "per_token"])
 def test_the_costs_of_all_classes_add_up_to_that_of_the_run(tmp_path: Path, priced: str) -> None:
     requested_workload = workload(
