@@ -20,6 +20,7 @@ from test_docs import PAGES, ROOT
 from loadgen.answers.questions import read_questions
 from loadgen.cli.targets import load_targets
 from loadgen.contracts.loading import load_contract
+from loadgen.core.execution.system_file import read_system_file
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import load_from_options
 from loadgen.pricing.price_file import load_prices
@@ -123,6 +124,8 @@ def _read_block(text: str, folder: Path) -> None:
         load_contract(file)
     elif "currency" in named:
         load_prices(file)
+    elif "provisioned_kw" in named:
+        read_system_file(file)
     elif "extends" in named:
         load_preset(str(file))
     else:

@@ -34,6 +34,7 @@ FILES_OF_PAGES = {
     "contract.yaml": "name: traffic",
     "azure.yaml": "# azure.yaml",
     "cloud.yaml": "# cloud.yaml",
+    "system.yaml": "# system.yaml",
 }
 """Maps a file that commands name to the first words of the block of a page that shows it."""
 NEEDS_MORE = {"--shard", "--resume", "--ray", "--target", "--extend", "--bundle"}

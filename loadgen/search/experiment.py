@@ -291,6 +291,8 @@ def load_unit(plan: ExperimentPlan, counted_unit: Unit) -> str:
     Examples are " req/s", " conversations/s" and " in flight". `counted_unit` is what a rate of the
     workload counts, for example "conversations".
     """
+    if plan.options.get("over") == "sessions":
+        return " sessions"
     if plan.load_kind == "concurrency":
         return " in flight"
     if plan.is_by_mlperf_rules:

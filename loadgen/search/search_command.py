@@ -76,10 +76,21 @@ def search(
         typer.Option(
             "--over",
             metavar="LOAD",
-            help="What to search over: rate (open loop) or concurrency (closed loop).",
-            autocompletion=completion.complete_choice(lambda: ("rate", "concurrency")),
+            help="What to search over: rate (open loop), concurrency (closed loop), or sessions: "
+            "concurrent agents, also per accelerator and per megawatt.",
+            autocompletion=completion.complete_choice(lambda: ("rate", "concurrency", "sessions")),
         ),
     ] = "rate",
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier",
+            metavar="SPEED:TTFT",
+            rich_help_panel="SLO",
+            help="Tier of AA-AgentPerf in place of --slo: p25 of the output speed of a request in "
+            "tokens/s, and p95 of TTFT: 20:10s.",
+        ),
+    ] = None,
     low: Annotated[
         float | None,
         typer.Option("--low", metavar="LOAD", min=0, help="Lower bound of the search."),
@@ -155,6 +166,7 @@ def search(
     options = SearchOptions(
         percentile=percentile,
         over=over,
+        tier=tier,
         low=low,
         high=high,
         start=start,

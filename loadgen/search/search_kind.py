@@ -18,7 +18,7 @@ from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunc
 from loadgen.runs import run_directory_kind
 from loadgen.runs.comparison_side import Side
 from loadgen.runs.kind import capacity_facts, capacity_in, load_compared_run, stored_summaries
-from loadgen.search import capacity_files, experiment, search_text
+from loadgen.search import agent_capacity, capacity_files, experiment, search_text
 from loadgen.search.capacity_files import ExperimentOutcome
 from loadgen.search.experiment import ExperimentPlan, StoredSearch
 from loadgen.search.load_search import LoadSearch
@@ -149,6 +149,7 @@ def _report_result(search: OpenedSearch, stored: StoredSearch, resume_command: s
             search.unit,
             capacity_run_name=capacity_run_name,
             additions=search.additions,
+            agents=_find_agents(search, stored),
         )
     )
     resume_sections = [_resume_section(resume_command)] if resume_command else []
@@ -158,6 +159,21 @@ def _report_result(search: OpenedSearch, stored: StoredSearch, resume_command: s
         sections=[*result_report.sections, *resume_sections],
         brief=[*result_report.brief, *resume_sections],
     )
+
+
+def _find_agents(search: OpenedSearch, stored: StoredSearch) -> agent_capacity.AgentCapacity | None:
+    """Return the sessions per accelerator and per megawatt, or None for another kind of load."""
+    if not agent_capacity.counts_sessions(experiment.read_plan(search.output_dir)):
+        return None
+    return agent_capacity.find_agent_capacity(stored, search.runs)
+
+
+def add_agents(output_dir: Path) -> None:
+    """Add the sessions per accelerator and per megawatt to the result of a search over sessions."""
+    stored = experiment.read_search(output_dir)
+    if stored is not None:
+        runs = stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir))
+        agent_capacity.add_agents_to_result(output_dir, stored, runs)
 
 
 def _resume_section(resume_command: str) -> Section:
@@ -295,7 +311,11 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
 
     # The settings and the results of the trials determine the result of a search.
     result = LoadSearch(stored.settings, trials).result
-    yield _result_file(msgspec.structs.replace(stored, result=result, trials=tuple(recomputed)))
+    recomputed_search = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
+    if agent_capacity.counts_sessions(experiment.read_plan(output_dir)):
+        runs = _read_runs(output_dir, has_result=True)
+        recomputed_search = agent_capacity.with_agents(recomputed_search, runs)
+    yield _result_file(recomputed_search)
     yield from regenerate_outputs(ExperimentOutcome(output_dir, trials, result))
 
 

@@ -24,6 +24,7 @@ from loadgen.core.workload import Closed, Mix, Workload
 from loadgen.core.workload.flags import select_load_options
 from loadgen.repeated import capacity
 from loadgen.search import experiment
+from loadgen.search.agent_capacity import SESSIONS, tier_objectives
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.goal import Goal
 from loadgen.search.load_search import LoadSearch
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1e6
-LOAD_KINDS = ("rate", "concurrency")
+LOAD_KINDS = ("rate", "concurrency", SESSIONS)
 LOWEST_RATE = 1e-3
 """The lowest rate that a search tries if the options name none: four requests per hour."""
 HIGHEST_LOAD = 1e6
@@ -64,7 +65,8 @@ class SearchOptions:
 
     Attributes:
         percentile: The percentile of the SLO terms that name none.
-        over: Whether the loads are rates or numbers of virtual users.
+        over: Whether the loads are rates, numbers of virtual users, or numbers of sessions.
+        tier: A tier of output speed and TTFT that takes the place of the SLO, or None.
         low: The lowest load.
         high: The highest load.
         start: The first load.
@@ -78,6 +80,7 @@ class SearchOptions:
 
     percentile: str | None
     over: str
+    tier: str | None
     low: float | None
     high: float | None
     start: float | None
@@ -90,7 +93,7 @@ class SearchOptions:
     @property
     def is_closed_loop(self) -> bool:
         """Whether the loads are numbers of virtual users."""
-        return self.over == "concurrency"
+        return self.over in ("concurrency", SESSIONS)
 
     @property
     def has_first_load(self) -> bool:
@@ -261,6 +264,7 @@ def check_options(
 
     with collecting(errors):
         workload = _load_workload(invocation, workload_name, options)
+        _check_has_sessions(workload, options)
         if not errors:  # The goal depends on the settings.
             goal = _build_goal(workload, settings, workload_name or "loadgen search")
         trial_ns = _parse_trial_length(invocation["duration"], workload)
@@ -309,6 +313,15 @@ def _check_load_kind(load_kind: str) -> None:
     )
 
 
+def _check_has_sessions(workload: Workload, options: SearchOptions) -> None:
+    """Raise UserError if the search is over sessions, but the workload sends single requests."""
+    if options.over != SESSIONS or experiment.find_counted_unit(workload) == "conversations":
+        return
+    problem = "the workload has no sessions: its requests are no conversations or tasks"
+    hint = "use --over concurrency, or a workload of agents such as coding-agent"
+    raise UserError("unsupported", problem, "--over sessions", hint)
+
+
 def _parse_trial_length(text: str | None, workload: Workload) -> int:
     """Return the full length of the load of a trial in ns: --duration, or the default.
 
@@ -336,11 +349,21 @@ def _load_workload(
 
     return invocation.load_workload(
         workload_name,
-        slo=_complete_slo_terms(invocation["slo"] or (), options.percentile),
+        slo=_slo_terms(invocation["slo"] or (), options),
         warmup=0,
         duration=invocation["duration"] or PLACEHOLDER_DURATION,
         **load,
     )
+
+
+def _slo_terms(typed_terms: Sequence[str], options: SearchOptions) -> tuple[str, ...]:
+    """Return the terms of --slo, or those of --tier. Raises UserError if both are used."""
+    if options.tier is None:
+        return _complete_slo_terms(typed_terms, options.percentile)
+    if typed_terms:
+        hint = "keep one of them: a tier limits TTFT and TPOT"
+        raise UserError("conflict", "--tier and --slo together", f"--tier {options.tier}", hint)
+    return tier_objectives(options.tier)
 
 
 def _complete_slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str, ...]:
@@ -597,6 +620,8 @@ def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, 
         "slo": ", ".join(_describe_slos(workload)),
         "duration": f"{checked.trial_ns / NS_PER_S:g} s",
     }
+    if checked.options.over == SESSIONS:
+        options["over"] = SESSIONS
     if checked.warmup_ns:
         options["warmup"] = f"{checked.warmup_ns / NS_PER_S:g} s"
 

@@ -29,6 +29,7 @@ from loadgen.runs import sweep_charts, sweep_report
 from loadgen.runs.slo_text import judge_objectives
 from loadgen.runs.sweep_curve import SweepCurve, build_curve
 from loadgen.search import search_text
+from loadgen.search.agent_capacity import AgentCapacity, agents_section, brief_rows
 from loadgen.search.experiment import StoredSearch
 from loadgen.search.goal import FAILED, INVALID, PASSED
 from loadgen.search.search_results import (
@@ -54,6 +55,7 @@ class SearchReportInput:
         unit: The unit of the loads, as it is written after a number.
         capacity_run_name: The name of the run that shows the capacity, or "".
         additions: The sections that other results in the same directory add.
+        agents: The sessions per accelerator and per megawatt, for a search over sessions.
     """
 
     search: StoredSearch
@@ -61,6 +63,7 @@ class SearchReportInput:
     unit: str
     capacity_run_name: str = ""
     additions: Sequence[ExtraSections] = ()
+    agents: AgentCapacity | None = None
 
     @cached_property
     def summaries(self) -> Mapping[str, Summary]:
@@ -158,6 +161,7 @@ def _brief_section(source: SearchReportInput) -> Section:
         source.unit,
         limit=source.limit,
         simulated=source.search.simulated,
+        further_rows=() if source.agents is None else brief_rows(source.agents),
     )
     return section("", facts, indented=True)
 
@@ -172,6 +176,8 @@ def _sections(source: SearchReportInput, trial_curve: SweepCurve | None) -> list
         section("", Tiles(list(_tiles(source))), f"Limited by: {source.limit}"),
         section("Latency against load", Charts(list(_charts_of_terms(source)))),
     ]
+    if source.agents is not None:
+        sections.insert(1, agents_section(source.agents))
     if trial_curve is not None:
         sections.append(section("", sweep_report.measured_facts(trial_curve)))
 

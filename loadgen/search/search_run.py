@@ -11,12 +11,12 @@ from loadgen.cli.output import print_report, print_status
 from loadgen.core import format
 from loadgen.core.errors import TargetError
 from loadgen.runs.progress import RemainingSteps
-from loadgen.search import capacity_files, experiment, search_text
+from loadgen.search import agent_capacity, capacity_files, experiment, search_text
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.forecast import describe_forecast, forecast_search
 from loadgen.search.load_search import LoadSearch
 from loadgen.search.progress_estimate import TrialEffort, estimate_trials_left
-from loadgen.search.search_kind import report_ended_search
+from loadgen.search.search_kind import add_agents, report_ended_search
 from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult, exit_code
 from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
 
@@ -67,6 +67,8 @@ class SearchRun:
         self.display.begin_steps(max_trials_left, at_most=True)
         self._run_trials_until_stopped()
         result = self.runner.save_result(self.search)
+        if agent_capacity.counts_sessions(self.plan):
+            add_agents(self.runner.output_dir)
         self._print_result(result, output)
 
         return exit_code(result)

@@ -242,6 +242,7 @@ def list_brief_facts(
     *,
     limit: str,
     simulated: bool,
+    further_rows: Sequence[tuple[str, str]] = (),
 ) -> Facts:
     """Return the result of a search in about six lines, for a terminal.
 
@@ -251,9 +252,11 @@ def list_brief_facts(
         unit: The unit of the loads, as it is written after a number.
         limit: What limits the load, as a sentence.
         simulated: Whether a performance model responded instead of a server.
+        further_rows: Labels and texts that follow the capacity.
     """
     rows = [
         ("Capacity", describe_capacity(result, trials, unit)),
+        *further_rows,
         ("Limited by", limit),
         ("Throughput", _describe_throughput(result, trials)),
         *_interval_rows(result, unit, simulated=simulated),

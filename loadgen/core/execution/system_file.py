@@ -19,7 +19,7 @@ from loadgen.core.format import SYSTEM as SYSTEM_PREFIX
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.workload.accepted_length_field import AcceptedLengthField
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
-from loadgen.core.workload.fields import Count
+from loadgen.core.workload.fields import Count, Positive
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
@@ -96,6 +96,7 @@ class SystemUnderTest(Part):
     gpus: Count | None = None  # as --gpus: all GPUs behind the endpoint
     shape: Text | None = None  # type of machine, as price lists name it
     region: Text | None = None
+    provisioned_kw: Positive | None = None  # for all nodes, as the site reserves it
     metadata: dict[str, Text] = Field(default_factory=dict)  # as --metadata
     host: HostsOfServers | None = None
     accelerator: Accelerator | None = None

@@ -1,0 +1,199 @@
+"""How many agents a system serves: sessions per accelerator and per megawatt.
+
+These are the metrics of AA-AgentPerf: the highest number of concurrent agents at a tier of output
+speed (25th percentile) and TTFT (95th percentile), per accelerator and per megawatt
+(artificialanalysis.ai/methodology/agentperf, read on 2026-11-30).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadgen.core import format, units
+from loadgen.core.errors import UserError
+from loadgen.core.format import SYSTEM as SYSTEM_PREFIX
+from loadgen.core.metrics.summary import NamedSummary, Summary
+from loadgen.core.results import checksums, store
+from loadgen.render.section import Section, Table, section
+from loadgen.search import experiment
+from loadgen.search.experiment import ExperimentPlan, StoredSearch
+from loadgen.search.search_results import capacity_and_state, find_best_trial
+
+SESSIONS = "sessions"
+"""The value of --over for a search over concurrent sessions, and of the option in its plan."""
+PROVISIONED_KW_KEY = f"{SYSTEM_PREFIX}provisioned_kw"
+"""The metadata with the provisioned power of a system, from the system file."""
+TIER = re.compile(r"(?P<speed>[0-9]+(\.[0-9]+)?):(?P<ttft>[0-9.]+(ms|s))")
+TIER_HINT = "SPEED:TTFT, output tokens per second and a time: 20:10s, 60:5s or 180:3s"
+MS_PER_S = 1_000
+WATTS_PER_KW = 1_000
+KW_PER_MW = 1_000
+
+
+class AgentCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest number of sessions that met the SLO, and what they are divided by.
+
+    A value is None if it is not known.
+
+    Attributes:
+        sessions: The highest number of concurrent sessions.
+        accelerators: The number of accelerators of the system.
+        sessions_per_accelerator: Sessions divided by accelerators.
+        provisioned_kw: The power that is provisioned for the system, from the system file.
+        sessions_per_provisioned_mw: Sessions divided by that power.
+        measured_kw: The mean power of the accelerators in the trial at this number of sessions.
+        sessions_per_measured_mw: Sessions divided by that power.
+    """
+
+    sessions: float | None
+    accelerators: int | None
+    sessions_per_accelerator: float | None
+    provisioned_kw: float | None
+    sessions_per_provisioned_mw: float | None
+    measured_kw: float | None
+    sessions_per_measured_mw: float | None
+
+
+class StoredAgentSearch(
+    StoredSearch,
+    frozen=True,
+    kw_only=True,
+    rename={"result": "answer", "term_names": "goal", "trials": "told"},
+):
+    """The content of `search.json` of a search over sessions."""
+
+    agents: AgentCapacity
+
+
+def tier_objectives(tier: str) -> tuple[str, str]:
+    """Return the terms of --slo that a tier stands for.
+
+    The tier "20:10s" requires that the 25th percentile of the output speed is at least 20 tokens
+    per second. The speed of a request is 1 / TPOT, so the 75th percentile of TPOT is at most 50 ms.
+    It also requires that the 95th percentile of TTFT is at most 10 s. Raises UserError.
+    """
+    match = TIER.fullmatch(tier.strip())
+    if match is None or float(match["speed"]) == 0:
+        raise UserError("invalid_value", f"{tier!r} is not a tier", f"--tier {tier}", TIER_HINT)
+    try:
+        units.duration_ns(match["ttft"])
+    except units.InvalidValueError as error:
+        raise UserError(error.code, f"{tier!r} {error}", f"--tier {tier}", TIER_HINT) from None
+
+    longest_tpot_ms = MS_PER_S / float(match["speed"])
+    return (f"ttft:{match['ttft']}:p95", f"tpot:{longest_tpot_ms:.6f}ms:p75")
+
+
+def counts_sessions(plan: ExperimentPlan) -> bool:
+    """Return whether the loads of a search are numbers of concurrent sessions."""
+    return plan.options.get("over") == SESSIONS
+
+
+def compute_agent_capacity(sessions: float | None, summary: Summary | None) -> AgentCapacity:
+    """Return the sessions per accelerator and per megawatt.
+
+    Args:
+        sessions: The highest number of sessions that met the SLO, or None if there is none.
+        summary: The summary of the trial at this number, which describes the system.
+    """
+    accelerators = None if summary is None else summary.target.gpus
+    provisioned_kw = None if summary is None else _provisioned_kw(summary)
+    measured_kw = None if summary is None else _measured_kw(summary)
+    return AgentCapacity(
+        sessions=sessions,
+        accelerators=accelerators,
+        sessions_per_accelerator=_divide(sessions, accelerators),
+        provisioned_kw=provisioned_kw,
+        sessions_per_provisioned_mw=_divide(sessions, _to_mw(provisioned_kw)),
+        measured_kw=measured_kw,
+        sessions_per_measured_mw=_divide(sessions, _to_mw(measured_kw)),
+    )
+
+
+def _provisioned_kw(summary: Summary) -> float | None:
+    """Return the provisioned power of the system file, or None if it names none."""
+    text = summary.run.metadata.get(PROVISIONED_KW_KEY)
+    return None if text is None else float(text)
+
+
+def _measured_kw(summary: Summary) -> float | None:
+    """Return the measured power of the accelerators, or None if it was not measured."""
+    energy = summary.energy
+    if energy is None or energy.watts is None:
+        return None
+    return energy.watts / WATTS_PER_KW
+
+
+def _to_mw(power_kw: float | None) -> float | None:
+    return None if power_kw is None else power_kw / KW_PER_MW
+
+
+def _divide(sessions: float | None, divisor: float | None) -> float | None:
+    """Return sessions divided by something, or None if either is not known or the divisor is 0."""
+    return sessions / divisor if sessions is not None and divisor else None
+
+
+def find_agent_capacity(search: StoredSearch, runs: Sequence[NamedSummary]) -> AgentCapacity:
+    """Return the agent capacity of a search, from its result and the summaries of its trials."""
+    sessions, _ = capacity_and_state(search.result, search.trials)
+    best_trial = find_best_trial(search.trials)
+    summaries = dict(runs)
+    summary = None if best_trial is None else summaries.get(best_trial.run_name)
+    return compute_agent_capacity(sessions, summary)
+
+
+def with_agents(search: StoredSearch, runs: Sequence[NamedSummary]) -> StoredAgentSearch:
+    """Return the content of `search.json` with the agent capacity."""
+    fields = {name: getattr(search, name) for name in StoredSearch.__struct_fields__}
+    return StoredAgentSearch(**fields, agents=find_agent_capacity(search, runs))
+
+
+def add_agents_to_result(
+    output_dir: Path, search: StoredSearch, runs: Sequence[NamedSummary]
+) -> None:
+    """Write `search.json` of a search over sessions again, with its agent capacity."""
+    content = format.document(with_agents(search, runs))
+    store.replace(output_dir / experiment.RESULT_FILE, content)
+    checksums.write(output_dir)
+
+
+def brief_rows(agents: AgentCapacity) -> list[tuple[str, str]]:
+    """Return the rows about agents in the short result of a search, as labels and texts."""
+    parts = [
+        f"{format.quantity(value)} {unit}"
+        for value, unit in (
+            (agents.sessions_per_accelerator, "per accelerator"),
+            (agents.sessions_per_provisioned_mw, "per provisioned MW"),
+            (agents.sessions_per_measured_mw, "per measured MW"),
+        )
+        if value is not None
+    ]
+    return [("Sessions", ", ".join(parts))] if parts else []
+
+
+def agents_section(agents: AgentCapacity) -> Section:
+    """Return the section with the sessions per accelerator and per megawatt."""
+    rows = [
+        ("sessions per accelerator", agents.sessions_per_accelerator, agents.accelerators, ""),
+        (
+            "sessions per provisioned MW",
+            agents.sessions_per_provisioned_mw,
+            agents.provisioned_kw,
+            " kW",
+        ),
+        ("sessions per measured MW", agents.sessions_per_measured_mw, agents.measured_kw, " kW"),
+    ]
+    table_rows = [
+        (label, format.quantity(value), f"{divisor:,.4g}{unit}")
+        for label, value, divisor, unit in rows
+        if value is not None and divisor is not None
+    ]
+    return section(
+        "Sessions per accelerator and per megawatt",
+        Table(("metric", "value", "of"), table_rows),
+        id="agents",
+    )
