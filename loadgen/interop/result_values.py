@@ -214,7 +214,7 @@ def to_float(number: float) -> float:
     try:
         return float(number)
     except OverflowError:
-        return math.copysign(math.inf, number)
+        return math.inf if number > 0 else -math.inf
 
 
 def latency_metrics(metric: str, statistics: object, unit_ms: float = 1.0) -> dict[str, float]:

@@ -24,7 +24,7 @@ from loadgen.core.results import store
 from loadgen.core.results.manifest import StagePlan
 from loadgen.core.run_summary import summarize
 from loadgen.explain.explanation import ExplainedDifference, explain_difference
-from loadgen.explain.explanation_text import list_part_shares
+from loadgen.explain.explanation_text import build_report, list_part_shares
 from loadgen.explain.latency_parts import list_redefinitions
 from loadgen.explain.parts import (
     PART_LABELS,
@@ -36,6 +36,7 @@ from loadgen.explain.parts import (
 from loadgen.explain.token_ratio import TokenRatio
 from loadgen.interop import export, export_mlcommons, reader
 from loadgen.interop.tool_definitions import OWN_LATENCIES, TOOL_DEFINITIONS
+from loadgen.render import text
 from loadgen.runs.export import json_parts
 from loadgen.sim.server.send_log import LoggedRequest, SendLog
 
@@ -331,7 +332,7 @@ def test_the_log_of_the_server_tells_its_client_from_the_server(run: Path, tmp_p
     log = write_server_log(tmp_path / "log")
     theirs = write_export(run, "vllm", tmp_path / "r.json", **LOGGED_RESULT)
     explanation = explain_difference(run, theirs, server_log=log, allow_differences=True)
-    assert not any("server log" in text for text in explanation.differences)
+    assert not any("server log" in item for item in explanation.differences)
     metrics = by_path(explanation)
     ttft = metrics["ttft_ms.p50"]
     assert changes_of(ttft)["client"] == pytest.approx(7)
@@ -362,7 +363,7 @@ def test_the_log_of_another_run_is_refused(
         explain_difference(run, theirs, server_log=log)
     if "completed" not in changes:
         explanation = explain_difference(run, theirs, server_log=log, allow_differences=True)
-        assert sum(text.startswith("server log") for text in explanation.differences) >= 1
+        assert sum(item.startswith("server log") for item in explanation.differences) >= 1
 
 
 # -- damaged files ---------------------------------------------------------------------------------
@@ -378,6 +379,8 @@ def test_the_log_of_another_run_is_refused(
         ("completed", -3),
         ("failed", -1),
         ("total_output_tokens", -200),
+        ("p99_itl_ms", 10**400),
+        ("p99_itl_ms", -(10**400)),
     ],
 )
 def test_a_damaged_value_is_refused_with_its_field(
@@ -387,7 +390,29 @@ def test_a_damaged_value_is_refused_with_its_field(
     with refused(UserError, "damaged_file", where=str(theirs)) as error:
         explain_difference(run, theirs, allow_differences=True)
     assert error.value.key == field
-    assert error.value.values == {"value": f"{float(value):g}"}
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    assert error.value.values == {"value": f"{number:g}"}
+
+
+@pytest.mark.parametrize("value", [0, None, "x", [], {}, True, 1e-300, 1e14])
+def test_a_value_of_any_type_is_explained_or_refused(
+    run: Path, tmp_path: Path, value: object
+) -> None:
+    theirs = write_export(run, "vllm", tmp_path / "r.json")
+    document = json.loads(theirs.read_text("utf-8"))
+    numbers = [key for key, number in document.items() if isinstance(number, int | float)]
+    changes = dict.fromkeys(numbers[::2], value)
+    theirs.write_text(json.dumps(document | changes), "utf-8")
+    try:
+        explanation = explain_difference(run, theirs, allow_differences=True)
+    except UserError as error:
+        assert error.hint
+        return
+    for full in (False, True):
+        assert text.render(build_report(explanation), full=full)
 
 
 def test_a_damaged_value_inside_an_object_is_refused_with_its_path(
@@ -497,8 +522,8 @@ def test_the_command_prints_text_json_and_a_page(
     theirs = write_export(run, "vllm", tmp_path / "r.json")
     page = tmp_path / "page.html"
     code = exits("explain", run, theirs, "--html", page)
-    text = capsys.readouterr().out
-    assert code in (0, 3) and "vllm bench serve" in text and "tail" in text
+    printed = capsys.readouterr().out
+    assert code in (0, 3) and "vllm bench serve" in printed and "tail" in printed
     assert "from sending" in page.read_text("utf-8")
     assert exits("explain", run, theirs, "--json") == code
     document: Mapping[str, Any] = json.loads(capsys.readouterr().out)
