@@ -155,7 +155,9 @@ def differs_from_reference(changed_share: float, own_variation: float, seed: int
         text = " ".join(f"w{number}" for number in rng.integers(0, 50_000, RESPONSE_WORDS))
         references = tuple(vary(text, rng, own_variation, question) for _ in range(2))
         response = vary(text, rng, own_variation, question)
-        changed = change_words(response, changed_share, seed, question)
+        changed = response
+        if changed_share:
+            changed = change_words(response, changed_share, seed, question)
         known_answers.append(
             KnownAnswer(check="similarity", row=question + 1, references=references)
         )
@@ -214,7 +216,6 @@ CHANGED_SHARES = {
     "another model": 1.0,
     "1 % of words flipped": 0.01,
     "0.3 % of words flipped": 0.003,
-    "0.1 % of words flipped": 0.001,
     "nothing": 0.0,
 }
 """The fraction of words that another server chooses differently."""

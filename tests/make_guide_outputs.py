@@ -35,6 +35,7 @@ FILES = {
     "docs": ROOT / "docs",
     "contracts": ROOT / "contracts",
     "prices.yaml": ROOT / "docs" / "prices.example.yaml",
+    "questions.jsonl": ROOT / "examples" / "questions.jsonl",
     "trace.jsonl": ROOT / "tests" / "data" / "oracle" / "trace.jsonl",
 }
 """Files that a reader is assumed to have, besides those that the page shows."""

@@ -79,6 +79,8 @@ def reader_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "traffic.jsonl").write_text("\n".join(later) + "\n")
     questions = [{"prompt": "2 + 2?", "reference": "4", "class": "facts"}] * 400
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)) + "\n")
+    recorded = {"prompt": "2 + 2?", "reference_responses": ["4", "4"]}
+    (tmp_path / "reference.jsonl").write_text(json.dumps(recorded) + "\n")
     classes = {
         name: {"weight": "50%", "requests": SIMPLE_REQUESTS}
         for name in ("search", "support-conversations")

@@ -31,6 +31,7 @@ FILES_OF_PAGES = {
     "poc.yaml": "# poc.yaml",
     "small.yaml": "# small.yaml",
     "mine.yaml": "name: chatbot",
+    "defect.yaml": "# defect.yaml",
     "contract.yaml": "name: traffic",
     "azure.yaml": "# azure.yaml",
     "cloud.yaml": "# cloud.yaml",

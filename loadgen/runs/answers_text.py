@@ -34,6 +34,11 @@ def format_score(part: ScorePart) -> str:
     return f"{format.percent(part.score)} ({low} to {format.percent(part.high)})"
 
 
+def format_score_cell(part: ScorePart) -> str:
+    """Return the share of right responses in %, as a short cell: `99.3 (98.7 to 99.7)`."""
+    return format_score(part).replace(" %", "")
+
+
 def format_p_value(p_value: float) -> str:
     """Return a p-value as `p = 0.012`, or as a bound if it is very small."""
     text = format.quantity(p_value)

@@ -25,7 +25,7 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
-from loadgen.runs.answers_text import format_score
+from loadgen.runs.answers_text import format_score_cell
 from loadgen.runs.load_point_results import LoadPointResult
 from loadgen.runs.load_points import counted_points
 from loadgen.runs.sweep_analysis import (
@@ -56,7 +56,7 @@ TABLE_HEADER = (
     "TPOT p99",
     "E2E p50",
     "SLO attainment",
-    "answers right",
+    "answers right, %",
     "",
 )
 SPEED_PER_USER_TITLE = "Output speed per user, tok/s"
@@ -76,7 +76,7 @@ BRIEF_COLUMNS = (
     "TPOT p50",
     "TPOT p99",
     "E2E p50",
-    "answers right",
+    "answers right, %",
     "",
 )
 """The columns of the table that a terminal shows by default."""
@@ -307,7 +307,7 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.per_user),
         *latencies,
         format.percent(point.slo_attainment),
-        "" if point.answers is None else format_score(point.answers.overall),
+        "" if point.answers is None else format_score_cell(point.answers.overall),
     )
 
 

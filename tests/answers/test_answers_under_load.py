@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import servers
 from command_line import exits
 
 from loadgen.core import run_folder
@@ -15,6 +16,7 @@ from loadgen.core.metrics.answer_scores import AnswerScores
 from loadgen.core.results.answer_files import RecordedResponse, WrongAnswer
 from loadgen.core.results.json_files import decode_json_lines
 from loadgen.search import sweep_kind
+from loadgen.sim.server.options import Options
 
 TOOL = {
     "type": "function",
@@ -203,3 +205,44 @@ def test_questions_are_added_to_the_classes_of_a_workload(tmp_path: Path) -> Non
     assert summary.answers.overall.checked > 0
     assert "answers" in {part.name for part in summary.classes}
     assert len(summary.classes) > 2
+
+
+@pytest.mark.processes
+def test_a_recorded_reference_finds_a_server_that_corrupts_responses(tmp_path: Path) -> None:
+    """Over HTTP: the reference is recorded twice, and then checked in the load of two servers."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"Tell me about {number}.", "max_tokens": 8} for number in range(30)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reference = tmp_path / "reference.jsonl"
+    quick = Options(ttft="1ms", itl="0.1ms")
+    good = servers.shared(quick)
+    assert exits("answers", prompts, "--url", good.url, "--record", reference) == 0
+
+    lengths = ("--input-tokens", "20", "--output-tokens", "4", "-n", "200", "-c", "8")
+    checks = ("--check-answers", reference, "--check-share", "50%", "--warmup", "0")
+    exits("run", "--url", good.url, *lengths, *checks, "-o", tmp_path / "good")
+    scores = run_folder.read_summary(tmp_path / "good").answers
+    assert scores is not None
+    assert scores.overall.checked > 60
+    assert scores.overall.score == 1.0
+    assert not list((tmp_path / "good").glob("spool/*"))
+
+    with servers.start(msgspec.structs.replace(quick, faults="corrupt:0.5")) as bad:
+        exits("run", "--url", bad.url, *lengths, *checks, "-o", tmp_path / "bad")
+    scores = run_folder.read_summary(tmp_path / "bad").answers
+    assert scores is not None
+    assert scores.overall.score is not None
+    assert 0.25 < scores.overall.score < 0.75
+    assert scores.reference is not None
+    assert scores.reference.is_different
+
+
+@pytest.mark.processes
+def test_recording_without_a_response_is_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Hello", "max_tokens": 4}\n')
+    with servers.start(Options(ttft="1ms", itl="0.1ms", faults="truncate@1:1")) as server:
+        command = ("answers", prompts, "--url", server.url, "--record", tmp_path / "out.jsonl")
+        assert exits(*command) == 3
+        assert exits(*command, "--within", "1%") == 2
+    assert not (tmp_path / "out.jsonl").exists()

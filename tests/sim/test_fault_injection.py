@@ -19,6 +19,7 @@ from loadgen.sim.server.fault_injection import (
     parse_failure_fractions,
     parse_failure_plan,
 )
+from loadgen.sim.server.request_parser import change_one_word
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,25 @@ def test_failing_token_is_one_that_exists(name: str) -> None:
 def test_every_failure_has_a_description() -> None:
     assert TOKEN_FAILURES | set(DURATION_FAILURES) | set(COUNT_FAILURES) <= set(FAILURE_EFFECTS)
     assert all(FAILURE_EFFECTS.values())
+
+
+def test_corrupt_happens_only_above_its_number_of_requests_in_flight() -> None:
+    corrupt = parse_failure("corrupt@256")
+    assert corrupt == InjectedFailure("corrupt", 256)
+    assert not corrupt.happens_at(256)
+    assert corrupt.happens_at(257)
+    assert parse_failure("corrupt") == InjectedFailure("corrupt", 0)
+    assert parse_failure("truncate@3").happens_at(1)
+
+
+def test_a_corrupted_text_differs_in_one_word_within_its_length() -> None:
+    digest = bytes(range(64))
+    for request_number in range(50):
+        changed = change_one_word(digest, output_tokens=5, seed=1, request_number=request_number)
+        positions = [
+            position
+            for position, (before, after) in enumerate(zip(digest, changed, strict=True))
+            if before != after
+        ]
+        assert len(positions) == 1
+        assert positions[0] < 5

@@ -140,6 +140,10 @@ def score_counts(checked: int, correct: int, name: str = "") -> ScorePart:
         return ScorePart(name=name, checked=0, correct=0, score=None, low=None, high=None)
     score = correct / checked
     low, high = wilson_interval(score, checked)
+
+    # Rounding errors would leave these ends slightly inside of the range.
+    low = 0.0 if correct == 0 else low
+    high = 1.0 if correct == checked else high
     return ScorePart(name=name, checked=checked, correct=correct, score=score, low=low, high=high)
 
 
